@@ -1,9 +1,9 @@
-"""Whether the books are what the objects say, found out a page at a time.
+"""Page-by-page audit: compares ledger, charges and limits with the objects.
 
-Anybody with a submitter's credentials can write sums, charges and limits that read well and are
-false, or delete objects past batchq and leave what they were charged. A recount sets that right
-(`batchq.store.recount`), and reads everything at once; this tells whether one is needed, at a cost
-in each step that is the same however much there is.
+A user with a submitter's credentials can write sums, charges and limits that are well formed and
+false, or delete objects past batchq and leave their charges behind. A recount
+(`batchq.store.recount`) repairs that but reads everything at once; the audit decides whether a
+recount is needed, in steps of constant cost.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from batchq.store.codec import DAMAGE
 from batchq.store.link import Link, count_of_writes
 from batchq.store.records import read_ledger, read_limits
 
-#: So many objects of a kind are looked at in one step.
+#: Objects of a kind checked in one step.
 PAGE = 500
-#: A pass begins so long after the last one.
+#: Seconds from the end of one pass to the beginning of the next.
 APART_S = 2.0
-#: So often the picture of one instant is asked for before it is left to the next step.
+#: Attempts at reading mirror and ledger at the same revision, in one step.
 _TRIES = 4
-#: So many differences that a recount leaves as they are are remembered.
+#: Differences remembered as explained by a recount.
 _MOST_EXPLAINED = 10_000
-#: The kinds whose objects are charged for.
+#: The kinds whose objects carry charges.
 _CHARGED = ("Node", "PodGroup", "Pod")
 
 
@@ -39,20 +39,22 @@ class Objects(Protocol):
     """The objects as the mirror has them."""
 
     def settled(self) -> Snapshot | None:
-        """Everything that was committed; None while there is something that was not taken up."""
+        """Return the snapshot of everything committed; None while some changes have not been taken
+        up.
+        """
 
     def page_after(self, kind: str, key: str, most: int) -> list[Object]:
-        """The next objects of a kind, behind a key, with all that was committed before."""
+        """Return the next `most` objects of a kind after a key, with earlier commits applied."""
 
     def here(self, kind: str, key: str) -> Object | None:
-        """The object, as of the last call of one of the others."""
+        """Return the object as of the last call of another method; None if there is none."""
 
     def is_left_out(self, kind: str, key: str) -> bool:
-        """Whether what stands there cannot be read."""
+        """Whether the stored record cannot be read."""
 
 
 class _Stored(Struct, frozen=True):
-    """What stood in the books at one revision: of the charges, how many."""
+    """The stored ledger and limits at one revision, and the number of charges."""
 
     revision: int
     ledger: Mapping[bytes, bytes]
@@ -61,7 +63,7 @@ class _Stored(Struct, frozen=True):
 
 
 class _Pass:
-    """One pass: the sums that the objects of one instant come to, so far."""
+    """One pass: the sums of the charges of the objects, at one instant, so far."""
 
     def __init__(self, snapshot: Snapshot, stored: _Stored) -> None:
         pods = chain.from_iterable(snapshot.pods.values())
@@ -71,7 +73,7 @@ class _Pass:
         self._holders = 0
 
     def step(self) -> frozenset[str] | None:
-        """Count a page of objects; once all are counted, what differs."""
+        """Count a page of objects; after the last page, return the differences."""
         page = list(islice(self._left, PAGE))
         charges = recount.charges_of(_by_kind(page))
         self._holders += len(charges)
@@ -97,7 +99,7 @@ class _Pass:
 
 
 class BooksAudit:
-    """Owned by the thread that owns the mirror."""
+    """Compares the books with the objects, a page at a time. Owned by the mirror's thread."""
 
     def __init__(self, link: Link, objects: Objects) -> None:
         self._link = link
@@ -106,15 +108,15 @@ class BooksAudit:
         self._begin_at = 0.0
         self._limits: frozenset[str] = frozenset()
         self._after = dict.fromkeys(_CHARGED, "")
-        #: What was found since the last recount, and what that has left as it is: the charges of
-        #: objects that cannot be read.
+        #: Differences found since the last recount, and those that it left in place: the charges of
+        #: unreadable objects.
         self._found: frozenset[str] = frozenset()
         self._lone: dict[str, Pod] = {}
         self._alone: list[tuple[Pod, bool]] = []
         self._explained: frozenset[str] = frozenset()
 
     def next(self) -> bool:
-        """Look at the next page; whether something in the books is not what the objects say.
+        """Check the next page; return whether a difference was found that no recount has explained.
 
         Raises StoreUnavailable.
         """
@@ -129,14 +131,14 @@ class BooksAudit:
         return not wrong <= self._explained
 
     def recounted(self, *, is_changed: bool) -> None:
-        """All was counted anew. What was found and is left as it was, is as it should be."""
+        """Note that a recount is done. Differences that it left in place are treated as correct."""
         if not is_changed:
             self._explained = frozenset(islice(self._found | self._explained, _MOST_EXPLAINED))
         self._found = frozenset()
 
     def lone_pods(self) -> list[Pod]:
-        """Pods on the latest page whose group is gone, as it was in the pass before: somebody has
-        deleted it past batchq.
+        """Return the pods on the latest page whose group is missing, now and in the pass before: it
+        was deleted past batchq.
         """
         return [one for one, is_known in self._alone if is_known]
 
@@ -152,7 +154,7 @@ class BooksAudit:
                 return
 
     def _wrong_charges(self) -> frozenset[str]:
-        """The holders on the next page whose charge is not what their object says."""
+        """Return the holders on the next page whose charge differs from their object's."""
         found: list[str] = []
         for kind in _CHARGED:
             page = self._objects.page_after(kind, self._after[kind], PAGE)
@@ -161,7 +163,7 @@ class BooksAudit:
                 self._note_lone([one for one in page if isinstance(one, Pod)])
             suspects = self._differing(page)
             if suspects:
-                # Once more, as one may have been written between the two reads.
+                # Check again: an object may have been written between the two reads.
                 self._objects.settled()
                 there = (self._objects.here(kind, key_of(one)) for one in suspects)
                 suspects = self._differing([one for one in there if one is not None])
@@ -170,7 +172,7 @@ class BooksAudit:
 
     def _note_lone(self, pods: Sequence[Pod]) -> None:
         if not pods:
-            # The end of a pass: what is gone since need not be remembered.
+            # The end of a pass: drop the pods that are gone.
             self._lone = {uid: pod for uid, pod in self._lone.items() if self._is_alone(pod)}
         lone = {pod.metadata.uid: pod for pod in pods if self._is_alone(pod)}
         self._alone = [(pod, uid in self._lone) for uid, pod in lone.items()]
@@ -184,7 +186,7 @@ class BooksAudit:
         return group.metadata.uid != pod.status.group_uid
 
     def _differing(self, objects: Sequence[Object]) -> list[Object]:
-        """Those of the objects whose charges are others than stand in the server."""
+        """Return the objects whose charges differ from the stored ones."""
         wanted = {
             key_of(one): recount.charges_of({kind_of(one): {key_of(one): one}}) for one in objects
         }
@@ -229,7 +231,7 @@ def _pull(client: Any) -> _Stored:
 
 
 def _wrong_limits(snapshot: Snapshot, stored: _Stored) -> frozenset[str]:
-    """The scopes whose limits are not what the objects state."""
+    """Return the scopes whose limits differ from those that the objects state."""
     objects = _by_kind([*snapshot.queues, *snapshot.quotas, *snapshot.nodes])
     limits, _ = read_limits(stored.limits, stored.revision)
     stated = recount.limits_of(objects) | recount.of_every_namespace(limits)

@@ -1,7 +1,6 @@
-"""Between values and what stands in Redis: JSON for objects, JSON of texts for the scripts.
+"""Conversion between values and their stored form: JSON for objects, JSON of texts for the scripts.
 
-Lua's numbers are doubles, so no amount or revision travels into or out of a script other than as
-text.
+Lua's numbers are doubles, so amounts and revisions travel into and out of scripts as text only.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from batchq.api.transaction import (
 from batchq.store.keys import KIND_NAMES
 from batchq.store.rules import MOST, NOTHING, Held, held_by
 
-#: What decoders raise for bytes that are no record: malformed or truncated, of another type, not
-#: UTF-8, nested too deeply, or with a number that is none or too large.
+#: What decoders raise for malformed bytes: truncated, of another type, not UTF-8, nested too
+#: deeply, or with an invalid or too large number.
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
-#: Every object begins so; the script puts the revision behind it.
+#: Every encoded object begins with this; the script inserts the revision after it.
 _START = b'{"metadata":{'
 
 _OK = Answer(word=Word.OK)
 
 _ENCODER = msgspec.json.Encoder()
-#: Unknown fields are passed over: a newer batchq may have written them.
+#: Unknown fields are ignored: a newer batchq may have written them.
 _OBJECTS = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 _EVENT = msgspec.json.Decoder(Event)
 _CHARGE = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[str, str], ...]])
-#: As many as the scripts read, with a sign.
+#: Digits that the scripts read, the sign included.
 _DIGITS = 17
 _LIMIT = msgspec.json.Decoder(dict[str, str])
 
@@ -64,13 +63,13 @@ _ANSWERS = msgspec.json.Decoder(_Answers)
 
 
 def read_object(kind: str, stored: bytes) -> Object:
-    """The object as stored, its revision in its metadata."""
+    """Return the stored object, with its revision in its metadata."""
     return _OBJECTS[kind].decode(stored)
 
 
 def pod_if_readable(stored: bytes | None) -> Pod | None:
-    """A pod that was read with something else; None where it has to be asked for, by who can say
-    what is wrong with it.
+    """Return a pod that was read along with something else; None if it is absent or unreadable. The
+    caller that needs the reason reads the record itself.
     """
     try:
         pod = read_object("Pod", stored) if stored else None
@@ -84,20 +83,20 @@ def read_event(stored: bytes) -> Event:
 
 
 def read_charge(stored: bytes) -> Held:
-    """A holder's scopes and amounts."""
+    """Return a holder's scopes and amounts."""
     scopes, amounts = _CHARGE.decode(stored)
     return scopes, {name: read_amount(units) for name, units in amounts}
 
 
 def read_amount(stored: str) -> int:
-    """An amount or a limit as the scripts keep them. Raises ValueError for anything else."""
+    """Return an amount or a limit as scripts store it. Raises ValueError for anything else."""
     if stored.startswith("-"):
         raise ValueError(f"expected no negative number, found {shown(stored)}")
     return read_units(stored)
 
 
 def read_units(stored: str | bytes) -> int:
-    """A number as the scripts keep it. Raises ValueError for anything else."""
+    """Return a number as scripts store it. Raises ValueError for anything else."""
     text = stored if isinstance(stored, str) else stored.decode()
     if len(text) > _DIGITS or not text.removeprefix("-").isdigit():
         raise ValueError(f"expected a whole number below 10^17, found {shown(text)}")
@@ -105,25 +104,25 @@ def read_units(stored: str | bytes) -> int:
 
 
 def whole(stored: bytes | None) -> int | None:
-    """A count or an instant; None for anything else."""
+    """Return a count or an instant; None for anything else."""
     if stored is None or len(stored) > _DIGITS or not stored.isdigit():
         return None
     return int(stored)
 
 
 def read_sum(field: bytes, stored: bytes) -> tuple[str, str, int]:
-    """The scope and resource of a field of the ledger, and the sum."""
+    """Return the scope and resource of a ledger field, and its sum."""
     scope, name = field.decode().split(" ", 1)
     return scope, name, read_units(stored)
 
 
 def read_limit(stored: bytes) -> dict[str, int]:
-    """The limits of a scope."""
+    """Return the limits of a scope, by resource."""
     return {name: read_amount(units) for name, units in _LIMIT.decode(stored).items()}
 
 
 def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:
-    """Its place in the order of binding, and the delivery."""
+    """Return the delivery, after its place in the order of binding."""
     revision, place, rest = stored.split(b" ", 2)
     carried = _CARRIED.decode(rest)
     delivery = Delivery(pod=carried.pod, attempt=carried.attempt, node=carried.node)
@@ -131,30 +130,30 @@ def read_delivery(stored: bytes) -> tuple[tuple[int, int], Delivery]:
 
 
 def delivery_field(delivery: Delivery) -> str:
-    """Its field in the outbox."""
+    """Return the delivery's field in the outbox."""
     return f"{delivery.pod}-{delivery.attempt}"
 
 
 def read_answers(reply: bytes) -> tuple[tuple[Answer, ...], int]:
-    """What `commit.lua` says: an answer for each transaction, and the revision afterwards."""
+    """Return the answers of `commit.lua`, one for each transaction, and the revision after it."""
     revision, answers = _ANSWERS.decode(reply)
     return tuple(_answer(parts) for parts in answers), int(revision)
 
 
 def kinds_of(transactions: Iterable[Transaction]) -> tuple[str, ...]:
-    """The kinds whose objects are written, in the order in which a script is given their keys."""
+    """Return the kinds of the objects written, in the order of the keys in a script's call."""
     written = {write.kind for transaction in transactions for write in transaction.writes}
     return tuple(kind for kind in KIND_NAMES if kind in written)
 
 
 def places_of(kinds: Sequence[str]) -> dict[str, int]:
-    """Where `commit.lua` finds the keys of each of these kinds."""
+    """Return the place of each kind's keys in a call of `commit.lua`."""
     return {kind: place for place, kind in enumerate(kinds, start=1)}
 
 
 class Written(Struct, frozen=True):
-    """A transaction for `commit.lua`: its words, a list in JSON without its brackets, and the
-    values of its writes.
+    """A transaction for `commit.lua`: its words (a JSON list without brackets), and the values of
+    its writes.
     """
 
     words: bytes
@@ -162,12 +161,12 @@ class Written(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Its bytes, about."""
+        """Its approximate size in bytes."""
         return len(self.words) + sum(map(len, self.values))
 
 
 def write_transaction(transaction: Transaction, places: Mapping[str, int]) -> Written:
-    """One transaction for `commit.lua`."""
+    """Encode one transaction for `commit.lua`."""
     one = transaction
     words: list[str | int] = list(
         map(len, (one.writes, one.charges, one.limits, one.deliveries, one.events))
@@ -186,7 +185,7 @@ def write_transaction(transaction: Transaction, places: Mapping[str, int]) -> Wr
 
 
 def joined(transactions: Sequence[Written]) -> bytes:
-    """All their words, as JSON."""
+    """Join the words of all transactions, as JSON."""
     return b"[" + b",".join(one.words for one in transactions) + b"]"
 
 
@@ -200,7 +199,7 @@ def _write(write: Write, place: int) -> tuple[str | int, ...]:
 
 
 def head_of_object(item: Object) -> bytes:
-    """What scripts compare of an object, as `commit.lua` writes it."""
+    """Return the head of an object, which scripts compare, as `commit.lua` writes it."""
     revision = item.metadata.revision
     return f"{revision}|{phase_of(item)}|{fence_of(item)}|{stop_of(item)}".encode()
 
@@ -217,7 +216,7 @@ def _charge(charge: Charge) -> tuple[str, str, str]:
 
 @lru_cache(maxsize=4096)
 def _record(scopes: tuple[str, ...], amounts: tuple[tuple[str, int], ...]) -> str:
-    """What a holder counts for, as it is stored: many holders count for the same."""
+    """Encode a charge. Cached, since many holders have equal charges."""
     held = held_by(Charge(holder="", scopes=scopes, amounts=dict(amounts)))
     if held is NOTHING:
         return ""
@@ -226,13 +225,13 @@ def _record(scopes: tuple[str, ...], amounts: tuple[tuple[str, int], ...]) -> st
 
 
 def write_charge(held: Held) -> bytes:
-    """What a holder counts for, as it is stored."""
+    """Encode a holder's charge as it is stored."""
     scopes, amounts = held
     return _record(scopes, tuple(amounts.items())).encode()
 
 
 def write_limit(amounts: Mapping[str, int]) -> bytes:
-    """The limits of a scope, as they are stored."""
+    """Encode the limits of a scope as they are stored."""
     return _limit(Limit(scope="", amounts=dict(amounts)))[1].encode()
 
 

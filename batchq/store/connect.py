@@ -1,4 +1,4 @@
-"""From a URL to the store behind it."""
+"""Opening the store behind a URL."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from batchq.store.redis import RedisStore
 
 
 def open_store(url: str) -> RedisStore:
-    """The store behind a URL, after a look at whether it will do.
+    """Return the store behind a URL, after checking that the server is usable.
 
-    Raises InvalidInput for a malformed URL, StoreUnavailable for anything wrong with the server.
+    Raises InvalidInput for a malformed URL, StoreUnavailable for any problem with the server.
     """
     store = RedisStore(url)
     try:
@@ -24,9 +24,10 @@ def open_store(url: str) -> RedisStore:
 
 
 def open_when_up(url: str, *, pause: Callable[[float], bool]) -> RedisStore | None:
-    """As `open_store`, once the server answers and will do; told in the log, once.
+    """Open the store as `open_store` does, waiting until the server answers and is usable; log the
+    wait once.
 
-    `pause` waits for so many seconds, and says whether to go on: if not, the answer is None.
+    `pause` waits for the given seconds and returns whether to go on; if not, the result is None.
     Raises InvalidInput for a malformed URL.
     """
     outage, backoff = Outage(), Backoff()

@@ -1,9 +1,8 @@
-"""Keys of batchq that hold what batchq never writes, as a whole: found by anybody, mended by the
-leader.
+"""Shared keys that batchq cannot have written: any process finds them, the leader repairs them.
 
-A key of another type would end each call that touches it, whoever makes it. It holds nothing of
-batchq's, so it is taken out: what is a list or a sum is made anew by those who keep it. The count
-of writes goes on behind the newest change.
+A key of another type fails every call that touches it. It holds nothing of batchq's, so the leader
+deletes it, and lists and sums are rebuilt by their owners. The count of writes continues after the
+newest change.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from batchq.store.records import (
 )
 from batchq.store.redis import RedisStore
 
-#: The keys that all share, by name: a family of them has a part that varies.
+#: The keys that all share, by name: a family of keys has a part that varies.
 SHARED: tuple[Key, ...] = tuple(key for key in keys.TABLE if "<" not in key.name)
-#: What `Unreadable.kind` calls a key as a whole.
+#: The `Unreadable.kind` of a damaged key.
 KEY = "Key"
-#: The reasons of events that tell of what a leader has mended.
+#: The reasons of events that report a leader's repairs.
 MENDED = ("Mended", "Recounted")
-#: So many fields of each of the books are looked at in one step.
+#: Fields of each hash checked in one step.
 _PAGE = 1_000
 
-_NO_COUNT = "it is no count of writes"
+_NO_COUNT = "it is not a count of writes"
 _AHEAD = f"its newest entry is ahead of the count of writes in {keys.REVISION}"
-_NO_IDS_LEFT = "its ids are ones that no clock comes to, and nothing can be put behind the last"
-_GOES = "nothing: it is passed over, and goes when there are 10,000 newer ones"
-_BY_LEADER = "the scheduler that leads mends it within seconds; if it stays, start a scheduler"
+_NO_IDS_LEFT = "its last id is beyond any clock, so no entry can follow it"
+_GOES = "none: it is ignored, and trimmed after 10,000 newer ones"
+_BY_LEADER = "the leading scheduler repairs it within seconds; if it stays, start a scheduler"
 
 
 def damaged_keys(link: Link) -> list[Unreadable]:
-    """The shared keys of another type, and the count of writes where it is none.
+    """Return the shared keys of another type, and the count of writes if it is malformed.
 
     Raises StoreUnavailable.
     """
@@ -67,7 +66,7 @@ def damaged_keys(link: Link) -> list[Unreadable]:
         if isinstance(answer, Exception) and not is_wrong_type(answer):
             raise link.unavailable(answer) from answer
         if isinstance(answer, Exception):
-            found.append(_damaged(key.name, f"it is no {key.type}"))
+            found.append(_damaged(key.name, f"it is not a {key.type}"))
         elif key.name == keys.REVISION and not is_count(answer):
             found.append(_damaged(key.name, _NO_COUNT))
     if not found and _is_ahead(answers):
@@ -78,10 +77,10 @@ def damaged_keys(link: Link) -> list[Unreadable]:
 
 
 def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
-    """Those of the streams whose ids have come where no clock comes to; none that this user may not
-    ask for. Raises StoreUnavailable.
+    """Return the streams whose ids are beyond any clock; without those that this user may not
+    inspect. Raises StoreUnavailable.
 
-    The newest entry tells less: it may have been taken out again.
+    The newest entry is no substitute: it may have been deleted.
     """
 
     def asked(client: Any) -> list[Any]:
@@ -95,7 +94,7 @@ def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
 
 
 def _is_ahead(answers: Mapping[Key, Any]) -> bool:
-    """Whether the newest change is none that has been counted."""
+    """Whether the newest change is ahead of the count of writes."""
     by_name = {key.name: answer for key, answer in answers.items()}
     newest = by_name[keys.CHANGES]
     count = count_of_writes(by_name[keys.REVISION])
@@ -107,19 +106,19 @@ def _damaged(name: str, why: str) -> Unreadable:
 
 
 def damaged_deliveries(link: Link) -> list[Unreadable]:
-    """What stands in the outbox and is no delivery. Raises StoreUnavailable."""
+    """Return the malformed entries of the outbox. Raises StoreUnavailable."""
     stored = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.OUTBOX)))
     return read_outbox(stored)[1]
 
 
 def take_out_deliveries(link: Link, damaged: Sequence[Unreadable]) -> None:
-    """Take these out of the outbox. Raises StoreUnavailable."""
+    """Remove these entries from the outbox. Raises StoreUnavailable."""
     fields = [field_named(one.key) for one in damaged]
     link.ask(lambda client: client.hdel(keys.OUTBOX, *fields))
 
 
 def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable]:
-    """What stands in keys that nodes write and is none of theirs, and keys of another type.
+    """Return malformed fields of the keys that nodes write, and keys of another type.
 
     Raises StoreUnavailable.
     """
@@ -131,17 +130,17 @@ def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable
 
 
 def damaged_events(store: RedisStore, most: int) -> list[Unreadable]:
-    """The entries among the latest events that are none. Raises StoreUnavailable."""
+    """Return the malformed ones among the latest events. Raises StoreUnavailable."""
     page = store.link.ask(lambda client: client.xrevrange(keys.EVENTS, count=most))
     return [
-        Unreadable(kind="Event", key=name_of(id_), why="it is no event", remedy=_GOES)
+        Unreadable(kind="Event", key=name_of(id_), why="it is not an event", remedy=_GOES)
         for id_, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", page)
         if read_event(fields) is None
     ]
 
 
 def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:
-    """The keys of single nodes that this process has met, and that are none as a whole."""
+    """Return, once, the nodes' keys that this process has found damaged as a whole."""
     found = sorted(link.found_damaged)
     return [_damaged(name, link.found_damaged.pop(name)) for name in found]
 
@@ -152,7 +151,7 @@ def _note_bells(link: Link, nodes: Sequence[str]) -> None:
 
 
 def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> None:
-    """Take out the keys of another type, and set the count of writes right, as the leader.
+    """Delete the keys of another type, and repair the count of writes, as the leader.
 
     Raises StoreUnavailable.
     """
@@ -163,19 +162,19 @@ def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> N
     link.run(scripts.MEND, again, (epoch, now_ms))
 
 
-#: Of so many nodes the bells are looked at in one step.
+#: Nodes whose wake-up channels are checked in one step.
 _BELLS = 100
 
 
 class Bells:
-    """Looks at the bells of some nodes at a time, and begins again at the end."""
+    """Checks the wake-up channels of some nodes at a time, in turn."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._left: list[str] = []
 
     def next(self) -> None:
-        """Have bells whose ids have come to an end found by `damaged_keys_of_nodes`. Raises
+        """Check the next channels; `damaged_keys_of_nodes` returns those without ids left. Raises
         StoreUnavailable.
         """
         self._left = self._left or sorted(self._store.inboxes.nodes())
@@ -183,19 +182,19 @@ class Bells:
         _note_bells(self._store.link, some)
 
 
-#: The hashes that are looked through.
+#: The hashes that are checked.
 _BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS)
 
 
 class BookPages:
-    """Looks through ledger, charges and limits a page at a time, and begins again at the end."""
+    """Checks ledger, charges and limits a page at a time, in turn."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._cursors = [0] * len(_BOOKS)
 
     def next(self) -> bool:
-        """Whether something on the next page of each of the books cannot be read.
+        """Return whether anything on the next page of each hash is malformed.
 
         Raises StoreUnavailable.
         """
@@ -205,7 +204,7 @@ class BookPages:
             for name, cursor in zip(_BOOKS, self._cursors, strict=True):
                 pipeline.hscan(name, cursor=cursor, count=_PAGE)
             pipeline.hget(keys.LIMITS, keys.LAST_CHANGE)
-            # Behind it: no change of the limits is later than the count that is read now.
+            # Read last: no change of the limits is later than this count.
             pipeline.get(keys.REVISION)
             return cast("list[Any]", pipeline.execute())
 

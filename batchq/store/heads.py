@@ -1,7 +1,7 @@
-"""Heads that are not those of their objects, found a page at a time.
+"""Finding heads that do not match their objects, a page at a time.
 
-Scripts compare heads and not objects. Where one is missing or false, every change of the object is
-refused as one that comes too late, for good, and its room is never given back.
+Scripts compare heads, not objects. An object with a missing or false head refuses every change as
+outdated, for good, and never frees its resources.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from batchq.store.codec import head_of_object
 from batchq.store.link import Link
 from batchq.store.records import field_of_key, key_of_field, read_record
 
-#: So many heads of each kind are looked at in one step, in the order of the server, and so many in
-#: that of the keys.
+#: Heads of each kind checked in one step: this many in the server's order, and this many in the
+#: order of their keys.
 PAGE = 500
 
-#: Kind and key -> the head that is expected, b"" where there is no object, None where anything will
-#: do that is a head.
+#: Kind and key -> the expected head: b"" if there is no object, None if any well-formed head will
+#: do.
 Expected: TypeAlias = Callable[[str, str], bytes | None]
-#: Kind, a key and how many -> the keys of objects behind it.
+#: Kind, a key and a number -> the keys of that many objects after it.
 KeysAfter: TypeAlias = Callable[[str, str, int], list[str]]
 
 
 class HeadPages:
-    """Where the look goes on: in the server's heads, and among the objects that should have one."""
+    """How far the check has come: among the server's heads, and among the objects."""
 
     def __init__(self) -> None:
         self._cursors = dict.fromkeys(KINDS, 0)
@@ -37,7 +37,7 @@ class HeadPages:
     def suspects(
         self, link: Link, keys_after: KeysAfter, expected: Expected
     ) -> dict[str, list[str]]:
-        """By kind, the keys on the next pages of which the head is not the expected one.
+        """Return by kind the keys on the next pages whose head is not the expected one.
 
         Raises StoreUnavailable.
         """
@@ -47,7 +47,7 @@ class HeadPages:
             pipeline = client.pipeline(transaction=False)
             for kind in KINDS:
                 pipeline.hscan(keys.heads(kind), cursor=self._cursors[kind], count=PAGE)
-                # A command without a field is none.
+                # HMGET needs at least one field.
                 fields = [field_of_key(key) for key in wanted[kind]] or [b""]
                 pipeline.hmget(keys.heads(kind), fields)
             return cast("list[Any]", pipeline.execute())
@@ -67,15 +67,15 @@ class HeadPages:
 
 
 def differs(head: bytes, expected: bytes | None) -> bool:
-    """Whether a head as stored (b"" for none) is not the expected one."""
+    """Whether a stored head (b"" for none) differs from the expected one."""
     if expected is None:
         return bool(head) and not records.is_head(head)
     return head != expected
 
 
 def compared(link: Link, kind: str, some: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
-    """By key, what stands as the head and what should, b"" for nothing, where these differ; object
-    and head read in one step. Raises StoreUnavailable.
+    """Return the stored and the expected head (b"" for none) of the keys where these differ,
+    reading object and head in one step. Raises StoreUnavailable.
     """
     fields = [field_of_key(key) for key in some]
 
@@ -122,7 +122,7 @@ def _of_unreadable(head: bytes | None) -> bytes:
 def false_heads(
     link: Link, objects: Mapping[str, Mapping[str, Object]], unreadable: Sequence[Unreadable]
 ) -> list[Unreadable]:
-    """Every head that is not that of its object, for people. Raises StoreUnavailable."""
+    """Return every head that does not match its object, for people. Raises StoreUnavailable."""
     left_out = {(one.kind, one.key) for one in unreadable}
 
     def expected(kind: str, key: str) -> bytes | None:

@@ -1,7 +1,7 @@
-"""What `batchq doctor` asks of a server. Only reads, and what a user may not ask stays unknown.
+"""What `batchq doctor` reads from a server. It never writes, and omits what its user may not read.
 
 `look_at_server` reads the server's settings and counters, `read_books` every object together with
-the ledger that should agree with them, all of one instant however busy the server is.
+the ledger that should agree with them, all at one revision however busy the server is.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from batchq.store.rules import Held
 T = TypeVar("T")
 
 PINGS = 5
-#: How many changes may come between the list of objects and the books; with more, begin again.
+#: Changes allowed between listing the objects and reading the ledger; with more, the read starts
+#: over.
 _CHANGES_BETWEEN = 5_000
 _BOOKS_READ = 8
-#: Of each inbox, about so many facts are read at most.
+#: Reports read from each node's queue, approximately and at most.
 _FACTS_READ = 1_000
 
 
 class ServerFacts(Struct, frozen=True, kw_only=True):
-    """What the server says of itself. None: this user may not ask, or the server does not tell.
+    """What the server says of itself. None: this user may not ask, or the server does not say.
 
-    `numbers` is the version of Redis that it is, or stands in for. `skew_ms` is how far this
-    machine's wall clock is ahead of the server's.
+    `numbers` is the version of Redis, or the one that a Valkey is compatible with. `skew_ms` is how
+    far this machine's wall clock is ahead of the server's.
     """
 
     place: str
     pings_us: tuple[int, ...]
     skew_ms: int
-    #: Whether INFO was answered; all below it but `user` and `appendfsync` are told there.
+    #: Whether INFO was answered; it is the source of all fields below but `user` and `appendfsync`.
     informed: bool = False
     version: str = ""
     numbers: tuple[int, ...] = ()
@@ -69,7 +70,7 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
 
 
 class Stored(Struct, frozen=True):
-    """The hashes of the ledger, charges and limits, as they stand in the server."""
+    """The hashes of the ledger, charges and limits, as stored."""
 
     ledger: Mapping[bytes, bytes] = {}
     charges: Mapping[bytes, bytes] = {}
@@ -77,7 +78,7 @@ class Stored(Struct, frozen=True):
 
 
 class Books(Struct, frozen=True, kw_only=True):
-    """Objects by kind and key, and ledger, charges and limits, all at one revision."""
+    """Objects by kind and key, with ledger, charges and limits, all at one revision."""
 
     revision: int
     objects: Mapping[str, Mapping[str, Object]]
@@ -85,14 +86,14 @@ class Books(Struct, frozen=True, kw_only=True):
     charges: Mapping[str, Held]
     limits: Mapping[str, Mapping[str, int]]
     standing: ContactStanding = ContactStanding()
-    #: What stands among all these and cannot be read.
+    #: The records among all these that cannot be read.
     unreadable: tuple[Unreadable, ...] = ()
     stored: Stored = Stored()
 
 
 def open_for_inspection(url: str) -> RedisStore:
-    """The store behind a URL, whether or not the server will do; asked once, so that one that is
-    away is told at once.
+    """Return the store behind a URL without checking that the server is usable. It asks once, so
+    that an unavailable server is reported at once.
 
     Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
     """
@@ -106,7 +107,7 @@ def open_for_inspection(url: str) -> RedisStore:
 
 
 def permitted(question: Callable[[], T]) -> T | None:
-    """The answer; None where this user may not ask. Raises StoreUnavailable."""
+    """Return the answer; None if this user may not ask. Raises StoreUnavailable."""
     try:
         return question()
     except StoreUnavailable as error:
@@ -116,7 +117,7 @@ def permitted(question: Callable[[], T]) -> T | None:
 
 
 def look_at_server(store: RedisStore) -> ServerFacts:
-    """Raises StoreUnavailable."""
+    """Return the server's settings and counters. Raises StoreUnavailable."""
     link = store.link
     pings = tuple(_ping_us(store) for _ in range(PINGS))
     info = permitted(lambda: link.ask(lambda client: client.info()))
@@ -148,11 +149,12 @@ def look_at_server(store: RedisStore) -> ServerFacts:
 
 
 def read_books(store: RedisStore) -> Books | None:
-    """Objects and books of one instant; None if the server is written to faster than it is read.
+    """Return objects and ledger of one instant; None if the server is written faster than it is
+    read.
 
-    The objects are listed first; the changes since then come in the same step as the books, so
-    that both are of one revision however many writers there are. From `snapshot`'s thread only.
-    Raises StoreUnavailable.
+    The objects are listed first; the changes since then are read in the same step as the ledger, so
+    that both are of one revision despite concurrent writers. For `snapshot`'s thread only. Raises
+    StoreUnavailable.
     """
     for _ in range(_BOOKS_READ):
         snapshot = store.snapshot()
@@ -212,7 +214,7 @@ def _with_changes(snapshot: Snapshot, changes: list[Change]) -> dict[str, dict[s
 def _left_out(
     of_snapshot: Sequence[Unreadable], changes: Sequence[Change]
 ) -> tuple[Unreadable, ...]:
-    """What is no object, after the changes since the snapshot."""
+    """Return the unreadable records, after the changes since the snapshot."""
     found = {(one.kind, one.key): one for one in of_snapshot}
     for change in changes:
         place = change.kind, name_of(field_of_key(change.key))
@@ -236,7 +238,9 @@ def _skew_ms(store: RedisStore) -> int:
 
 
 def _setting(store: RedisStore, name: str) -> str | None:
-    """CONFIG GET, which a user with few rights may not do, and some hosts have taken away."""
+    """Return a setting by CONFIG GET; None if this user may not ask, or the host has removed the
+    command.
+    """
     try:
         found = permitted(lambda: store.link.ask(lambda client: client.config_get(name)))
     except StoreUnavailable as error:
@@ -278,7 +282,7 @@ def _plain(value: object) -> str:
 
 
 class WaitingReports(Struct, frozen=True, kw_only=True):
-    """What lies in the inbox of a node. `fact` is None for one of a version that we do not know."""
+    """A node report that waits in a queue. `fact` is None for a report of an unknown version."""
 
     node: str
     subject: str
@@ -287,8 +291,8 @@ class WaitingReports(Struct, frozen=True, kw_only=True):
 
 
 def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
-    """What lies in the inboxes of these nodes, by node and subject; of one with very many, some of
-    them. Raises StoreUnavailable.
+    """Return the reports in these nodes' queues, by node and subject; only some of a very long
+    queue. Raises StoreUnavailable.
     """
     if not nodes:
         return []
@@ -303,7 +307,7 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
 
 
 def sizes_of_inboxes(store: RedisStore, nodes: Sequence[str]) -> dict[str, int]:
-    """How many facts lie in the inboxes of these nodes, where this user may count them. Raises
+    """Return the length of each node's report queue, where this user may read it. Raises
     StoreUnavailable.
     """
 

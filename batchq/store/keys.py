@@ -1,4 +1,4 @@
-"""Every key that batchq keeps in Redis: its name, its type, how long it lives. There are no others.
+"""Every key that batchq keeps in Redis: its name, its type and its lifetime. There are no others.
 
 All share one hash tag, so that a script may touch any of them (and a cluster keeps them together).
 """
@@ -15,19 +15,19 @@ _TAG = "{bq}"
 _MINUTE_S = 60
 _DAY_S = 24 * 60 * _MINUTE_S
 
-#: How long the answers to a commit are remembered, for a caller that lost them.
+#: How long the answers to a commit are kept, for a caller that lost the reply.
 REQUEST_TTL_S = 10 * _MINUTE_S
-#: A scheduler that has been silent for so long is forgotten.
+#: A scheduler that has been silent this long is forgotten.
 SCHEDULERS_TTL_S = _MINUTE_S
-#: How long a pod's output is kept after it last wrote.
+#: How long a pod's output is kept after its last write.
 LOG_TTL_S = 7 * _DAY_S
-#: How long what a node has left is kept for a leader to fold.
+#: How long a node's reports are kept for a leader to apply.
 INBOX_TTL_S = 7 * _DAY_S
-#: A node that is silent for so long was last heard of "never".
+#: A node that has been silent this long counts as never heard of.
 ALIVE_TTL_S = _DAY_S
-#: How long what a pod's function returned is kept.
+#: How long the result of a pod's function is kept.
 RESULT_TTL_S = LOG_TTL_S
-#: How long what RQ keeps for a node stays after its agent was last there.
+#: How long RQ's keys for a node stay after its agent was last seen.
 RQ_TTL_S = _DAY_S
 
 #: The order in which scripts are given the keys of kinds.
@@ -35,7 +35,7 @@ KIND_NAMES: tuple[str, ...] = tuple(KINDS)
 
 
 class Key(Struct, frozen=True, kw_only=True):
-    """A key, or a family of them with `<…>` for the part that varies. `ttl_s` None: permanent."""
+    """A key, or a family of keys with `<…>` for the part that varies. `ttl_s` None: permanent."""
 
     name: str
     type: str
@@ -49,7 +49,7 @@ def objects(kind: str) -> str:
 
 
 def heads(kind: str) -> str:
-    """What scripts compare of the objects of a kind."""
+    """The heads of a kind's objects, which scripts compare."""
     return f"{_TAG}:{kind}:head"
 
 
@@ -59,50 +59,51 @@ def request(request_id: str) -> str:
 
 
 def log(node: str, pod: str, attempt: int) -> str:
-    """The output of one attempt of a pod, which ran on that node."""
+    """The output of one attempt of a pod, by the node that it ran on."""
     return f"{_TAG}:log:{node}:{pod}-{attempt}"
 
 
 def inbox(node: str) -> str:
-    """What a node has to say, for the leader to fold."""
+    """A node's report queue, which the leader applies."""
     return f"{_TAG}:inbox:{node}"
 
 
 def alive(node: str) -> str:
-    """The beat of a node, and the leases of the pods on it."""
+    """A node's heartbeat, and the leases of the pods on it."""
     return f"{_TAG}:alive:{node}"
 
 
 def doorbell(node: str) -> str:
-    """Rung by the leader when something has been brought to a node."""
+    """A node's wake-up channel, which the leader notifies."""
     return f"{_TAG}:doorbell:{node}"
 
 
 def result(node: str, pod: str, attempt: int) -> str:
-    """What the function of one attempt of a pod returned, on the node that ran it."""
+    """The result of the function of one attempt of a pod, by the node that ran it."""
     return f"{_TAG}:result:{node}:{pod}-{attempt}"
 
 
-#: RQ's names of keys begin so.
+#: The prefix of RQ's key names.
 RQ = "rq:"
 
 
 def of_rq(node: str, name: str) -> str:
-    """Where RQ's key `rq:...` of a node stands; a name that is none of RQ's, as it is.
+    """Return the key that stands for RQ's key `rq:...` of a node; other names are returned as they
+    are.
 
-    Not among batchq's own keys, which all roles may read. A node's user reaches these of its own
-    node alone, and none of other programs that use RQ on this server.
+    Its prefix is not batchq's own, which all roles may read. A node's user reaches its own node's
+    keys alone, and none of other programs that use RQ on this server.
     """
     return f"{_TAG}-rq:{node}:{name[len(RQ) :]}" if name.startswith(RQ) else name
 
 
 def node_of_rq(name: str) -> str:
-    """The node that RQ's key is of; "" where it is none of a node's."""
+    """Return the node that a key of RQ's belongs to; "" for other keys."""
     prefix, node, _ = name.split(":", 2) if name.count(":") > 1 else ("", "", "")
     return node if prefix == f"{_TAG}-rq" else ""
 
 
-#: A pattern that every key matches.
+#: A pattern that matches every key.
 EVERYTHING = f"{_TAG}:*"
 REVISION = f"{_TAG}:revision"
 EPOCH = f"{_TAG}:epoch"
@@ -120,8 +121,8 @@ BELL = f"{_TAG}:bell"
 COUNTS = f"{_TAG}:counts"
 
 
-#: Beside the scopes among the limits: the revision of their last change, nodes' left out. No scope
-#: has a space in it. `lua/limits.lua` writes and compares it.
+#: A field beside the scopes of the limits: the revision of their last change, nodes' limits
+#: excluded. No scope contains a space. `lua/limits.lua` writes and compares it.
 LAST_CHANGE = "last change"
 
 
@@ -201,5 +202,5 @@ _PATTERNS = [
 
 
 def declared(name: str) -> Key | None:
-    """The row of the table that a key in use belongs to."""
+    """Return the row of the table for a key in use; None for a foreign key."""
     return next((key for pattern, key in _PATTERNS if pattern.fullmatch(name)), None)

@@ -1,8 +1,8 @@
-"""One connection to the server: how long is waited, what is tried again, what went wrong.
+"""One connection to the server: timeouts, retries, and the diagnosis of errors.
 
-redis-py would repeat a command whose reply was lost, silently, up to ten times, and so apply it
-twice. Here its own retry is off. `Link.ask` repeats instead, and whatever it is given must be
-harmless twice: reads, scripts that know their request, and writes of a fixed value.
+redis-py would silently repeat a command whose reply was lost, up to ten times, and so apply it more
+than once. Its own retry is off here. `Link.ask` repeats instead, so whatever it is given must be
+safe to repeat: reads, scripts with a request id, and writes of a fixed value.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 10.0
-#: No single blocking read lasts longer; with it, an answer takes no longer than any other.
+#: The longest blocking read; with it, an answer takes no longer than any other.
 LONGEST_BLOCK_MS = 5_000
 TRIES = 6
-#: Who has waited this long for one answer is told so, and does not ask again by itself.
+#: A caller that has waited this long for one answer gets an error instead of another try.
 LONGEST_ASK_S = 8.0
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 1.0
 #: How long a server may take to read its files after a start.
 LOADING_TIMEOUT_S = 60.0
-#: How long a user that may not load scripts does not try again.
+#: How long a refused right, such as loading scripts, is not tried again.
 REFUSED_FOR_S = 60.0
 
-#: What a scheduler says of itself ends with its version.
+#: A scheduler's entry ends with its version.
 _VERSION = re.compile(r" ([0-9A-Za-z.+-]{1,64})$")
 
-#: No count of writes is larger: as in lua/stream.lua.
+#: The bound of the count of writes, as in lua/stream.lua.
 _MOST_WRITES = 2**52
 
 OLDEST_VERSION = (6, 2)
 
 UNKNOWN_HOST = "the host in the server's URL is unknown"
 
-#: What scripts, and readers of single values, say of a key that holds what batchq never writes.
+#: What scripts, and readers of single values, call a key that batchq cannot have written.
 DAMAGED = "DAMAGED"
 
-#: A broken connection, or no answer in time: what was asked may or may not have happened.
+#: A broken connection, or no answer in time: the command may or may not have run.
 _LOST = (broken.ConnectionError, broken.TimeoutError)
 
 
@@ -78,14 +78,14 @@ Call: TypeAlias = tuple[Sequence[str], Sequence[str | bytes | int]]
 #: A script and one call of it.
 Asked: TypeAlias = tuple[Script, Call]
 
-#: What is sent in one round trip, in bytes about: this process holds so much at a time.
+#: Approximate bytes in one round trip, which bounds what this process holds at a time.
 BYTES_A_TRIP = 32 * 1024 * 1024
 
 
 def in_trips(
     things: Iterable[T], size_of: Callable[[T], int], most: int = BYTES_A_TRIP
 ) -> Iterator[list[T]]:
-    """Things in order, so many at a time as are sent together; one at least, however large."""
+    """Yield things in order, as many as fit in one round trip; at least one, however large."""
     trip: list[T] = []
     size = 0
     for thing in things:
@@ -123,7 +123,7 @@ def _by_text(
 
 
 def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCall) -> list[Any]:
-    """The answers of all calls. Raises the first error among them."""
+    """Return the answers of all calls. Raises the first error among them."""
     pipeline = client.pipeline(transaction=False)
     for script, (names, arguments) in asked:
         add_call(pipeline, script, names, arguments)
@@ -158,7 +158,7 @@ def new_client(
     kind: type[redis.Redis] = redis.Redis,
     **options: Any,
 ) -> redis.Redis:
-    """A client that connects when it is first used. Raises InvalidInput for a malformed URL."""
+    """Return a client that connects on first use. Raises InvalidInput for a malformed URL."""
     options = {
         "retry": retry,
         "socket_timeout": socket_timeout,
@@ -177,13 +177,13 @@ def new_client(
 
 
 def close_client(client: redis.Redis) -> None:
-    """Let go of its connections, those to sentinels, too: a client closes its pool's alone."""
+    """Close the client and its pool, connections to sentinels included."""
     client.close()
     client.connection_pool.close()
 
 
 def check_info(info: Mapping[str, Any], place: str) -> None:
-    """Raises StoreUnavailable if the server that says this of itself will not do."""
+    """Raise StoreUnavailable if the server with this INFO is not usable."""
     version = str(info.get("redis_version", "0"))
     numbers = tuple(int(part) for part in re.findall("[0-9]+", version)[:2])
     if numbers < OLDEST_VERSION:
@@ -194,7 +194,7 @@ def check_info(info: Mapping[str, Any], place: str) -> None:
         )
     if info.get("cluster_enabled"):
         raise StoreUnavailable(
-            f"the server at {place} is part of a cluster; expected one by itself",
+            f"the server at {place} is part of a cluster; expected a standalone server",
             hint="RQ does not work on a cluster",
             lasts=True,
         )
@@ -205,10 +205,9 @@ def check_info(info: Mapping[str, Any], place: str) -> None:
 
 
 class Link:
-    """One server, asked with chosen timeouts and one bounded retry.
+    """One server, with fixed timeouts and one bounded retry.
 
-    `connections` counts how often a connection was made: a server that was restarted is met over
-    a new one.
+    `connections` counts the connections made: a restarted server is reached over a new one.
     """
 
     def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
@@ -216,13 +215,13 @@ class Link:
         self._url = url
         self._through_sentinels = is_sentinel(url)
         self.connections = 0
-        #: Whether who meets a key that is damaged waits a moment for a leader to mend it; not the
-        #: leader itself.
+        #: Whether a caller that meets a damaged key waits a moment for the leader to repair it; off
+        #: in the leader itself.
         self.waits_for_mending = True
-        #: Keys of single nodes that were met and are none of batchq's as a whole, and why, for a
-        #: leader to take out. Threads add to it, and one takes from it.
+        #: Single nodes' keys found damaged as a whole, and why, for a leader to delete. Any thread
+        #: adds, one removes.
         self.found_damaged: dict[str, str] = {}
-        #: Nodes whose own keys hold what batchq never writes, and what that is: see `suspect`.
+        #: Nodes whose own keys cannot be read, and why: see `suspect`.
         self._suspects: dict[str, str] = {}
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
@@ -239,32 +238,32 @@ class Link:
             socket_timeout=ANSWER_TIMEOUT_S,
         )
         self._patience: Patience | None = None
-        #: What this user was refused, and until when it is not tried again (monotonic clock).
+        #: Steps that this user was refused, and when each may be tried again (monotonic clock).
         self._refused_until: dict[Callable[[redis.Redis], object], float] = {}
-        #: Thread -> since when it has been asking. Each thread writes its own entry alone.
+        #: Thread -> when its present call began. Each thread writes only its own entry.
         self._asking_since: dict[int, float] = {}
 
     @property
     def user(self) -> str:
-        """The user of the server that it asks as; "" where none is named."""
+        """The user name in the URL; "" if there is none."""
         return str(self._client.connection_pool.connection_kwargs.get("username") or "")
 
     def suspect(self, node: str, why: str) -> None:
-        """What stands under a node's own keys cannot be read: it takes no pods meanwhile.
+        """Note that a node's own keys cannot be read: it is given no pods meanwhile.
 
-        Any thread may say so; the leader's clerk sees to it.
+        Any thread may call it; the leader's node-report processor acts on it.
         """
         self._suspects[node] = why
 
     def take_suspects(self) -> dict[str, str]:
-        """The nodes that were suspected since the last call, and why; for one thread."""
+        """Return the nodes suspected since the last call, and why; for one thread."""
         if not self._suspects:
             return {}
         return {node: self._suspects.pop(node) for node in list(self._suspects)}
 
     @contextmanager
     def patiently(self, patience: Patience) -> Iterator[None]:
-        """In here, who asks while the server is away waits as long as `patience` lasts."""
+        """Within this context, wait for an unavailable server as long as `patience` lasts."""
         before, self._patience = self._patience, patience
         try:
             yield
@@ -272,7 +271,7 @@ class Link:
             self._patience = before
 
     def ask(self, question: Callable[[redis.Redis], T], *, tries: int = TRIES) -> T:
-        """The answer; asked again when the connection breaks, so it must be harmless twice.
+        """Return the answer; repeated when the connection breaks, so it must be safe to repeat.
 
         Raises StoreUnavailable.
         """
@@ -285,18 +284,18 @@ class Link:
     def run(
         self, script: Script, keys: Sequence[str], arguments: Sequence[str | bytes | int]
     ) -> Any:
-        """What the script answers: see `call`."""
+        """Return the script's answer: see `call`."""
         return self.call(lambda client, add_call: add_call(client, script, keys, arguments))
 
     def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """What the script answers to each call: see `run_each`."""
+        """Return the script's answer to each call: see `run_each`."""
         return self.run_each([(script, call) for call in calls])
 
     def run_each(self, asked: Sequence[Asked]) -> list[Any]:
-        """What scripts answer, each to its call; all are sent before the first is answered.
+        """Return the answer of each script; all calls are sent before the first is answered.
 
-        Each call is atomic by itself, and others may write in between. After one that fails the
-        server is still asked those behind it, and all are asked again when the connection breaks.
+        Each call is atomic, but other clients may write between two of them. After a failed call
+        the server still executes the later ones, and all are repeated when the connection breaks.
         """
         if not asked:
             return []
@@ -308,11 +307,11 @@ class Link:
         *,
         otherwise: Callable[[redis.Redis], T] | None = None,
     ) -> T:
-        """The answer to a question that calls scripts, each by `add_call`; harmless twice.
+        """Return the answer to a question that calls scripts by `add_call`; safe to repeat.
 
-        Scripts are called by their digest: a scheduler has loaded them. If the server does not
-        know one, a user with the right to load scripts loads all of them. Others ask `otherwise`,
-        if there is such a way, or wait a few seconds for a scheduler. Raises StoreUnavailable.
+        Scripts are called by their digest: a scheduler has loaded them. If one is missing, a user
+        with the right to load scripts loads all of them. Other users ask `otherwise`, if it is
+        given, or wait a few seconds for a scheduler. Raises StoreUnavailable.
         """
 
         def asked(client: redis.Redis) -> T:
@@ -322,7 +321,7 @@ class Link:
                 unknown = error
             if self._may(client, _load_all):
                 return question(client, _by_digest)
-            # A file of users from before roles lost the right to EVAL.
+            # A user from an ACL file that predates the present roles may EVAL.
             if self._may(client, _try_eval):
                 return question(client, _by_text)
             if otherwise is not None:
@@ -337,12 +336,12 @@ class Link:
             raise self._not_loaded() from error.__cause__
 
     def _not_loaded(self) -> StoreUnavailable:
-        """Why the server knows no script of this version, and what to do about it."""
+        """Return the error for a server without this version's scripts, with its remedy."""
         said = self.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(SCHEDULERS)))
         told = (_VERSION.search(value.decode(errors="replace")) for value in said.values())
         versions = sorted({found[1] for found in told if found})
         if not versions:
-            why = "no scheduler runs that would load them"
+            why = "no scheduler is running to load them"
             hint = "start one: `batchq scheduler`"
         elif versions != [__version__]:
             why = f"its schedulers are of version {', '.join(versions[:5])}"
@@ -356,16 +355,16 @@ class Link:
         )
 
     def keep_scripts(self) -> bool:
-        """Load every script of batchq, if the server lacks one; False if this user may not.
+        """Load every script of batchq, if the server lacks one; return False if this user may not.
 
         Raises StoreUnavailable.
         """
         return self.ask(lambda client: self._may(client, _load_missing))
 
     def _may(self, client: redis.Redis, step: Callable[[redis.Redis], object]) -> bool:
-        """Take a step that users of most roles may not take; whether it was permitted.
+        """Try a step that most roles may not take; return whether it was permitted.
 
-        The server notes each refusal, so what was refused is tried again only after a minute.
+        The server logs each refusal, so a refused step is tried again only after a minute.
         """
         if time.monotonic() < self._refused_until.get(step, 0.0):
             return False
@@ -377,12 +376,14 @@ class Link:
         return True
 
     def asking_s(self, thread: int) -> float:
-        """For how long this thread has been waiting for an answer; 0 if it is not."""
+        """How long this thread has been waiting for an answer, in seconds; 0 if it is not."""
         since = self._asking_since.get(thread)
         return 0.0 if since is None else time.monotonic() - since
 
     def run_id(self) -> str:
-        """Another one after each start of the server; empty where a client stands in for one."""
+        """Return the server's run id, new after each start; "" where a client stands in for a
+        server.
+        """
         if not self._has_server:
             return ""
         return self.ask(lambda client: str(client.info("server").get("run_id", "")))
@@ -392,7 +393,7 @@ class Link:
         self._closing.wait(seconds)
 
     def close(self) -> None:
-        """Let go of every connection; whoever waits between two tries stops waiting."""
+        """Close every connection; callers that wait between two tries stop waiting."""
         self._closing.set()
         for client in (self._client, self._blocking):
             close_client(client)
@@ -416,7 +417,7 @@ class Link:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Around what waits for the server: `asking_s` tells of it meanwhile."""
+        """Mark this thread as waiting for the server, for `asking_s`."""
         thread = threading.get_ident()
         self._asking_since[thread] = time.monotonic()
         try:
@@ -441,7 +442,7 @@ class Link:
                 raise self.unavailable(error) from error
             except (broken.RedisError, OSError) as error:
                 failed += 1
-                # A scheduler that lives loads its scripts again within seconds.
+                # A live scheduler loads its scripts again within seconds.
                 is_unknown = isinstance(error, broken.NoScriptError)
                 has_tried = failed >= tries and not is_unknown
                 spent = has_tried or time.monotonic() >= give_up_at
@@ -452,13 +453,13 @@ class Link:
                 raise StoreUnavailable(f"the connection to {self.shown} was closed")
 
     def _may_pass(self, client: redis.Redis, error: Exception) -> bool:
-        """Whether the next try may fare better."""
+        """Whether another try may succeed."""
         if isinstance(error, (*_LOST, broken.NoScriptError)):
             return True
         if _word_of(error) in _MENDED:
             return self.waits_for_mending
         if self._through_sentinels and _word_of(error) in _DEMOTED:
-            # Nothing has been done; the next connection asks who is the primary now.
+            # The command was not executed; the next connection asks which server is primary now.
             client.connection_pool.disconnect(inuse_connections=False)
             return True
         return False
@@ -468,9 +469,9 @@ class Link:
         self.connections += 1
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
-        """One sentence and one hint for what redis-py raised."""
+        """Return the error, with a hint, for what redis-py raised."""
         if isinstance(error, NoPrimary):
-            # Without the URL: one of its hosts may be unknown, and be no host.
+            # Without the URL: an unknown host in it may be a mistyped password.
             return StoreUnavailable(f"the sentinels {error.message}", hint=error.hint)
         if is_unknown_host(str(error)):
             return StoreUnavailable(UNKNOWN_HOST, hint=f"check --redis-url, or {URL_VARIABLE}")
@@ -480,8 +481,8 @@ class Link:
 
 
 _ROLES = (
-    "its role is another: a submitter submits, an operator changes queues, quotas and nodes, a"
-    " worker serves the nodes it is named for, a scheduler decides; see `batchq acl --help`"
+    "use a user of another role: a submitter submits, an operator changes queues, quotas and nodes,"
+    " a worker serves the nodes in its rules, a scheduler decides; see `batchq acl --help`"
 )
 _CODES: tuple[tuple[str, str, str], ...] = (
     ("NOAUTH", "asks for a password", "put it into the URL: redis://:PASSWORD@host:6379/0"),
@@ -495,7 +496,7 @@ _CODES: tuple[tuple[str, str, str], ...] = (
     ("NOREPLICAS", "refuses writes: it has too few replicas", "see its min-replicas-to-write"),
     (
         "NOPERM",
-        "does not permit this user what was asked",
+        "does not permit this user to do this",
         _ROLES,
     ),
     ("MOVED", "is part of a cluster", "connect to a standalone server: RQ needs one"),
@@ -503,22 +504,23 @@ _CODES: tuple[tuple[str, str, str], ...] = (
     ("MASTERDOWN", "has lost its primary", "connect to the primary"),
     (
         DAMAGED,
-        "holds something under a key of batchq's that batchq cannot go on with",
-        "a scheduler that leads mends it within seconds: start one, or see `batchq doctor`",
+        "holds a damaged value under a key of batchq's",
+        "the leading scheduler repairs it within seconds: start one, or see `batchq doctor`",
     ),
     (
         "WRONGTYPE",
-        "holds something of another type under a key of batchq's",
-        "a scheduler that leads takes it out within seconds: start one, or see `batchq doctor`",
+        "holds a value of another type under a key of batchq's",
+        "the leading scheduler deletes it within seconds: start one, or see `batchq doctor`",
     ),
     (
         "TOOLARGE",
         "refuses a call that carries more than batchq sends at once",
-        "make it several; if batchq made it, this is a fault of batchq's",
+        "split the call; if batchq sent it, this is a bug in batchq",
     ),
-    ("BUSY", "is busy with somebody's script", "wait, or stop it with SCRIPT KILL"),
+    ("BUSY", "is busy with a script", "wait, or stop the script with SCRIPT KILL"),
 )
-#: What a server says from inside a script or a pipeline, where the leading word may be missing.
+#: The errors that a server reports inside a script or pipeline, where the leading word may be
+#: missing.
 _PHRASES: tuple[tuple[str, str], ...] = (
     ("WRONGTYPE Operation", "WRONGTYPE"),
     ("command not allowed when used memory", "OOM"),
@@ -533,35 +535,35 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("Authentication required", "NOAUTH"),
 )
 
-#: Why a key of a node is none of batchq's.
+#: Why a node's key is damaged.
 OTHER_TYPE = "it is of another type"
-#: What a leader mends within a second or two.
+#: The errors that a leader repairs within a second or two.
 _MENDED = (DAMAGED, "WRONGTYPE")
-#: Who is refused so is refused again.
+#: The errors that another try would meet again.
 _LASTING = ("NOAUTH", "NOPERM", "MOVED", "TOOLARGE")
-#: What a server says that was the primary until just now.
+#: The errors of a server that has just lost the role of primary.
 _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 
 
 def is_forbidden(error: StoreUnavailable) -> bool:
-    """Whether the server answered, and does not permit this user what was asked."""
+    """Whether the server answered that this user may not do what was asked."""
     return error.__cause__ is not None and _word_of(error.__cause__) == "NOPERM"
 
 
 def is_wrong_type(error: BaseException | None) -> bool:
-    """Whether what was asked for stands in a key of another type than batchq's."""
+    """Whether the error reports a key of another type than batchq's."""
     return error is not None and _word_of(error) == "WRONGTYPE"
 
 
 def has_no_ids_left(told: Mapping[str, Any]) -> bool:
-    """Whether the ids of a stream have come where no clock and no count of ours comes to; `told` is
-    the answer to XINFO STREAM.
+    """Whether a stream's ids are beyond any clock and any count of writes; `told` is the answer to
+    XINFO STREAM.
     """
     return int(told["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 
 def each_of(pipeline: Any) -> list[Any]:
-    """The answers of reads, None for a key of another type. Raises any other error."""
+    """Return the answers of reads, None for a key of another type. Raises any other error."""
     answers = cast("list[Any]", pipeline.execute(raise_on_error=False))
     for place, answer in enumerate(answers):
         if isinstance(answer, Exception):
@@ -572,19 +574,19 @@ def each_of(pipeline: Any) -> list[Any]:
 
 
 def is_damaged(error: StoreUnavailable) -> bool:
-    """Whether what was asked for is there, and not what batchq writes."""
+    """Whether the error reports a damaged key."""
     return error.__cause__ is not None and _word_of(error.__cause__) in _MENDED
 
 
 def is_count(stored: bytes | None) -> bool:
-    """Whether this is a count of writes, or none has been made."""
+    """Whether this is a valid count of writes, or absent."""
     count = whole(stored)
     return stored is None or (count is not None and count < _MOST_WRITES)
 
 
 def count_of_writes(stored: bytes | None) -> int:
-    """The count of writes as stored. Raises ResponseError where it is none: that is asked for again
-    while a leader mends it.
+    """Return the stored count of writes. Raises ResponseError if it is malformed; the caller's
+    retry gives a leader time to repair it.
     """
     if not is_count(stored):
         raise broken.ResponseError(f"{DAMAGED} {REVISION} is no count of writes")
@@ -592,7 +594,7 @@ def count_of_writes(stored: bytes | None) -> int:
 
 
 def read_revision(link: Link) -> int:
-    """The count of writes. Raises StoreUnavailable."""
+    """Return the count of writes. Raises StoreUnavailable."""
     return link.ask(lambda client: count_of_writes(cast("bytes | None", client.get(REVISION))))
 
 
@@ -606,7 +608,10 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
         case broken.AuthenticationError():
             return "refuses the user name or password", "check the credentials in the URL"
         case broken.BusyLoadingError():
-            return f"still reads its files after {LOADING_TIMEOUT_S:.0f} s", "wait, then try again"
+            return (
+                f"is still reading its files after {LOADING_TIMEOUT_S:.0f} s",
+                "wait, then try again",
+            )
         case broken.TimeoutError():
             no_tls = ", or does it not speak TLS?" if speaks_tls(url) else "?"
             return (
@@ -622,7 +627,7 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
 
 
 def _word_of(error: BaseException) -> str:
-    """The word in capitals that the server's message begins with, or would."""
+    """Return the word in capitals that begins the server's message, or should."""
     text = str(error).strip()
     for phrase, word in _PHRASES:
         if phrase in text:
@@ -644,14 +649,14 @@ def _no_connection(text: str, url: str) -> tuple[str, str]:
         return told
     if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
         return (
-            f"is not there: {quoted(text, url)}",
+            f"is not running: {quoted(text, url)}",
             "wait until its sentinels have chosen another primary, or start it",
         )
     if "no such file" in lower or "refused" in lower:
         return "is not running: the connection is refused", _how_to_start(url)
     if "permission denied" in lower:
         return (
-            "may not be used by this user: permission denied",
+            "cannot be used by this user: permission denied",
             "check the socket's owner and mode",
         )
     if "protocol" in lower or "unexpected response" in lower:
@@ -661,13 +666,13 @@ def _no_connection(text: str, url: str) -> tuple[str, str]:
     if "reset by peer" in lower or "closed by server" in lower:
         return (
             f"cannot be reached: {quoted(text, url)}",
-            "check that it runs, and the URL: where TLS is spoken, it begins with rediss://",
+            "check that it runs, and the URL: with TLS, it begins with rediss://",
         )
     return f"cannot be reached: {quoted(text, url)}", "check that it runs, and the URL"
 
 
 def _how_to_start(url: str) -> str:
-    """`batchq up` starts the server of this machine, and no other."""
+    """Return the hint to start a server: `batchq up` starts only this machine's own."""
     if is_own_server(url):
         return "start it, e.g. with `batchq up`"
     return f"start the server there, or leave out --redis-url and unset {URL_VARIABLE}"

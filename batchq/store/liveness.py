@@ -1,9 +1,9 @@
-"""That nodes are alive, and how long what runs on them may be believed to run.
+"""Heartbeats of nodes, leases of attempts, and the server's clock.
 
-Each node has one hash, which only its agent and work-horses write: its beat, the run id of the
-server that it has told everything to, and the end of the lease of every attempt that runs there.
-A lease of an attempt that is over is nobody's: whoever reads leases asks for those of the attempts
-that pods are in. So a renewal need not look at the pod in the same step.
+Each node has one hash, which only its agent and work-horses write: its heartbeat, the run id of the
+server that it has reported everything to, and the end of the lease of every attempt that runs
+there. The lease of an attempt that has ended is ignored: readers look up the leases of the attempts
+that pods are in. So a renewal need not read the pod in the same step.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from batchq.store.records import head_of, name_of
 _BEAT = b"beat"
 _RUN = b"run"
 _PAGE = 200
-#: The sizes of so many hashes are asked for at once.
+#: Hashes whose sizes are read in one round trip.
 _SIZES_A_TRIP = 2_000
-#: No node has more attempts: one whose hash has more fields is not heard until it was taken out.
+#: No node has more attempts: a hash with more fields is not read until it has been deleted.
 MOST_FIELDS = 10_000
 _NOTHING: Mapping[bytes, bytes] = {}
-#: No number of an attempt is longer.
+#: No attempt's number has more digits.
 _DIGITS = 19
 
-#: What nodes have said: node -> field -> value.
+#: What nodes have written: node -> field -> value.
 Said: TypeAlias = Mapping[str, Mapping[bytes, bytes]]
 
 
 class Renewal(Struct, frozen=True, kw_only=True):
-    """Whether a pod's work-horse goes on, stops (`reason` says why), or is no longer the pod's."""
+    """Whether a pod's work-horse goes on, stops (`reason` says why), or has lost the pod."""
 
     word: Literal["ok", "stop", "fenced"]
     reason: str = ""
@@ -56,30 +56,32 @@ class Alive:
         self._now_ms = now_ms
 
     def beat(self, node: str, run: str) -> None:
-        """The node is alive now, and has told everything to the server with this run id, if any."""
+        """Record that the node is alive now, and has reported everything to the server with run id
+        `run`, unless it is empty.
+        """
         self._write(node, _BEAT, self._now_ms(), run=run)
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
-        """Renew the lease of an attempt, and hear whether to go on."""
+        """Renew the lease of an attempt; return whether the attempt is to go on."""
         until = self._now_ms() + lease_ms
         head = self._write(node, subject_of_pod(pod, attempt).encode(), until, pod=pod)
         return renewal_of(head, fence)
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
-        """Nothing of the attempt runs any more."""
+        """End the lease of an attempt whose processes are gone."""
         field = subject_of_pod(pod, attempt)
         self._link.ask(lambda client: client.hdel(keys.alive(node), field))
 
     def has_reported(self, node: str) -> bool:
-        """Whether the agent of a node has told everything to the server since its last start."""
+        """Whether a node's agent has reported everything since the server's last start."""
         told = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.alive(node), _RUN.decode()))
         )
         return _text(told or b"") == self._link.run_id()
 
     def leased(self, node: str) -> list[tuple[str, int]]:
-        """The attempts that have a lease on a node, run out or not. What is no lease is taken out:
-        its agent asks, who may write there.
+        """Return the attempts with a lease on a node, expired or not, and remove malformed fields:
+        the caller is the node's agent, which may write there.
         """
         fields = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.alive(node))))
         damaged = [field for field in fields if _is_damaged(field)]
@@ -89,8 +91,8 @@ class Alive:
         return [one for one in found if one is not None]
 
     def read(self, nodes: Sequence[str]) -> Said:
-        """What each of these nodes has said, one round trip for many; nothing of one whose key is
-        of another type, or has more fields than a node has attempts.
+        """Return what each of these nodes has written, many in a round trip; nothing for a node
+        whose key is of another type, or has more fields than a node has attempts.
         """
         said: dict[str, Mapping[bytes, bytes]] = dict.fromkeys(nodes, _NOTHING)
         bounded = self._bounded(nodes)
@@ -110,7 +112,7 @@ class Alive:
         return said
 
     def _bounded(self, nodes: Sequence[str]) -> list[str]:
-        """Those of the nodes whose hashes can be read as a whole; the others are told of."""
+        """Return the nodes whose hashes are small enough to read; note the others as damaged."""
         found: list[str] = []
         for start in range(0, len(nodes), _SIZES_A_TRIP):
             some = nodes[start : start + _SIZES_A_TRIP]
@@ -122,11 +124,11 @@ class Alive:
                 return cast("list[Any]", pipeline.execute(raise_on_error=False))
 
             for node, size in zip(some, self._link.ask(asked), strict=True):
-                # What is of another type, and who may not count, is met with when it is read.
+                # A key of another type, or a user who may not count, shows when the hash is read.
                 if isinstance(size, Exception) or size <= MOST_FIELDS:
                     found.append(node)
                 else:
-                    self._note(node, f"it has {size} fields, of {MOST_FIELDS} at most")
+                    self._note(node, f"it has {size} fields; at most {MOST_FIELDS} are expected")
         return found
 
     def _note(self, node: str, why: str) -> None:
@@ -134,7 +136,9 @@ class Alive:
         self._link.suspect(node, f"{keys.alive(node)}: {why}")
 
     def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
-        """Note an instant, and `run` if there is one; the head of `pod`, empty if there is none."""
+        """Record an instant, and `run` unless it is empty; return the head of `pod`, or b"" if it
+        has none.
+        """
         key = keys.alive(node)
 
         def written(client: Any, add_call: AddCall | None = None) -> bytes:
@@ -149,23 +153,23 @@ class Alive:
             pipeline.hget(keys.heads("Pod"), pod)
             return cast("bytes | None", pipeline.execute()[-1]) or b""
 
-        # A pod must not end because no scheduler has loaded scripts since a restart of the server.
-        # That a call which comes late takes back an instant is then put right by the next.
+        # A pod must not end only because no scheduler has loaded the scripts since the server's
+        # restart. A late call may then set an instant back; the next call repairs that.
         return self._link.call(written, otherwise=written)
 
 
 def beats_of(said: Said) -> dict[str, int]:
-    """When each node was last heard of, by name."""
+    """Return when each node was last heard of, by name."""
     return {node: _number(said[node][_BEAT]) for node in sorted(said) if _BEAT in said[node]}
 
 
 def runs_of(said: Said) -> dict[str, str]:
-    """The run id of the server that each node has last told everything to, by name."""
+    """Return the run id of the server that each node has last reported everything to, by name."""
     return {node: _text(said[node][_RUN]) for node in sorted(said) if _RUN in said[node]}
 
 
 def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
-    """When the lease of each attempt of a pod on a node ends, by (node, pod, attempt)."""
+    """Return when the lease of each attempt ends, by (node, pod, attempt)."""
     found: dict[tuple[str, str, int], int] = {}
     for node, fields in said.items():
         for field, value in fields.items():
@@ -176,8 +180,8 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
 
 
 def spoiled_in(said: Said, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
-    """By node what has been said, if anything, that is no beat, run or lease; `leases` are those
-    of it. That all is well is found without a look at each field.
+    """Return by node what it has written that is no heartbeat, run or lease, if anything. `leases`
+    are the leases in `said`; with them a sound reply is recognised without a look at each field.
     """
     others = sum((_BEAT in fields) + (_RUN in fields) for fields in said.values())
     is_whole = len(leases) + others == sum(map(len, said.values()))
@@ -192,7 +196,7 @@ def _is_damaged(field: bytes) -> bool:
 
 
 def damaged_in(node: str, fields: Mapping[bytes, bytes]) -> list[Unreadable]:
-    """What stands in the hash of a node and is no beat, run or lease."""
+    """Return the fields in a node's hash that are no heartbeat, run or lease."""
     found = [
         field
         for field in sorted(fields)
@@ -202,39 +206,43 @@ def damaged_in(node: str, fields: Mapping[bytes, bytes]) -> list[Unreadable]:
         Unreadable(
             kind="Key",
             key=keys.alive(node),
-            why=f"its field {name_of(field)[:60]} is no beat and no lease",
-            remedy="its agent sets it right or takes it out within 10 s; if it stays, see its log",
+            why=f"its field {name_of(field)[:60]} is neither a heartbeat nor a lease",
+            remedy="the node's agent repairs or removes it within 10 s; if it stays, see its log",
         )
         for field in found
     ]
 
 
 def _attempt(field: bytes) -> tuple[str, int] | None:
-    """The pod and attempt that a field is about; None for a beat, and for what is no attempt."""
+    """Return the pod and attempt of a field; None for other fields."""
     pod, dash, attempt = field.decode(errors="replace").rpartition("-")
     is_number = attempt.isascii() and attempt.isdigit() and len(attempt) <= _DIGITS
     return (pod, int(attempt)) if dash and is_number else None
 
 
 def _number(value: bytes) -> int:
-    """A node may write anything into its own hash: what is no instant was long ago."""
+    """Return an instant; 0 for a malformed one, since a node may write anything into
+    its own hash.
+    """
     return int(value) if value.isdigit() and len(value) < 16 else 0
 
 
 def _text(value: bytes) -> str:
-    """What is not UTF-8 is the run id of no server."""
+    """Return the text; bytes that are not UTF-8 match no server's run id."""
     return value.decode(errors="replace")
 
 
 def renewal_of(head: bytes, fence: str) -> Renewal:
-    """What the head of a pod, `revision|phase|fence|stop`, says to the holder of a fence."""
+    """Return the answer to the holder of `fence`, by the pod's head
+    (`revision|phase|fence|stop`).
+    """
     _, phase, current, stop = head_of(head)
     if current != fence or phase not in ("Bound", "Running"):
         return Renewal(word="fenced")
     return Renewal(word="stop", reason=stop) if stop else Renewal(word="ok")
 
 
-#: Who has not been heard of for longer may have been out of reach; so may everybody else.
+#: A longer silence may be a break in the contact, with other nodes as well.
 LONGEST_GAP_MS = 5_000
 
 
@@ -242,7 +250,9 @@ _Entries: TypeAlias = "list[tuple[bytes, dict[bytes, bytes]]]"
 
 
 class Contact:
-    """Counts how long there has been no break. Instants are milliseconds of the server's clock."""
+    """Measures the time since the last break in the contact, in milliseconds of the
+    server's clock.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -251,19 +261,21 @@ class Contact:
         self._since = 0
 
     def allow_gaps(self, longest_ms: int) -> None:
-        """What is no break: well below the shortest lease that is judged by it."""
+        """Set the longest pause that is no break: well below the shortest lease that is judged by
+        it.
+        """
         self._longest_gap_ms = min(LONGEST_GAP_MS, longest_ms)
 
     def made(self) -> None:
-        """The server has answered everything that was asked."""
+        """Note that the server has answered every question."""
         now = self._now_ms()
-        # A clock that was set back is a break, too: until it has caught up, nobody would be silent.
+        # A clock set back is a break, too: until it caught up, no node would seem silent.
         if self._last_at is None or not 0 <= now - self._last_at <= self._longest_gap_ms:
             self._since = now
         self._last_at = now
 
     def lost(self) -> None:
-        """It has not."""
+        """Note that the server has not answered."""
         self._last_at = None
 
     @property
@@ -273,25 +285,25 @@ class Contact:
 
 
 class LastSeen:
-    """The last change that was read, to be found again in a server that was started anew."""
+    """The last change that was read, to be looked up again after a restart of the server."""
 
     def __init__(self) -> None:
         self._revision = 0
         self._trace = 0
 
     def note_latest(self, link: Link) -> None:
-        """It is the server's latest. Raises StoreUnavailable."""
+        """Note the server's latest change. Raises StoreUnavailable."""
         found = link.ask(lambda client: cast(_Entries, client.xrevrange(keys.CHANGES, count=1)))
         for raw_id, fields in found:
             self.note(raw_id, fields)
 
     def note(self, raw_id: bytes, fields: Mapping[bytes, bytes]) -> None:
-        """It is this one now."""
+        """Note this change as the last one."""
         self._revision = int(raw_id.split(b"-")[0])
         self._trace = _trace_of(fields)
 
     def is_forgotten(self, link: Link) -> bool:
-        """Whether the server no longer knows that change, or knows another by its number."""
+        """Whether the server has lost that change, or has another with its number."""
         if not self._revision:
             return False
         place = f"{self._revision}-0"
@@ -302,11 +314,11 @@ class LastSeen:
 
 
 def _trace_of(fields: Mapping[bytes, bytes]) -> int:
-    """Of the whole entry, whoever wrote it."""
+    """Return a checksum of the whole entry."""
     return crc32(b" ".join(name + b"=" + fields[name] for name in sorted(fields)))
 
 
-#: Run, generation and since, of what the leader has written of the server.
+#: Run, generation and since, as the leader has written them for the server.
 ServerHash: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
@@ -317,13 +329,13 @@ def standing_of(
     contact: Contact,
     forgot: bool,
 ) -> ContactStanding:
-    """What the hash of `keys.SERVER` holds (run, generation, since), as the session goes by it.
+    """Return the session's view of the contact, from the hash at `keys.SERVER`.
 
-    `runs`: under which run of the server each node has reported.
+    `runs`: the run of the server under which each node has reported.
     """
     run, generation, since = server
     began, restarted_at = codec.whole(generation), codec.whole(since)
-    # What is no number is written anew by who leads next.
+    # The next leader rewrites malformed numbers.
     if run is None or began is None or restarted_at is None:
         return ContactStanding(contact_since=contact.since)
     now_runs = run.decode(errors="replace")
@@ -336,22 +348,23 @@ def standing_of(
     )
 
 
-#: All who measure leases agree again so soon after the server's clock was set or its machine slept:
-#: well within a lease, or who is first to notice would find the leases of all others over.
+#: After a change of the server's clock, or a suspend of its machine, all processes that measure
+#: leases agree again within this time: well within a lease, or the first to notice would see the
+#: others' leases as expired.
 REMEASURE_AFTER_MS = 5_000
-#: An answer that took longer tells too little of when it was given.
+#: A slower answer is too inaccurate to set the clock by.
 SLOW_ANSWER_MS = 1_000
 MOST_TRIES = 3
-#: A server whose clock was set back further than this is followed; until then, time stands still.
+#: If the server's clock was set back further than this, follow it; otherwise hold the time still.
 LONGEST_PAUSE_MS = 5_000
 
 
 class ServerClock:
-    """Milliseconds since the epoch as the server counts them.
+    """Milliseconds since the epoch by the server's clock.
 
     The difference to this machine's monotonic clock is measured again every few seconds, and over
-    each new connection, which may lead to another machine; small steps back are not passed on. Any
-    thread may ask.
+    each new connection, which may lead to another machine; small steps back are hidden.
+    Thread-safe.
     """
 
     def __init__(self, link: Link) -> None:
@@ -363,7 +376,7 @@ class ServerClock:
         self._last = 0
 
     def now_ms(self) -> int:
-        """Raises StoreUnavailable when the server cannot be asked."""
+        """Return the server's time. Raises StoreUnavailable when the server cannot be asked."""
         if self._is_due():
             self._measure()
         with self._lock:
@@ -380,7 +393,7 @@ class ServerClock:
         return _monotonic_ms() - measured_at >= REMEASURE_AFTER_MS
 
     def _measure(self) -> None:
-        # Asking may make a connection itself; then the next look measures once more.
+        # Asking may open a connection; then the next call measures once more.
         self._connections = self._link.connections
         round_trip_ms, ahead_ms = min(self._tries())
         with self._lock:
@@ -388,9 +401,9 @@ class ServerClock:
             self._measured_at = None if round_trip_ms > SLOW_ANSWER_MS else _monotonic_ms()
 
     def _tries(self) -> Iterator[tuple[int, int]]:
-        """How long an answer took, and what it tells; asked again at once after a slow one.
+        """Yield round-trip time and offset of each answer; ask again at once after a slow one.
 
-        A server that stood still for seconds would be believed to be ahead by half of them.
+        An answer delayed by seconds would put the clock ahead by half of them.
         """
         for _ in range(MOST_TRIES):
             before = _monotonic_ms()
@@ -409,10 +422,10 @@ _CREDENTIALS = "3i"
 
 
 def pid_of_server(link: Link) -> int | None:
-    """The pid of the server, if the connection leads straight to a process of this machine.
+    """Return the server's pid if the connection leads straight to a process of this machine.
 
-    Only a unix socket does, and only if whoever listens there is the server itself: through a
-    proxy or a tunnel the server may be anywhere. Raises StoreUnavailable.
+    Only a unix socket does, and only if its listener is the server itself: through a proxy or a
+    tunnel the server may be anywhere. Raises StoreUnavailable.
     """
     listener = link.ask(_listener)
     told = link.ask(lambda client: client.info("server")) if listener else {}
@@ -420,7 +433,7 @@ def pid_of_server(link: Link) -> int | None:
 
 
 def _listener(client: redis.Redis) -> int | None:
-    """Who listens at the other end of a unix socket."""
+    """Return the pid of the listener on a unix socket; None for other connections."""
     pool = client.connection_pool
     if "path" not in pool.connection_kwargs:
         return None

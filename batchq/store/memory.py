@@ -1,6 +1,6 @@
 """A store in this process's memory: for the simulator, and for tests.
 
-The same contract as `RedisStore`, held to it by one suite. One thread at a time.
+It has the contract of `RedisStore`, and one suite tests both. One thread at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MemoryStore:
         self._sums: Ledger = {}
         self._charges: dict[str, Held] = {}
         self._limits: dict[str, dict[str, int]] = {}
-        #: The revision at which limits were last changed, nodes' left out.
+        #: The revision at which limits last changed, nodes' limits excluded.
         self._limits_changed_at = 0
         self._outbox: dict[tuple[str, int], Delivery] = {}
         self._leases: dict[str, int] = {}
@@ -63,39 +63,39 @@ class MemoryStore:
     # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object, or None."""
+        """Return the object; None if there is none."""
         return self._shelf.get(kind, key)
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
-        """Those of the objects that there are, by key."""
+        """Return the existing ones of these objects, by key."""
         found = ((key, self._shelf.get(kind, key)) for key in keys)
         return {key: item for key, item in found if item is not None}
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key."""
+        """Return all objects of a kind (of one namespace), ordered by key."""
         return self._shelf.list(kind, namespace)
 
     def pods_of(self, group_uid: str) -> Sequence[Pod]:
-        """The pods of one group, ordered by key."""
+        """Return the pods of one group, ordered by key."""
         return self._shelf.pods_of(group_uid)
 
     def snapshot(self) -> Snapshot:
-        """Everything a session reads; the same object until something changes."""
+        """Return everything that a session reads; the same object until something changes."""
         return self._shelf.snapshot(self._revision)
 
     def ledger(self) -> Ledger:
-        """The sums of every scope, without zeros."""
+        """Return the sums of every scope, without zeros."""
         return {scope: dict(self._sums[scope]) for scope in sorted(self._sums)}
 
     def charges(self) -> Mapping[str, Held]:
-        """Every holder's scopes and amounts."""
+        """Return every holder's scopes and amounts."""
         return {
             holder: (scopes, dict(amounts))
             for holder, (scopes, amounts) in sorted(self._charges.items())
         }
 
     def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
-        """The latest events (of one object), oldest first."""
+        """Return the latest events (of one object), oldest first."""
         found: list[Event] = []
         for event in reversed(self._events):
             if len(found) == most:
@@ -105,7 +105,7 @@ class MemoryStore:
         return tuple(reversed(found))
 
     def outbox(self) -> Sequence[Delivery]:
-        """What has been bound and not yet been handed over, in order of binding."""
+        """Return the bound pods not yet delivered, in order of binding."""
         return tuple(self._outbox.values())
 
     # --- writing ----------------------------------------------------------------------------
@@ -131,21 +131,21 @@ class MemoryStore:
         return commit_of(transactions, *known)
 
     def next_epoch(self) -> int:
-        """Another leader takes over; its epoch."""
+        """Begin a new leader's epoch, and return it."""
         self._epoch += 1
         return self._epoch
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
-        """Take what has been handed over out of the outbox."""
+        """Remove delivered pods from the outbox."""
         for delivery in deliveries:
             self._outbox.pop((delivery.pod, delivery.attempt), None)
 
     def stand(self, standing: ContactStanding) -> None:
-        """How its reader stands with it: as if it were a server's."""
+        """Set the state of the reader's contact, as with a server."""
         self._shelf.set_standing(standing)
 
     def hold_lease(self, pod: str, until_ms: int) -> None:
-        """The pod's work-horse is known to live until then. It ends with the pod's attempt."""
+        """Set the end of the pod's lease. The lease ends with the pod's attempt."""
         self._leases[pod] = until_ms
         self._shelf.set_leases(dict(self._leases))
 

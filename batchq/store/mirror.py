@@ -1,9 +1,9 @@
-"""A copy of every object in this process, so that a session costs what changed, not what is stored.
+"""An in-process copy of every object, so that a session costs what changed, not what is stored.
 
 List, then watch, as Kubernetes' informers do. The revision is noted *before* the list is read;
-whatever changed meanwhile comes again from the change stream and is passed over where the list
-was newer already. Ids of the stream are revisions, and every write appends one, so a gap shows:
-the reader was trimmed off, or the server has lost writes. It lists again then.
+later changes come again from the change stream and are skipped where the list was newer. Ids of the
+stream are revisions, and every write appends one entry, so a gap is visible: the stream was trimmed
+past the reader, or the server has lost writes. Then the mirror lists again.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from batchq.store.records import Decode, SharingReader, field_of_key, key_of_fie
 
 #: Objects per reply while listing.
 PAGE = 1_000
-#: Changes per reply while watching: all that a large session has written, in one.
+#: Changes per reply while watching: a large session's writes fit in one.
 CHANGES_A_TRIP = 20_000
-#: How often a list is begun again because writes trimmed the stream meanwhile.
+#: How often a list is started again because the stream was trimmed meanwhile.
 LISTS = 5
 _LIST_LATER_S = 0.2
-#: How often nodes are heard while pods wait for them to report.
+#: How often heartbeats are read while pods wait for nodes to report.
 HEAR_REPORTS_EVERY_MS = 50
 
 
 class Trimmed(Exception):
-    """The change stream no longer reaches back to where the reader was: list again."""
+    """The change stream no longer reaches back to the reader's place: list again."""
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One write. `value` is None where the object was deleted; `id` is its place in the stream.
+    """One write. `value` is None if the object was deleted; `id` is the entry's id in the stream.
 
-    `unreadable`: what is said to have been written is no object, and `value` is None.
+    `unreadable`: the written record is unreadable, and `value` is None.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class MirrorDifference(Struct, frozen=True, kw_only=True):
-    """An object of which the mirror and Redis disagree: the revisions there, 0 for none."""
+    """An object on which mirror and Redis disagree: its revision in each, 0 if it is absent."""
 
     kind: str
     key: str
@@ -75,10 +75,10 @@ class MirrorDifference(Struct, frozen=True, kw_only=True):
 
 
 def read_changes(reply: Any, after: int, decode: Decode = codec.read_object) -> list[Change]:
-    """The changes of an XREAD's reply, their objects read by `decode`.
+    """Return the changes in an XREAD's reply, decoding objects by `decode`.
 
-    Raises Trimmed if the first does not follow `after`, or if one is none that batchq has written:
-    what is stored is to be read then, and not what the stream says of it.
+    Raises Trimmed if the first does not follow `after`, or if batchq cannot have written one of
+    them: then the stored objects are read instead.
     """
     try:
         changes = [
@@ -105,7 +105,7 @@ def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change
 
 
 def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
-    """Every object of a kind as stored, a page at a time; one may come twice."""
+    """Yield every object of a kind as stored, a page at a time; one may come twice."""
     cursor = 0
     while True:
         cursor, page = scan_page(link, kind, cursor)
@@ -115,7 +115,7 @@ def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
 
 
 def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]]:
-    """The next page of a kind's objects, and where the one after it begins (0: at the end)."""
+    """Return the next page of a kind's objects, and the next cursor (0 at the end)."""
     following, page = link.ask(
         lambda client: cast(
             tuple[int, dict[bytes, bytes]],
@@ -126,7 +126,7 @@ def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]
 
 
 class Mirror:
-    """All objects, beats and leases, as of the last `drain`. Owned by one thread."""
+    """All objects, heartbeats and leases, as of the last `drain`. Owned by one thread."""
 
     def __init__(self, link: Link, alive: Alive, contact: Contact, *, hear_every_ms: int) -> None:
         self._link = link
@@ -138,16 +138,16 @@ class Mirror:
         self._runs: dict[str, str] = {}
         self._hear_every_ms = hear_every_ms
         self._heard_at: int | None = None
-        #: The end of each lease as its node has told it; and of those that still count.
+        #: The end of each lease as its node wrote it; and of the leases that still count.
         self._told: dict[tuple[str, str, int], int] = {}
         self._leases: dict[str, int] = {}
-        #: Pods that have changed since their leases were looked at.
+        #: Pods that have changed since their leases were evaluated.
         self._moved: set[str] = set()
         self._reader = SharingReader()
         self._shelf = ObjectTable()
-        #: New groups, where they are taken up so many at a time.
+        #: New groups, while they are taken up in turns.
         self._arrivals: Arrivals | None = None
-        #: What stands in the server and is no object, by kind and key.
+        #: The unreadable records on the server, by kind and key.
         self._unreadable: dict[tuple[str, str], Unreadable] = {}
         self._left_out: tuple[Unreadable, ...] | None = ()
         self._revision: int | None = None
@@ -157,7 +157,7 @@ class Mirror:
         self._heads = HeadPages()
 
     def snapshot(self) -> Snapshot:
-        """Everything as it stands now; the same object while nothing has changed."""
+        """Return everything at present; the same object while nothing has changed."""
         self.drain()
         assert self._revision is not None
         return self._shelf.snapshot(self._revision)
@@ -167,7 +167,7 @@ class Mirror:
         self._arrivals = Arrivals()
 
     def snapshot_in_turn(self, most: int) -> Snapshot:
-        """As `snapshot`, with at most about so many new groups since the one before."""
+        """As `snapshot`, with about `most` new groups more than the one before."""
         self._sync()
         self._take_up(most)
         assert self._revision is not None
@@ -175,11 +175,11 @@ class Mirror:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are new groups that were not taken up yet."""
+        """Whether some new groups have not been taken up yet."""
         return bool(self._arrivals)
 
     def drain(self) -> None:
-        """Take in everything that has happened. Raises StoreUnavailable."""
+        """Apply every change so far, new groups included. Raises StoreUnavailable."""
         self._sync()
         if self._arrivals:
             self._take_up(len(self._arrivals))
@@ -189,7 +189,7 @@ class Mirror:
             self._shelf.put("PodGroup", key, group)
 
     def _sync(self) -> None:
-        """Take in everything that has happened, but for new groups that are kept back."""
+        """Apply every change so far, except new groups that are kept back."""
         try:
             self._drain()
             self._contact.made()
@@ -209,7 +209,7 @@ class Mirror:
                 self._watch()
             except Trimmed:
                 self._revision = None
-                # A leader lets the count follow a stream that was written past us: then it is read.
+                # The leader raises the count after writes past batchq; then the stream can be read.
                 self._link.pause((lists - 1) * _LIST_LATER_S)
             if self._revision is not None and self._link.connections == self._connections:
                 return
@@ -217,19 +217,19 @@ class Mirror:
             return
         raise StoreUnavailable(
             f"the server at {self._link.shown} is written to faster than this process can read",
-            hint="the change stream was trimmed each time that all objects were listed",
+            hint="the change stream was trimmed during each listing of all objects",
         )
 
     @property
     def revision(self) -> int:
-        """What the last `drain` has come to, 0 before the first."""
+        """The revision of the last `drain`, 0 before the first."""
         return self._revision or 0
 
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """What stood in the server at the last `drain` and is no object, by kind and key; the same
-        tuple until that changes.
+        """Return the unreadable records as of the last `drain`, by kind and key; the same tuple
+        until they change.
 
-        A record that was written past batchq since the list is found by `compare`.
+        `compare` finds those that were written past batchq since the list.
         """
         if self._left_out is None:
             self._left_out = tuple(self._unreadable[at] for at in sorted(self._unreadable))
@@ -240,10 +240,10 @@ class Mirror:
         self._revision = None
 
     def compare(self, most: int) -> list[MirrorDifference]:
-        """Look at the next few objects in Redis and here; the next call goes on from there.
+        """Compare the next few objects in Redis and here; the next call continues after them.
 
-        At most about `most` objects are read. A difference is reported only if it stands while
-        the mirror has taken in every change.
+        About `most` objects are read at most. A difference is reported only if it persists after
+        the mirror has applied every change.
         """
         self._sync()
         suspects = [
@@ -257,38 +257,41 @@ class Mirror:
         return [difference for difference in found if difference is not None]
 
     def suspect_heads(self) -> dict[str, list[str]]:
-        """By kind, keys on the next page of heads of which the head is not that of the object here.
+        """Return by kind the keys on the next page of heads whose head does not match the object
+        here.
 
-        The next call goes on from there. One that was written just now may be among them.
+        The next call continues after them. An object written at this moment may be among them.
         """
         self._sync()
         return self._heads.suspects(self._link, self._shelf.keys_after, self._head)
 
     def settled(self) -> Snapshot | None:
-        """Everything that was committed; None while there are new groups that were not taken up."""
+        """Return everything committed; None while some new groups have not been taken up."""
         self._sync()
         return None if self._arrivals else self._shelf.snapshot(self.revision)
 
     def page_after(self, kind: str, key: str, most: int) -> list[Object]:
-        """Up to `most` objects of a kind behind a key, with all that was committed before."""
+        """Return up to `most` objects of a kind after a key, with all earlier commits applied."""
         self._sync()
         found = (self._shelf.get(kind, one) for one in self._shelf.keys_after(kind, key, most))
         return [one for one in found if one is not None]
 
     def is_left_out(self, kind: str, key: str) -> bool:
-        """Whether what stood there at the last look cannot be read."""
-        # Under the empty key stands that there is no reading any of the kind.
+        """Whether the record was unreadable at the last look."""
+        # The empty key marks a whole kind as unreadable.
         return not self._unreadable.keys().isdisjoint(((kind, key), (kind, "")))
 
     def _head(self, kind: str, key: str) -> bytes | None:
         here = self.here(kind, key)
         if here is not None:
             return codec.head_of_object(here)
-        # Of what cannot be read, nobody can say what it should be.
+        # An unreadable object has no known head.
         return None if (kind, key) in self._unreadable else b""
 
     def _difference(self, kind: str, key: str) -> MirrorDifference | None:
-        """Read it, take in all changes, read it again: if it stood still, both must agree."""
+        """Return the difference, if any: read the record, apply all changes, read it again. If the
+        record has not changed in between, both sides must agree.
+        """
         while True:
             stored = self._read(kind, key)
             self._sync()
@@ -298,7 +301,7 @@ class Mirror:
                 break
         item = None if stored is None else read_record(kind, key, stored)
         if isinstance(item, Unreadable) or (kind, key) in self._unreadable:
-            # Written past batchq, and so not our mistake: it is told of as what it is.
+            # Written past batchq, so it is reported as unreadable, not as a fault of the mirror.
             self._place(kind, key, item)
             return None
         here = self.here(kind, key)
@@ -327,16 +330,17 @@ class Mirror:
             shelf.fill(kind, self._listed(kind))
         self._shelf, self._revision = shelf, revision
         if self._arrivals is not None:
-            # What is listed was there before: its order is that of the sessions.
+            # Listed groups existed before: their order is that of the sessions.
             self._arrivals = Arrivals()
         self._heard_at = None
         self._last_seen.note_latest(self._link)
 
     def _listed(self, kind: str) -> dict[str, Object]:
-        """Every object of a kind. What is none is noted; so is a key that holds no objects."""
+        """Return every object of a kind; note unreadable ones, and a key that is no hash."""
         found: dict[str, Object] = {}
         try:
-            # Read as it comes: as stored, it would be more than what is made of it.
+            # Decoded as it arrives: the stored bytes of all would need more memory than the
+            # objects.
             for key, stored in scan_objects(self._link, kind):
                 item = read_record(kind, key, stored, self._reader.read)
                 if isinstance(item, Unreadable):
@@ -346,7 +350,7 @@ class Mirror:
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
-            why = f"{keys.objects(kind)} is no hash"
+            why = f"{keys.objects(kind)} is not a hash"
             self._leave_out(kind, "", Unreadable(kind=kind, key="", why=why))
         return found
 
@@ -355,7 +359,7 @@ class Mirror:
             assert self._revision is not None
             after = self._revision
             revision, reply, self._server = self._link.ask(partial(_pull, after=after))
-            # An older file was restored, or everything was deleted, if the count has fallen.
+            # A fallen count: an older file was restored, or everything was deleted.
             if revision < after:
                 raise Trimmed
             changes = read_changes(reply, after, self._reader.read)
@@ -373,7 +377,7 @@ class Mirror:
         if change.kind == "Pod":
             self._moved.add(change.key)
         if change.unreadable is not None:
-            # The stream may say what is stored nowhere.
+            # The stream may name a record that is not stored.
             stored = self._read(change.kind, change.key)
             item = None if stored is None else read_record(change.kind, change.key, stored)
             self._place(change.kind, change.key, item)
@@ -391,7 +395,7 @@ class Mirror:
             self._shelf.put(change.kind, change.key, change.value)
 
     def _keeps_back(self, change: Change, here: Object | None) -> bool:
-        """Whether a change is about a group that is new and waits to be taken up."""
+        """Whether a change concerns a new group that waits to be taken up."""
         arrivals = self._arrivals
         if arrivals is None or change.kind != "PodGroup":
             return False
@@ -403,12 +407,12 @@ class Mirror:
         return False
 
     def here(self, kind: str, key: str) -> Object | None:
-        """An object as it was last heard of, taken up or not."""
+        """Return the latest known version of an object, taken up or not."""
         waits = self._arrivals.get(kind, key) if self._arrivals else None
         return waits or self._shelf.get(kind, key)
 
     def _place(self, kind: str, key: str, item: Object | Unreadable | None) -> None:
-        """Believe this of an object, whatever was believed before."""
+        """Replace what is known of an object."""
         self._let_in(kind, key)
         if self._arrivals is not None and kind == "PodGroup":
             self._arrivals.remove(key)
@@ -428,7 +432,7 @@ class Mirror:
             self._left_out = None
 
     def _hear(self) -> None:
-        """Beats and leases, asked for now and then; but a lease goes with its attempt at once."""
+        """Read heartbeats and leases now and then; but drop a lease with its attempt at once."""
         now = monotonic_ns() // 1_000_000
         every_ms = self._hear_every_ms
         if self._waits_for_reports():
@@ -447,7 +451,7 @@ class Mirror:
             self._shelf.set_leases(self._current_leases())
 
     def _waits_for_reports(self) -> bool:
-        """Whether a ready node has not said yet what it runs under this run of the server."""
+        """Whether a ready node has not reported yet under this run of the server."""
         run = (self._server[0] or b"").decode(errors="replace")
         return any(
             isinstance(node, Node)
@@ -457,8 +461,8 @@ class Mirror:
         )
 
     def _current_leases(self) -> dict[str, int]:
-        """Of pods in the attempt that the lease is for, on the node that has told of it; the same
-        object if nothing has become of it.
+        """Return the leases of pods whose attempt and node match the lease; the same object if
+        nothing has changed.
         """
         ends = {uid: self._lease_of(uid) for uid in self._moved}
         self._moved = set()
@@ -479,18 +483,20 @@ class Mirror:
         return self._told.get((pod.status.node, uid, pod.status.attempt))
 
     def _notice_restart(self) -> None:
-        """A restarted server may have lost writes and counted on to the same revision."""
+        """Detect a restarted server: it may have lost writes and counted on to the same
+        revision.
+        """
         connections = self._link.connections
         if connections == self._connections:
             return
         run_id = self._link.run_id()
-        # Asking may have made a connection itself; then the next look asks once more.
+        # Asking may open a connection; then the next look asks once more.
         self._connections = connections
         if run_id != self._run_id:
             self._forgot = self._last_seen.is_forgotten(self._link)
             self._run_id = run_id
             self._revision = None
-            # Only those who speak to the new run have been in touch with it.
+            # Contact counts only from the first answer of the new run.
             self._contact.lost()
 
     def _note_last(self, reply: Any) -> None:
@@ -499,7 +505,7 @@ class Mirror:
 
 
 def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
-    """One round trip; the revision is read first, so the stream reaches at least to it."""
+    """Read in one round trip; the revision comes first, so the stream reaches at least to it."""
     pipeline = client.pipeline(transaction=False)
     pipeline.get(keys.REVISION)
     pipeline.xread({keys.CHANGES: f"{after}-0"}, count=CHANGES_A_TRIP)
@@ -509,7 +515,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
 
 
 class _ShardTurn:
-    """Where the comparison goes on: which kind, where in Redis, where in the mirror."""
+    """Where the comparison continues: the kind, the cursor in Redis, the key in the mirror."""
 
     def __init__(self) -> None:
         self._kinds = list(keys.KIND_NAMES)
@@ -520,9 +526,9 @@ class _ShardTurn:
     def pages(
         self, link: Link, shelf: ObjectTable, most: int
     ) -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
-        """Pages of objects as stored, each with keys that the mirror expects among them.
+        """Yield pages of objects as stored, each with the keys that the mirror expects among them.
 
-        Ends after `most` objects, or after every kind was looked at once.
+        Ends after `most` objects, or after every kind was compared once.
         """
         read = 0
         for _ in range(len(self._kinds)):
@@ -546,7 +552,7 @@ class _ShardTurn:
 
 
 def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Objects of a kind as stored, by key; those that are missing are left out."""
+    """Return objects of a kind as stored, by key; missing ones are left out."""
     fields = [field_of_key(key) for key in wanted]
     values = link.ask(
         lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), fields))
@@ -555,7 +561,7 @@ def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
 
 
 def read_one(link: Link, kind: str, key: str) -> bytes | None:
-    """An object as stored."""
+    """Return an object as stored; None if it is missing."""
     field = field_of_key(key)
     return link.ask(lambda client: cast("bytes | None", client.hget(keys.objects(kind), field)))
 
@@ -565,10 +571,11 @@ Line: TypeAlias = tuple[str, str]
 
 
 class Arrivals:
-    """By key; owned by one thread."""
+    """New groups that wait to be taken up, by key. Owned by one thread."""
 
     def __init__(self) -> None:
-        #: Those of each namespace and queue, in order; the line whose turn is next is first.
+        #: The groups of each namespace and queue, in order; the line whose turn is next comes
+        #: first.
         self._lines: dict[Line, dict[str, PodGroup]] = {}
         self._line_of: dict[str, Line] = {}
 
@@ -576,17 +583,17 @@ class Arrivals:
         return len(self._line_of)
 
     def get(self, kind: str, key: str) -> PodGroup | None:
-        """The group, if it waits here."""
+        """Return the group if it waits here."""
         line = self._line_of.get(key) if kind == "PodGroup" else None
         return None if line is None else self._lines[line][key]
 
     def put(self, key: str, group: PodGroup) -> None:
-        """Let a group wait, at the end; one that waits already keeps its place."""
+        """Add a group at the end of its line; a waiting one keeps its place."""
         line = self._line_of.setdefault(key, (group.metadata.namespace, group.spec.queue))
         self._lines.setdefault(line, {})[key] = group
 
     def remove(self, key: str) -> PodGroup | None:
-        """Take a group out, if it is there."""
+        """Remove a group, and return it; None if it does not wait here."""
         line = self._line_of.pop(key, None)
         if line is None:
             return None
@@ -597,8 +604,8 @@ class Arrivals:
         return group
 
     def take(self, most: int) -> list[tuple[str, PodGroup]]:
-        """Take out about `most`, from each line in turn and equally; more only if they depend on
-        others.
+        """Remove and return about `most` groups, equally from each line in turn; more only if some
+        depend on others.
         """
         taken: list[tuple[str, PodGroup]] = []
         while self._lines and len(taken) < most:
@@ -610,12 +617,12 @@ class Arrivals:
                 while len(taken) < until and line in self._lines:
                     self._take_first(line, taken)
                 if line in self._lines:
-                    # The others come before it the next time.
+                    # Move this line behind the others for the next call.
                     self._lines[line] = self._lines.pop(line)
         return taken
 
     def _take_first(self, line: Line, taken: list[tuple[str, PodGroup]]) -> None:
-        """The first of a line, behind all of those that it depends on."""
+        """Take the first group of a line, after all groups that it depends on."""
         wanted = [next(iter(self._lines[line]))]
         while wanted:
             group = self.get("PodGroup", wanted[-1])
@@ -634,6 +641,6 @@ class Arrivals:
 
 
 def is_new(group: PodGroup) -> bool:
-    """Whether nothing has been decided about a group yet."""
+    """Whether no decision has been made about a group yet."""
     status = group.status
     return status.phase == PodGroupPhase.PENDING and not status.admission and not status.reserved_at

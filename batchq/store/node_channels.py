@@ -1,8 +1,9 @@
-"""What nodes have to say, left in the server for the leader to fold.
+"""Report queues of nodes, wake-up channels, and the pods on a node.
 
-A node writes its own inbox and rings a bell that all share. Both are plain commands, no scripts: a
-server asks for write permission on every key that a script names, and a node has it for its own
-keys alone. Of one subject the last fact counts. Facts go when they are folded.
+A node writes its own report queue (`inbox`) and notifies the leader on a channel (`bell`) that all
+nodes share. Both are plain commands, no scripts: a server asks for write permission on every key
+that a script names, and a node has it for its own keys alone. A newer report on a subject replaces
+an older one. The leader applies reports and removes them.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from batchq.store.records import (
 )
 
 BELL_KEPT = 1_000
-#: No fact is longer than this.
+#: No report is longer than this.
 MOST_FACT_BYTES = 64 * 1024
-#: One call of a script reads or clears at most so many inboxes, facts, and about so many bytes.
+#: Bounds of one call of a script: report queues, reports, and approximate bytes, read or cleared.
 INBOXES_A_CALL = 100
 FACTS_A_CALL = 5_000
 BYTES_A_CALL = 1024 * 1024
-#: Of the pods that the facts of a call are about, about so many bytes are read with them.
+#: Approximate bytes of pods that one call reads with its reports.
 POD_BYTES_A_CALL = 1024 * 1024
-#: So many calls go out together: one look is answered with at most about 32 MiB.
+#: Calls in one round trip: its answer is at most about 32 MiB.
 CALLS_A_LOOK = 32
 
 SUPERSEDED = "superseded"
@@ -66,10 +67,9 @@ UNREADABLE = "unreadable"
 
 
 class OutboxEntry(Struct, frozen=True, kw_only=True):
-    """A fact in the inbox of a node. `raw` is as it stands there, by which it is taken out.
+    """A report in a node's queue. `raw` is its stored form, which identifies it for removal.
 
-    `pod` is what the fact is about, as it was when the fact was read; None if there was none, or
-    nobody has looked.
+    `pod` is the report's pod when the report was read; None if it did not exist or was not read.
     """
 
     node: str
@@ -80,8 +80,8 @@ class OutboxEntry(Struct, frozen=True, kw_only=True):
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """A fact that is done with once a transaction has been applied; whether its node is waiting
-    for that, and is rung.
+    """A report to be removed once a transaction has been applied; `rings`: its node waits for the
+    acknowledgement and is notified.
     """
 
     entry: OutboxEntry
@@ -89,19 +89,19 @@ class Settled(Struct, frozen=True, kw_only=True):
 
 
 class ReportQueues:
-    """All inboxes of one server, and the bell.
+    """All report queues of one server, and the leader's wake-up channel.
 
-    `rung` remembers how far it has heard, so one thread only calls it; the rest may be called by
-    any. Every method raises StoreUnavailable.
+    `rung` remembers its place in the channel, so only one thread calls it; the rest is thread-safe.
+    Every method raises StoreUnavailable.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        # From the first entry that is kept: what was rung while nobody led is heard now.
+        # From the oldest entry kept: notifications sent without a leader are read now.
         self._heard = "0-0"
 
     def post(self, node: str, fact: NodeReport) -> None:
-        """Leave a fact in place of the last one on its subject. Twice is harmless."""
+        """Post a report in place of the last one on its subject. Safe to repeat."""
         inbox, raw = keys.inbox(node), encode(fact)
 
         def left(client: Any) -> None:
@@ -112,14 +112,14 @@ class ReportQueues:
             left_there, _, rung = pipeline.execute(raise_on_error=False)
             if isinstance(left_there, Exception):
                 raise left_there
-            # A bell that somebody has spoiled is done without: all inboxes are looked through.
+            # A damaged channel is ignored: the leader also looks through all queues.
             if isinstance(rung, Exception) and not isinstance(rung, ResponseError):
                 raise rung
 
         self._link.ask(left)
 
     def own(self, node: str) -> Sequence[NodeReport]:
-        """What a node has left that is not folded yet, as the node may read it itself."""
+        """Return a node's reports that have not been applied yet; the node itself may call it."""
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.inbox(node)))
         )
@@ -128,18 +128,20 @@ class ReportQueues:
             try:
                 facts.append(decode(raw))
             except DAMAGE:
-                # Left by another version of the agent; the clerk tells of it.
+                # Posted by another version of the agent; the leader reports it.
                 continue
         return facts
 
     def nodes(self) -> set[str]:
-        """The nodes that there are as objects."""
+        """Return the names of the registered nodes."""
         names = self._link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.heads("Node"))))
         found = {name.decode(errors="replace") for name in names}
         return {name for name in found if not subdomain_problem(name)}
 
     def rung(self, timeout_ms: int) -> set[str]:
-        """The nodes that have rung since the last call; waits for one up to `timeout_ms`."""
+        """Return the nodes that have notified since the last call; wait for one up to
+        `timeout_ms`.
+        """
         block = min(timeout_ms, LONGEST_BLOCK_MS) or None
         try:
             reply = self._link.wait(
@@ -148,7 +150,8 @@ class ReportQueues:
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
-            # No bell: all inboxes are looked through now and then, and the leader takes it out.
+            # Without the channel, all queues are looked through now and then; the leader deletes
+            # the key.
             self._link.pause(timeout_ms / 1000)
             self._heard = "0-0"
             return set()
@@ -159,24 +162,24 @@ class ReportQueues:
             for id_, fields in entries:
                 self._heard = id_.decode()
                 name = fields.get(b"node", b"").decode(errors="replace")
-                # Whoever may ring may write anything there.
+                # Any user with access to the channel may write anything there.
                 if not subdomain_problem(name):
                     found.add(name)
         return found
 
     def look(self, nodes: Sequence[str]) -> list[OutboxEntry]:
-        """What lies in the inboxes of these nodes, a bounded part of it, in a fixed order.
+        """Return the reports in these nodes' queues, a bounded part of them, in a fixed order.
 
-        What cannot be read, because it is too long, of a newer agent or no fact at all, is told
-        once, counted and taken out.
+        Unreadable reports (too long, from a newer agent, or malformed) are logged, counted and
+        removed.
         """
         return self.look_through(nodes)[0]
 
     def look_through(self, nodes: Sequence[str]) -> tuple[list[OutboxEntry], list[str]]:
-        """As `look`, in one round trip; and the nodes that have more to say than was taken in.
+        """As `look`, in one round trip; also return the nodes with more reports than were read.
 
-        First among these are those of which nothing was taken in: who looks through them in this
-        order hears everybody, however much one of them has to say.
+        Nodes whose queues were not read at all come first: a caller that continues in this order
+        serves all of them, however many reports one node has.
         """
         parts = [
             nodes[start : start + INBOXES_A_CALL] for start in range(0, len(nodes), INBOXES_A_CALL)
@@ -203,7 +206,7 @@ class ReportQueues:
                 entry = _read(node, subject, raw, pod)
                 if entry is None:
                     wrong.append((node, subject, raw))
-                    self._link.suspect(node, f"a fact in {keys.inbox(node)}")
+                    self._link.suspect(node, f"a report in {keys.inbox(node)} is unreadable")
                 else:
                     found.append(entry)
         if wrong:
@@ -212,11 +215,11 @@ class ReportQueues:
         return found, unheard + heard
 
     def folded(self, entries: Sequence[OutboxEntry]) -> None:
-        """Take facts out, unless others have come in their place."""
+        """Remove reports, unless newer ones have replaced them."""
         self._take_out([(one.node, one.subject.encode(), one.raw) for one in entries])
 
     def count(self, what: str, more: int) -> None:
-        """Count something. A lost reply may count it twice."""
+        """Add to a counter. A lost reply may count twice."""
 
         def counted(client: Any) -> None:
             try:
@@ -224,13 +227,13 @@ class ReportQueues:
             except ResponseError as error:
                 if is_wrong_type(error):
                     raise
-                # Somebody has left no number there: it is counted from here.
+                # The field is malformed: start again from here.
                 client.hset(keys.COUNTS, what, more)
 
         self._link.ask(counted)
 
     def counts(self) -> dict[str, int]:
-        """Everything that was ever counted, by name."""
+        """Return every counter, by name."""
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.COUNTS))
         )
@@ -258,7 +261,9 @@ def _taking_out(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
 
 
 def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
-    """The call that takes out what is settled by the answers to a commit's request, if any is."""
+    """Return the call that removes the reports acknowledged by a commit's answers, if there are
+    any.
+    """
     by_node: dict[str, list[str | bytes | int]] = {}
     for place, one in enumerate(settled, start=1):
         if one is not None:
@@ -274,7 +279,7 @@ def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
 
 
 def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> OutboxEntry | None:
-    """The fact; None, and told, for what is none."""
+    """Return the report; None, after logging it, for an unreadable one."""
     if not subject:
         _log().error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
         return None
@@ -285,30 +290,32 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> OutboxEntry | No
         _log().error("fact.unreadable", node=node, subject=shown(name), why=reason_of(error))
         return None
     if fact.subject != name:
-        _log().error("fact.unreadable", node=node, subject=shown(name), why="it is about another")
+        _log().error(
+            "fact.unreadable", node=node, subject=shown(name), why="it has another subject"
+        )
         return None
     return OutboxEntry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
 
 
 def _log() -> Any:
-    # Imported by who has something to say: it costs a command as much as all else that it loads.
+    # Imported on first use: structlog takes a command as long to load as everything else.
     import structlog
 
     return structlog.get_logger(__name__)
 
 
-#: An answer that has begun is there at once.
+#: Once an answer has begun, the rest follows at once.
 _REST_WITHIN_S = 1.0
-#: After a connection that broke, or a bell that somebody has spoiled: the agent looks meanwhile.
+#: The pause after a broken connection or a damaged channel; the agent polls meanwhile.
 _AGAIN_S = 1.0
-#: The latest rings of a node: who hears so many at once may have missed others.
+#: The newest entries of a node's channel; a reader that finds all of them may have missed others.
 RINGS_KEPT = 8
-#: So many nodes are rung in one round trip.
+#: Nodes notified in one round trip.
 _NODES_A_TRIP = 1_000
 
 
 class WakeReason(StrEnum):
-    """What a ring is about."""
+    """Why a node is woken."""
 
     PODS = "pods"
     CLAIMS = "claims"
@@ -318,7 +325,7 @@ EVERYTHING = frozenset(WakeReason)
 
 
 def ring(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
-    """Ring at these nodes. Twice is harmless. Raises StoreUnavailable."""
+    """Notify these nodes. Safe to repeat. Raises StoreUnavailable."""
     for start in range(0, len(nodes), _NODES_A_TRIP):
         some = nodes[start : start + _NODES_A_TRIP]
 
@@ -331,38 +338,38 @@ def ring(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
 
 
 def add_rings(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> None:
-    """Ring at these nodes, with what else is sent; `check_rung` is given the answers."""
+    """Add the notifications of these nodes to a pipeline; `check_rung` checks the answers."""
     for node in nodes:
         pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=RINGS_KEPT, approximate=False)
         pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
 
 
 def is_made_anew(link: Link, stream: str, heard: str) -> bool:
-    """Whether the newest entry of a stream is older than one that was heard, or gone: somebody has
-    put an id there from the future, and the stream was made anew since. Who waits behind that id
-    hears nothing. Raises StoreUnavailable.
+    """Whether a stream's newest entry is older than one already read, or gone: it had an id from
+    the future, and was recreated since. A reader waiting after that id receives nothing. Raises
+    StoreUnavailable.
     """
     newest = link.ask(lambda client: cast("list[Any]", client.xrevrange(stream, count=1)))
     return not newest or place_in_stream(newest[0][0].decode()) < place_in_stream(heard)
 
 
 def place_in_stream(id_: str) -> tuple[int, int]:
-    """By what ids of entries are ordered."""
+    """Return the sort key of an entry's id."""
     first, _, second = id_.partition("-")
     return int(first), int(second or 0)
 
 
 def check_rung(answers: Sequence[Any]) -> None:
-    """A bell that somebody has spoiled is done without; anything else is raised."""
+    """Ignore a damaged channel; raise any other error."""
     for answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, broken.ResponseError):
             raise answer
 
 
 class WakeUpChannel:
-    """A node's agent at its door: one connection that waits, while the agent does other things.
+    """A node's wake-up channel: one connection that waits while the agent does other things.
 
-    Owned by one thread, which polls `fileno` beside whatever else it waits for.
+    Owned by one thread, which polls `fileno` together with its other descriptors.
     """
 
     def __init__(self, url: str, node: str) -> None:
@@ -373,20 +380,22 @@ class WakeUpChannel:
         self._connection: Any = None
         self._asked_at: float | None = None
         self._not_before = 0.0
-        # From the first that is kept: what was brought before anybody listened is heard now.
+        # From the oldest entry kept: notifications sent before the agent listened are read now.
         self._heard = "0-0"
 
     def fileno(self) -> int | None:
-        """Readable when there may be something to hear; None while nobody listens."""
+        """The descriptor, readable when a notification may have come; None while
+        nothing listens.
+        """
         socket = None if self._connection is None else self._connection._sock
         return None if socket is None else int(socket.fileno())
 
     def listen(self) -> None:
-        """Wait for a ring from now on, if nobody does yet. Raises StoreUnavailable."""
+        """Wait for a notification from now on, if not waiting yet. Raises StoreUnavailable."""
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at < LONGEST_BLOCK_MS / 1000 + ANSWER_TIMEOUT_S:
                 return
-            # A server that is not there any more says nothing, either.
+            # A server that has disappeared sends nothing, either.
             self._let_go()
         if time.monotonic() < self._not_before:
             return
@@ -403,7 +412,9 @@ class WakeUpChannel:
         self._asked_at = time.monotonic()
 
     def hear(self) -> frozenset[WakeReason]:
-        """What it has rung for, or may have: what breaks the connection may hide a ring."""
+        """Return the wake reasons received; all of them after a broken connection, which may hide
+        some.
+        """
         if self._asked_at is None:
             return frozenset()
         try:
@@ -416,30 +427,30 @@ class WakeUpChannel:
             return EVERYTHING
         self._asked_at = None
         if not reply:
-            # For some seconds: the next one may be rung in a bell that was made anew.
+            # The stream may have been recreated during the silence.
             self._heard = self._again_if_made_anew()
             return frozenset()
-        # By the protocol's version a map or a list of pairs.
+        # A map or a list of pairs, depending on the protocol's version.
         [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
         self._heard = entries[-1][0].decode()
         said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
-        # A word of a later version may be about anything.
+        # A reason from a later version may mean anything.
         if len(entries) == RINGS_KEPT or not said <= set(WakeReason):
             return EVERYTHING
         return frozenset(map(WakeReason, said))
 
     def _again_if_made_anew(self) -> str:
-        """Behind which ring to wait, after a silence."""
+        """Return the entry to wait after, following a silence."""
         if self._heard == "0-0":
             return self._heard
         try:
             return "0-0" if is_made_anew(self._link, self._key, self._heard) else self._heard
         except StoreUnavailable:
-            # Of another type, or away: looked at again after the next silence.
+            # Of another type, or unavailable: checked again after the next silence.
             return self._heard
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._let_go()
         close_client(self._client)
 
@@ -450,23 +461,24 @@ class WakeUpChannel:
             self._client.connection_pool.release(connection)
 
 
-#: After so many answers that went by the ledger, all pods are looked through: every ten minutes of
-#: an agent that asks every ten seconds.
+#: After this many answers by the ledger, all pods are looked through: every ten minutes for an
+#: agent that asks every ten seconds.
 ANSWERS_BY_COUNT = 60
 
 
 class PodsByNode:
-    """The pods on nodes of one server. Questions raise StoreUnavailable."""
+    """The pods on nodes of one server. Methods raise StoreUnavailable."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        # The first look is a whole one: nobody knows yet whether the ledger counts right.
+        # The first look reads all pods: the ledger has not been checked yet.
         self._answers_left = 0
 
     def pods(self, node: str, known: Collection[str] | None) -> Iterator[Pod]:
-        """The pods that hold a place on a node; one may come twice.
+        """Yield the pods that occupy a node; one may come twice.
 
-        `known`: the keys of pods that the caller knows of, on the node or not; None: it cannot say.
+        `known`: the keys of pods that the caller knows, on the node or not; None if it has none to
+        offer.
         """
         if known is not None and self._answers_left > 0:
             self._answers_left -= 1
@@ -478,7 +490,7 @@ class PodsByNode:
         self._answers_left = ANSWERS_BY_COUNT
 
     def _found_and_counted(self, node: str, known: Sequence[str]) -> tuple[list[Pod], bytes]:
-        """Those of the pods that are on the node, and what the ledger counts there, of one
+        """Return those of the known pods that are on the node, and the ledger's count there, at one
         instant.
         """
         field = f"{node_scope(node)} {PODS}"
@@ -498,8 +510,8 @@ class PodsByNode:
         return list(_on_node(node, found)), counted or b"0"
 
     def _all(self, node: str) -> Iterator[Pod]:
-        """Heads tell which pods are on any node: they are short, and pods that have ended are
-        many.
+        """Find all pods on the node. Heads are read first: they are short, and most pods have
+        ended.
         """
         cursor = 0
         while True:
@@ -514,7 +526,7 @@ class PodsByNode:
 
 
 def _on_node(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
-    """What cannot be read is on no node: the leader tells of it."""
+    """Yield the pods on the node. Unreadable ones are left out; the leader reports them."""
     for key, value in stored.items():
         pod = read_record("Pod", key, value)
         if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
@@ -528,12 +540,12 @@ def _heads_of_pods(client: Any, cursor: int) -> tuple[int, dict[bytes, bytes]]:
     )
 
 
-#: Of one command: the server does nothing else meanwhile.
+#: Fields in one command, during which the server does nothing else.
 _A_COMMAND = 1_000
 
 
 def add_taking_out(pipeline: Any, deliveries: Sequence[Delivery]) -> None:
-    """Take these out of the outbox, with what else is sent. Twice is harmless."""
+    """Remove these from the outbox, with the rest of the pipeline. Safe to repeat."""
     fields = [codec.delivery_field(delivery) for delivery in deliveries]
     for start in range(0, len(fields), _A_COMMAND):
         pipeline.hdel(keys.OUTBOX, *fields[start : start + _A_COMMAND])

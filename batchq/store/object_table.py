@@ -1,4 +1,4 @@
-"""The one place where a sequence of stored objects changes: each change makes a chunk anew."""
+"""Ordered sequences of stored objects, in chunks: each change replaces one chunk."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from batchq.core.session.snapshot import ContactStanding, Snapshot
 
 T = TypeVar("T")
 
-#: A chunk that falls below this many items is joined to its neighbour, if both fit in one that
-#: has room for more.
+#: A chunk that falls below SMALL items is joined to a neighbour, if both together have at most
+#: ROOMY.
 SMALL = CHUNK // 4
 ROOMY = CHUNK * 3 // 4
-#: So many keys are looked up one by one; of more, chunks are compared.
+#: Up to this many touched keys are looked up one by one; beyond it, chunks are compared.
 MOST_TOUCHED = 16
 
 
@@ -43,18 +43,18 @@ class ObjectRow(Generic[T]):
         self._chunks: list[Chunk[T]] = []
         self._size = 0
         self._rows: Rows[T] | None = Rows()
-        #: The rows that somebody has seen last, and the keys that were touched since; None: many.
+        #: The rows that were last handed out, and the keys touched since; None: too many.
         self._seen: Rows[T] = self._rows
         self._touched: set[str] | None = set()
 
     def fill(self, known: Mapping[str, T]) -> None:
-        """Take these instead of all that there is."""
+        """Replace all items by these."""
         self._chunks = chunks_of(known)
         self._size = len(known)
         self._rows, self._touched = None, None
 
     def put(self, key: str, item: T) -> T | None:
-        """Add an item, or put it in the place of the one with that key, which is returned."""
+        """Add or replace the item of a key; return the former item."""
         self._touch(key)
         if not self._chunks:
             self._exchange(0, 0, chunk_of((key,), (item,)))
@@ -67,12 +67,13 @@ class ObjectRow(Generic[T]):
             former = chunk.items[place]
             if former is not item:
                 items = (*chunk.items[:place], item, *chunk.items[place + 1 :])
-                # The very same keys: whoever compares two chunks sees that only items changed.
+                # Keep the same keys tuple: a comparison of two chunks then sees that only items
+                # changed.
                 self._exchange(at, 1, Chunk(chunk.first, chunk.keys, items))
             return former
         self._size += 1
         if place == CHUNK and at == len(self._chunks) - 1:
-            # Whoever adds in order of key fills chunks, and halves none.
+            # Adding in order of key fills chunks and splits none.
             self._exchange(at + 1, 0, chunk_of((key,), (item,)))
             return None
         keys = (*chunk.keys[:place], key, *chunk.keys[place:])
@@ -86,7 +87,7 @@ class ObjectRow(Generic[T]):
         return None
 
     def remove(self, key: str) -> T | None:
-        """Take out the item of a key, which is returned, if there is one."""
+        """Remove the item of a key, and return it; None if there is none."""
         self._touch(key)
         if not self._chunks:
             return None
@@ -105,11 +106,11 @@ class ObjectRow(Generic[T]):
         return chunk.items[place]
 
     def get(self, key: str) -> T | None:
-        """The item of a key, if there is one."""
+        """Return the item of a key; None if there is none."""
         return found(self._chunks, key)
 
     def all(self) -> Rows[T]:
-        """Every item; the same object until something changes."""
+        """Return every item; the same object until something changes."""
         if self._rows is None:
             chunks, touched = tuple(self._chunks), self._touched
             if touched is None:
@@ -126,11 +127,13 @@ class ObjectRow(Generic[T]):
                 self._touched = None
 
     def keys_after(self, key: str, most: int) -> list[str]:
-        """Up to `most` keys that follow `key`, in order."""
+        """Return up to `most` keys that follow `key`, in order."""
         return [one for one, _ in islice(self.all().items_from(key + "\0"), most)]
 
     def _join(self, at: int, keys: tuple[str, ...], items: tuple[T, ...]) -> bool:
-        """Put what is left of a small chunk together with a neighbour, if there is room in one."""
+        """Join the rest of a small chunk with a neighbour, if both fit in one; return whether they
+        do.
+        """
         for start in (at - 1, at):
             if not 0 <= start < len(self._chunks) - 1:
                 continue
@@ -152,17 +155,17 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self._rows: dict[str, ObjectRow[Object]] = {kind: ObjectRow() for kind in KINDS}
-        #: The kinds that are few, as plain tuples, until something changes in them.
+        #: The kinds with few objects, as plain tuples, until one of them changes.
         self._few: dict[str, tuple[Object, ...]] = {}
         self._pods: ObjectRow[tuple[Pod, ...]] = ObjectRow()
         #: Groups whose pods have changed: uid -> all of its pods, by uid.
         self._changed: dict[str, dict[str, Pod]] = {}
         self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
-        #: Pods that are on nodes, by key; and how many are on each node.
+        #: Pods on nodes, by key; and the number of pods on each node.
         self._on_node: dict[str, Pod] = {}
         self._in_use: Counter[str] = Counter()
         self._beats: dict[str, int] = {}
-        #: Nodes as stored, and the same with their beats; None once there are other beats.
+        #: Nodes as stored, and with their heartbeats; None once a heartbeat has changed.
         self._stored_nodes: tuple[Node, ...] = ()
         self._heard: tuple[Node, ...] | None = None
         self._leases: Mapping[str, int] = {}
@@ -173,19 +176,19 @@ class ObjectTable:
         return self._rows[kind].get(key)
 
     def nodes_in_use(self) -> list[str]:
-        """The nodes that there are, and those that pods are on, in order."""
+        """Return the registered nodes and those that pods are on, in order."""
         return sorted({*self._rows["Node"].all().keys(), *self._in_use})
 
     def on_node(self, key: str) -> Pod | None:
-        """The pod, if it is on a node."""
+        """Return the pod, if it is on a node."""
         return self._on_node.get(key)
 
     def keys_after(self, kind: str, key: str, most: int) -> list[str]:
-        """Up to `most` keys of a kind that follow `key`, in order."""
+        """Return up to `most` keys of a kind that follow `key`, in order."""
         return self._rows[kind].keys_after(key, most)
 
     def list(self, kind: str, namespace: str) -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key."""
+        """Return all objects of a kind (of one namespace), ordered by key."""
         rows = self._rows[kind].all()
         if not namespace or kind not in NAMESPACED:
             return rows
@@ -194,13 +197,13 @@ class ObjectTable:
         return rows.within(namespace + "/")
 
     def pods_of(self, group: str) -> tuple[Pod, ...]:
-        """The pods of a group, by its uid, ordered by key."""
+        """Return the pods of a group, by its uid, ordered by key."""
         if group in self._changed:
             self._settle(group, self._changed.pop(group))
         return self._pods.get(group) or ()
 
     def fill(self, kind: str, known: Mapping[str, Object]) -> None:
-        """Take these objects of a kind, by key, of which there are none yet."""
+        """Add these objects of a kind, by key; the table must have none of it yet."""
         row = self._rows[kind]
         row.fill(known)
         if kind == "Pod":
@@ -223,26 +226,26 @@ class ObjectTable:
         self._changes(kind)
 
     def set_beats(self, beats: dict[str, int]) -> None:
-        """When each node was last heard of; stands in its status if that is later than stored."""
+        """Set the last heartbeat of each node; it replaces an older one in the node's status."""
         if beats != self._beats:
             self._beats = beats
             self._heard = None
             self._snapshot = None
 
     def set_leases(self, leases: Mapping[str, int]) -> None:
-        """Until when each pod's lease lasts. The mapping must not change afterwards."""
+        """Set the end of each pod's lease. The mapping must not change afterwards."""
         if leases is not self._leases and leases != self._leases:
             self._leases = leases
             self._snapshot = None
 
     def set_standing(self, standing: ContactStanding) -> None:
-        """How the reader stands with its server."""
+        """Set the state of the reader's contact with its server."""
         if standing != self._standing:
             self._standing = standing
             self._snapshot = None
 
     def snapshot(self, revision: int) -> Snapshot:
-        """Everything at `revision`."""
+        """Return everything, as of `revision`."""
         if self._snapshot is not None and self._snapshot.revision == revision:
             return self._snapshot
         self._snapshot = Snapshot(
@@ -260,7 +263,7 @@ class ObjectTable:
         return self._snapshot
 
     def _plain(self, kind: str) -> tuple[Object, ...]:
-        """All of a kind; the same tuple until something changes."""
+        """Return all objects of a kind; the same tuple until one changes."""
         known = self._few.get(kind)
         if known is None:
             known = self._few[kind] = tuple(self._rows[kind].all())
@@ -271,7 +274,9 @@ class ObjectTable:
         self._snapshot = None
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Made again only if one of them or a beat has changed, for nodes may be many."""
+        """Return the nodes, rebuilt only after a change of a node or a heartbeat: nodes may be
+        many.
+        """
         nodes = cast(tuple[Node, ...], self._plain("Node"))
         if nodes is not self._stored_nodes or self._heard is None:
             self._stored_nodes = nodes
@@ -280,7 +285,7 @@ class ObjectTable:
 
     def _with_beat(self, node: Node) -> Node:
         beat = self._beats.get(node.metadata.name)
-        # Beats are asked for now and then: a node that has just registered was heard of since.
+        # Heartbeats are read now and then: a node that has just registered may have a newer one.
         stored = node.status.heartbeat
         if beat is None or (stored is not None and beat <= stored):
             return node

@@ -1,4 +1,4 @@
-"""What to do while the store does not answer: wait longer each time, and say it once."""
+"""Waiting for a store that does not answer: longer each time, and logged once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_WAIT_MS = 5000
 
 
 class Backoff:
-    """Waits that double up to a bound, each with a random half of itself taken off or not."""
+    """Waits that double up to a bound, each shortened by a random part of up to a half."""
 
     def __init__(
         self,
@@ -30,21 +30,21 @@ class Backoff:
         self._failures = 0
 
     def next_ms(self) -> int:
-        """How long to wait now: between half the step and the whole step."""
-        # 2**20 steps are beyond any bound; the exponent itself must not grow for ever.
+        """Return the next wait: between half the step and the whole step."""
+        # 2**20 steps exceed any bound; the exponent itself must not grow without end.
         step = min(self._longest_ms, self._first_ms << min(self._failures, 20))
         self._failures += 1
         return self._chance.randint(step // 2, step)
 
     def reset(self) -> None:
-        """It works again."""
+        """Start again from the first wait, after a success."""
         self._failures = 0
 
 
 class Outage:
-    """Says once that the store is away and once that it is back, whichever thread notices.
+    """Logs once that the store is unavailable and once that it is back, for any number of threads.
 
-    `unavailable` is a state for others to look at; `count` says how often it came about.
+    `unavailable` is the present state; `count` is the number of outages so far.
     """
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class Outage:
         return self._since is not None
 
     def lasts_s(self) -> float:
-        """For how long the present one has lasted, 0 if there is none."""
+        """How long the present outage has lasted, in seconds; 0 outside one."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     def away_s(self) -> float:
-        """For how long the store has been away in all."""
+        """How long the store has been unavailable in all, in seconds."""
         with self._lock:
             return self._past_s + self.lasts_s()
 
     def failed(self, error: StoreUnavailable) -> None:
-        """A call failed."""
+        """Note that a call failed."""
         with self._lock:
             first, self._since = self._since is None, self._since or time.monotonic()
             self.count += first
@@ -77,7 +77,7 @@ class Outage:
             _log().warning("store.unavailable", error=error.message, hint=error.hint)
 
     def succeeded(self) -> None:
-        """A call succeeded."""
+        """Note that a call succeeded."""
         if self._since is None:
             return
         with self._lock:
@@ -88,9 +88,9 @@ class Outage:
 
 
 class Patience:
-    """Waits for the store on behalf of somebody who looks on, and tells them once each time.
+    """Waits for the store on behalf of a user at a terminal, and reports each outage once.
 
-    `tell` gets a sentence. `deadline` is an instant of the monotonic clock, None for no end.
+    `tell` is given a sentence. `deadline` is an instant of the monotonic clock, None for no end.
     Owned by one thread.
     """
 
@@ -107,7 +107,7 @@ class Patience:
         self._since: float | None = None
 
     def next_wait_s(self, error: StoreUnavailable) -> float | None:
-        """How long to wait before the question is asked again; None if it is to end instead."""
+        """Return the seconds to wait before the next try; None if the caller is to give up."""
         now = time.monotonic()
         if error.lasts or (self._deadline is not None and now >= self._deadline):
             return None
@@ -118,16 +118,16 @@ class Patience:
         return wait_s if self._deadline is None else min(wait_s, self._deadline - now)
 
     def answered(self) -> None:
-        """The store has answered."""
+        """Note that the store has answered."""
         if self._since is None:
             return
         away_s, self._since = time.monotonic() - self._since, None
         self._backoff.reset()
-        self._tell(f"the server is back after {away_s:.0f} s; going on")
+        self._tell(f"the server is back after {away_s:.0f} s; continuing")
 
 
 def _log() -> Any:
-    # Imported by who has something to say: it costs a command as much as all else that it loads.
+    # Imported on first use: structlog takes a command as long to load as everything else.
     import structlog
 
     return structlog.get_logger()

@@ -1,10 +1,10 @@
 """Lists of objects a page at a time: their names first, then the objects of each page.
 
-The names come from the heads, which are small (HSCAN, thousands a reply), with the phase and the
-uid that a head holds; objects are read only when their page is asked for. So the first page costs
-about a microsecond for each object that there is, and a reader holds no more than their names. A
-list is not of one instant: an object that is deleted before its page is read is left out, and one
-that is created later is missing.
+The names come from the heads, which are small (HSCAN, thousands a reply) and hold phase and uid;
+objects are read only when their page is requested. So the first page costs about a microsecond for
+each object in the store, and a reader holds only their names. A list does not show one instant: an
+object that is deleted before its page is read is left out, and one that is created later is
+missing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from batchq.store.link import Link, is_forbidden, is_wrong_type
 from batchq.store.mirror import read_many
 from batchq.store.records import field_of_key, key_of_field, read_record
 
-#: Names in one reply: it takes the server some milliseconds.
+#: Names in one reply, which takes the server some milliseconds.
 NAMES_A_REPLY = 10_000
 
-#: One object of a list, as it sorts: its uid (of a pod, its group's), its field, and its phase.
+#: One object of a list, as it sorts: its uid (a pod's is its group's), its field, and its phase.
 Entry: TypeAlias = tuple[bytes, bytes, bytes]
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """Objects in order, and what stands among them and cannot be read."""
+    """Objects in order, and the unreadable records among them."""
 
     objects: tuple[Object, ...]
     unreadable: tuple[Unreadable, ...]
 
 
 def count_objects(link: Link, kind: str) -> int:
-    """How many objects of a kind there are; 0 where the key holds none. Raises StoreUnavailable."""
+    """Return the number of objects of a kind; 0 if the key is of another type. Raises
+    StoreUnavailable.
+    """
     return _count(link, keys.objects(kind))
 
 
@@ -52,13 +54,13 @@ def _count(link: Link, key: str) -> int:
             return 0
         if not is_forbidden(error):
             raise
-    # A user of a role of before may not ask that.
+    # A user from an older ACL file may not call HLEN.
     return len(link.ask(lambda client: cast("list[bytes]", client.hkeys(key))))
 
 
 def read_entries(link: Link, kind: str, *, namespace: str = "") -> list[Entry]:
-    """Every object of a kind, in no order; of one namespace where the keys of a kind tell which
-    they are of, which those of pods do not. Raises StoreUnavailable.
+    """Return every object of a kind, unordered; of one namespace where the keys of the kind contain
+    it, which those of pods do not. Raises StoreUnavailable.
     """
     is_spaced = bool(namespace) and kind in NAMESPACED and kind != "Pod"
     prefix = field_of_key(f"{namespace}/") if is_spaced else b""
@@ -71,7 +73,7 @@ def read_entries(link: Link, kind: str, *, namespace: str = "") -> list[Entry]:
 
 
 def in_order(entries: Sequence[Entry], size: int) -> Iterator[Sequence[Entry]]:
-    """Pages of so many, sorted; the first without sorting all."""
+    """Yield sorted pages of `size` entries; the first without sorting all."""
     yield heapq.nsmallest(size, entries)
     if len(entries) > size:
         rest = sorted(entries)
@@ -80,24 +82,24 @@ def in_order(entries: Sequence[Entry], size: int) -> Iterator[Sequence[Entry]]:
 
 
 def by_key(entries: Sequence[Entry]) -> list[Entry]:
-    """The same so that they sort by key, and not by uid."""
+    """Return the same entries, to be sorted by key instead of uid."""
     return [(b"", field, phase) for _, field, phase in entries]
 
 
 def token_of(uid: str, key: str) -> str:
-    """Where a list goes on that has come to this object; `uid` "" in a list by key."""
+    """Return the token of a list's last object, for the next page; `uid` is "" in a list by key."""
     return f"{uid}.{key}"
 
 
 def after(entries: Sequence[Entry], token: str) -> list[Entry]:
-    """Those that come behind the place that a token names, whether or not it is still there."""
+    """Return the entries after a token's place, whether or not its object still exists."""
     uid, _, key = token.partition(".")
     place = (uid.encode(), field_of_key(key), b"\xff")
     return [entry for entry in entries if entry > place]
 
 
 def read_page(link: Link, kind: str, entries: Sequence[Entry]) -> Page:
-    """The objects of a page, in the order of its entries. Raises StoreUnavailable."""
+    """Return the objects of a page, in the order of its entries. Raises StoreUnavailable."""
     wanted = [key_of_field(field) for _, field, _ in entries]
     stored = read_many(link, kind, wanted) if wanted else {}
     items = [read_record(kind, key, stored[key]) for key in wanted if key in stored]
@@ -114,7 +116,7 @@ def _heads(link: Link, kind: str, prefix: bytes) -> Iterator[dict[bytes, bytes]]
         try:
             cursor, page = link.ask(partial(_scan, keys.heads(kind), cursor, match))
         except StoreUnavailable as error:
-            # The leader makes them anew within seconds; until then the objects' own names are read.
+            # The leader rebuilds the heads within seconds; until then the objects' fields are read.
             if not is_wrong_type(error.__cause__):
                 raise
             return
@@ -131,7 +133,7 @@ def _scan(
 
 
 def _headless(link: Link, kind: str, prefix: bytes, heads: Collection[bytes]) -> Iterator[bytes]:
-    """Fields of objects without a head, which were written past batchq."""
+    """Yield the fields of objects without a head: these were written past batchq."""
     if _count(link, keys.objects(kind)) == _count(link, keys.heads(kind)):
         return
     fields = link.ask(lambda client: cast("list[bytes]", client.hkeys(keys.objects(kind))))
@@ -139,7 +141,7 @@ def _headless(link: Link, kind: str, prefix: bytes, heads: Collection[bytes]) ->
 
 
 def _entry(field: bytes, head: bytes) -> Entry:
-    """By the first word of the fence: a group's uid, of a pod its group's."""
+    """Return an entry by the first word of the fence: a group's uid, or that of a pod's group."""
     parts = head.split(b"|", 3)
     if len(parts) < 4:
         return (b"", field, b"")

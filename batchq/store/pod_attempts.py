@@ -1,7 +1,7 @@
-"""Many attempts of a node's pods at once: claimed, or ended, in one round trip.
+"""Claims and ends of many attempts of a node's pods, each batch in one round trip.
 
-What each step means stands in `inboxes` and `alive`; here they go together, so that a node whose
-pods take no time asks the server no more often than it must.
+`ReportQueues` and `Alive` define each step; here the steps are combined, so that a node with very
+short pods asks the server as seldom as possible.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from batchq.store.redis import RedisStore
 
 
 class AttemptEnd(Struct, frozen=True, kw_only=True):
-    """The end of an attempt, and what its function returned as JSON, if it was one."""
+    """The end of an attempt, and the result of its function as JSON, if the pod runs a function."""
 
     fact: Ended
     result: bytes | None = None
 
 
 class Attempts:
-    """Those of one node. Every method raises StoreUnavailable; twice is harmless."""
+    """The attempts on one node. Every method raises StoreUnavailable, and is safe to repeat."""
 
     def __init__(self, store: RedisStore, node: str) -> None:
         self._store = store
@@ -39,10 +39,10 @@ class Attempts:
     def claim(
         self, claims: Sequence[tuple[StartClaim, str]], groups: Sequence[str], lease_ms: int
     ) -> tuple[list[Renewal], dict[str, PodGroup]]:
-        """Take the lease of each attempt, whose fence is given, and leave the claim; whether to go
-        on with it. One that is fenced or told to stop leaves its claim all the same.
+        """Take the lease of each attempt, whose fence is given, and leave its start claim; return
+        whether each attempt may go on. A fenced or stopped attempt leaves its claim as well.
 
-        Beside that those of the groups that there are, as they are in the same instant.
+        Also return the existing ones of `groups`, by name, read at the same instant.
         """
         until = self._store.now_ms() + lease_ms
         names = (keys.alive(self._node), keys.inbox(self._node), keys.BELL)
@@ -71,7 +71,7 @@ class Attempts:
         return renewals, {key: one for key, one in found.items() if isinstance(one, PodGroup)}
 
     def end(self, ends: Sequence[AttemptEnd]) -> None:
-        """Keep the results, leave the ends, and end the leases."""
+        """Keep the results, report the ends, and end the leases."""
 
         def told(client: Any) -> None:
             pipeline = client.pipeline(transaction=True)
@@ -86,7 +86,7 @@ class Attempts:
         self._store.link.ask(told)
 
     def end_leases(self, attempts: Sequence[str]) -> None:
-        """Nothing of these (`<pod>-<attempt>`) runs any more."""
+        """End the leases of these attempts (`<pod>-<attempt>`): their processes are gone."""
         self._store.link.ask(lambda client: client.hdel(keys.alive(self._node), *attempts))
 
     def _leave(self, pipeline: Any, facts: Sequence[NodeReport]) -> None:
@@ -97,8 +97,8 @@ class Attempts:
 
 
 def _executed(pipeline: Any) -> list[Any]:
-    """The answers. A bell that somebody has spoiled is done without: all inboxes are looked
-    through.
+    """Return the answers. A damaged wake-up channel is ignored: the leader also looks through all
+    report queues.
     """
     bell = next(place for place, one in enumerate(pipeline.command_stack) if one[0][0] == "XADD")
     answers = pipeline.execute(raise_on_error=False)

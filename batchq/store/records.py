@@ -1,9 +1,9 @@
-"""Where a record as stored becomes an object, or `Unreadable`: the only place that decides it.
+"""Decoding stored records into objects or `Unreadable`: the only place that decides which.
 
-Anybody with credentials can write bytes past our client, and a disk or an older version may leave
-some. A record that cannot be read costs that record: it stays where it is, is left out of every
-list and snapshot, and is named with the reason to whoever looks (`batchq doctor`, an event, a
-metric), until somebody deletes it by name.
+Any user with credentials can write bytes past batchq's client, and a disk or an older version may
+leave damaged ones. An unreadable record costs only that record: it stays in place, is left out of
+every list and snapshot, and is reported with its reason (by `batchq doctor`, an event and a
+metric), until a user deletes it by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Decode: TypeAlias = Callable[[str, bytes], Object]
 
 
 def error_of(one: Unreadable) -> UnreadableRecord:
-    """What whoever asks for it is told."""
+    """Return the error for a caller that asks for an unreadable record."""
     return UnreadableRecord(
         f"{one.kind} {one.key[:_LONGEST_NAME]} is unreadable: {one.why}",
         hint=f"delete it: `{one.deletion}`",
@@ -59,7 +59,7 @@ def error_of(one: Unreadable) -> UnreadableRecord:
 def read_record(
     kind: str, key: str, stored: bytes, decode: Decode = codec.read_object
 ) -> Object | Unreadable:
-    """The object that stands under a key, or why it is none."""
+    """Return the object stored under a key, or why it is unreadable."""
     try:
         item = decode(kind, stored)
     except DAMAGE as error:
@@ -71,17 +71,18 @@ def read_record(
     else:
         named = f"{meta.namespace}/{meta.name}" if kind in NAMESPACED else meta.name
     if named != key:
-        return _unreadable(kind, key, f"it says that it is {shown(named)}")
-    # Uids are parts of fences, and names parts of scopes, which are told apart by these.
+        return _unreadable(kind, key, f"it is named {shown(named)}")
+    # Spaces and bars separate the parts of fences, which contain uids, and of scopes, which contain
+    # names.
     if " " in key or " " in uid or "|" in uid or _names_no_scope(item):
-        return _unreadable(kind, key, "there is a space in a name, or a space or bar in its uid")
+        return _unreadable(kind, key, "a name contains a space, or its uid a space or bar")
     if isinstance(item, PodGroup) and (why := disorder_of(item)):
         return _unreadable(kind, key, why)
     return item
 
 
 def _names_no_scope(item: Object) -> bool:
-    """Whether it would be charged in a scope that is none, for the name of a queue or node."""
+    """Whether the name of a queue or node would give it a malformed scope to charge."""
     if isinstance(item, PodGroup):
         status = item.status
         if " " in item.spec.queue:
@@ -96,23 +97,25 @@ def _unreadable(kind: str, key: str, why: str) -> Unreadable:
     return Unreadable(kind=kind, key=name_of(field_of_key(key)), why=why)
 
 
-#: Sorts of records beside objects, as `Unreadable.kind` has them.
+#: Kinds of records other than objects, for `Unreadable.kind`.
 LEDGER, CHARGES, LIMITS = "Ledger", "Charge", "Limit"
 DELIVERY = "Delivery"
 HEAD = "Head"
 
 _TAKEN_OUT = (
-    "the scheduler that leads takes it out within seconds, and the node's agent hands in what is"
-    " bound to it; if it stays, start a scheduler"
+    "the leading scheduler removes it within seconds, and the node's agent delivers the pods bound"
+    " to it; if it stays, start a scheduler"
 )
 _RECOUNTED = (
-    "the scheduler that leads counts it anew from the objects within seconds; if it stays, start a"
+    "the leading scheduler recounts it from the objects within seconds; if it stays, start a"
     " scheduler"
 )
 
 
 def read_ledger(stored: Mapping[bytes, bytes]) -> tuple[Ledger, list[Unreadable]]:
-    """The sums of every scope, in order, from the fields of the ledger; and what is no sum."""
+    """Return the sums of every scope, in order, from the fields of the ledger; and the malformed
+    ones.
+    """
     sums: Ledger = {}
     damaged = []
     for field in sorted(stored):
@@ -126,7 +129,7 @@ def read_ledger(stored: Mapping[bytes, bytes]) -> tuple[Ledger, list[Unreadable]
 
 
 def read_charges(stored: Mapping[bytes, bytes]) -> tuple[dict[str, Held], list[Unreadable]]:
-    """Every holder's scopes and amounts, in order; and what is no charge."""
+    """Return every holder's scopes and amounts, in order; and the malformed charges."""
     charges: dict[str, Held] = {}
     damaged = []
     for field in sorted(stored):
@@ -140,8 +143,8 @@ def read_charges(stored: Mapping[bytes, bytes]) -> tuple[dict[str, Held], list[U
 def read_limits(
     stored: Mapping[bytes, bytes], revision: int
 ) -> tuple[dict[str, dict[str, int]], list[Unreadable]]:
-    """The limits of every scope; and what is none. `revision`: the count of writes, behind which
-    they cannot have changed.
+    """Return the limits of every scope; and the malformed ones. `revision`: the count of writes,
+    which bounds the revision of their last change.
     """
     limits: dict[str, dict[str, int]] = {}
     damaged = []
@@ -157,8 +160,8 @@ def read_limits(
 
 
 def read_last_change(stored: bytes, revision: int) -> int:
-    """The revision at which limits changed last. Raises ValueError for what is none: one that is
-    still to come would have all that is decided from now on refused as decided before.
+    """Return the revision at which limits changed last. Raises ValueError for a malformed one: a
+    future revision would refuse every later decision as outdated.
     """
     changed_at = codec.read_units(stored)
     if not 0 <= changed_at <= revision:
@@ -167,7 +170,7 @@ def read_last_change(stored: bytes, revision: int) -> int:
 
 
 def read_event(fields: Mapping[bytes, bytes]) -> Event | None:
-    """The event of an entry of the stream; None for an entry that is none, which goes with time."""
+    """Return the event of a stream entry; None for a malformed one, which is trimmed in time."""
     try:
         return codec.read_event(fields.get(b"event", b""))
     except DAMAGE:
@@ -177,7 +180,7 @@ def read_event(fields: Mapping[bytes, bytes]) -> Event | None:
 def read_outbox(
     stored: Mapping[bytes, bytes],
 ) -> tuple[tuple[Delivery, ...], list[Unreadable]]:
-    """What is to be handed over, in order of binding; and what is no delivery."""
+    """Return the pods to deliver, in order of binding; and the malformed entries."""
     found: list[tuple[tuple[int, int], Delivery]] = []
     damaged = []
     for field in sorted(stored):
@@ -196,11 +199,11 @@ def _in_books(kind: str, field: bytes, error: BaseException) -> Unreadable:
 
 
 def false_head(kind: str, key: str) -> Unreadable:
-    """What people are told of a head that is missing, or is not that of its object."""
+    """Return the report on a missing head, or one that does not match its object."""
     return Unreadable(
         kind=HEAD,
         key=f"{kind} {name_of(field_of_key(key))}",
-        why=f"what stands in {heads(kind)} is not what the object says",
+        why=f"its field in {heads(kind)} does not match the object",
         remedy=_RECOUNTED,
     )
 
@@ -209,12 +212,12 @@ _HEAD = re.compile(rb"\d{1,16}\|[^|]*\|[^|]*\|.*", re.DOTALL)
 
 
 def is_head(stored: bytes) -> bool:
-    """Whether it is the head of an object."""
+    """Whether it is a well-formed head."""
     return _HEAD.fullmatch(stored) is not None
 
 
 def head_of(stored: bytes) -> tuple[str, str, str, str]:
-    """Revision, phase, fence and stop of an object's head; all empty where it is none."""
+    """Return revision, phase, fence and stop of an object's head; all empty for a malformed one."""
     parts = stored.decode(errors="replace").split("|", 3)
     if len(parts) != 4:
         return "", "", "", ""
@@ -223,7 +226,7 @@ def head_of(stored: bytes) -> tuple[str, str, str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something could not be decoded, in one short line."""
+    """Return why something could not be decoded, in one short line."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 (byte {error.start})"
     if isinstance(error, RecursionError):
@@ -236,22 +239,24 @@ _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 def key_of_field(field: bytes) -> str:
-    """The key that a field of a hash stands for, also where the field is not UTF-8."""
+    """Return the key that a hash field stands for, even if the field is not UTF-8."""
     return field.decode(errors="surrogateescape")
 
 
 def field_of_key(key: str) -> bytes:
-    """The other way round."""
+    """Return the hash field of a key, the inverse of `key_of_field`."""
     return key.encode(errors="surrogateescape")
 
 
 def name_of(field: bytes) -> str:
-    """A key for people: all but plain characters of ASCII are escaped. No two keys look alike."""
+    """Return a key for people, with all but plain ASCII characters escaped. Distinct keys have
+    distinct names.
+    """
     return _NO_PLAIN.sub(lambda found: b"\\x%02x" % found[0][0], field).decode()
 
 
 def field_named(name: str) -> bytes:
-    """The key that `name_of` has made this name of."""
+    """Return the field from which `name_of` made this name."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), name.encode())
 
 
@@ -259,12 +264,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S", bound=Struct)
 
-#: So many bytes of parts as stored are remembered, of specs and of statuses, and once more those
-#: that were in use before them.
+#: Bytes of encoded specs remembered, and as many of statuses, in each of two generations.
 MOST_BYTES = 8 * 1024 * 1024
-#: A longer part is hardly that of many groups.
+#: A longer part is rarely shared by many groups.
 LONGEST_PART = 4096
-#: So many equal values of one sort are remembered, likewise.
+#: Equal values of one sort remembered, in each of two generations.
 MOST_VALUES = 16_384
 
 _NOTHING: dict[str, Any] = {}
@@ -272,21 +276,21 @@ _ABSENT = Raw(b"")
 
 
 class _Stored(Struct, gc=False):
-    """A group as it stands in the store, its large parts unread; absent where they say nothing."""
+    """A stored group whose large parts are undecoded; empty if they are absent."""
 
     metadata: Metadata
     spec: Raw = _ABSENT
     status: Raw = _ABSENT
 
 
-#: Where nothing is said, the very objects that are left out when it is written.
+#: The defaults, as the very objects that the encoder omits.
 _BARE = PodGroup(metadata=Metadata(name=""))
 _BARE_TASK = Task(name="")
 
 _STORED = msgspec.json.Decoder(_Stored)
 _SPEC = msgspec.json.Decoder(PodGroupSpec)
 _STATUS = msgspec.json.Decoder(PodGroupStatus)
-#: Where there are dicts of texts or numbers, most of them empty, and texts that many have.
+#: The fields with dicts, most of them empty, and those with texts that many objects share.
 _DICTS: dict[type[Struct], tuple[str, ...]] = {
     PodGroupSpec: ("min_resources",),
     PodTemplate: ("labels", "env", "requests", "node_selector"),
@@ -303,9 +307,9 @@ _TEXTS: dict[type[Struct], tuple[str, ...]] = {
 
 
 class Remembered(Generic[K, V]):
-    """Key -> value of what was used of late, in bounded room; what falls out is only found anew.
+    """A bounded cache in two generations; an evicted value is merely computed again.
 
-    What was not asked for while `most` came in is forgotten, weights summed.
+    A key that was not used while values of weight `most` came in is evicted.
     """
 
     def __init__(self, most: int) -> None:
@@ -315,14 +319,14 @@ class Remembered(Generic[K, V]):
         self._old: dict[K, V] = {}
 
     def get(self, key: K, weight: int = 1) -> V | None:
-        """The value that was put for a key, if it is still known."""
+        """Return the value of a key, if it is still cached."""
         value = self._young.get(key)
         if value is None and (value := self._old.get(key)) is not None:
             self.put(key, value, weight)
         return value
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Remember a value. `weight` is in the unit of `most`."""
+        """Cache a value. `weight` is in the unit of `most`."""
         if self._weight + weight > self._most:
             self._old, self._young, self._weight = self._young, {}, 0
         self._young[key] = value
@@ -333,7 +337,7 @@ class Remembered(Generic[K, V]):
 
 
 class SharingReader:
-    """What has been read of late. Owned by one thread."""
+    """Decodes objects and shares their equal parts. Owned by one thread."""
 
     def __init__(self) -> None:
         self._specs: Remembered[bytes, PodGroupSpec] = Remembered(MOST_BYTES)
@@ -342,7 +346,9 @@ class SharingReader:
         self._tuples: Remembered[tuple[Any, ...], tuple[Any, ...]] = Remembered(MOST_VALUES)
 
     def read(self, kind: str, stored: bytes) -> Object:
-        """The object as stored, its revision in its metadata. Raises msgspec.MsgspecError."""
+        """Return the stored object, with its revision in its metadata. Raises
+        msgspec.MsgspecError.
+        """
         if kind == "PodGroup":
             return self._group(stored)
         item = codec.read_object(kind, stored)
@@ -396,7 +402,7 @@ class SharingReader:
 
     def _share_of_template(self, template: PodTemplate) -> None:
         self._share_of(template)
-        # Those that are not empty are hardly equal to others.
+        # Those that are not empty are rarely equal to others.
         for name in ("annotations", "kwargs"):
             if not getattr(template, name):
                 force_setattr(template, name, _NOTHING)
@@ -411,7 +417,7 @@ class SharingReader:
         return self._shared(self._dicts, tuple(value.items()), value) if value else _NOTHING
 
     def _values(self, values: tuple[S, ...]) -> tuple[S, ...]:
-        """Values that hold nothing but texts and numbers."""
+        """Share values that contain only texts and numbers."""
         shared = self._shared(self._tuples, values, values) if values else ()
         if shared is values:
             for value in values:

@@ -1,7 +1,6 @@
-"""The books as the objects say they should be: every charge, the sums of them, and every limit.
+"""The books recomputed from the objects: every charge, their sums, every limit, and the heads.
 
-The doctor compares them with what is stored, and the leader sets right by them what is stored and
-cannot be read (`batchq.store.recount`).
+The doctor compares them with the stored ones, and the leader repairs the stored ones by them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ K = TypeVar("K")
 
 
 def of_kind(objects: Objects, kind: type[K]) -> Iterator[K]:
-    """The objects of a kind, by key."""
+    """Yield the objects of a kind, by key."""
     found = objects.get(kind.__name__, {})
     for key in sorted(found):
         item = found[key]
@@ -52,7 +51,7 @@ def of_kind(objects: Objects, kind: type[K]) -> Iterator[K]:
 
 
 def charges_of(objects: Objects) -> dict[str, Held]:
-    """Every holder's scopes and amounts, as the objects say."""
+    """Return every holder's scopes and amounts, by the objects."""
     expected: dict[str, Held] = {}
     for node in of_kind(objects, Node):
         if node.status.ready:
@@ -75,7 +74,7 @@ def charges_of(objects: Objects) -> dict[str, Held]:
 
 
 def sums_of(charges: Mapping[str, Held]) -> Ledger:
-    """The ledger as charges add up."""
+    """Return the ledger as the sum of charges."""
     sums: Ledger = {}
     for scopes, amounts in charges.values():
         for scope in scopes:
@@ -84,12 +83,12 @@ def sums_of(charges: Mapping[str, Held]) -> Ledger:
 
 
 def of_every_namespace(limits: Mapping[str, Mapping[str, int]]) -> dict[str, Amounts]:
-    """Those of the limits that the leader has set by its configuration, which no object states."""
+    """Return the limits that the leader sets by its configuration, and that no object states."""
     return {EVERY_NAMESPACE: dict(limits[EVERY_NAMESPACE])} if EVERY_NAMESPACE in limits else {}
 
 
 def limits_of(objects: Objects) -> dict[str, Amounts]:
-    """The limits of every scope, as the objects state them."""
+    """Return the limits of every scope, as the objects state them."""
     stated: dict[str, Amounts] = {}
     for queue in of_kind(objects, Queue):
         stated[queue_scope(queue.metadata.name)] = limit_of_queue(queue)
@@ -109,14 +108,14 @@ def limits_of(objects: Objects) -> dict[str, Amounts]:
     }
 
 
-#: So often at most something else may write a field while it is counted.
+#: Tries, since other clients may write a field during the recount.
 TRIES = 8
-#: One call of the script sets so many fields.
+#: Fields that one call of the script sets.
 FIELDS_A_CALL = 2_000
 
 
 class Recounted(Struct, frozen=True, kw_only=True):
-    """A field of the books that was set right: what it held and holds now, "" for nothing."""
+    """A repaired field of the books: its former and its new value, "" for none."""
 
     kind: str
     key: str
@@ -131,7 +130,7 @@ class _Field(Struct, frozen=True):
     now: bytes
 
 
-#: Where in KEYS the script finds each of the hashes; a kind stands for its heads.
+#: The place of each hash in the script's KEYS; a kind stands for its heads.
 _PLACES = {
     place: number
     for number, place in enumerate((records.LEDGER, records.CHARGES, records.LIMITS, *KINDS), 2)
@@ -141,15 +140,16 @@ _PLACES = {
 def recount(
     store: RedisStore, epoch: int, headless: Collection[str] = ()
 ) -> list[Recounted] | None:
-    """Count the books anew from the objects, and set right what differs, as the leader of `epoch`.
+    """Recount the books from the objects, and repair what differs, as the leader of `epoch`.
 
-    Of the kinds in `headless` also the heads that are missing, none, or of no object.
+    For the kinds in `headless`, also repair missing, malformed and orphaned heads.
 
-    None if the server is written to faster than it can be read, or another leads. From
-    `snapshot`'s thread only. Raises StoreUnavailable.
+    Returns the repairs; None if the server is written faster than it is read, or another leads.
+    From `snapshot`'s thread only. Raises StoreUnavailable.
     """
     for _ in range(TRIES):
-        # First: an object whose head is none is changed by nobody, so it is as it will be.
+        # Read first: an object with a malformed head cannot change, so it stays as it is read
+        # later.
         stored_heads = {kind: _heads(store, kind) for kind in sorted(headless)}
         books = read_books(store)
         if books is None:
@@ -165,23 +165,24 @@ def recount(
 def mend_heads(
     store: RedisStore, epoch: int, suspects: Mapping[str, Sequence[str]]
 ) -> list[Recounted]:
-    """Make heads anew that are not those of their objects, as the leader of `epoch`. What is
-    written to meanwhile is left to the next look.
+    """Rewrite heads that do not match their objects, as the leader of `epoch`. Objects that change
+    meanwhile are left to the next look.
 
-    `suspects`: keys by kind, of which the heads are compared. Raises StoreUnavailable.
+    `suspects`: keys by kind whose heads are compared. Returns the repairs. Raises StoreUnavailable.
     """
-    told = []
+    repaired = []
     for kind, some in suspects.items():
         for start in range(0, len(some), PAGE):
-            # Whoever changes the object changes the head, which is compared before it is set.
+            # A change of the object changes its head, too, which the script compares before setting
+            # it.
             differing = heads.compared(store.link, kind, some[start : start + PAGE])
             fields = [
                 _Field(kind, records.field_of_key(key), was, now)
                 for key, (was, now) in differing.items()
             ]
             if fields and _set(store, epoch, fields):
-                told += [_recounted(one) for one in fields]
-    return told
+                repaired += [_recounted(one) for one in fields]
+    return repaired
 
 
 def _recounted(one: _Field) -> Recounted:
@@ -219,7 +220,7 @@ def _damaged_heads(kind: str, stored: Mapping[bytes, bytes], books: Books) -> It
         head = stored.get(field, b"")
         if not records.is_head(head):
             yield _Field(kind, field, head, codec.head_of_object(item))
-    # A head without an object keeps one from being made.
+    # A head without an object prevents the object's creation.
     unreadable = {one.key for one in books.unreadable if one.kind == kind}
     for field, head in stored.items():
         is_damaged = records.name_of(field) in unreadable and not records.is_head(head)
@@ -279,17 +280,19 @@ def _fields(
 
 
 def _last_change(books: Books) -> dict[bytes, bytes]:
-    """As it is, or, where it is none, now: whatever was decided before has not seen the limits."""
+    """Return the last change as stored or, if malformed, the present revision: earlier decisions
+    have not seen the limits.
+    """
     field = keys.LAST_CHANGE.encode()
     stored = books.stored.limits.get(field)
     if stored is None:
         return {}
-    is_none = any(one.key == records.name_of(field) for one in books.unreadable)
-    return {field: b"%d" % books.revision if is_none else stored}
+    is_damaged = any(one.key == records.name_of(field) for one in books.unreadable)
+    return {field: b"%d" % books.revision if is_damaged else stored}
 
 
 class _Kept:
-    """What may be charged for, or limited by, objects that cannot be read."""
+    """The charges and limits that may belong to unreadable objects."""
 
     def __init__(self, unreadable: Sequence[Unreadable]) -> None:
         keys_of: dict[str, set[str]] = {}
@@ -302,7 +305,7 @@ class _Kept:
         self._spaces = {key.partition("/")[0] for key in keys_of.get("ResourceQuota", ())}
 
     def holds(self, holder: str) -> bool:
-        """Whether a holder that no object accounts for may be one of them."""
+        """Whether a holder without an object may belong to an unreadable one."""
         kind, _, name = holder.partition(":")
         match kind:
             case "pod":
@@ -310,11 +313,11 @@ class _Kept:
             case "node":
                 return "" in self._nodes or name in self._nodes
             case _:
-                # The uid of a group is in what cannot be read.
+                # An unreadable group's uid is unknown.
                 return self._has_groups
 
     def limits(self, scope: str) -> bool:
-        """Whether a limit that no object states may be one of theirs."""
+        """Whether a limit without an object may belong to an unreadable one."""
         stated = {
             *(queue_scope(name) for name in self._queues),
             *(node_scope(name) for name in self._nodes),

@@ -1,4 +1,7 @@
-"""The calls of the script that one commit takes: what each is asked, and how much at a time."""
+"""The store on a Redis server.
+
+A commit is split into calls of `commit.lua`, each of a bounded size.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +67,9 @@ from batchq.store.records import (
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of, well_formed
 
-#: One call of the script does at most so much, as the server does nothing else meanwhile, and takes
-#: longer for each of many: what it has in hand is then more than what is near the processor. A
-#: single transaction is never divided.
+#: Bounds of one call of the script: the server does nothing else meanwhile, and large calls take
+#: longer for each write, as their data no longer fits the processor's caches. A single transaction
+#: is never divided.
 TRANSACTIONS_A_CALL = 100
 WRITES_A_CALL = 250
 BYTES_A_CALL = 8 * 1024 * 1024
@@ -80,10 +83,10 @@ def calls_of(
     arguments: tuple[str | int, ...],
     settled: Sequence[Settled | None] = (),
 ) -> Iterator[Sequence[Asked]]:
-    """The calls of the script, each small enough and told which comes before it; written one by
-    one, since all of a large commit at once may be more than this process can hold.
+    """Yield the calls of the script, each within the bounds and naming the one before it; encoded
+    one by one, since all of a large commit at once may exceed this process's memory.
 
-    Behind each, what is `settled` by those of its transactions that are applied.
+    Each is followed by the removal of the reports that its applied transactions acknowledge.
     """
     kinds = codec.kinds_of(transactions)
     places = codec.places_of(kinds)
@@ -101,14 +104,14 @@ def calls_of(
 
 
 def size_of(asked: Sequence[Asked]) -> int:
-    """About how many bytes it is to send."""
+    """Return the approximate bytes to send."""
     return sum(len(one) for _, call in asked for one in call[1] if isinstance(one, bytes))
 
 
 def _parts(
     transactions: Sequence[Transaction], written: Iterable[Written]
 ) -> Iterator[Sequence[Written]]:
-    """Transactions as they are written, so many as are small enough for one call of the script."""
+    """Yield encoded transactions, as many as fit in one call of the script."""
     part: list[Written] = []
     writes, size = 0, 0
     for transaction, one in zip(transactions, written, strict=True):
@@ -130,9 +133,9 @@ def _parts(
 def _commit_keys(
     transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
 ) -> tuple[str, ...]:
-    """The keys of each call behind its request; "" for those that the commit has no use for.
+    """Return the keys of each call after its request; "" for those that the commit does not use.
 
-    A server that knows permissions asks for that to write every key that a script is given.
+    A server with users checks the right to write every key that a script is given.
     """
     charges = any(one.charges for one in transactions)
     return (
@@ -151,24 +154,25 @@ def _commit_keys(
 
 __all__ = ["Change", "MirrorDifference", "RedisStore", "Renewal", "Trimmed"]
 
-#: The streams keep about this much.
+#: Approximate bounds of the streams.
 CHANGES_KEPT = 65_536
 EVENTS_KEPT = 10_000
 LOG_BYTES_KEPT = 1024 * 1024
 LOG_PIECE_BYTES = 64 * 1024
-#: An entry costs more than its data: an attempt that writes single bytes is bounded by this.
+#: An entry costs more than its data: this bounds an attempt that writes single bytes.
 LOG_PIECES_KEPT = 32_768
 
-#: Of objects that are asked for by key, so many at a time: some ten megabytes.
+#: Objects read by key in one round trip: some ten megabytes.
 OBJECTS_A_TRIP = 10_000
 
-#: A snapshot's beats and leases are read at most this often: there is one for each running pod.
+#: The shortest time between two reads of heartbeats and leases: there is a lease for each running
+#: pod.
 HEAR_EVERY_MS = 1_000
 
 
 def _unless_spoiled(key: str, question: Callable[[redis.Redis], Any], client: redis.Redis) -> Any:
-    """The answer; nobody waits for a key of another type that no leader takes out. Raises
-    UnreadableRecord.
+    """Return the answer. Raises UnreadableRecord for a key of another type, which no leader
+    deletes, so that a retry would not help.
     """
     try:
         return question(client)
@@ -176,13 +180,13 @@ def _unless_spoiled(key: str, question: Callable[[redis.Redis], Any], client: re
         if not is_wrong_type(error):
             raise
         raise UnreadableRecord(
-            f"what the pod has left is unreadable: {key} is of another type",
+            f"the pod's output is unreadable: {key} is of another type",
             hint=f"delete it with the credentials of that node's worker: `DEL {key}`",
         ) from error
 
 
 class Leader(Struct, frozen=True, kw_only=True):
-    """Who leads, in which epoch, and until when (server's milliseconds)."""
+    """The leader, its epoch, and the end of its lease (in the server's milliseconds)."""
 
     identity: str
     epoch: int
@@ -190,7 +194,7 @@ class Leader(Struct, frozen=True, kw_only=True):
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """A piece of a pod's output. `id` is where to read on after."""
+    """A piece of a pod's output. `id` is the place to read on from."""
 
     id: str
     stream: str
@@ -198,14 +202,14 @@ class LogChunk(Struct, frozen=True, kw_only=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """Objects of a kind by key, and what stands among them and is none."""
+    """Objects of a kind by key, and the unreadable records among them."""
 
     objects: tuple[Object, ...]
     unreadable: tuple[Unreadable, ...]
 
 
 class RedisStore:
-    """See `ports.Store`; and the leader's lease, beats, leases, outbox, logs and watching."""
+    """See `ports.Store`; also the leader's lease, heartbeats, leases, outbox, logs and watching."""
 
     def __init__(
         self,
@@ -216,7 +220,7 @@ class RedisStore:
         hear_every_ms: int = HEAR_EVERY_MS,
     ) -> None:
         """Connects at the first call. `client` stands in for a connection to `url`; a snapshot's
-        beats and leases are at most `hear_every_ms` old.
+        heartbeats and leases are at most `hear_every_ms` old.
         """
         self.url = url
         self._link = Link(url, client=client)
@@ -228,12 +232,12 @@ class RedisStore:
         self._mirror = Mirror(self._link, self.alive, self._contact, hear_every_ms=hear_every_ms)
         self._changes_kept = changes_kept
         self._seen = 0
-        # Names the calls of this process, so that a repeated one is known.
+        # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
         self._calls = itertools.count()
 
     def close(self) -> None:
-        """Let go of the connections; calls in progress end with StoreUnavailable."""
+        """Close the connections; calls in progress end with StoreUnavailable."""
         self._link.close()
 
     @property
@@ -244,22 +248,22 @@ class RedisStore:
     # --- the server -------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The server's time, in milliseconds."""
+        """Return the server's time, in milliseconds."""
         return self._clock.now_ms()
 
     def run_id(self) -> str:
-        """Another one after each start of the server. Raises StoreUnavailable."""
+        """Return the server's run id, new after each start. Raises StoreUnavailable."""
         return self._link.run_id()
 
     def check_server(self) -> None:
-        """Raises StoreUnavailable, without trying long, if the server will not do."""
+        """Raise StoreUnavailable, after a single try, if the server is not usable."""
         check_info(self._link.ask(lambda client: client.info(), tries=1), self._link.shown)
 
     # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object as it is now, or None. Raises StoreUnavailable; UnreadableRecord if what
-        stands there is no object.
+        """Return the object as it is now; None if there is none. Raises StoreUnavailable;
+        UnreadableRecord if the record is unreadable.
         """
         stored = read_one(self._link, kind, key)
         item = None if stored is None else read_record(kind, key, stored)
@@ -268,12 +272,12 @@ class RedisStore:
         return item
 
     def get_if_readable(self, kind: str, key: str) -> Object | None:
-        """As `get`, and None for what is no object, where others tell of it."""
+        """As `get`, and None for an unreadable record, where other code reports it."""
         return self.get_many(kind, [key]).get(key)
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
-        """Those of the objects that there are, by key, as they are now; what cannot be read is left
-        out. Raises StoreUnavailable.
+        """Return the existing ones of these objects, by key, as they are now; unreadable ones are
+        left out. Raises StoreUnavailable.
         """
         found: dict[str, Object] = {}
         for start in range(0, len(keys), OBJECTS_A_TRIP):
@@ -285,13 +289,13 @@ class RedisStore:
         return found
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key; what cannot be read is left
+        """Return all objects of a kind (of one namespace), ordered by key; unreadable ones are left
         out. Raises StoreUnavailable.
         """
         return self.listing(kind, namespace=namespace).objects
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
-        """As `list`, and what could not be read. Raises StoreUnavailable."""
+        """As `list`, with the unreadable records. Raises StoreUnavailable."""
         found: dict[str, Object] = {}
         damaged: dict[str, Unreadable] = {}
         spaced = bool(namespace) and kind in NAMESPACED
@@ -309,12 +313,12 @@ class RedisStore:
         )
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """What the last snapshot left out because it is no object; from `snapshot`'s thread."""
+        """Return the unreadable records of the last snapshot; from `snapshot`'s thread."""
         return self._mirror.unreadable()
 
     def discard(self, kind: str, name: str) -> bool:
-        """Delete what is no object, named as `Unreadable.key` has it; False if nothing stands
-        there, or something that can be read. Raises StoreUnavailable.
+        """Delete an unreadable record, named as in `Unreadable.key`; return False if it does not
+        exist or can be read. Raises StoreUnavailable.
         """
         field = field_named(name)
         key = key_of_field(field)
@@ -332,40 +336,42 @@ class RedisStore:
             raise forbidden(error, kinds=(kind,), leads=False) from error.__cause__
 
     def snapshot(self) -> Snapshot:
-        """Everything a session reads, with all that was committed before; from one thread only.
+        """Return everything that a session reads, with all earlier commits applied; from one thread
+        only.
 
         Raises StoreUnavailable.
         """
         return self._mirror.snapshot()
 
     def take_up_in_turns(self) -> None:
-        """Keep groups that come from now on back until `snapshot_in_turn` takes them up."""
+        """Keep later groups back until `snapshot_in_turn` takes them up."""
         self._mirror.take_up_in_turns()
 
     def snapshot_in_turn(self, most: int) -> Snapshot:
-        """As `snapshot`, with at most about so many new groups since the one before, of every
-        namespace and queue in turn; `snapshot` itself has them all. Raises StoreUnavailable.
+        """As `snapshot`, with about `most` new groups more than the one before, from each namespace
+        and queue in turn; `snapshot` itself takes up all. Raises StoreUnavailable.
         """
         return self._mirror.snapshot_in_turn(most)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are new groups that were not taken up yet."""
+        """Whether some new groups have not been taken up yet."""
         return self._mirror.is_behind
 
     def judge_silence_by(self, lease_ms: int) -> None:
-        """What a break in the contact is, for a reader that goes by leases of this length."""
+        """Set the longest pause without a break in contact, for leases of this length."""
         self._contact.allow_gaps(lease_ms // 3)
 
     def follow(self) -> int:
-        """Let the mirror follow, without a picture: the revision that it is at; from `snapshot`'s
-        thread. Raises StoreUnavailable.
+        """Update the mirror without a snapshot; return its revision. From `snapshot`'s thread.
+        Raises StoreUnavailable.
         """
         self._mirror.drain()
         return self._mirror.revision
 
     def compare(self, most: int = 2_000) -> Sequence[MirrorDifference]:
-        """Differences between the next shard of Redis and the mirror; from `snapshot`'s thread.
+        """Return the differences between the next shard of Redis and the mirror; from `snapshot`'s
+        thread.
 
         After a difference the mirror lists everything again. Raises StoreUnavailable.
         """
@@ -376,32 +382,36 @@ class RedisStore:
 
     @property
     def mirror(self) -> Mirror:
-        """What `snapshot` shows, for other modules of this package; from its thread."""
+        """The mirror behind `snapshot`, for other modules of this package; from its thread."""
         return self._mirror
 
     def suspect_heads(self) -> Mapping[str, Sequence[str]]:
-        """By kind, keys of which the head may not be that of the object, among the next few; from
+        """Return by kind those of the next keys whose head may not match the object; from
         `snapshot`'s thread. Raises StoreUnavailable.
         """
         return self._mirror.suspect_heads()
 
     def forget(self) -> None:
-        """Let the mirror list everything again; from `snapshot`'s thread."""
+        """Make the mirror list everything again; from `snapshot`'s thread."""
         self._mirror.forget()
 
     def ledger(self) -> Ledger:
-        """The sums of every scope, without zeros and what is none. Raises StoreUnavailable."""
+        """Return the sums of every scope, without zeros and malformed ones. Raises
+        StoreUnavailable.
+        """
         return read_ledger(self._hash(keys.LEDGER))[0]
 
     def charges(self) -> Mapping[str, Held]:
-        """Every holder's scopes and amounts, without what is none. Raises StoreUnavailable."""
+        """Return every holder's scopes and amounts, without malformed charges. Raises
+        StoreUnavailable.
+        """
         return read_charges(self._hash(keys.CHARGES))[0]
 
     def events(
         self, *, kind: str = "", key: str = "", most: int = 100, until: str = "+"
     ) -> Sequence[Event]:
-        """The latest events (of one object), oldest first; none after the place `until`, and none
-        that cannot be read.
+        """Return the latest events (of one object), oldest first; none after the place `until`, and
+        no unreadable ones.
 
         Raises StoreUnavailable.
         """
@@ -414,12 +424,12 @@ class RedisStore:
         return tuple(reversed(found))
 
     def end_of_events(self) -> str:
-        """The place of the latest event. Raises StoreUnavailable."""
+        """Return the place of the latest event. Raises StoreUnavailable."""
         last = self._link.ask(lambda client: client.xrevrange(keys.EVENTS, "+", "-", count=1))
         return cast("bytes", last[0][0]).decode() if last else "0-0"
 
     def events_after(self, place: str, block_ms: int) -> tuple[str, Sequence[Event]]:
-        """Events after a place, and the place to go on from; waits up to `block_ms` for the first.
+        """Return the events after a place, and the next place; wait up to `block_ms` for the first.
 
         Raises StoreUnavailable.
         """
@@ -462,12 +472,12 @@ class RedisStore:
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
 
-        `settled`: of each transaction the fact that is done with if it is applied.
+        `settled`: for each transaction the report that it acknowledges once applied.
 
-        Large commits take several calls of the script; others may write in between. The calls go
-        out together, up to `BYTES_A_TRIP` of them in one round trip. Where one fails, those
-        before it are applied and those after it are not; whoever asks again with the same
-        `request_id` goes on there.
+        Large commits take several calls of the script; other clients may write in between. The
+        calls are sent together, up to `BYTES_A_TRIP` of them in one round trip. After a failed
+        call, the earlier ones are applied and the later ones are not; a repeat with the same
+        `request_id` continues there.
         """
         answers: list[Answer] = []
         revision = 0
@@ -509,8 +519,8 @@ class RedisStore:
         replies = [answer for (script, _), answer in pairs if script is scripts.COMMIT]
         if b"" in replies:
             raise StoreUnavailable(
-                f"the server at {self._link.shown} has forgotten an answer that it gave just now",
-                hint="batchq needs a server that evicts nothing: maxmemory-policy noeviction",
+                f"the server at {self._link.shown} has lost an answer that it has just given",
+                hint="batchq needs a server that does not evict keys: maxmemory-policy noeviction",
             )
         return replies
 
@@ -520,7 +530,7 @@ class RedisStore:
     # --- the leader -------------------------------------------------------------------------
 
     def lead(self, identity: str, lease_ms: int) -> int | None:
-        """Take or renew the leader's lease: the epoch, or None if another leads."""
+        """Take or renew the leader's lease; return the epoch, or None if another leads."""
         now = self.now_ms()
         has_run_id = "yes" if self._link.run_id() else ""
         epoch = self._link.run(
@@ -531,7 +541,7 @@ class RedisStore:
         return int(epoch) if epoch else None
 
     def led_since(self) -> int:
-        """When the server's present run was first led (its clock, ms); 0 if that is not known."""
+        """Return when the server's present run was first led (server's clock, ms); 0 if unknown."""
         told = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.SERVER, "since"))
         )
@@ -542,8 +552,8 @@ class RedisStore:
         self._link.run(scripts.RESIGN, (keys.LEADER,), (identity,))
 
     def leader(self) -> Leader | None:
-        """Who leads, or led last: its lease may have ended. None also while what is stored is no
-        lease.
+        """Return the present or last leader: its lease may have ended. None without a
+        valid lease.
         """
         stored = self._hash(keys.LEADER)
         epoch, expires_at = (
@@ -557,46 +567,48 @@ class RedisStore:
     # --- nodes and work-horses --------------------------------------------------------------
 
     def beat(self, node: str, run: str = "") -> None:
-        """The node is alive now, and has told everything to the server with this run id."""
+        """Record that the node is alive now, and has reported everything to the server with run id
+        `run`.
+        """
         self.alive.beat(node, run)
 
     def beats(self, nodes: Sequence[str] | None = None) -> dict[str, int]:
-        """When these nodes (None: all that are objects) were last heard of, in the server's
-        milliseconds; those that never were are left out.
+        """Return when these nodes (None: all registered ones) were last heard of, in the server's
+        milliseconds; nodes never heard of are left out.
         """
         return beats_of(self.alive.read(sorted(self.inboxes.nodes()) if nodes is None else nodes))
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
-        """Renew the lease of an attempt on a node, and hear whether the holder of `fence`, which
-        names it, is to go on.
+        """Renew the lease of an attempt on a node; return whether the holder of `fence` is to go
+        on.
         """
         return self.alive.renew(node, pod, attempt, fence, lease_ms)
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
-        """Nothing of the attempt runs any more."""
+        """End the lease of an attempt whose processes are gone."""
         self.alive.end_lease(node, pod, attempt)
 
     def pods_on(self, node: str, known: Collection[str] | None = None) -> Sequence[Pod]:
-        """The pods that hold a place on a node, ordered by key; cheaper than to list all pods.
+        """Return the pods that occupy a node, ordered by key; cheaper than listing all pods.
 
-        Who names the pods that it knows of (`known`) is answered at their cost, mostly. Raises
-        StoreUnavailable.
+        If the caller names the pods that it knows (`known`), the usual cost is that of reading
+        these. Raises StoreUnavailable.
         """
         found = {pod.metadata.uid: pod for pod in self._places.pods(node, known)}
         return tuple(found[uid] for uid in sorted(found))
 
     def counts(self) -> dict[str, int]:
-        """What has gone wrong how often, ever: `superseded` facts, `unreadable` ones."""
+        """Return how often reports were `superseded` or `unreadable`, ever."""
         return self.inboxes.counts()
 
     def outbox(self) -> Sequence[Delivery]:
-        """What has been bound and not yet been handed over, in order of binding; without what
-        cannot be read, which the leader takes out.
+        """Return the bound pods not yet delivered, in order of binding; without unreadable entries,
+        which the leader removes.
         """
         return read_outbox(self._hash(keys.OUTBOX))[0]
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
-        """Take what has been handed over out of the outbox."""
+        """Remove delivered pods from the outbox."""
 
         def taken_out(client: redis.Redis) -> None:
             pipeline = client.pipeline(transaction=False)
@@ -607,7 +619,7 @@ class RedisStore:
             self._link.ask(taken_out)
 
     def append_log(self, node: str, pod: str, attempt: int, stream: str, data: bytes) -> None:
-        """Keep output of a pod's attempt on a node; of much, the newest MiB."""
+        """Append output of a pod's attempt on a node; the newest MiB is kept."""
         for start in range(0, len(data), LOG_PIECE_BYTES):
             self._link.run(
                 scripts.LOG,
@@ -625,9 +637,10 @@ class RedisStore:
     def read_log(
         self, node: str, pod: str, attempt: int, after: str = "0", block_ms: int = 0
     ) -> Sequence[LogChunk]:
-        """Up to a thousand pieces of output after `after`; waits for one if `block_ms` is given.
+        """Return up to a thousand pieces of output after `after`; wait for one if `block_ms` is
+        given.
 
-        Raises StoreUnavailable; UnreadableRecord if something else stands there.
+        Raises StoreUnavailable; UnreadableRecord if the key is of another type.
         """
         key, block = keys.log(node, pod, attempt), min(block_ms, LONGEST_BLOCK_MS) or None
         reply = self._link.wait(
@@ -641,14 +654,14 @@ class RedisStore:
         ]
 
     def put_result(self, node: str, pod: str, attempt: int, result: bytes) -> None:
-        """Keep what the function of a pod's attempt returned, as JSON; twice is harmless."""
+        """Keep the result of a pod's function, as JSON; safe to repeat."""
         key = keys.result(node, pod, attempt)
         self._link.ask(lambda client: client.set(key, result, ex=keys.RESULT_TTL_S))
 
     def read_result(self, node: str, pod: str, attempt: int) -> bytes | None:
-        """What an attempt's function returned, as JSON; None if nothing is kept (any more).
+        """Return the result of an attempt's function, as JSON; None if none is kept (any more).
 
-        Raises StoreUnavailable; UnreadableRecord if something else stands there.
+        Raises StoreUnavailable; UnreadableRecord if the key is of another type.
         """
         key = keys.result(node, pod, attempt)
         found = self._link.ask(partial(_unless_spoiled, key, lambda client: client.get(key)))
@@ -657,7 +670,7 @@ class RedisStore:
     # --- watching ---------------------------------------------------------------------------
 
     def watch(self, after: str | None, block_ms: int) -> tuple[str, Sequence[Change]]:
-        """Changes after `after` (None: from now on), and the id to go on from.
+        """Return the changes after `after` (None: from now on), and the next id.
 
         Raises Trimmed if the stream no longer reaches back to `after`.
         """
@@ -673,9 +686,9 @@ class RedisStore:
         return after, []
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Whether anything was written since the last call; waits for it up to `timeout_ms`.
+        """Return whether anything was written since the last call; wait for it up to `timeout_ms`.
 
-        For one watcher thread. The first call tells of everything that was ever written.
+        For one watcher thread. The first call reports any earlier write.
         """
         left = timeout_ms
         while True:

@@ -1,9 +1,9 @@
-"""Who may do what with a server that knows users (Redis 7.2 or Valkey): one table of roles.
+"""Permissions on a server with users (Redis 7.2 or Valkey): one table of roles.
 
-A role has the commands that batchq uses in it and no others; the end-to-end tests run under these
-very permissions. A script has the rights of whoever calls it, and a server asks for the right to
-write every key that a script is given. Schedulers load the scripts, and all others may call those
-alone: a script of somebody's own could keep the server busy for ever.
+A role has exactly the commands that batchq uses in it; the end-to-end tests run under these
+permissions. A script has the rights of its caller, and the server checks the right to write every
+key that a script is given. Schedulers load the scripts, and all other roles may only call loaded
+ones: a script of a user's own could block the server for ever.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _NODE = "<node>"
 #: RQ's keys, of one node and of all.
 _RQ_OF_A_NODE, _RQ = (keys.of_rq(node, f"{keys.RQ}*") for node in (_NODE, "*"))
 
-#: What every client says when it connects, and asks before it uses a server.
+#: What every client sends when it connects, and asks before it uses a server.
 _CONNECTS = ("client|setinfo", "info", "ping", "select", "time")
 _LOOKS = (
     *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hlen", "hmget", "hscan", "multi"),
     *("xinfo|stream", "xrange", "xread", "xrevrange"),
 )
-#: What `commit.lua` does, less what looks.
+#: The commands of `commit.lua`, without its reads.
 _COMMITS = ("evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd")
-#: The other scripts and commands of a leader, and handing pods to RQ.
+#: A leader's other scripts and commands, and the delivery of pods to RQ.
 _LEADS = (
     *("del", "expire", "hrandfield", "hstrlen", "rpush"),
     *("script|exists", "script|load"),
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
-#: What RQ's worker does.
+#: The commands of RQ's worker.
 _RQ_WORKS = (
     *("del", "exists", "hincrby", "hincrbyfloat", "lmove", "lrange", "lrem", "persist", "rpush"),
     *("sadd", "smembers", "srandmember", "srem", "unwatch", "watch"),
     *("zadd", "zrange", "zrangebyscore", "zrem", "zremrangebyscore"),
 )
 
-#: What people submit. Its pods are deleted with a group.
+#: What people submit. Deleting a group deletes its pods.
 _SUBMITTED = ("PodGroup", "Pod")
 #: What the controller of an admission check writes: its lease, and its answers in groups.
 _ANSWERED = ("AdmissionCheck", "PodGroup")
@@ -51,9 +51,9 @@ _ANSWERED = ("AdmissionCheck", "PodGroup")
 class Role(Struct, frozen=True, kw_only=True):
     """What users of a role may do.
 
-    `commands` are as in ACL rules. `reads` and `writes` are patterns of keys; who may write a key
-    may read it, too. `<node>` in them stands for each node that the user is for. `kinds`: whose
-    objects it may write.
+    `commands` are as in ACL rules. `reads` and `writes` are patterns of keys; a right to write
+    includes reading. `<node>` in a pattern stands for each of the user's nodes. `kinds`: the kinds
+    of objects that the role may write.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Role(Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether each of its users is for certain nodes."""
+        """Whether each user of the role is for certain nodes."""
         return any(_NODE in pattern for pattern in self.writes)
 
 
@@ -77,16 +77,16 @@ _COMMITTED = (
     *(keys.request("*"), keys.REVISION, keys.CHANGES, keys.EVENTS),
     *(keys.LEDGER, keys.CHARGES),
 )
-#: Every key with the name of a node in it, whatever else is in it.
+#: Every key with the name of a node in it, whatever else it contains.
 _OF_A_NODE = tuple(
     re.sub(r"<(?!node>)[a-z]+>", "*", key.name) for key in keys.TABLE if _NODE in key.name
 )
 
-#: From the least to the most.
+#: From the fewest rights to the most.
 ROLES: tuple[Role, ...] = (
     Role(
         name="readonly",
-        purpose="looks at everything, and changes nothing",
+        purpose="reads everything and changes nothing",
         commands=(*_CONNECTS, *_LOOKS),
         reads=(keys.EVERYTHING,),
     ),
@@ -132,7 +132,7 @@ ROLES: tuple[Role, ...] = (
 
 
 def rules_of(role: Role, nodes: Sequence[str] = ()) -> tuple[str, ...]:
-    """The rules of a user of this role, for these nodes, as ACL SETUSER takes them."""
+    """Return the rules of a user of this role, for these nodes, as ACL SETUSER takes them."""
     writes = [
         pattern.replace(_NODE, node)
         for pattern in role.writes
@@ -148,7 +148,9 @@ def rules_of(role: Role, nodes: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def forbidden(error: StoreUnavailable, *, kinds: Sequence[str], leads: bool) -> StoreUnavailable:
-    """What to say to a user who may not write objects of these kinds, and which role may."""
+    """Return the error for a user who may not write objects of these kinds; it names the role that
+    may.
+    """
     least = next(
         role.name
         for role in ROLES
@@ -159,6 +161,6 @@ def forbidden(error: StoreUnavailable, *, kinds: Sequence[str], leads: bool) -> 
     place = error.message.partition(" does not permit ")[0]
     return StoreUnavailable(
         f"{place} does not permit this user to write {what or 'events'}",
-        hint=f"that takes a user of the role {least}: see `batchq acl {least}`",
+        hint=f"use a user of the role {least}: see `batchq acl {least}`",
         lasts=True,
     )

@@ -1,8 +1,8 @@
-"""The connection that RQ is given, and what goes wrong on it in batchq's words.
+"""The connection that RQ is given, and its errors in batchq's terms.
 
-RQ knows one set of keys, `rq:...`, for all that use it. Whoever may write them for one node could
-take and spoil what is another's. So each node has a set of its own: a connection of a node puts
-every such name behind the node's prefix on its way to the server.
+RQ uses one set of keys, `rq:...`, for all its users. A user with write access to them for one node
+could take and damage those of another. So each node has a set of its own: a node's connection adds
+the node's prefix to every such name.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ from batchq.store.link import (
 
 log = structlog.get_logger(__name__)
 
-#: Commands of which more than the first argument are keys.
+#: Commands with more than one key.
 _ALL_KEYS = frozenset({"DEL", "EXISTS", "UNLINK", "WATCH"})
 _TWO_KEYS = frozenset({"LMOVE", "RENAME", "RPOPLPUSH", "SMOVE"})
 
 
 class _Place:
-    """Whether nodes have keys apart: not where users are from a file of before they had."""
+    """Whether nodes have separate keys: users from an older ACL file do not."""
 
     def __init__(self) -> None:
         self.is_apart = True
 
 
 class RqConnection(redis.Redis):
-    """A client whose commands on `rq:...` go to those keys of its node; without one, as they are.
+    """A client that maps the keys `rq:...` to those of its node; without a node, it maps nothing.
 
-    Values are sent as they are, also where they look like names of keys.
+    Values are sent unchanged, even if they look like names of keys.
     """
 
     node = ""
     place = _Place()
 
     def key(self, name: str) -> str:
-        """The key that stands for RQ's."""
+        """Return the key that stands for RQ's."""
         return keys.of_rq(self.node, name) if self.node and self.place.is_apart else name
 
     def of(self, node: str) -> RqConnection:
-        """A client for a node's keys, over the same connections, which stay this one's."""
+        """Return a client for a node's keys, over this client's connections, which it does not
+        close.
+        """
         other = copy.copy(self)
         other.node, other.auto_close_connection_pool = node, False
         return other
 
     def with_keys(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A command with the keys of the node."""
+        """Return a command with the keys of the node."""
         if not self.node:
             return words
         command = str(words[0]).upper()
@@ -95,9 +97,9 @@ class _RqPipeline(Pipeline):
 
 
 def rq_connection(url: str) -> RqConnection:
-    """A connection for RQ alone: it repeats on its own, since RQ would give up and lose a result.
+    """Return a connection for RQ alone, which retries: RQ itself would give up and lose a result.
 
-    What RQ then does twice is harmless: an attempt is claimed by one work-horse only.
+    RQ's repeated commands are harmless: only one work-horse can claim an attempt.
     """
     retry = Retry(ExponentialWithJitterBackoff(base=FIRST_DELAY_S, cap=2.0), 60)
     made = new_client(url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S, kind=RqConnection)
@@ -109,9 +111,9 @@ def rq_connection(url: str) -> RqConnection:
 class RqLink:
     """One connection for RQ.
 
-    Impatient, unlike `rq_connection` itself: an agent's loop must not wait for minutes for a
-    server that is away. What a lost reply loses the agent finds again, and RQ's own records of
-    what ran are not the truth.
+    It does not retry, unlike `rq_connection`: an agent's loop must not wait for minutes for an
+    unavailable server. The agent recovers from lost replies, and RQ's own records of running jobs
+    are not authoritative.
     """
 
     def __init__(self, url: str) -> None:
@@ -121,11 +123,11 @@ class RqLink:
 
     @property
     def is_apart(self) -> bool:
-        """Whether each node has keys of its own, and no other program uses them."""
+        """Whether each node has separate keys, unused by any other program."""
         return self.connection.place.is_apart
 
     def find_place(self, node: str) -> None:
-        """See whether this user may use the keys of a node's own, or those of before that.
+        """Determine whether this user may use the node's own keys, or only the shared ones.
 
         Raises StoreUnavailable.
         """
@@ -139,7 +141,7 @@ class RqLink:
                 tell_shared(f"batchq acl worker --node {node}")
 
     def use_other_place(self) -> None:
-        """This user was refused the keys that were tried: try the others from now on."""
+        """Switch to the other set of keys, after this user was refused the present one."""
         place = self.connection.place
         place.is_apart = not place.is_apart
         if not place.is_apart:
@@ -147,7 +149,7 @@ class RqLink:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Around calls of RQ: raises StoreUnavailable for what redis-py raises."""
+        """Wrap calls of RQ: raise StoreUnavailable for what redis-py raises."""
         try:
             with self._link.under_way():
                 yield
@@ -155,18 +157,18 @@ class RqLink:
             raise self._link.unavailable(error) from error
 
     def asking_s(self, thread: int) -> float:
-        """For how long this thread has been waiting for RQ's calls; 0 if it is not."""
+        """How long this thread has been waiting for RQ's calls, in seconds; 0 if it is not."""
         return self._link.asking_s(thread)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         close_client(self.connection)
 
 
 def tell_shared(command: str) -> None:
-    """Say that a user of an older file is in use."""
+    """Warn that a user from an older ACL file is in use."""
     log.warning(
         "rq keys shared by all nodes",
-        why="this user of the server may not use those of a node's own",
-        hint=f"print its line in the file of users again: `{command}`",
+        why="this user of the server may not use the keys of its node alone",
+        hint=f"renew its line in the ACL file: `{command}`",
     )

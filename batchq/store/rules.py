@@ -1,7 +1,7 @@
-"""What a store demands of a transaction, as pure functions: which write, which charge may happen.
+"""The rules for transactions, as pure functions: which writes and which charges are allowed.
 
-`MemoryStore` calls them; `lua/commit.lua` says the same in Lua, because there the comparison and
-the write must be one step. The contract suite holds the two against each other.
+`MemoryStore` calls them; `lua/commit.lua` implements the same in Lua, because there the comparison
+and the write must be one step. The contract suite holds the two against each other.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from batchq.errors import InvalidInput, InvariantBroken
 #: No sum of the ledger passes this: above it, Lua's numbers skip integers.
 MOST = 2**53 - 1
 
-#: What a transaction is in conflict with that was decided on under other limits.
+#: The subject of a conflict for a transaction that was decided under other limits.
 THE_LIMITS = "the limits"
-#: What a transaction is in conflict with that has to do with a sum, charge or limit that is none:
-#: the leader counts it anew.
+#: The subject of a conflict for a transaction that depends on a malformed sum, charge or limit: the
+#: leader recounts it.
 THE_LEDGER = "the ledger"
 
-#: What a holder counts for: its scopes, and its amounts without zeros, ordered by dimension.
+#: What a holder is charged: its scopes, and its amounts without zeros, ordered by dimension.
 Held: TypeAlias = tuple[tuple[str, ...], dict[str, int]]
 NOTHING: Held = ((), {})
 _NONE: Amounts = {}
@@ -48,9 +48,9 @@ _GROUP_MOVES, _POD_MOVES = allowed(POD_GROUP_MOVES), allowed(POD_MOVES)
 
 
 def well_formed(transaction: Transaction) -> Transaction:
-    """The transaction itself.
+    """Return the transaction itself.
 
-    Raises InvariantBroken for one that no caller of ours may build: the same object, holder or
+    Raises InvariantBroken for a transaction that no caller may build: the same object, holder or
     scope twice, a write that compares nothing, a negative amount.
     """
     writes, charges, limits = transaction.writes, transaction.charges, transaction.limits
@@ -95,7 +95,7 @@ def _check_write(transaction: Transaction, write: Write) -> None:
 
 
 def _check_uid(item: Object, write: Write) -> None:
-    """A uid is part of the fence, whose parts are told apart by spaces and bars."""
+    """Refuse spaces and bars in a uid: they separate the parts of a fence."""
     if isinstance(item, PodGroup):
         uid = item.metadata.uid
     elif isinstance(item, Pod):
@@ -109,16 +109,16 @@ def _check_uid(item: Object, write: Write) -> None:
 
 
 def holds_node(item: Object | None) -> bool:
-    """Whether it is a pod in a phase in which it holds a node, and may hold a lease."""
+    """Whether the object is a pod in a phase in which it occupies a node, and may hold a lease."""
     return isinstance(item, Pod) and item.status.phase in ON_NODE
 
 
 def commit_of(
     transactions: Sequence[Transaction], answers: Sequence[Answer], revision: int
 ) -> Commit:
-    """The answers beside what they answer, in order.
+    """Pair each transaction with its answer, in order.
 
-    Raises InvariantBroken when the two do not match: a request id was used for two requests.
+    Raises InvariantBroken if the two do not match: a request id was used for two requests.
     """
     if len(transactions) != len(answers):
         raise InvariantBroken(
@@ -136,7 +136,7 @@ def commit_of(
 
 
 def held_by(charge: Charge) -> Held:
-    """What the holder counts for once the charge is set."""
+    """Return what the holder is charged once the charge is set."""
     if not charge.amounts:
         return NOTHING
     stated = charge.amounts
@@ -145,7 +145,7 @@ def held_by(charge: Charge) -> Held:
 
 
 def refuse_write(write: Write, stored: Object | None) -> Answer | None:
-    """Why `write` may not happen over `stored`; None if it may."""
+    """Return why `write` is not allowed over `stored`; None if it is."""
     word = _refusal(write, stored)
     return None if word is None else Answer(word=word, subject=f"{write.kind} {write.key}")
 
@@ -161,8 +161,8 @@ def _refusal(write: Write, stored: Object | None) -> Word | None:
 
 
 def _refused_move(before: Object, after: Object) -> Word | None:
-    """FENCED if the uid is another, or a counter of the fence (`fence_of`) lower than it was; MOVE
-    if the phase may not follow the one before.
+    """Return FENCED if the uid differs or a counter of the fence (`fence_of`) falls; MOVE if the
+    phase may not follow the former one; None if the write is allowed.
     """
     if isinstance(before, PodGroup) and isinstance(after, PodGroup):
         falls = (
@@ -187,10 +187,10 @@ def _refused_move(before: Object, after: Object) -> Word | None:
 
 
 class Weighed(Struct, frozen=True, kw_only=True):
-    """What the charges of one transaction do to the sums: scope -> amounts added, and taken.
+    """What the charges of one transaction do to the sums: scope -> amounts added, and deducted.
 
-    `growths`: every (checked, scope, amounts) in which a holder's charge grows; `held`: what each
-    holder counts for then. Amounts are shared, and must not change.
+    `growths`: every (checked, scope, amounts) in which a holder's charge grows; `held`: each
+    holder's new charge. Amounts are shared, and must not change.
     """
 
     plus: Mapping[str, Amounts]
@@ -200,7 +200,7 @@ class Weighed(Struct, frozen=True, kw_only=True):
 
 
 def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed:
-    """The differences that `charges` make, given what each holder counts for now."""
+    """Return the differences that `charges` make, given each holder's present charge."""
     plus: dict[str, Amounts] = {}
     minus: dict[str, Amounts] = {}
     growths: list[tuple[bool, str, Amounts]] = []
@@ -217,7 +217,7 @@ def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed
 
 
 def _beyond(one: Held, other: Held) -> Sequence[tuple[str, Amounts]]:
-    """The scopes in which `one` counts for more than `other`, in order, and by how much."""
+    """Return the scopes in which `one` exceeds `other`, in order, and by how much."""
     scopes, amounts = one
     others, lower = other
     if not others:
@@ -233,8 +233,8 @@ def _sum(one: Amounts, other: Amounts) -> Amounts:
 
 
 def is_of_node(scope: str) -> bool:
-    """Whether it is a node's. Such limits are no policy: single sums are held against them here,
-    and nothing is decided by several of them together.
+    """Whether the scope is a node's. Such limits are no policy: each sum is checked against its
+    limit here, and no decision weighs several of them together.
     """
     return scope.startswith("node:")
 
@@ -244,11 +244,12 @@ def _is_of_objects(scope: str) -> bool:
 
 
 def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answer | None:
-    """Why nothing may grow that was decided on at revision `seen`, as limits have changed since.
+    """Return the refusal of growth that was decided at revision `seen` if limits have changed
+    since.
 
-    Rules that weigh several limits against each other, as guarantees of siblings are, hold in the
-    decision alone; what they weigh must still be what it was. (The sums, too: only one leader lets
-    them grow, and `epoch` says which.)
+    Rules that weigh several limits against each other, such as guarantees of siblings, hold only in
+    the decision, so the limits that it weighed must be unchanged. (So must the sums: only one
+    leader increases them, and `epoch` identifies it.)
     """
     if seen is None or changed_at <= seen:
         return None
@@ -262,13 +263,13 @@ def refuse_charges(
     limits: Callable[[str], Mapping[str, int] | None],
     overcommit: int,
 ) -> Answer | None:
-    """The first growth that would pass its limit, as sums stand once the transaction has happened.
+    """Return the refusal of the first growth that would pass its limit, by the sums after the
+    transaction; None if all fit.
 
-    What grows by no more than the same transaction takes away there leaves the sum as it is, or
-    smaller, and is not refused: not even where a limit has been cut meanwhile.
+    A growth that the same transaction offsets in that scope leaves the sum unchanged or smaller,
+    and is not refused even if the limit has been lowered.
 
-    `sums` are those of a scope as they stand now. The answer's `seen` counts the transaction's
-    other charges.
+    `sums` are a scope's present sums. The answer's `seen` includes the transaction's other charges.
     """
     for checked, scope, more in weighed.growths:
         plus, minus, now = weighed.plus[scope], weighed.minus.get(scope, _NONE), sums(scope)
@@ -305,7 +306,9 @@ def _passed(scope: str, name: str, *, need: int, limit: int, rest: int, added: i
 def _of_cluster(
     names: Iterable[str], weighed: Weighed, there: Mapping[str, int], overcommit: int
 ) -> Mapping[str, int]:
-    """The limits of these dimensions in the cluster, whose capacity is `there` before all this."""
+    """Return the cluster's limits in these dimensions; `there` is its capacity before the
+    transaction.
+    """
     plus, minus = weighed.plus.get(CAPACITY, _NONE), weighed.minus.get(CAPACITY, _NONE)
     limits = {
         name: (there.get(name, 0) + plus.get(name, 0) - minus.get(name, 0)) * overcommit // 1000

@@ -1,7 +1,7 @@
-"""Which schedulers there are: each says at its pace that it is there, and how far its mirror is.
+"""The known schedulers: each records periodically that it is alive, and its mirror's revision.
 
-Nothing is decided by this. It is there for people, who want to know which processes stand by to
-lead, of which version, and whether they could begin at once. Entries go by themselves.
+No decision depends on this. It shows operators which processes can take over the lead, with
+their versions, and whether they could begin at once. Entries expire.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from batchq.store.redis import RedisStore
 
 
 class SchedulerSeen(Struct, frozen=True, kw_only=True):
-    """One scheduler, as it last said of itself.
+    """A scheduler's last record of itself.
 
-    `seen_at` is in the server's milliseconds. `mirrored` is the revision that its mirror had then;
-    None: it has none yet, and would list everything before its first session.
+    `seen_at` is in the server's milliseconds. `mirrored` is its mirror's revision at that time;
+    None: it has no mirror yet, and would list everything before its first session.
     """
 
     identity: str
@@ -33,7 +33,7 @@ class SchedulerSeen(Struct, frozen=True, kw_only=True):
 
 
 def attend(store: RedisStore, identity: str, *, version: str, mirrored: int | None) -> None:
-    """Say that this scheduler is there. Raises StoreUnavailable."""
+    """Record that this scheduler is alive. Raises StoreUnavailable."""
     said = f"{'-' if mirrored is None else mirrored} {version}"
     store.link.run(
         scripts.ATTEND,
@@ -43,12 +43,12 @@ def attend(store: RedisStore, identity: str, *, version: str, mirrored: int | No
 
 
 def depart(store: RedisStore, identity: str) -> None:
-    """Say that it is not there any more. Raises StoreUnavailable."""
+    """Remove this scheduler's entry. Raises StoreUnavailable."""
     store.link.ask(lambda client: client.hdel(keys.SCHEDULERS, identity))
 
 
 def attending(store: RedisStore) -> Sequence[SchedulerSeen]:
-    """All that were there within the last minute, by identity. Raises StoreUnavailable."""
+    """Return the schedulers of the last minute, by identity. Raises StoreUnavailable."""
     stored = store.link.ask(
         lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.SCHEDULERS))
     )
@@ -58,14 +58,14 @@ def attending(store: RedisStore) -> Sequence[SchedulerSeen]:
 
 
 def revision(store: RedisStore) -> int:
-    """How many writes there have been: where a mirror is that lacks none.
+    """Return the count of writes, which is the revision of an up-to-date mirror.
 
     Raises StoreUnavailable.
     """
     return read_revision(store.link)
 
 
-#: What schedulers say of themselves. The script forgets what is none.
+#: A scheduler's entry. The script removes malformed ones.
 _SAID = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
 
 
@@ -83,9 +83,9 @@ def _read(identity: bytes, stored: bytes) -> SchedulerSeen | None:
 
 
 def publish_config(store: RedisStore, text: str, *, epoch: int | None = None) -> bool:
-    """Say, as the leader of `epoch`, what is gone by from now on; False if another leads since.
+    """Publish the configuration of the leader of `epoch`; return False if another leads by now.
 
-    `epoch` None: whoever leads. Raises StoreUnavailable.
+    `epoch` None: publish under any leader. Raises StoreUnavailable.
     """
     answer = store.link.run(
         scripts.PUBLISH, (keys.CONFIG, keys.EPOCH), (text, "" if epoch is None else epoch)
@@ -94,14 +94,15 @@ def publish_config(store: RedisStore, text: str, *, epoch: int | None = None) ->
 
 
 def read_config_text(store: RedisStore) -> str | None:
-    """What was published last; None if nobody has ever led. Raises StoreUnavailable."""
+    """Return the last published text; None before the first leader. Raises StoreUnavailable."""
     stored = store.link.ask(lambda client: cast("bytes | None", client.get(keys.CONFIG)))
     return None if stored is None else stored.decode(errors="replace")
 
 
 def publish_object_limit(store: RedisStore, most: int, *, request_id: str, epoch: int) -> None:
-    """Allow so many unfinished groups in each namespace whose ResourceQuotas do not say otherwise,
-    as the leader of `epoch`; nothing happens if another leads since. Raises StoreUnavailable.
+    """Set the number of unfinished groups allowed in each namespace without a ResourceQuota for
+    them, as the leader of `epoch`; nothing happens if another leads by now. Raises
+    StoreUnavailable.
     """
     limit = Limit(scope=EVERY_NAMESPACE, amounts={POD_GROUPS: most * ONE_GROUP})
     transaction = Transaction(subject="every namespace", limits=(limit,))
@@ -109,8 +110,8 @@ def publish_object_limit(store: RedisStore, most: int, *, request_id: str, epoch
 
 
 def read_object_limit(store: RedisStore) -> int | None:
-    """How many unfinished groups a namespace may have unless its ResourceQuotas say otherwise; None
-    if nobody has published that, or it cannot be read. Raises StoreUnavailable.
+    """Return the number of unfinished groups allowed in a namespace without a ResourceQuota for
+    them; None if it is unpublished or unreadable. Raises StoreUnavailable.
     """
     stored = store.link.ask(
         lambda client: cast("bytes | None", client.hget(keys.LIMITS, EVERY_NAMESPACE))

@@ -1,8 +1,8 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is eight files, one after the other: its bounds, the stream's count, what is read and
-written together, the words of the transactions, what speaks against a write, the arithmetic of
-charges, what limits say of it, and the writing.
+`commit` is eight files, in this order: bounds, the change stream, batched reads and writes of
+hashes, the words of the transactions, the checks of writes, the arithmetic of charges, the checks
+of limits, and the commit itself.
 """
 
 from __future__ import annotations

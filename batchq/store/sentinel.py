@@ -1,10 +1,9 @@
-"""Which of several servers is the primary: asked of the sentinels that watch them.
+"""Finding the primary among several servers, through the sentinels that watch them.
 
-Whoever is asked first may be behind: a sentinel that was cut off still names the former primary.
-So a majority is heard where it can be had, and the newest answer counts. The answer is not for
-good either. A connection that is made asks, and one that is used asks again when that was some
-time ago: a former primary that wakes up takes writes for seconds until it is told that it is none
-any more, and those writes are lost.
+The first sentinel asked may be behind: one that was cut off still names the former primary. So a
+majority is asked if possible, and the newest answer counts. Answers also age. A new connection
+asks, and an older one asks again after some time: a former primary that wakes up accepts writes for
+seconds until the sentinels demote it, and those writes are lost.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from redis.sentinel import (
 from batchq.api.notation import counted
 from batchq.store.urls import SentinelUrl, is_unknown_host, trouble
 
-#: A sentinel that is there answers at once; one that is not must not cost much.
+#: A running sentinel answers at once; a missing one must not cost much.
 ASK_TIMEOUT_S = 1.0
-#: A connection is used this long without asking whether it still leads to the primary.
+#: A connection is used this long before the sentinels are asked again.
 LOOK_EVERY_S = 1.0
-#: After nobody has answered: the connection is still good, perhaps.
+#: The pause when no sentinel has answered: the connection may still be good.
 LOOK_AGAIN_S = 5.0
-#: A connection is used at least so many times longer than asking has taken.
+#: A connection is used at least this many times longer than the last question took.
 _USES_PER_LOOK = 10
 
 
 class NoPrimary(MasterNotFoundError):
-    """Nobody says where the primary is; `message` and `hint` are for people."""
+    """No sentinel knows the primary; `message` and `hint` are for people."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -77,7 +76,7 @@ class Watchmen(Sentinel):
         self._hosts = ", ".join(f"{host}:{port}" for host, port in place.sentinels)
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Where the primary is. Raises NoPrimary."""
+        """Return the address of the primary. Raises NoPrimary."""
         said: list[_Said] = []
         others: set[str] = set()
         troubles: list[Exception] = []
@@ -124,7 +123,7 @@ class Watchmen(Sentinel):
             case broken.ResponseError():
                 return NoPrimary(
                     "are no sentinels",
-                    f"name the sentinels in the URL, whose usual port is 26379, not {self._hosts}",
+                    f"put the sentinels into the URL, usually at port 26379, not {self._hosts}",
                 )
             case _:
                 count = counted(len(self.sentinels), "sentinel")
@@ -138,13 +137,13 @@ class Watchmen(Sentinel):
     def _unknown(self, service: str, others: Sequence[str]) -> NoPrimary:
         known = f"they know {', '.join(others)}" if others else "they know none at all"
         return NoPrimary(
-            f"know no primary of the name that follows the hosts in the URL; {known}",
-            "correct it",
+            f"know no primary with the name after the hosts in the URL; {known}",
+            "correct the name",
         )
 
 
 class PrimaryPool(SentinelConnectionPool):
-    """Connections to whichever server is the primary now. May be shared by threads."""
+    """Connections to the present primary. May be shared by threads."""
 
     def __init__(self, place: SentinelUrl, **options: Any) -> None:
         self._look_at = 0.0
@@ -160,21 +159,21 @@ class PrimaryPool(SentinelConnectionPool):
         )
 
     def get_connection(self, *arguments: Any, **options: Any) -> Any:
-        """A connection, to the primary as far as the sentinels know."""
+        """Return a connection, to the primary as far as the sentinels know."""
         self._look_again()
         return super().get_connection(*arguments, **options)
 
     def get_master_address(self) -> tuple[str, int]:
-        """Asks the sentinels; idle connections to another address are closed. Raises NoPrimary."""
+        """Ask the sentinels, and close idle connections to another address. Raises NoPrimary."""
         began = time.monotonic()
         address: tuple[str, int] = super().get_master_address()  # type: ignore[no-untyped-call]
         now = time.monotonic()
-        # Where some are silent, asking takes seconds, and must not take most of the time.
+        # With silent sentinels a question takes seconds, and must not take most of the time.
         self._look_at = now + max(LOOK_EVERY_S, _USES_PER_LOOK * (now - began))
         return address
 
     def close(self) -> None:
-        """Let go of the connections, those to the sentinels too."""
+        """Close the connections, those to the sentinels too."""
         super().close()
         for sentinel in self.sentinel_manager.sentinels:
             sentinel.close()
@@ -185,13 +184,13 @@ class PrimaryPool(SentinelConnectionPool):
             return
         # Set before asking, so that one thread asks and the others go on.
         self._look_at = now + LOOK_AGAIN_S
-        # Where nobody answers, who answers on the connection is still the best that is known.
+        # If no sentinel answers, the connected server is still the best candidate.
         with suppress(NoPrimary):
             self.get_master_address()
 
 
 def _refuse_replica(connection: Any) -> None:
-    """Raises ConnectionError if what was reached says of itself that it is no primary.
+    """Raise ConnectionError if the server reached says that it is no primary.
 
     It says so in the answer to HELLO, which costs nothing and needs no permission.
     """
@@ -200,7 +199,7 @@ def _refuse_replica(connection: Any) -> None:
     if role not in (b"master", "master"):
         connection.disconnect()
         raise broken.ConnectionError(
-            f"{_endpoint((connection.host, connection.port))} is not the primary any more"
+            f"{_endpoint((connection.host, connection.port))} is no longer the primary"
         )
 
 

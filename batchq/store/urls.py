@@ -1,19 +1,19 @@
-"""How the URL of a server is read, and shown without what is secret in it.
+"""Parsing of server URLs, and their display without secrets.
 
     redis://[[user]:password@]host[:6379][/database]             one server
     rediss://…                                                   the same over TLS
     unix://[[user]:password@]/path/to/socket[?db=0]              one on this machine
     redis+sentinel://[[user]:password@]host[:26379],host,…/name[/database]
-                                                                 whichever server the sentinels
-                                                                 there call the primary of `name`
+                                                                 the server that these sentinels
+                                                                 call the primary of `name`
     rediss+sentinel://…                                          the same, TLS to all of them
 
 User and password are the server's; those of the sentinels are the options `sentinel_username` and
-`sentinel_password`. Other programs that know sentinels write their URLs in the same way.
+`sentinel_password`. Other programs that support sentinels use the same form.
 
-Where a URL is mistyped, its password may stand anywhere: before a forgotten @ it is a host, with a
-slash in it half of it is a path. So a malformed URL is told of without a word of it, and of one
-that is well formed only where it leads is shown, never what stands before the @ or is an option.
+A mistyped URL may have its password anywhere: before a forgotten @ it is a host, and with a slash
+in it half of it is a path. So messages never quote a malformed URL, and of a well-formed one they
+show only its destination, never the part before the @ or the options.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORMS = (
     "redis://host:6379/0, rediss://host:6379/0, unix:///path/to/server.sock or"
     " redis+sentinel://host1:26379,host2:26379,host3:26379/mymaster/0"
 )
-#: Letters of any language: they may be those of a host's name.
+#: Letters of any language: a host's name may contain them.
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[\w.-]*)(:(?P<port>[0-9]{1,5}))?")
 _SERVICE = re.compile(r"[\w.-]+")
 _DATABASE = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -50,7 +50,7 @@ _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class SentinelUrl(Struct, frozen=True, kw_only=True):
-    """What a URL says of sentinels and of the servers that they watch.
+    """The sentinels in a URL, and the service that they watch.
 
     `options` are those of TLS, by redis-py's names.
     """
@@ -67,8 +67,8 @@ class SentinelUrl(Struct, frozen=True, kw_only=True):
 
 
 class _Parts(Struct, frozen=True, kw_only=True):
-    """A URL taken apart and found well formed. `hosts` have ports or None; `path` has no slash at
-    its ends but that of a socket.
+    """The parts of a well-formed URL. `hosts` have ports or None; `path` has no slash at its ends,
+    unless it is a socket's.
     """
 
     scheme: str
@@ -79,7 +79,7 @@ class _Parts(Struct, frozen=True, kw_only=True):
 
 
 def shown(url: str) -> str:
-    """Where the URL leads, without what is secret in it; a malformed one is not shown at all."""
+    """Return the URL's destination without secrets; a malformed URL is not shown at all."""
     try:
         parts = _taken_apart(url)
     except InvalidInput:
@@ -92,7 +92,7 @@ def shown(url: str) -> str:
 
 
 def checked_url(url: str) -> str:
-    """The URL, its scheme in small letters. Raises InvalidInput if it cannot lead to a server."""
+    """Return the URL, its scheme in lower case. Raises InvalidInput for a malformed URL."""
     scheme = _taken_apart(url).scheme
     return scheme + url[len(scheme) :]
 
@@ -108,14 +108,14 @@ def speaks_tls(url: str) -> bool:
 
 
 def tls_options_of(url: str) -> Mapping[str, str]:
-    """What the URL says of TLS, by redis-py's names. Raises InvalidInput."""
+    """Return the URL's TLS options, by redis-py's names. Raises InvalidInput."""
     return {
         name: value for name, value in _taken_apart(url).options.items() if name in _TLS_OPTIONS
     }
 
 
 def sentinel_url(url: str) -> SentinelUrl:
-    """What a URL of sentinels says. Raises InvalidInput."""
+    """Parse a URL of sentinels. Raises InvalidInput."""
     parts = _taken_apart(url)
     service, _, database = parts.path.partition("/")
     user, _, password = parts.userinfo.partition(":")
@@ -134,14 +134,16 @@ def sentinel_url(url: str) -> SentinelUrl:
 
 
 def is_unknown_host(text: str) -> bool:
-    """Whether a resolver said so. Then the URL may be mistyped, and the name a password."""
+    """Whether the text is a resolver's error. Then the URL may be mistyped, and the name a
+    password.
+    """
     lower = text.lower()
     return any(words in lower for words in ("name or service", "name resolution", "nodename nor"))
 
 
 def quoted(text: str, url: str) -> str:
-    """What a server or library said in one short line, unless it repeats a user or password of
-    the URL, as a server does that does not know AUTH.
+    """Return a server's or library's message in one short line, unless it repeats a user or
+    password of the URL, as a server without AUTH does.
     """
     line = text.splitlines()[0] if text else "no reason given"
     if any(secret in line for secret in _secrets_of(url)):
@@ -158,24 +160,25 @@ def _secrets_of(url: str) -> frozenset[str]:
 
 def _taken_apart(url: str) -> _Parts:
     if _BLANK.search(url) or not _is_text(url):
-        raise _malformed("there is a space or a control character in it, to be written as %20 …")
+        raise _malformed("it contains a space or a control character; write them as %20 …")
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in _SCHEMES:
-        raise _malformed("it begins with none of " + ", ".join(f"{one}://" for one in _SCHEMES))
+        known = ", ".join(f"{one}://" for one in _SCHEMES)
+        raise _malformed(f"it does not begin with one of {known}")
     if "#" in rest:
-        raise _malformed("there is a # in it; in a password it is written as %23")
+        raise _malformed("it contains a #; in a password, write it as %23")
     try:
         urlsplit(url)
     except ValueError:
-        raise _malformed("it cannot be taken apart; in a password, [ ] are %5B %5D") from None
+        raise _malformed("it cannot be parsed; in a password, write [ ] as %5B %5D") from None
     front, _, query = rest.partition("?")
     if "@" in query:
-        raise _malformed("there is an @ after a ?; in a password they are written as %40 and %3F")
+        raise _malformed("an @ follows a ?; in a password, write them as %40 and %3F")
     authority, slash, path = front.partition("/")
     userinfo, _, hosts = authority.rpartition("@")
     if "@" in path:
-        raise _malformed("there is an @ after a /; in a password they are written as %40 and %2F")
+        raise _malformed("an @ follows a /; in a password, write them as %40 and %2F")
     if scheme == "unix":
         found: tuple[tuple[str, int | None], ...] = ()
         path = _socket(hosts, slash + path)
@@ -204,8 +207,7 @@ def _host(written: str) -> tuple[str, int | None]:
     found = _HOST.fullmatch(written)
     if found is None:
         raise _malformed(
-            "what should be a host with its port is none; in a password, @ : / ? # are written as"
-            " %40 %3A %2F %3F %23"
+            "its host and port are malformed; in a password, write @ : / ? # as %40 %3A %2F %3F %23"
         )
     host, port = found["host"], None if found["port"] is None else int(found["port"])
     if port is not None and not 0 < port < 65_536:
@@ -224,7 +226,7 @@ def _is_ipv6(address: str) -> bool:
 
 
 def _is_name(host: str) -> bool:
-    """Whether a resolver can be asked for it, by which each part of a name is bounded."""
+    """Whether a resolver accepts the name; each part of a name has a longest length."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -233,7 +235,7 @@ def _is_name(host: str) -> bool:
 
 
 def _is_text(url: str) -> bool:
-    """Not so where a variable holds bytes that are no UTF-8."""
+    """Whether the URL is text: a variable may hold bytes that are not UTF-8."""
     try:
         url.encode()
     except UnicodeEncodeError:
@@ -253,7 +255,7 @@ def _check_path(scheme: str, path: str) -> None:
     if not service or service.isdecimal():
         raise _malformed("the name of the primary is missing after the hosts")
     if not _SERVICE.fullmatch(service):
-        raise _malformed("what should be the name of the primary, after the hosts, is none")
+        raise _malformed("the name of the primary, after the hosts, is malformed")
     _check_database(database)
 
 
@@ -262,17 +264,17 @@ def _options(scheme: str, query: str) -> dict[str, str]:
     try:
         options = dict(parse_qsl(query, strict_parsing=True, max_num_fields=50) if query else [])
     except ValueError:
-        raise _malformed("what follows the ? is not NAME=VALUE, with & between two") from None
+        raise _malformed("after the ?, expected NAME=VALUE, separated by &") from None
     if unknown := options.keys() - known:
         raise _malformed(
             f"{len(unknown)} of its options are unknown; known are {', '.join(sorted(known))}"
         )
     if options.keys() & _TLS_OPTIONS and not scheme.startswith("rediss"):
-        raise _malformed("it has options of TLS, which is spoken with rediss:// only")
+        raise _malformed("it has TLS options, which need rediss://")
     _check_database(options.get("db", ""))
     certificates = options.get("ssl_cert_reqs", "none")
     if certificates not in _CERTIFICATES:
-        raise _malformed(f"ssl_cert_reqs is none of {', '.join(_CERTIFICATES)}")
+        raise _malformed(f"ssl_cert_reqs is not one of {', '.join(_CERTIFICATES)}")
     return options
 
 
@@ -282,13 +284,13 @@ def _check_database(written: str) -> None:
 
 
 def _socket(before: str, path: str) -> str:
-    """The path as it was written."""
+    """Return the path as it was written."""
     if before:
         raise _malformed("a socket's path begins with a slash: unix:///run/server.sock")
     if path in ("", "/"):
         raise _malformed("the path of the socket is missing")
     if "\0" in unquote(path):
-        raise _malformed("there is a %00 in the path of the socket")
+        raise _malformed("the path of the socket contains %00")
     if len(unquote(path).encode()) > _LONGEST_SOCKET_PATH:
         raise _malformed(f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
     return path
@@ -304,7 +306,7 @@ def _malformed(found: str) -> InvalidInput:
 #: The options of a URL that name files, by redis-py's names.
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
-#: What OpenSSL's text holds -> what is said of the server, and what to do. The first that fits.
+#: Phrases of OpenSSL -> the message about the server, and the hint. The first match counts.
 _TROUBLES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("certificate has expired",),
@@ -319,12 +321,12 @@ _TROUBLES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("hostname mismatch", "ip address mismatch", "doesn't match"),
         "shows a TLS certificate that is for another host",
-        "write the host into the URL as the certificate names it",
+        "write the host in the URL as it is in the certificate",
     ),
     (
         ("self-signed certificate", "self signed certificate", "local issuer certificate"),
-        "shows a TLS certificate of an authority that this machine does not know",
-        "name the authority's file in the URL: rediss://…?ssl_ca_certs=/path/to/ca.crt",
+        "shows a TLS certificate of an authority unknown to this machine",
+        "put the authority's file into the URL: rediss://…?ssl_ca_certs=/path/to/ca.crt",
     ),
     (
         ("certificate_verify_failed",),
@@ -334,21 +336,21 @@ _TROUBLES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("certificate_required", "certificate required", "handshake_failure", "bad_certificate"),
         "asks for a TLS certificate of the client, or refuses it",
-        "name it in the URL: rediss://…?ssl_certfile=/path/to/client.crt&ssl_keyfile=/path/to/key",
+        "put it into the URL: rediss://…?ssl_certfile=/path/to/client.crt&ssl_keyfile=/path/to/key",
     ),
     (
         ("unknown_ca", "unknown ca"),
         "does not know the authority of the client's TLS certificate",
-        "take one of an authority that the server knows (its tls-ca-cert-file)",
+        "use one from an authority that the server knows (its tls-ca-cert-file)",
     ),
     (
         ("key_values_mismatch",),
-        "was not asked: the key in ssl_keyfile is not that of the certificate in ssl_certfile",
-        "name a pair in the URL",
+        "was not asked: the key in ssl_keyfile does not match the certificate in ssl_certfile",
+        "put a matching pair into the URL",
     ),
     (
         ("no_certificate_or_crl_found", "no_start_line", "[ssl] pem lib", "bad_base64_decode"),
-        "was not asked: a file that the URL names holds no certificate or key in PEM",
+        "was not asked: a file named in the URL contains no certificate or key in PEM",
         "see ssl_ca_certs, ssl_certfile and ssl_keyfile",
     ),
     (
@@ -358,19 +360,19 @@ _TROUBLES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         ("unexpected_eof_while_reading", "violation of protocol"),
-        "ends the connection while TLS is agreed on",
+        "ends the connection during the TLS handshake",
         "does it speak TLS at that port, or ask for a certificate of the client (ssl_certfile)?",
     ),
     (
         ("[ssl", "[x509", "ssl:"),
-        "does not agree on TLS",
+        "fails the TLS handshake",
         "see `openssl s_client -connect HOST:PORT`",
     ),
 )
 
 
 def trouble(text: str) -> tuple[str, str] | None:
-    """What an error's text says of TLS, and what to do; None if it is about something else."""
+    """Return the message and hint for an error about TLS; None for other errors."""
     lower = text.lower()
     for phrases, said, hint in _TROUBLES:
         if any(phrase in lower for phrase in phrases):
@@ -379,7 +381,7 @@ def trouble(text: str) -> tuple[str, str] | None:
 
 
 def check_files(options: Mapping[str, str]) -> None:
-    """Raises InvalidInput if a file that a URL names cannot be read."""
+    """Raise InvalidInput if a file that a URL names cannot be read."""
     for name in FILES:
         if path := options.get(name):
             try:
@@ -387,5 +389,5 @@ def check_files(options: Mapping[str, str]) -> None:
             except OSError as error:
                 raise InvalidInput(
                     f"the server's URL: the file of {name} cannot be read: {error.strerror}",
-                    hint="write its whole path, which is the same in every folder",
+                    hint="use an absolute path",
                 ) from None

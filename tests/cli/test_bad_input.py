@@ -59,8 +59,12 @@ def test_the_table_has_more_than_thirty_kinds_of_bad_input() -> None:
 @pytest.mark.parametrize(
     ("url", "code", "message"),
     [
-        ("http://localhost:6379", 1, "the server's URL is malformed: it begins with none of"),
-        ("localhost", 1, "the server's URL is malformed: it begins with none of"),
+        (
+            "http://localhost:6379",
+            1,
+            "the server's URL is malformed: it does not begin with one of",
+        ),
+        ("localhost", 1, "the server's URL is malformed: it does not begin with one of"),
         ("redis://localhost:99999", 1, "the port is not from 1 to 65535"),
         ("redis://localhost/none", 1, "the database is not a number"),
         ("unix://", 1, "the path of the socket is missing"),

@@ -207,6 +207,6 @@ def test_errors_that_waiting_does_not_mend_are_raised_at_once(server: Server, st
     wrong = server.url.replace("unix://", "unix://nobody:wrong@")
     with pytest.raises(StoreUnavailable, match="refuses the user name or password"):
         Client(wrong, tell=told.append, patience_s=SOON_S)
-    with pytest.raises(InvalidInput, match="it begins with none of redis://"):
+    with pytest.raises(InvalidInput, match="it does not begin with one of redis://"):
         Client("http://localhost", tell=told.append, patience_s=SOON_S)
     assert told == []

@@ -189,7 +189,7 @@ def test_a_user_without_permission_is_told_in_a_sentence_which_role_has_it(
     done = stack.batchq(user, *words, exits=9)
     assert done.stderr == (
         f"error: the server at unix://***@{stack.server.socket} does not permit this user"
-        f" to write {what}\nhint: that takes a user of the role {role}: see `batchq acl {role}`\n"
+        f" to write {what}\nhint: use a user of the role {role}: see `batchq acl {role}`\n"
     )
     assert {name for name, _ in stack.server.refusals()} == {user}
 
@@ -201,7 +201,7 @@ def test_a_daemon_with_the_wrong_credentials_says_what_it_lacks(
     stack: GuardedStack, words: list[str]
 ) -> None:
     process = stack.machine.start(*words, url=stack.server.url_of("submitter"))
-    told = "its role is another: a submitter submits"
+    told = "use a user of another role: a submitter submits"
     until(lambda: told in stack.machine.output_of(process), what=told)
     process.terminate()
     process.wait(timeout=30)

@@ -162,7 +162,7 @@ def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedS
     found = {one["subject"] for one in findings(stack) if one["check"] == "records"}
     assert found == {f"Key {{bq}}:{name}" for name in ("charges", "events", "changes", "revision")}
     jobs = stack.batchq("readonly", "jobs", exits=9)
-    assert "a scheduler that leads" in jobs.stderr
+    assert "the leading scheduler" in jobs.stderr
     stack.schedulers.clear()
     # Whoever asks meanwhile waits for two seconds, and this machine may be busy.
     with suppress(StoreUnavailable):

@@ -257,15 +257,15 @@ SPOILINGS = {
     ),
     "a beat that is none": (
         lambda raw: raw.hset(keys.alive("n1"), "beat", "NaN"),
-        "{bq}:alive:n1: its field beat is no beat and no lease",
+        "{bq}:alive:n1: its field beat is neither a heartbeat nor a lease",
     ),
     "a lease that is none": (
         lambda raw: raw.hset(keys.alive("n1"), "garbage", "1"),
-        "{bq}:alive:n1: its field garbage is no beat and no lease",
+        "{bq}:alive:n1: its field garbage is neither a heartbeat nor a lease",
     ),
     "a fact that is none": (
         lambda raw: raw.hset(keys.inbox("n1"), "node", b"\xff"),
-        "a fact in {bq}:inbox:n1",
+        "a report in {bq}:inbox:n1 is unreadable",
     ),
 }
 
@@ -364,7 +364,7 @@ def test_a_commit_with_events_is_refused_before_it_has_written_anything(
     with Client(small.store.url) as client:
         client._store.link.waits_for_mending = False
         before = raw.get(keys.REVISION)
-        with pytest.raises(StoreUnavailable, match="cannot go on with"):
+        with pytest.raises(StoreUnavailable, match="a damaged value"):
             client.submit(name="first", command=("true",))
     assert raw.get(keys.REVISION) == before
     assert not raw.hexists(keys.objects("PodGroup"), "default/first")

@@ -110,7 +110,7 @@ def test_without_a_scheduler_it_is_said_that_none_runs(
 ) -> None:
     error = refusal_of(open_as("submitter"))
     assert error.message.endswith(
-        f"does not know the scripts of batchq {__version__}: no scheduler runs that would load them"
+        f"does not know the scripts of batchq {__version__}: no scheduler is running to load them"
     )
     assert error.hint == "start one: `batchq scheduler`"
 

@@ -60,7 +60,7 @@ def test_patience_tells_each_outage_once_and_ends_with_its_time() -> None:
     patience.next_wait_s(away)
     assert told == [
         "the server is not running; waiting for it",
-        "the server is back after 0 s; going on",
+        "the server is back after 0 s; continuing",
         "the server is not running; waiting for it",
     ]
     assert all(wait is not None and 0.1 <= wait <= 2.0 for wait in waits)

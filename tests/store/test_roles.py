@@ -307,7 +307,7 @@ def test_only_permitted_roles_may_commit_objects_of_each_kind(
     )
     assert (raised.value.lasts, raised.value.hint) == (
         True,
-        f"that takes a user of the role {least}: see `batchq acl {least}`",
+        f"use a user of the role {least}: see `batchq acl {least}`",
     )
 
 
@@ -357,7 +357,7 @@ def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
 @pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "operator"])
 def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
     store = RedisStore(guarded.url_of(user))
-    with pytest.raises(StoreUnavailable, match="does not permit this user what was asked"):
+    with pytest.raises(StoreUnavailable, match="does not permit this user to do this"):
         store.lead("me", 1_000)
     store.close()
 

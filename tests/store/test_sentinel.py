@@ -48,10 +48,10 @@ def test_a_url_names_the_sentinels_the_service_and_the_database() -> None:
         ("redis+sentinel://a:1,b:2", "the name of the primary is missing"),
         ("redis+sentinel:///name", "one of its hosts has no name"),
         ("redis+sentinel://a:1,,b:2/name", "one of its hosts has no name"),
-        ("redis+sentinel://a:x/name", "what should be a host with its port is none"),
+        ("redis+sentinel://a:x/name", "its host and port are malformed"),
         ("redis+sentinel://a:99999/name", "the port is not from 1 to 65535"),
         ("redis+sentinel://a:1/0", "the name of the primary is missing after the hosts"),
-        ("redis+sentinel://a:1/na:me", "what should be the name of the primary, after the hosts,"),
+        ("redis+sentinel://a:1/na:me", "the name of the primary, after the hosts, is malformed"),
         ("redis+sentinel://a:1/name/first", "the database is not a number of at most 5 digits"),
         ("redis+sentinel://a:1/name?quorum=2", "1 of its options are unknown"),
     ],
@@ -117,9 +117,9 @@ def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: Watched) -> 
 def test_the_sentinels_do_not_know_the_name(watched: Watched) -> None:
     told, hint = refusal(watched.url_of("another"))
     assert told.endswith(
-        "know no primary of the name that follows the hosts in the URL; they know the-primary"
+        "know no primary with the name after the hosts in the URL; they know the-primary"
     )
-    assert hint == "correct it"
+    assert hint == "correct the name"
 
 
 def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
@@ -132,7 +132,7 @@ def test_a_server_named_in_place_of_a_sentinel_is_refused(watched: Watched) -> N
     url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
     told, hint = refusal(url)
     assert told.endswith("are no sentinels")
-    assert hint.startswith("name the sentinels in the URL, whose usual port is 26379")
+    assert hint.startswith("put the sentinels into the URL, usually at port 26379")
 
 
 def test_the_server_behind_the_sentinels_asks_for_a_password(watched: Watched) -> None:
@@ -255,7 +255,7 @@ def test_a_primary_that_becomes_a_replica_in_the_middle_is_an_outage_and_no_end(
     primary = watched.primary()
     with watched.raw(primary) as client:
         client.replicaof("127.0.0.1", str(other_than(watched, primary)))
-        with pytest.raises(StoreUnavailable, match=r"is not there: .* not the primary any more"):
+        with pytest.raises(StoreUnavailable, match=r"is not running: .* no longer the primary"):
             store.commit([writing(put(queue("late")))], request_id="late")
         client.replicaof("NO", "ONE")
     insist(store, "late")

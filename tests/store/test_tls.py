@@ -45,7 +45,7 @@ def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -
     assert said in (
         "asks for a TLS certificate of the client, or refuses it",
         # Where the connection is ended before the reason can be read.
-        "ends the connection while TLS is agreed on",
+        "ends the connection during the TLS handshake",
     )
     assert "ssl_certfile" in hint
 
@@ -56,7 +56,7 @@ def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -
         (
             "server",
             "",
-            "shows a TLS certificate of an authority that this machine does not know",
+            "shows a TLS certificate of an authority unknown to this machine",
         ),
         (
             "elsewhere",
@@ -74,12 +74,12 @@ def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -
                 f"?ssl_ca_certs={AUTHORITY}&ssl_certfile={CERTIFICATES}/server.crt"
                 f"&ssl_keyfile={CERTIFICATES}/elsewhere.key"
             ),
-            "was not asked: the key in ssl_keyfile is not that of the certificate in ssl_certfile",
+            "was not asked: the key in ssl_keyfile does not match the certificate in ssl_certfile",
         ),
         (
             "server",
             f"?ssl_ca_certs={__file__}",
-            "was not asked: a file that the URL names holds no certificate or key in PEM",
+            "was not asked: a file named in the URL contains no certificate or key in PEM",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_server_with_tls_that_is_spoken_to_without_is_told_how(server: Server)
     with tls_in_front_of(Path(server.socket)) as port:
         told, hint = refusal(f"redis://localhost:{port}/0")
     assert told.startswith("cannot be reached: ")
-    assert hint == "check that it runs, and the URL: where TLS is spoken, it begins with rediss://"
+    assert hint == "check that it runs, and the URL: with TLS, it begins with rediss://"
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_there_is_told_by_its_option(option: str) -> None:
             "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
             "does not know the authority of the client's TLS certificate",
         ),
-        ("[SSL: NO_PROTOCOLS_AVAILABLE] no protocols available", "does not agree on TLS"),
+        ("[SSL: NO_PROTOCOLS_AVAILABLE] no protocols available", "fails the TLS handshake"),
     ],
 )
 def test_the_words_of_openssl_are_put_into_ours(text: str, said: str) -> None:

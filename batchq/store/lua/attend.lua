@@ -1,11 +1,12 @@
--- Notes that a scheduler is there, and forgets those that have been silent for long, or are none.
+-- Records that a scheduler is alive, and forgets schedulers that have been silent too long and
+-- malformed entries.
 -- KEYS: 1 schedulers.
--- ARGV: 1 identity, 2 now in ms, 3 the revision that its mirror is at, or -, and its version,
---       4 after how many seconds a silent one is forgotten.
--- Answers: how many schedulers there are.
+-- ARGV: 1 identity, 2 now in ms, 3 its mirror's revision or -, and its version,
+--       4 after how many seconds a silent scheduler is forgotten.
+-- Answers: the number of known schedulers.
 local kept_ms = tonumber(ARGV[4]) * 1000
 local oldest, latest = tonumber(ARGV[2]) - kept_ms, tonumber(ARGV[2]) + kept_ms
--- There are a few, ever: so many others have been put there past batchq.
+-- A deployment has a handful of schedulers: more entries than this were written past batchq.
 if redis.call('HLEN', KEYS[1]) > 1000 then redis.call('DEL', KEYS[1]) end
 local entries = redis.call('HGETALL', KEYS[1])
 for place = 1, #entries, 2 do

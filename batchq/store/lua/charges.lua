@@ -1,16 +1,16 @@
--- A part of commit: what charges do to the ledger's sums.
+-- A part of commit: applies charges to the ledger's sums.
 -- The same rules in Python: batchq/store/rules.py.
 -- KEYS: those of commit: 6 ledger, 7 charges.
--- Answers: nothing by itself.
+-- Answers: nothing of its own.
 
 local function text(number) return string.format('%.0f', number) end
 
--- The sums that this call has to do with, and those among them that it changes, in order. Nobody else
--- writes while a script runs, so each is read once and written once.
+-- The sums that this call uses, and the fields that it changes, in order. No other client writes
+-- while a script runs, so each sum is read once and written once.
 local sums, moved, is_moved = {}, {}, {}
 
--- Fields of which the sum is none, and whether a limit or a charge was found that is none: nothing is
--- decided by them until the leader has counted them anew (recount.lua).
+-- Ledger fields whose sum is malformed, and whether a malformed limit or charge was read: nothing
+-- is decided by them until the leader has recounted them (recount.lua).
 local spoiled, is_record_spoiled = {}, false
 
 local function sum(field)
@@ -24,7 +24,7 @@ local function sum(field)
   return units
 end
 
--- Whether a transaction that adds and takes this has to do with anything spoiled.
+-- Whether a transaction with these additions and deductions depends on a malformed value.
 local function is_spoiled(plus, minus)
   local found = is_record_spoiled
   for _, fields in ipairs({plus, minus}) do
@@ -51,11 +51,11 @@ end
 
 local NOTHING = {parts = {}, by_field = {}, is_countable = true}
 
--- By record: most holders of a call count for the same as others do.
+-- Decoded charges by record: most holders in a call have identical records.
 local known = {}
 
--- No record of batchq's is longer, or makes more parts of its scopes and amounts; and so many parts
--- are weighed in one call.
+-- Bounds on one record's bytes, on its scopes times amounts, and on the parts weighed in one call;
+-- batchq never exceeds them.
 local MOST_RECORD_BYTES, MOST_PARTS, MOST_PARTS_A_CALL = 262144, 16384, 500000
 local parts_left = MOST_PARTS_A_CALL
 
@@ -76,8 +76,8 @@ local function read_held(record)
   return found
 end
 
--- What a holder counts for: parts {scope, resource, units, the ledger's field} in order, and units by
--- field; nil for a record that is none.
+-- Returns what a holder is charged: parts {scope, resource, units, ledger field} in order, and
+-- units by field; nil for a malformed record.
 local function held(record)
   if not record or record == '' then return NOTHING end
   local found = known[record]
@@ -89,9 +89,9 @@ local function held(record)
   return found or nil
 end
 
--- By '<scope> <resource>' what the charges add and take, and each growth of a holder in order: the part
--- that grows, by how much, and whether that is checked. The charges are words from one place to
--- before another. Nothing if one of the records is none.
+-- Returns what the charges add and deduct by '<scope> <resource>', and each growth of a holder in
+-- order: the part that grows, by how much, and whether it is checked. The charges are the words
+-- from `first` to before `past`. Returns nothing if a record is malformed.
 local function weigh(first, past)
   local plus, minus, growths = {}, {}, {}
   for place = first, past - 1, CHARGE do

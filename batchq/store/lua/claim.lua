@@ -1,8 +1,8 @@
--- Takes the leases of attempts on a node and leaves their claims, in one step: a pod whose claim is
--- known and whose lease is not would be written off.
--- KEYS: 1 the node's hash, 2 its inbox, 3 the bell.
--- ARGV: 1 seconds to keep the hash, 2 seconds to keep the inbox, 3 rings kept, about, 4 the node; then
---       of each attempt the subject, the end of its lease in ms, and the claim.
+-- Takes the leases of attempts on a node and leaves their start claims, in one step: a pod whose
+-- claim is known and whose lease is not would be requeued.
+-- KEYS: 1 the node's hash, 2 its report queue, 3 the wake-up channel.
+-- ARGV: 1 seconds to keep the hash, 2 seconds to keep the queue, 3 wake-ups kept, about, 4 the node;
+--       then for each attempt the subject, the end of its lease in ms, and the claim.
 -- Answers: 1.
 local refused = refuse_size()
 if refused then return refused end
@@ -10,6 +10,6 @@ for place = 5, #ARGV - 2, 3 do note(ARGV[place], ARGV[place + 1]) end
 for place = 5, #ARGV - 2, 3 do redis.call('HSET', KEYS[2], ARGV[place], ARGV[place + 2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
--- A bell that somebody has spoiled is done without: all inboxes are looked through.
+-- A damaged wake-up channel is ignored: the leader also looks through all report queues.
 redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', ARGV[3], '*', 'node', ARGV[4])
 return 1

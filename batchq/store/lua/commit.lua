@@ -1,9 +1,9 @@
 -- Applies transactions in order, each whole or not at all. Amounts and revisions are text.
 -- KEYS: 1 request, 2 epoch, 3 revision, 4 changes, 5 events, 6 ledger, 7 charges, 8 limits,
---       9 outbox, 10 server; then of each kind that is written its objects and its heads. What a
---       call has no use for is the request again: a server asks for the right to write every key.
--- ARGV: 1 transactions: JSON [how many writes, charges, limits, deliveries and events the first has,
---         the words of these, in this order; how many the second has, ...], with
+--       9 outbox, 10 server; then the objects and the heads of each kind written. A key that a call
+--       does not use is replaced by the request: a server checks the right to write every key.
+-- ARGV: 1 transactions: JSON [numbers of writes, charges, limits, deliveries and events of the first,
+--         their words in this order; the numbers of the second, ...], with
 --           write    place (1, 2, ...) of its kind in KEYS, kind, key, expect, fence, phase, new
 --                    fence, stop, and 'yes' if its value is among the values, or '' to delete it
 --           charge   holder, '' or JSON [scopes, [[resource, amount], ...]], '' or 'yes' (checked)
@@ -11,28 +11,28 @@
 --           delivery field, JSON
 --           event    JSON
 --       2 the leader's epoch or '', 3 overcommit in thousandths, 4 seconds to remember the answers,
---       5 changes kept, 6 events kept, 7 the key of the limits, for those who may only read them,
---       8 the revision of the snapshot that it was decided on, or '',
---       9 the request of the call that comes before this one, or '';
+--       5 changes kept, 6 events kept, 7 the key of the limits, for users who may only read them,
+--       8 the revision of the snapshot behind the decision, or '',
+--       9 the request of the preceding call, or '';
 --       then the values of the writes, in order: the object's JSON without its start.
 -- Answers: JSON [revision, [answer, ...]]; an answer is [ok], [conflict | fenced | move, object],
 --       [conflict, the limits], [epoch, current] or [limit, scope, resource, need, limit, seen].
---       Asked again with the same request, it answers the same and applies nothing.
---       '' if the call that comes before was not answered: then nothing is applied.
+--       A repeated request gets the same answers and applies nothing.
+--       '' if the preceding call has no answers: nothing is applied.
 local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
 local begins, firsts = read_words(ARGV[1])
 local wrong = refuse_size() or not begins and firsts or unwritable(5) or keep_in_step()
 if wrong then return wrong end
--- A server that may not write (full, read-only) says so here, before anything has been written.
+-- A server that cannot write (full, read-only) fails here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)
 
--- Counted here, and written at the end, as the ledger's sums are.
+-- Counted here and written at the end, like the ledger's sums.
 local former = count_of_writes()
 local revision = former
 
--- To cut a stream back takes as long as to append to it: it is done for every so many entries.
+-- Trimming a stream costs as much as an append, so only every 64th append trims.
 local BETWEEN_CUTS = 64
 local appended = {}
 
@@ -44,7 +44,7 @@ local function append(stream, most, ...)
 end
 
 local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop, is_kept)
-  -- To delete what must not be there is a condition, and writes nothing.
+  -- Deleting an object that must not exist is a condition, and writes nothing.
   if expect == '0' and is_kept == '' then return end
   revision = revision + 1
   local number, head, value = text(revision), '', ''
@@ -57,8 +57,8 @@ local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop
   append(KEYS[4], ARGV[5], number .. '-0', 'kind', kind, 'key', key, 'value', value)
 end
 
--- Whether nobody has led yet since the server was started: an epoch from before may have been
--- given to somebody else, in what the server has forgotten.
+-- Whether no leader has been elected since the server started: it may have lost writes, and a later
+-- leader may have been given the same epoch in them.
 local function is_leaderless()
   local run = redis.call('HGET', KEYS[10], 'run')
   return run and run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
@@ -72,7 +72,7 @@ end
 
 local outdated, ok = refuse_epoch(), {'ok'}
 
--- `value`: where in ARGV the values of its writes begin; the rest is where its parts do in the words.
+-- `value` is the index in ARGV of the first value written; the others are places in the words.
 local function transact(value, write, charge, limit, delivery, event, past)
   for place = write, charge - 1, WRITE do
     local refused = refuse_write(unpack(words, place, place + WRITE - 1))
@@ -108,7 +108,7 @@ local function transact_all()
   end
 end
 
--- A record that somebody has spoiled ends the call: sums and count are those of what was applied.
+-- A malformed record ends the call: sums and count are then those of what was applied.
 local went_well, why = pcall(transact_all)
 set_sums()
 write_moved()

@@ -1,8 +1,8 @@
--- Deletes a record that cannot be read, and its head, if it is still the one that was looked at. No
--- head is compared: there may be none, or one that cannot be read either.
+-- Deletes an unreadable record and its head, unless the record has changed since it was read. The
+-- head is not compared: it may be missing or unreadable, too.
 -- KEYS: 1 objects, 2 heads, 3 revision, 4 changes.
--- ARGV: 1 kind, 2 key, 3 the digest of what stands there (SHA-1 in hex), 4 changes kept.
--- Answers: 1, or 0 if something else stands there by now.
+-- ARGV: 1 kind, 2 key, 3 the digest of the record (SHA-1 in hex), 4 changes kept.
+-- Answers: 1, or 0 if the record is another by now.
 local stored = redis.call('HGET', KEYS[1], ARGV[2])
 if not stored or redis.sha1hex(stored) ~= ARGV[3] then return 0 end
 local error_reply = keep_in_step()

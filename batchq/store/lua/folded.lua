@@ -1,7 +1,7 @@
--- Takes facts that are done with out of inboxes, unless other ones have come in their place.
--- KEYS: the inboxes.
--- ARGV: of each inbox in turn how many pairs there are, then subject, fact, subject, fact ...
--- Answers: how many were taken out.
+-- Removes applied node reports from report queues, except those that a newer report has replaced.
+-- KEYS: the report queues.
+-- ARGV: for each queue in turn the number of pairs, then subject, report, subject, report ...
+-- Answers: how many were removed.
 local refused = refuse_size()
 if refused then return refused end
 local taken, place = 0, 1

@@ -1,13 +1,13 @@
--- A part of commit: what a call reads of hashes it reads together, before it decides; what it writes
--- to them it writes together, at its end. In a script each command costs more than what it does.
+-- A part of commit: reads the hash fields that a call needs together before it decides, and writes
+-- the changed ones together at its end. In a script each command costs more than its work.
 -- KEYS: those of commit.
--- Answers: nothing by itself.
+-- Answers: nothing of its own.
 
--- So many fields or values at a time: the stack of Lua is bounded.
+-- Fields or values a command: the stack of Lua is bounded.
 local FIELDS = 1000
 
--- By name: the fields to be read; what stood in them (false: nothing); the fields that change, in
--- order; and what will stand in them ('': nothing).
+-- By name: the fields to read; their values (false: absent); the fields that change, in order; and
+-- their new values ('': removed).
 local hashes = {}
 
 local function hash_of(name)
@@ -33,7 +33,7 @@ local function read_asked()
   end
 end
 
--- What was asked for, or set since; nil, false or '' if there is nothing.
+-- Returns the value that was read or set since; nil, false or '' for none.
 local function value_of(name, field)
   local hash = hash_of(name)
   return hash.new[field] or hash.old[field]

@@ -1,12 +1,11 @@
--- Reads inboxes, a bounded part of what lies in them: whatever nodes leave there, this process can
--- hold it.
--- KEYS: 1 the objects of pods, then the inboxes.
--- ARGV: 1 facts at most, 2 bytes of a subject or fact at most, 3 bytes after which nothing more is
---       read, 4 bytes of pods after which no more are.
--- Answers: of each inbox [how many facts are left in it, subject, fact, pod, subject, fact, pod ...]
---       with the pod that the subject names, '' if there is none or too many have been read; what
---       is longer was removed unread, and its place is taken by ['', size, '']. [-1] of an inbox of
---       another type.
+-- Reads a bounded part of report queues, so that this process can hold it whatever nodes write.
+-- KEYS: 1 the objects of pods, then the report queues.
+-- ARGV: 1 reports at most, 2 bytes of a subject or report at most, 3 bytes after which reading stops,
+--       4 bytes of pods after which no more pods are read.
+-- Answers: for each queue [reports left in it, subject, report, pod, subject, report, pod ...] with
+--       the pod that the subject names, or '' if it does not exist or the bytes of pods are used up;
+--       a longer report is removed unread and answered as ['', size, '']. [-1] for a queue of another
+--       type.
 local refused = refuse_size()
 if refused then return refused end
 local answers = {}
@@ -25,7 +24,7 @@ for place = 2, #KEYS do
   local left = redis.pcall('HLEN', inbox)
   if type(left) == 'table' then left = -1 end
   local found = {left}
-  -- Any of them, if there are more: the next look finds others.
+  -- A random selection, if there are more: later calls find the others.
   local subjects = left > 0 and facts > 0 and redis.call('HRANDFIELD', inbox, facts) or {}
   for _, subject in ipairs(subjects) do
     if bytes <= 0 then break end

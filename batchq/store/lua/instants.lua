@@ -1,14 +1,14 @@
--- A part of raise and of claim: notes an instant in a node's own hash. A call that arrives late takes
--- back no later instant: what a server that stood still has kept of closed connections comes in any
+-- A part of raise and of claim: records an instant in a node's own hash. A late call does not
+-- replace a later instant: after a pause, a server executes what closed connections had sent in any
 -- order.
 -- KEYS: 1 the node's hash, in both.
--- Answers: nothing by itself.
+-- Answers: nothing of its own.
 
--- No call is so late: the clock was set back.
+-- No call is this late: the clock was set back.
 local LATEST_MS = 600000
 
 local function note(field, instant)
-  -- Not by tonumber alone, to which NaN is a number that nothing is later than.
+  -- tonumber alone would accept NaN, and no instant compares as later than NaN.
   local stored = redis.call('HGET', KEYS[1], field) or ''
   local known = #stored < 17 and string.match(stored, '^%d+$') and tonumber(stored)
   local told = tonumber(instant)

@@ -1,18 +1,18 @@
--- Takes or renews the leader's lease. Each change of leader is a new epoch. A server that was started
--- anew may have forgotten the last ones: it begins a generation of them, and nobody leads yet.
+-- Takes or renews the leader's lease. Each change of leader is a new epoch. A restarted server may
+-- have lost the last epochs: it begins a new generation of them, without a leader.
 -- KEYS: 1 leader, 2 epoch, 3 revision, 4 changes, 5 server.
--- ARGV: 1 identity, 2 now in ms, 3 when the lease shall end in ms, 4 whether the server
+-- ARGV: 1 identity, 2 now in ms, 3 the end of the lease in ms, 4 whether the server
 --       has a run id: 'yes' or ''.
 -- Answers: the epoch; '' if another leads.
--- An epoch is generation * JUMP + count, as in batchq/api/fences.py.
+-- An epoch is generation * JUMP + count, as in batchq/api/leases.py.
 local JUMP = 1000000
 -- No leader's lease is longer.
 local LONGEST_MS = 600000
--- What somebody has made another type of is let go: there must be a leader to mend what else is.
+-- Keys of another type are deleted: a leader is needed to repair all else.
 for _, key in ipairs({KEYS[1], KEYS[5]}) do
   if type(redis.pcall('HGET', key, 'run')) == 'table' then redis.call('DEL', key) end
 end
--- A reader that finds the stream ahead cannot read it; who leads must be able to.
+-- A reader cannot follow a stream ahead of the count, and the next leader must be able to.
 keep_in_step()
 local stored_epoch = redis.pcall('GET', KEYS[2])
 local epoch = units_of(stored_epoch or '0')
@@ -25,7 +25,7 @@ if ARGV[4] == 'yes' or is_lost then
   local last = units_of(generation) or 0
   if last < 0 or last >= MOST_WRITES / JUMP then generation, last = nil, 0 end
   if known ~= run or is_lost or not units_of(generation) or not units_of(since) then
-    -- By the clock, since the number itself may be one of the things forgotten.
+    -- By the clock, since the number itself may be among the lost writes.
     generation = math.max(math.floor(ARGV[2] / 1000), last + 1)
     epoch = math.max(generation, math.floor(epoch / JUMP)) * JUMP + math.fmod(epoch, JUMP)
     redis.call('HSET', KEYS[5], 'run', run, 'since', ARGV[2],
@@ -34,7 +34,7 @@ if ARGV[4] == 'yes' or is_lost then
   end
 end
 local identity, expires_at = unpack(redis.call('HMGET', KEYS[1], 'identity', 'expires_at'))
--- A lease that ends later than any that was given is none.
+-- A lease that ends later than any that is granted is invalid.
 local ends = units_of(expires_at) or 0
 local now, own_end = tonumber(ARGV[2]), tonumber(ARGV[3])
 if ends > now + math.max(LONGEST_MS, own_end - now) then ends = 0 end

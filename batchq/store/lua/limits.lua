@@ -1,32 +1,32 @@
--- A part of commit: which limit charges would pass, and whether limits are those decided by.
+-- A part of commit: checks charges against limits, and that the limits are those decided by.
 -- The same rules in Python: batchq/store/rules.py.
 -- KEYS: those of commit: 8 limits.
 -- ARGV: those of commit: 3 overcommit in thousandths, 7 the key of the limits, 8 the revision seen.
--- Answers: nothing by itself.
+-- Answers: nothing of its own.
 
 -- No sum passes this: above it, Lua's numbers skip integers.
 local MOST = 9007199254740991
 
--- Beside the scopes: the revision of the limits' last change. No scope has a space in it.
+-- A field beside the scopes: the revision of the limits' last change. No scope contains a space.
 local LAST_CHANGE = 'last change'
 
--- Nodes' limits are no policy: single sums are held against them here, and nothing is decided by
+-- Nodes' limits are no policy: each sum is checked against its limit here, and no decision weighs
 -- several of them together.
 local function is_of_node(scope) return string.sub(scope, 1, 5) == 'node:' end
 
--- What is stored for a scope, as it stands, and what a record says: each is read once.
+-- Stored record by scope, and amounts by record: each is read once.
 local stored, read = {}, {}
 
 local function record_of(scope)
   if stored[scope] == nil then
     local record = redis.call('HGET', ARGV[7], scope)
-    -- '' stands for a limit that this call has taken away; nobody of ours stores it.
+    -- '' stands for a limit that this call has removed; batchq never stores it.
     stored[scope] = record == '' and 'nothing' or record
   end
   return stored[scope]
 end
 
--- The amounts of a record; false if it is none.
+-- Returns the amounts of a record; false if it is malformed.
 local function read_limit(record)
   if #record > MOST_RECORD_BYTES then return false end
   local is_one, amounts = pcall(cjson.decode, record)
@@ -46,12 +46,12 @@ local function amounts_of(scope, stated)
   return read[record] or nil
 end
 
--- Exact up to 2^53: a quotient that is no integer is then too far from the next one to round to it.
+-- Exact up to 2^53: a quotient that is no integer is too far from the next integer to round to it.
 local function thousandth(number) return math.floor(number / 1000) end
 
 local function limit_of(scope, name, plus, minus, stated)
   if scope == 'cluster' then
-    -- Groups are counted, but nodes offer none: no number of them is too many for the cluster.
+    -- Groups are counted, but nodes offer none: the cluster has no limit on them.
     if name == 'podgroups' then return MOST end
     local field, overcommit = 'capacity ' .. name, tonumber(ARGV[3])
     local units = sum(field) - (minus[field] or 0) + (plus[field] or 0)
@@ -61,7 +61,7 @@ local function limit_of(scope, name, plus, minus, stated)
   local amounts = amounts_of(scope, stated)
   local limit = amounts and amounts[name]
   if not limit and string.sub(scope, 1, 8) == 'objects:' then
-    -- What every namespace may have that states no number of its own.
+    -- The limit for namespaces that state none of their own.
     amounts = amounts_of('objects:*', stated)
     limit = amounts and amounts[name]
   end
@@ -71,14 +71,14 @@ end
 
 local seen = tonumber(ARGV[8])
 
--- The record '' removes it.
+-- The record '' removes the limit.
 local function set_limit(scope, record)
   if record == '' then redis.call('HDEL', KEYS[8], scope) else redis.call('HSET', KEYS[8], scope, record) end
   stored[scope] = record
 end
 
--- Comes after the writes: theirs is the revision from which on the limits are seen. The limits are
--- words from one place to before another.
+-- Runs after the writes: their revision is the one at which the limits change. The limits are the
+-- words from `first` to before `past`.
 local function set_limits(first, past, revision)
   for place = first, past - 1, PAIR do
     set_limit(words[place], words[place + 1])
@@ -86,7 +86,7 @@ local function set_limits(first, past, revision)
   end
 end
 
--- Whether something grows, and not on a node, that was decided on before limits were changed.
+-- Whether a checked charge grows elsewhere than on a node, after limits have changed.
 local function is_outdated(growths)
   if not seen then return false end
   local last_change = units_of(record_of(LAST_CHANGE) or '0')
@@ -98,8 +98,8 @@ local function is_outdated(growths)
   return false
 end
 
--- Sums are compared as they stand once the transaction has happened; what does not grow by it is not
--- refused, even above its limit. `need` is one holder's growth.
+-- Compares sums as they will stand after the transaction; a sum that does not grow is not refused,
+-- even above its limit. `need` is one holder's growth.
 local function refuse_charges(plus, minus, growths, first_limit, past)
   if is_outdated(growths) then return {'conflict', 'the limits'} end
   local stated = {}

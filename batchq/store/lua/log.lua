@@ -1,8 +1,8 @@
--- Appends output of a pod's attempt; of all its output the newest is kept.
+-- Appends output of a pod's attempt, and keeps the newest of all its output.
 -- KEYS: 1 log.
 -- ARGV: 1 request, 2 stream, 3 data, 4 bytes kept, 5 seconds kept, 6 pieces kept, about.
 -- Answers: 1, or 0 if this request has been appended already.
--- Each entry knows how much came before it, so the log's size is one subtraction.
+-- Each entry holds the length of all output up to it, so the log's size is one subtraction.
 local length = 0
 for place, entry in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 16)) do
   -- Fields in the order in which they were added: request, stream, data, length.
@@ -12,7 +12,7 @@ end
 length = length + #ARGV[3]
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[6], '*', 'request', ARGV[1], 'stream', ARGV[2],
   'data', ARGV[3], 'length', string.format('%.0f', length))
--- What is left to remove after so many pages goes with the next pieces.
+-- Later calls remove what is left after this many pages.
 local PAGES, ENTRIES = 100, 100
 for _ = 1, PAGES do
   local old = {}

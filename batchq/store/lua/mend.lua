@@ -1,5 +1,5 @@
--- Sets the count of writes right where it is none, or is behind the newest change: it goes on behind
--- that, or, where there is none either, at a number that no count has come to.
+-- Repairs the count of writes if it is malformed or behind the newest change: it continues after
+-- that change or, without one, at a number that no count has reached.
 -- KEYS: 1 and 2 the epoch, 3 revision, 4 changes.
 -- ARGV: 1 the leader's epoch, 2 now in ms.
 -- Answers: the count if it was set, '' if it is right or another leads.

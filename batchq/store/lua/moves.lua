@@ -1,7 +1,7 @@
--- A part of commit: every move between phases, the pairs of batchq/api/lifecycle.py; whether a fence
--- falls; and what else speaks against a write.
+-- A part of commit: every move between phases (the pairs of batchq/api/lifecycle.py), whether a
+-- fence falls, and the reasons to refuse a write.
 -- KEYS: those of commit.
--- Answers: nothing by itself.
+-- Answers: nothing of its own.
 local MOVES = {
   ['PodGroup Pending>InQueue'] = true,
   ['PodGroup Pending>Failed'] = true,
@@ -34,8 +34,8 @@ local MOVES = {
   ['Pod Evicted>Bound'] = true,
 }
 
--- The uid, admission and attempt of a fence; nothing for what is none. Each pattern fails at the
--- first try: one that may split digits in several ways takes the cube of their number.
+-- Returns the uid, admission and attempt of a fence; nothing for a malformed fence. Each pattern
+-- fails at its first try: a pattern with several ways to split digits takes cubic time.
 local function parts_of(fence)
   local uid, rest = string.match(fence, '^(%S*) ?(.*)$')
   if rest == '' or string.match(rest, '^%d+$') then return uid, rest, '' end
@@ -62,7 +62,7 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
   if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
   if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
   if is_kept == '' then return nil end
-  -- A head that is none tells nothing to compare with: the leader makes it anew.
+  -- A malformed head has nothing to compare with: the leader rewrites it from its object.
   if not written then return {'conflict', kind .. ' ' .. key} end
   if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
   if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then

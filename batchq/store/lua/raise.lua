@@ -1,4 +1,4 @@
--- Notes instants in a node's own hash.
+-- Records instants in a node's own hash.
 -- KEYS: 1 the node's hash.
 -- ARGV: 1 seconds to keep it, then pairs of a field and an instant in ms.
 -- Answers: 1.

@@ -1,8 +1,8 @@
--- Sets fields of the ledger, charges, limits and heads to what the leader has counted anew, if each of them
--- is still what it was when that was counted.
+-- Sets fields of the ledger, charges, limits and heads to the leader's recount, unless one of them
+-- has changed since it was read.
 -- KEYS: 1 epoch, 2 ledger, 3 charges, 4 limits, then the heads of each kind.
--- ARGV: 1 the leader's epoch, then of each field its place in KEYS, its name, what it was and what it
---       is to be, '' for nothing.
+-- ARGV: 1 the leader's epoch, then for each field its place in KEYS, its name, its former value and
+--       its new one, '' for none.
 -- Answers: how many were set; -1 if one has changed meanwhile, or another leads.
 local refused = refuse_size()
 if refused then return refused end

@@ -1,4 +1,4 @@
--- Gives up the leader's lease, if it is still held. The epoch stays until somebody else leads.
+-- Gives up the leader's lease, if it is still held. The epoch stays until the next leader.
 -- KEYS: 1 leader.
 -- ARGV: 1 identity.
 -- Answers: 1 if it was held, 0 if another leads.

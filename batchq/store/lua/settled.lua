@@ -1,10 +1,10 @@
--- Takes facts out of inboxes whose transactions a commit has applied, unless other ones have come in
--- their place; and rings at the nodes that wait to hear of that.
--- KEYS: 1 the request of the commit, then of each node in turn its inbox and its doorbell.
--- ARGV: 1 rings kept, 2 seconds to keep a bell, 3 the word to ring with; then of each node in turn
---       how many facts there are, then of each its transaction's place in the commit (1, 2, ...),
---       subject, fact, and 'yes' if its node is to hear of it or ''.
--- Answers: how many were taken out.
+-- Removes the node reports whose transactions a commit has applied, except those that a newer
+-- report has replaced, and notifies the nodes that wait for their acknowledgement.
+-- KEYS: 1 the request of the commit, then for each node its report queue and its wake-up channel.
+-- ARGV: 1 wake-ups kept, 2 seconds to keep a channel, 3 the wake reason; then for each node
+--       the number of reports, then for each its transaction's place in the commit (1, 2, ...),
+--       subject, report, and 'yes' if its node is to be notified or ''.
+-- Answers: how many were removed.
 local refused = refuse_size()
 if refused then return refused end
 local answered = redis.call('GET', KEYS[1])
@@ -23,7 +23,7 @@ for node = 2, #KEYS, 2 do
       rings = rings or ARGV[fact + 3] ~= ''
     end
   end
-  -- A bell that somebody has spoiled is done without.
+  -- A damaged wake-up channel is ignored.
   if rings then
     redis.pcall('XADD', KEYS[node + 1], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3])
     redis.pcall('EXPIRE', KEYS[node + 1], ARGV[2])

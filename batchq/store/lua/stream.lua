@@ -1,18 +1,18 @@
--- A part of commit, of discard and of lead: the change stream never runs ahead of the count of writes;
--- and what there is to say when a key that a script needs is none of batchq's.
--- KEYS: 1 what stands for keys that a call has no use for, 3 revision, 4 changes, in all of them.
--- Answers: nothing by itself.
+-- A part of commit, of discard and of lead: keeps the change stream from running ahead of the count
+-- of writes, and reports keys that batchq has not written.
+-- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all of them.
+-- Answers: nothing of its own.
 
--- No count of writes is larger. What Lua's numbers cannot tell apart is above it.
+-- The count of writes stays below this; Lua's numbers skip integers above 2^53.
 local MOST_WRITES = 2 ^ 52
 
--- A number as batchq writes it, below 10^17; nil for anything else that somebody has left there.
+-- Returns a number as batchq writes it, below 10^17; nil for anything else.
 local function units_of(stored)
   if type(stored) ~= 'string' or #stored > 17 then return nil end
   return string.match(stored, '^%-?%d+$') and tonumber(stored)
 end
 
--- The count of writes: 0 where there is none, nil where it is no count.
+-- Returns the count of writes: 0 for an absent one, nil for a malformed one.
 local function count_of_writes()
   local stored = redis.pcall('GET', KEYS[3])
   if not stored then return 0 end
@@ -20,10 +20,10 @@ local function count_of_writes()
   return count and count >= 0 and count < MOST_WRITES and count or nil
 end
 
--- Whoever leads mends what is damaged so (mend.lua), and the call is made again.
+-- The leader repairs this damage (mend.lua), and the caller repeats the call.
 local function damaged(key) return redis.error_reply('DAMAGED ' .. key .. ' is not what batchq writes') end
 
--- The first part of the id that a stream has come to, from what XINFO told; 0 if there is no stream.
+-- Returns the first part of a stream's last id, from the reply of XINFO; 0 without a stream.
 local function newest_in(told)
   for place = 1, #told, 2 do
     if told[place] == 'last-generated-id' then
@@ -33,9 +33,9 @@ local function newest_in(told)
   return 0
 end
 
--- The error to answer with if one of the keys from a place on, a stream and then hashes, cannot be
--- written: it is of another type, or the ids of the stream are ones that no clock comes to, and so may
--- come to their end. That would end a call in its middle. Only with what every role may do.
+-- Returns the error to answer with if one of the keys from `first` on, a stream and then hashes,
+-- cannot be written: it has another type, or the stream's ids are beyond any clock and may run out,
+-- either of which would end a call halfway. It uses only commands that every role may call.
 local function unwritable(first)
   for place = first, #KEYS do
     local key, told = KEYS[place], nil
@@ -51,9 +51,9 @@ local function unwritable(first)
   return nil
 end
 
--- Somebody may have appended to it past batchq. Then an append would fail in the middle of a commit,
--- and of all that come after. So the count follows; where it cannot, the stream is let go, and
--- whoever reads it lists again. An error to answer with, if there is nothing to go on by.
+-- Entries may have been appended past batchq. Then each append of a commit would fail, in this one
+-- and in all later ones. So the count follows; where it cannot, the stream is deleted, and its
+-- readers list again. Returns the error to answer with if the count is malformed.
 local function keep_in_step()
   local count = count_of_writes()
   if not count then return damaged(KEYS[3]) end

@@ -1,14 +1,15 @@
--- A part of commit: where in its words what stands. All transactions are one list, as a table for
--- each of their parts would take longer to make than the part to apply.
--- Answers: nothing by itself.
+-- A part of commit: where each part stands in its words. All transactions are one list: making a
+-- table for each of their parts would take longer than applying the part.
+-- Answers: nothing of its own.
 
--- How many words there are of one write, and of one charge; a limit or a delivery has two.
+-- Words in one write, and in one charge; a limit or a delivery has two.
 local WRITE, CHARGE, PAIR = 9, 3, 2
 
--- All of them, once they are read.
+-- All words, once they are decoded.
 local words
 
--- Where the writes, charges, limits, deliveries and events of a transaction begin, and the next one.
+-- Returns where a transaction's writes, charges, limits, deliveries and events begin, and the next
+-- transaction.
 local function parts_at(place)
   local writes, charges, limits, deliveries, events = unpack(words, place, place + 4)
   local write = place + 5
@@ -19,13 +20,13 @@ local function parts_at(place)
   return write, charge, limit, delivery, event, event + events
 end
 
--- No call of batchq's has more of them, or is longer: a gang has 50,000 pods at most, each with a
--- write, a charge, a delivery and hardly an event. So many of each take about half a second.
+-- batchq's calls stay below these: a gang has at most 50,000 pods, each with a write, a charge, a
+-- delivery and seldom an event. Calls of this size take about half a second.
 local MOST_WORDS, MOST_WORDS_BYTES = 1000000, 67108864
 local MOST_CHARGES, MOST_EVENTS = 75000, 150000
 
--- Whether the counts that a transaction begins with are counts, and all that they count is there: a
--- loop over less than nothing would not end.
+-- Whether the numbers at the start of a transaction are whole, and the parts that they count are
+-- present: a loop over a negative number would not end.
 local function is_whole(place)
   for one = place, place + 4 do
     local count = words[one]
@@ -35,9 +36,9 @@ local function is_whole(place)
   return past <= #words + 1
 end
 
--- Takes them up, and asks for what stands in the books of what they name. Where each transaction
--- begins, and where in ARGV the values of its writes do: behind what else is there; nothing and an
--- error to answer with, if there is more than one call may carry.
+-- Decodes the words, and asks for the hash fields that they name. Returns where each transaction
+-- begins, and where in ARGV the values of its writes do, after the other arguments; nil and the
+-- error to answer with for more than one call may carry.
 local function read_words(text)
   if #text > MOST_WORDS_BYTES then return nil, too_large(#text .. ' bytes of transactions') end
   words = cjson.decode(text)

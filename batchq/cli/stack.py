@@ -13,7 +13,7 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted, on_interrupt
 from batchq.daemon.local_stack.stack import Part, StackReport
 from batchq.errors import InvalidInput
-from batchq.worker.host.devices import parse_resources
+from batchq.worker.host.node_resources import parse_resources
 
 if TYPE_CHECKING:
     from batchq.paths import Home

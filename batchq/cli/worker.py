@@ -128,8 +128,7 @@ def worker(
     from batchq.paths import find_home, resolve_url
     from batchq.worker.agent.agent import Agent, AgentSettings
     from batchq.worker.host.containment import Containment
-    from batchq.worker.host.devices import parse_resources
-    from batchq.worker.host.memory_limits import Enforce
+    from batchq.worker.host.node_resources import Enforce, parse_resources
 
     logs.configure()
     home = find_home()

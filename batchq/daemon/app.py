@@ -50,7 +50,7 @@ from batchq.store.schedulers import (
 )
 from batchq.store.urls import shown
 from batchq.system import RandomIds
-from batchq.worker.rq.delivery import Relay
+from batchq.worker.rq_delivery import Relay
 
 _log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from batchq.store.connect import open_store
 from batchq.store.node_channels import SUPERSEDED, UNREADABLE
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq.delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import kill, phase, pods_of, until
 from tests.harness.guarded import ADMIN, CANARY

@@ -20,7 +20,7 @@ from batchq.store.codec import DAMAGE
 from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.node_channels import _read
 from batchq.store.records import SharingReader
-from batchq.worker.rq.delivery import NotOurs, PodAttempt, PodJob, _payload
+from batchq.worker.rq_delivery import NotOurs, PodAttempt, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
 #: So many inputs for each decoder; `make swarm` sets more.

@@ -14,7 +14,7 @@ from batchq.store import node_channels
 from batchq.store.link import LONGEST_BLOCK_MS
 from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, ring
 from batchq.store.redis import RedisStore
-from batchq.worker.rq.delivery import Relay
+from batchq.worker.rq_delivery import Relay
 from tests.harness.server import Server
 
 KEY = "{bq}:doorbell:n1"

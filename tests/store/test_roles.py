@@ -35,7 +35,7 @@ from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.store.roles import ROLES
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq.delivery import PodAttempt, Relay, enqueue, node_queue
+from batchq.worker.rq_delivery import PodAttempt, Relay, enqueue, node_queue
 from tests.builders import a_group, a_pod
 from tests.harness.guarded import ADMIN, USERS, GuardedServer, users_file
 

@@ -20,7 +20,7 @@ from batchq.store import keys, link, scripts
 from batchq.store import redis as commits
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
-from batchq.worker.rq.delivery import DELIVERIES_AT_ONCE, Relay
+from batchq.worker.rq_delivery import DELIVERIES_AT_ONCE, Relay
 from tests.contract.made import charge, group, pod, put, queue, words, writing
 from tests.harness.trips import Trips
 

@@ -15,7 +15,7 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import rq_connection
-from batchq.worker.rq.delivery import queue_name
+from batchq.worker.rq_delivery import queue_name
 from tests.harness import leaks
 from tests.swarm.diary import Run
 from tests.swarm.load import Design

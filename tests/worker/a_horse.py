@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.memory_limits import ProcessBounds
+from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.workhorse.process import start
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from batchq.errors import BatchqError
-from batchq.worker.agent import start_claims, wakeups
+from batchq.worker.agent import pod_reports, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings
 from batchq.worker.workhorse import supervision
 
@@ -22,7 +22,7 @@ _NEVER_MS = 10**9
 
 def main() -> int:
     if "A_TEST_AGENT_IS_RUNG" in os.environ:
-        wakeups.LOOK_MS = start_claims._CHECK_FIRST_MS = start_claims._CHECK_MAX_MS = _NEVER_MS
+        wakeups.LOOK_MS = pod_reports._CHECK_FIRST_MS = pod_reports._CHECK_MAX_MS = _NEVER_MS
     if "A_TEST_AGENT_IS_HASTY" in os.environ:
         supervision._END_MS = 500
     settings = msgspec.json.decode(

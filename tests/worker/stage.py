@@ -26,7 +26,7 @@ from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
-from batchq.worker.rq.delivery import Relay
+from batchq.worker.rq_delivery import Relay
 from batchq.worker.workhorse.run_file import RunFile, RunFiles
 from tests.builders import a_group, a_pod, a_task
 from tests.daemon.waiting import until

@@ -14,7 +14,7 @@ from batchq.api.node_report import Leaves
 from batchq.api.objects import Node, Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
-from batchq.worker.workhorse.output_log import keep, kept, send_kept
+from batchq.worker.workhorse.reporter import keep_unsent, read_unsent, send_unsent
 from batchq.worker.workhorse.run_pod import log_path
 from batchq.worker.workhorse.supervision import KILL_SIGNAL
 from tests.daemon.waiting import until
@@ -88,7 +88,7 @@ def test_output_that_a_work_horse_could_not_send_at_all_is_sent_by_the_next_agen
 
 def test_output_that_is_sent_in_part_is_not_sent_again(tmp_path: Path) -> None:
     path, sent = tmp_path / "p-1-0-1.unsent", []
-    keep(path, [("stdout", b"a"), ("stderr", b"b"), ("stdout", b"c")])
+    keep_unsent(path, [("stdout", b"a"), ("stderr", b"b"), ("stdout", b"c")])
 
     def send(stream: str, data: bytes) -> None:
         if len(sent) == 1:
@@ -96,9 +96,9 @@ def test_output_that_is_sent_in_part_is_not_sent_again(tmp_path: Path) -> None:
         sent.append((stream, data))
 
     with pytest.raises(StoreUnavailable):
-        send_kept(path, send)
+        send_unsent(path, send)
     assert sent == [("stdout", b"a")]
-    assert kept(path) == (("stderr", b"b"), ("stdout", b"c"))
+    assert read_unsent(path) == (("stderr", b"b"), ("stdout", b"c"))
 
 
 def test_a_work_horse_whose_agent_is_dead_takes_the_node_out_of_service(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.worker.agent.leftovers import sweep
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.memory_limits import ProcessBounds
+from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.workhorse.process import start
 from tests.daemon.waiting import until
 from tests.worker.cgroups import a_real_cgroup

@@ -19,8 +19,8 @@ from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
-from batchq.worker.agent.start_claims import Answer, Claimed, Claims, Declined
-from batchq.worker.rq.delivery import PodAttempt
+from batchq.worker.agent.pod_reports import Answer, Claimed, Claims, Declined
+from batchq.worker.rq_delivery import PodAttempt
 from batchq.worker.workhorse.reporter import ReportSender
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.builders import a_group, a_pod

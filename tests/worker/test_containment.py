@@ -8,7 +8,7 @@ import pytest
 
 from batchq.errors import UsageError
 from batchq.worker.host.containment import Boundary, Containment, settle
-from batchq.worker.host.memory_limits import NOTHING_ENFORCED, Enforce, Enforcement
+from batchq.worker.host.node_resources import NOTHING_ENFORCED, Enforce, Enforcement
 
 
 def settled(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str = "") -> Boundary:

@@ -13,7 +13,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq.delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
 from tests.daemon.waiting import until
 from tests.harness.proxy import Road
 from tests.harness.server import Server

@@ -7,7 +7,7 @@ import redis
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.agent.slots import Slots
-from batchq.worker.rq.delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
 
 _ATTEMPT = PodAttempt("0123456789abcdef-1-0", 1)
 

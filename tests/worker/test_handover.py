@@ -9,7 +9,7 @@ import redis
 from rq import Queue
 
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq.delivery import ENTRY, PodAttempt, PodJob, enqueue, enqueue_all, node_queue
+from batchq.worker.rq_delivery import ENTRY, PodAttempt, PodJob, enqueue, enqueue_all, node_queue
 from tests.harness.server import Server
 
 

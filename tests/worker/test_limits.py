@@ -12,7 +12,12 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.errors import UsageError
 from batchq.worker.host.cgroup import PodCgroup
-from batchq.worker.host.memory_limits import Enforce, Enforcement, ProcessBounds, settle
+from batchq.worker.host.node_resources import (
+    Enforce,
+    Enforcement,
+    ProcessBounds,
+    settle_enforcement,
+)
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
 
@@ -27,7 +32,9 @@ except MemoryError:
 
 
 def settled(tree: Tree, wanted: Enforce) -> Enforcement:
-    return settle(wanted, run_dir=Path("/run/n1"), mount=tree.mount, own=tree.own, me=ME)
+    return settle_enforcement(
+        wanted, run_dir=Path("/run/n1"), mount=tree.mount, own=tree.own, me=ME
+    )
 
 
 @pytest.fixture
@@ -80,7 +87,9 @@ def test_two_run_folders_have_two_marks(tree: Tree) -> None:
     tree.cgroup("batchq.service/agent", ME)
     tree.is_in("/batchq.service/agent")
     marks = {
-        settle(Enforce.CGROUP, run_dir=Path(run), mount=tree.mount, own=tree.own, me=ME).mark
+        settle_enforcement(
+            Enforce.CGROUP, run_dir=Path(run), mount=tree.mount, own=tree.own, me=ME
+        ).mark
         for run in ("/run/n1", "/run/n2")
     }
     assert len(marks) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchq.worker.workhorse.output_log import LogFile, LogStream, PodLog
+from batchq.worker.workhorse.reporter import LogFile, LogStream, PodLog
 
 
 def test_the_file_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> None:

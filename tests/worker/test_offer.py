@@ -9,7 +9,12 @@ import psutil
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices, parse_resources
+from batchq.worker.host.node_resources import (
+    GpuShares,
+    detect_resources,
+    gpu_indices,
+    parse_resources,
+)
 
 
 def test_resources_are_read_as_quantities() -> None:

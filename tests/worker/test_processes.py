@@ -70,7 +70,7 @@ def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_p
             import json, os, select
             from batchq.api.objects import PodTemplate
             from batchq.worker.host.containment import Enclosure
-            from batchq.worker.host.memory_limits import UNBOUNDED
+            from batchq.worker.host.node_resources import UNBOUNDED
             from batchq.worker.host.processes import adopt_orphans, has_children
             from batchq.worker.workhorse.process import CALLEE, Program
             from batchq.worker.workhorse.run_file import PodOutcome

@@ -7,8 +7,8 @@ from pathlib import Path
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Runs
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.end_reports import Resync
-from batchq.worker.rq.delivery import PodAttempt
+from batchq.worker.agent.pod_reports import Resync
+from batchq.worker.rq_delivery import PodAttempt
 from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles
 from tests.contract.made import pod, put, writing
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from batchq.api.objects import PodTemplate
-from batchq.worker.host.memory_limits import UNBOUNDED, ProcessBounds
+from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds
 from batchq.worker.host.processes import child_pids, kill_children
 from batchq.worker.workhorse.process import CALLEE, Fork, Program
 from batchq.worker.workhorse.run_file import PodOutcome

@@ -18,7 +18,7 @@ from batchq.daemon.local_stack import detached
 from batchq.daemon.local_stack.detached import Record
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
-from batchq.worker.host.devices import GPU
+from batchq.worker.host.node_resources import GPU
 
 _MIB = 1024 * 1024
 #: A label has at most 63 characters; the rest is left for the number.

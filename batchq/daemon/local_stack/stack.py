@@ -36,7 +36,7 @@ from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_pa
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
 from batchq.store.urls import shown
-from batchq.worker.host.devices import detect_resources, parse_resources
+from batchq.worker.host.node_resources import detect_resources, parse_resources
 from batchq.worker.workhorse.run_file import RunFiles
 
 #: How long an agent started by `up` lets its pods run while it drains.

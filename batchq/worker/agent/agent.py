@@ -35,18 +35,22 @@ from batchq.store.connect import open_when_up
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
 from batchq.store.rq_link import RqLink
-from batchq.worker.agent.end_reports import EndReporter, Resync
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity
+from batchq.worker.agent.pod_reports import Claimed, Claims, EndReporter, Resync
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
-from batchq.worker.agent.start_claims import Claimed, Claims
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
-from batchq.worker.host.devices import GpuShares, detect_resources, gpu_indices
-from batchq.worker.host.memory_limits import Enforce, settle
+from batchq.worker.host.node_resources import (
+    Enforce,
+    GpuShares,
+    detect_resources,
+    gpu_indices,
+    settle_enforcement,
+)
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
-from batchq.worker.rq.delivery import PodAttempt, PodJob
+from batchq.worker.rq_delivery import PodAttempt, PodJob
 from batchq.worker.workhorse.guard import GuardPost
 from batchq.worker.workhorse.reporter import ReportSender, monotonic_ms
 from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles, own_boot
@@ -164,7 +168,7 @@ class Agent:
         settings = self._settings
         resources = settings.resources if settings.resources is not None else detect_resources()
         self._gpus = GpuShares(gpu_indices(settings.resources))
-        self._enforcement = settle(settings.enforce, run_dir=self._run_dir)
+        self._enforcement = settle_enforcement(settings.enforce, run_dir=self._run_dir)
         self._boundary = containment.settle(
             settings.containment, enforcement=self._enforcement, run_dir=self._run_dir
         )

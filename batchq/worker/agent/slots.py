@@ -36,7 +36,7 @@ from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
 from batchq.worker.host import processes
 from batchq.worker.host.processes import Signals
-from batchq.worker.rq.delivery import (
+from batchq.worker.rq_delivery import (
     NoAlarm,
     NotOurs,
     PodAttempt,

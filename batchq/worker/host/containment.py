@@ -26,7 +26,7 @@ from msgspec import Struct
 from batchq.errors import UsageError
 from batchq.worker.host import cgroup, pid_namespace
 from batchq.worker.host.cgroup import PodCgroup, Unusable
-from batchq.worker.host.memory_limits import Enforcement
+from batchq.worker.host.node_resources import Enforcement
 from batchq.worker.host.pid_namespace import PidNamespace
 from batchq.worker.host.processes import has_children_of, kill_children
 

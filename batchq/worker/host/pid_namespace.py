@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from batchq.worker.host import processes
-from batchq.worker.host.memory_limits import limit_data
+from batchq.worker.host.node_resources import limit_data
 from batchq.worker.host.processes import Signals, await_death, child_pids, reap_orphans
 
 _NEW_MOUNTS, _NEW_USERS, _NEW_PIDS = 0x0002_0000, 0x1000_0000, 0x2000_0000

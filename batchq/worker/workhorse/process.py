@@ -26,7 +26,7 @@ from batchq.api.leases import count_of
 from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
 from batchq.worker.host import processes
 from batchq.worker.host.containment import Enclosure
-from batchq.worker.host.memory_limits import UNBOUNDED, ProcessBounds, limit_data
+from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds, limit_data
 from batchq.worker.host.pid_namespace import PidNamespace, StartOrder
 from batchq.worker.host.processes import reap_orphans
 from batchq.worker.workhorse import callee

@@ -30,17 +30,24 @@ from batchq.store.liveness import pid_of_server
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore, Renewal
 from batchq.worker.agent.node import ServerWatch, agent_pid, withdraw
-from batchq.worker.agent.start_claims import Claimed
+from batchq.worker.agent.pod_reports import Claimed
 from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
-from batchq.worker.host.memory_limits import NOTHING_ENFORCED, UNBOUNDED, Enforcement
+from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.host.processes import Signals
-from batchq.worker.rq.delivery import entry_point
-from batchq.worker.workhorse import output_log, process
+from batchq.worker.rq_delivery import entry_point
+from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
-from batchq.worker.workhorse.output_log import LogFile, LogStream, PodLog
 from batchq.worker.workhorse.process import CALLEE, Program, base_environment, pod_environment
-from batchq.worker.workhorse.reporter import Messenger, ReportSender, monotonic_ms
+from batchq.worker.workhorse.reporter import (
+    LogFile,
+    LogStream,
+    Messenger,
+    PodLog,
+    ReportSender,
+    author_of,
+    monotonic_ms,
+)
 from batchq.worker.workhorse.run_file import (
     NOT_FOUND,
     PodOutcome,
@@ -176,11 +183,6 @@ def run_pod(uid: str, attempt: int) -> None:
 def _environment_of(harness: Harness) -> Mapping[str, str]:
     """Return the part of this process's environment that pods get."""
     return base_environment(os.environ, secrets=(harness.url,))
-
-
-def author_of(agent: str, horse: int) -> str:
-    """Return the author name of a work-horse: its agent's identity and its pid."""
-    return f"{agent}:{horse}"
 
 
 def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
@@ -418,7 +420,7 @@ class WorkHorse:
                 continue
             self._outage.succeeded()
             log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
-            output_log.keep(self._files.unsent_file(self._uid, self._attempt), ())
+            reporter.keep_unsent(self._files.unsent_file(self._uid, self._attempt), ())
             return
 
     def _may_hand_over(self) -> bool:
@@ -461,7 +463,7 @@ class WorkHorse:
         """Write the unsent output to a file, from which the agent sends it if this process dies."""
         if self._messenger is not None:
             path = self._files.unsent_file(self._uid, self._attempt)
-            output_log.keep(path, self._messenger.rest())
+            reporter.keep_unsent(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:
         """Return how long to retry the report; short if the agent stops, so that an outage does not

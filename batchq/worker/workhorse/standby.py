@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from batchq.worker.host.containment import Enclosure
-from batchq.worker.host.memory_limits import ProcessBounds
+from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_behind
 from batchq.worker.host.processes import collect, is_answered, is_readable, kill_children
 from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS

@@ -18,9 +18,8 @@ from msgspec import Struct
 
 from batchq.api.reasons import Finish, Leaving
 from batchq.worker.host.processes import Signals, is_readable
-from batchq.worker.workhorse.output_log import PodLog
 from batchq.worker.workhorse.process import Command
-from batchq.worker.workhorse.reporter import FLUSH_MS, Messenger, monotonic_ms
+from batchq.worker.workhorse.reporter import FLUSH_MS, Messenger, PodLog, monotonic_ms
 from batchq.worker.workhorse.run_file import PodOutcome, outcome_of
 
 

@@ -56,11 +56,13 @@ from batchq.cli.output.values import (
 )
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, Page, token_of_object
-from batchq.client.requests import leaves_stop_policy
+from batchq.client.requests import Effect, capacity_warnings, leaves_stop_policy
 from batchq.config.documents import MOST_BYTES, Document, read_bounded, read_documents
 from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
 
 STDIN = "-"
+#: How many groups are named that are larger than the nodes; the others are counted.
+_CAPACITY_WARNINGS = 5
 
 
 class Content(NamedTuple):
@@ -425,7 +427,8 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: s
     """Apply what a file holds, and say what was done to each."""
     with shared.connect() as client:
         applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
-    warn(applied)
+        warn(applied)
+        warn_of_capacity(client, applied)
     if output != "text":
         show_objects([one.object for one in applied], output)
         return
@@ -440,3 +443,21 @@ def warn(applied: Sequence[Applied]) -> None:
     for one in applied:
         for warning in one.warnings:
             echo(f"warning: {warning}", err=True)
+
+
+def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
+    """Say on stderr which new groups are larger than the nodes, before anyone waits for them."""
+    groups = [
+        one.object
+        for one in applied
+        if isinstance(one.object, PodGroup) and one.effect is Effect.CREATED
+    ]
+    warnings = list(capacity_warnings(groups, client.nodes())) if groups else []
+    for warning in warnings[:_CAPACITY_WARNINGS]:
+        echo(f"warning: {warning}", err=True)
+    if more := len(warnings[_CAPACITY_WARNINGS:]):
+        echo(
+            f"warning: {counted(more, 'more group')} cannot start on the nodes there are", err=True
+        )
+    if warnings:
+        echo("hint: `batchq plan` says what would fit; a larger node may still join", err=True)

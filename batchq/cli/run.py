@@ -22,7 +22,7 @@ from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.cli.endings import ending_text
-from batchq.cli.objects import queues_to_keep_stopped, warn
+from batchq.cli.objects import queues_to_keep_stopped, warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import echo, raw_option
@@ -603,7 +603,9 @@ def _run(
         for old, new in renamed(plan.groups, groups):
             _note(f"{short(old)} is there from before: this one is {short(new)}")
         with on_interrupt("interrupted while submitting", hint="`batchq jobs` shows what is there"):
-            warn(client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop))
+            applied = client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop)
+        warn(applied)
+        warn_of_capacity(client, applied)
         keys = [f"{group.metadata.namespace}/{group.metadata.name}" for group in groups]
         _note(f"Submitted {', '.join(short(key) for key in keys)}")
         views = follow(client, keys, timeout_s=timeout_s, color=shared.color)

@@ -9,7 +9,7 @@ import click
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.cli.endings import exit_code_of, goes_on, tell
-from batchq.cli.objects import warn
+from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import reference, show_objects
 from batchq.cli.output.terminal import echo, raw_option
@@ -84,6 +84,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         applied = _submit(client, command, options)
         warn(applied)
         _show(applied, options)
+        warn_of_capacity(client, applied)
         groups = [one.object for one in applied if isinstance(one.object, PodGroup)]
         waits = options["wait"] or options["progress"] or options["exit_code"]
         if options["dry_run"] or not waits or not groups:

@@ -4,7 +4,7 @@ brings, then committed as one transaction, so that nothing is ever half-applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from time import sleep
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct, structs
 
 from batchq.api import manifest
-from batchq.api.objects import KINDS, NAMESPACED, Object, Queue, key_of, kind_of
+from batchq.api.objects import KINDS, NAMESPACED, Node, Object, PodGroup, Queue, key_of, kind_of
+from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Ledger, Limit, Transaction, Word
 from batchq.changes import (
     concerns,
@@ -291,3 +292,49 @@ def _check_once(objects: Sequence[Object]) -> None:
                 f"{title(item)} is given twice in one request", hint="keep one of the two"
             )
         seen.add(place)
+
+
+def capacity_warnings(groups: Iterable[PodGroup], nodes: Iterable[Node]) -> Iterator[str]:
+    """Return a sentence for each group that could not run even if all `nodes` were ready and empty.
+
+    Only amounts are compared: a group that passes may still be kept off by a node selector, a
+    taint or a quota, which `batchq plan` checks.
+    """
+    offers = [node.spec.resources for node in nodes]
+    if not offers:
+        return
+    for group in groups:
+        if group.spec.controller == "external":
+            continue
+        why = _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
+        if why:
+            yield f"{title(group)} cannot start on the nodes there are: {why}"
+
+
+def _too_large_a_pod(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+    for task in group.spec.tasks:
+        asked = task.template.requests
+        if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
+            continue
+        pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
+        for name, need in asked.items():
+            largest = max(offer.get(name, 0) for offer in offers)
+            if need > largest:
+                most = f"the largest node has {describe_quantity(name, largest)}"
+                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
+        every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
+        return f"{pod} asks for {every}, and no node has all of it"
+    return ""
+
+
+def _too_large_a_gang(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+    if len(group.spec.tasks) != 1:
+        return ""
+    [task] = group.spec.tasks
+    gang = task.replicas if group.spec.min_member is None else group.spec.min_member
+    for name, need in task.template.requests.items():
+        offered = sum(offer.get(name, 0) for offer in offers)
+        if need * gang > offered:
+            asked, most = (describe_quantity(name, units) for units in (need * gang, offered))
+            return f"its {gang} pods ask for {name} {asked}, and all nodes together have {most}"
+    return ""

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from batchq.cli.stack import kept_offers
+from batchq.client.requests import capacity_warnings
 from batchq.daemon.local_stack.stack import Part, PartState, StackReport
-from tests.cli.conftest import run
+from tests.builders import a_group, a_node
+from tests.cli.conftest import Batchq, run
+from tests.client.stage import Stage
 
 
 def test_run_with_a_command_says_how_to_run_one() -> None:
@@ -44,6 +47,42 @@ def test_a_forgotten_unit_is_asked_about(option: str, value: str, warning: str) 
 )
 def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
     assert "did you mean" not in run("submit", option, value, "--", "true").err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--cpus", "100"], "a pod asks for cpu 100, and the largest node has 4"),
+        (["--mem", "1Ti"], "a pod asks for memory 1Ti, and the largest node has 8Gi"),
+        (["--gpus", "1"], "a pod asks for gpu 1, and the largest node has 0"),
+        (["-N", "9"], "its 9 pods ask for cpu 9, and all nodes together have 6"),
+        (
+            ["--cpus", "4", "--mem", "8Gi"],
+            "a pod asks for cpu 4, memory 8Gi, and no node has all of it",
+        ),
+    ],
+)
+def test_a_request_that_no_node_can_hold_is_accepted_with_the_numbers(
+    batchq: Batchq, stage: Stage, options: list[str], why: str
+) -> None:
+    stage.furnish(a_node("n1", cpu=4, memory="2Gi"), a_node("n2", cpu=2, memory="8Gi"))
+    done = batchq("submit", "--name", "big", *options, "--", "true")
+    assert (done.code, done.out) == (0, "podgroup default/big submitted\n")
+    assert done.err.splitlines() == [
+        f"warning: PodGroup default/big cannot start on the nodes there are: {why}",
+        "hint: `batchq plan` says what would fit; a larger node may still join",
+    ]
+
+
+def test_no_request_is_too_large_before_there_is_a_node() -> None:
+    assert list(capacity_warnings([a_group("big", cpu=100)], [])) == []
+
+
+def test_a_request_that_fits_is_accepted_without_a_warning(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n1", cpu=4, memory="2Gi"), a_node("n2", cpu=2, memory="8Gi"))
+    assert batchq("submit", "-N", "6", "--", "true").err == ""
+    assert batchq("submit", "--array", "0-99", "--", "true").err == ""
+    assert batchq("submit", "--external", "--gpus", "8").err == ""
 
 
 def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> None:

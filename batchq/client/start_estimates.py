@@ -67,7 +67,7 @@ class Deciding(Struct, frozen=True, kw_only=True):
     def decide(self, snapshot: Snapshot | None = None) -> Session:
         """A session that has decided: on what there is, or on another snapshot."""
         given = self.snapshot if snapshot is None else snapshot
-        return self.scheduler.wide_awake().decide(given, self.now_ms)
+        return self.scheduler.without_memory().decide(given, self.now_ms)
 
     def tried(self, snapshot: Snapshot) -> Session:
         """The same of one of many snapshots that differ little; good until the next is tried."""

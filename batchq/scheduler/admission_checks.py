@@ -1,12 +1,12 @@
-"""What admission checks do to a group, at the start of each session (KEP-993).
+"""The effect of admission checks on a group, at the start of each session (KEP-993).
 
-    a list that has changed   joins groups that wait; what was taken off is dropped from all
-    no answer in time         becomes Retry or Reject, as the check says
-    Reject                    Failed, final; it beats Retry
-    Retry                     back to Pending at once, quota released; after the delay all checks
-                              are Unknown again
+    changed list of checks   new ones are added to groups that wait; removed ones are dropped from
+    all no answer in time        becomes Retry or Reject, as the check says Reject
+    Failed, final; takes precedence over Retry Retry                    back to Pending at once,
+    quota released; after the delay all checks are
+                             Unknown again
 
-The same for a group that runs: a check that turns False later takes it back.
+Running groups follow the same rules: a check that turns False later evicts the group.
 """
 
 from __future__ import annotations
@@ -36,49 +36,48 @@ from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import finish, roll_back, set_condition
 
-#: What a limit or the machines never have room for.
+#: Reasons that no free capacity can cure: the request exceeds a limit or the machines.
 _TOO_LARGE = frozenset({Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})
 
 
-def follow_checks(statement: Statement, group: GroupState) -> bool:
-    """Let an unfinished group follow its checks; whether it has left or ended by that."""
+def apply_checks(statement: Statement, group: GroupState) -> bool:
+    """Apply the checks of an unfinished group; return whether it was rolled back or finished."""
     session = statement.session
     if not are_honoured(session):
         return False
-    _list_what_queue_asks(statement, group)
+    _update_list(statement, group)
     if not group.status.checks:
         return False
-    _give_up_waiting(statement, group)
+    _apply_timeouts(statement, group)
     if rejected := refused_with(group, "Reject"):
-        told = _told(rejected)
+        message = _describe(rejected)
         held = group.reserved or is_admitted(group)
-        finish(statement, group, PodGroupPhase.FAILED, Finish.CHECK_REJECTED, told)
+        finish(statement, group, PodGroupPhase.FAILED, Finish.CHECK_REJECTED, message)
         if held:
-            _say_what_it_lost(statement, group, told)
+            _set_lost_conditions(statement, group, message)
         return True
     if not (asked := refused_with(group, "Retry")):
         return False
     if group.reserved or is_admitted(group):
         delay = max(retry_delay_ms(session, state) for state in asked)
-        told = f"{_told(asked)}; tries again after {format_duration(delay)}"
-        roll_back(statement, group, Leaving.CHECK_RETRY, told)
+        message = f"{_describe(asked)}; tries again after {format_duration(delay)}"
+        roll_back(statement, group, Leaving.CHECK_RETRY, message)
         return True
     if (retry_at(session, group) or 0) <= session.now_ms:
         _set(statement, group, cleared(session, group), "all checks are Unknown again")
     return False
 
 
-def _say_what_it_lost(statement: Statement, group: GroupState, message: str) -> None:
-    """Nothing is reserved any more, nor admitted: Reject is a leaving reason, too."""
+def _set_lost_conditions(statement: Statement, group: GroupState, message: str) -> None:
+    """Set the conditions of a group that was admitted or had reserved: Reject also evicts."""
     for kind in ("Admitted", "QuotaReserved"):
         set_condition(statement, group, kind, "False", Leaving.CHECK_REJECTED, message)
     set_condition(statement, group, "Evicted", "True", Leaving.CHECK_REJECTED, message)
 
 
-def give_back_what_no_longer_fits(session: Session) -> None:
-    """Let groups that have reserved go back to Pending, at the end of a session, which wait for no
-    check and no victim and are refused by limits or nodes all the same. Others may have evicted for
-    them in this session, so this comes last.
+def roll_back_misfits(session: Session) -> None:
+    """Roll back reserved groups that wait for no check and no victim but are refused by limits or
+    nodes. Runs at the end of a session, because an action may have evicted for them in it.
     """
     for group in session.busy():
         if group.phase != PodGroupPhase.PENDING or not group.reserved:
@@ -89,7 +88,7 @@ def give_back_what_no_longer_fits(session: Session) -> None:
         if not waits_in_line(refusals) and all(one.reason not in _TOO_LARGE for one in refusals):
             continue
         if all(verdict.plugin == "pledge" for verdict in refusals):
-            # It fits: somebody whose checks are still open counts on its room.
+            # It would fit, but a pledge to a group with open checks covers those resources.
             continue
         with Statement(session) as statement:
             roll_back(statement, group, Leaving.CAPACITY_CUT, _short(refusals))
@@ -97,11 +96,11 @@ def give_back_what_no_longer_fits(session: Session) -> None:
 
 
 def _short(refusals: tuple[Verdict, ...]) -> str:
-    return f"nothing else keeps it from starting, but it no longer fits: {refusals[0].message()}"
+    return f"nothing else blocks it, but it no longer fits: {refusals[0].message()}"
 
 
-def _list_what_queue_asks(statement: Statement, group: GroupState) -> None:
-    """Admitted groups are asked for nothing new."""
+def _update_list(statement: Statement, group: GroupState) -> None:
+    """Update the list of checks to what the queue asks for; admitted groups get no new ones."""
     session, states = statement.session, group.status.checks
     if group.queue not in session.queues:
         return
@@ -118,10 +117,10 @@ def _list_what_queue_asks(statement: Statement, group: GroupState) -> None:
         _set(statement, group, listed, f"its queue asks for {', '.join(names) or 'none'}")
 
 
-def _give_up_waiting(statement: Statement, group: GroupState) -> None:
-    """A controller that never answers must not keep the quota for ever."""
+def _apply_timeouts(statement: Statement, group: GroupState) -> None:
+    """Apply the timeouts of checks, so that a silent controller cannot hold quota for ever."""
     session = statement.session
-    states = tuple(_given_up(session, group, state) for state in group.status.checks)
+    states = tuple(_timed_out(session, group, state) for state in group.status.checks)
     if states != group.status.checks:
         late = [
             new.name for new, old in zip(states, group.status.checks, strict=True) if new is not old
@@ -129,7 +128,7 @@ def _give_up_waiting(statement: Statement, group: GroupState) -> None:
         _set(statement, group, states, f"no answer in time from {', '.join(late)}")
 
 
-def _given_up(session: Session, group: GroupState, state: CheckState) -> CheckState:
+def _timed_out(session: Session, group: GroupState, state: CheckState) -> CheckState:
     at = timeout_at(session, group, state)
     if at is None or session.now_ms < at:
         return state
@@ -151,7 +150,7 @@ def _set(
     statement.say(intents.SetChecks(group=group.key, message=message))
 
 
-def _told(states: list[CheckState]) -> str:
+def _describe(states: list[CheckState]) -> str:
     return "; ".join(
         f"check {state.name} said {state.reason}" + (f": {state.message}" if state.message else "")
         for state in states

@@ -1,9 +1,9 @@
-"""The one place where reading, deciding and writing meet.
+"""The scheduling cycle: read a snapshot, decide in a session, commit its transactions.
 
     snapshot -> session -> transactions -> commit
 
-The daemon runs it over a RedisStore and the server's clock, the simulator over a MemoryStore and
-a virtual clock. A refused transaction is normal: the next cycle decides anew.
+The daemon runs it over a RedisStore and the server's clock, the simulator over a MemoryStore and a
+virtual clock. A refused transaction is normal: the next cycle decides again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from batchq.scheduler.transactions import transactions_of
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """What one cycle did. `next_due_at` is in milliseconds, None if no clock runs."""
+    """The result of a cycle. `next_due_at` is in ms, None if no clock runs."""
 
     session: Session
     intents: Sequence[Intent]
     commit: Commit
     duration_ms: int
     next_due_at: int | None
-    #: Nothing had changed since the last session, which had nothing to do: `session` is that one.
+    #: The cycle was skipped: `session` is the last one, which decided nothing, and nothing changed.
     rested: bool = False
 
 
 class Cycle:
-    """Turns the crank once, whenever it is told to."""
+    """Runs scheduling cycles over one store."""
 
     def __init__(
         self,
@@ -46,24 +46,24 @@ class Cycle:
         *,
         snapshot: Callable[[], Snapshot] | None = None,
     ) -> None:
-        """`snapshot` is what is read of the store, where that is not all of it."""
+        """`snapshot` reads the snapshot; by default, the store's whole one."""
         self._store = store
         self._snapshot = snapshot or store.snapshot
         self._scheduler = scheduler
         self._clock = clock
         self._ids = ids
-        #: The last session, if it had nothing to do, and whose it was.
+        #: The last cycle and its scheduler, if it decided nothing.
         self._quiet: tuple[Scheduler, CycleReport] | None = None
 
     def go_by(self, scheduler: Scheduler) -> None:
-        """Let another scheduler decide from the next cycle on; not to be called inside one."""
+        """Use another scheduler from the next cycle on; not to be called during a cycle."""
         self._scheduler = scheduler
 
     def run_once(self, epoch: int | None = None) -> CycleReport:
-        """One cycle, as the leader of `epoch`.
+        """Run one cycle, as the leader of `epoch`.
 
-        Raises StoreUnavailable if the store could not be read or may not have been written; the
-        next cycle then sees what became of it.
+        Raises StoreUnavailable if the store cannot be read, or it is unknown whether it was
+        written; the next cycle then reads what became of that.
         """
         started_at = self._clock.now_ms()
         snapshot = self._snapshot()
@@ -75,13 +75,13 @@ class Cycle:
         return report
 
     def settle_once(self, epoch: int | None = None) -> CycleReport:
-        """The same without actions, for who knows that they would decide nothing."""
+        """Run a cycle without actions, for a caller that knows that they would decide nothing."""
         self._quiet = None
         session = self._scheduler.follow(self._snapshot(), self._clock.now_ms())
         return self._commit(session, epoch)
 
     def _commit(self, session: Session, epoch: int | None) -> CycleReport:
-        """Write what a session has decided."""
+        """Commit what a session decided."""
         transactions = transactions_of(session)
         commit = Commit()
         if transactions:
@@ -101,10 +101,10 @@ class Cycle:
         )
 
     def _at_rest(self, snapshot: Snapshot, now_ms: int) -> CycleReport | None:
-        """What the last session came to, if this one would come to the same: it had nothing to
-        do, nothing has changed since, and nothing is due.
+        """Return the last report if this cycle would repeat it, else None.
 
-        A plugin whose answers change by the clock alone says when (`due_at`).
+        That is so if the last session decided nothing, nothing has changed since, and nothing is
+        due. A plugin whose answers change with time alone must implement `due_at`.
         """
         if self._quiet is None:
             return None

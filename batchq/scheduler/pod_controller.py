@@ -1,26 +1,62 @@
-"""What happens to groups by themselves, at the start of each session, before any action.
+"""The controller: brings groups and pods up to date at the start of each session.
 
-Nodes fall silent, pods end, clocks run out, people suspend and cut quotas: the controller lets
-groups and pods follow, along the lifecycle's table. Pure: it moves the session's state through
-Statements, like an action. One function for each kind of event, called in the order of `settle`.
+Nodes fall silent, pods end, clocks run out, users suspend groups and cut quotas. The controller
+moves groups and pods along the lifecycle's table in response. Pure: it changes the session's state
+through Statements, like an action. `settle` calls one function for each kind of event, in order.
+
+It also keeps pledges up between sessions: it evicts the remaining victims, and ends pledges. A
+pledge ends when the preemptor has been placed, or loses its reservation. If its victims have not
+ended in time, the preemptor is rolled back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+from msgspec import Struct
+
 from batchq.api import intents
 from batchq.api.leases import ended
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import Pledge
 from batchq.api.reasons import Finish, Leaving, Waiting
-from batchq.api.resources import Amounts, describe_quantity, minus, of_pod, plus, total
+from batchq.api.resources import (
+    Amounts,
+    describe_quantity,
+    minus,
+    named,
+    of_pod,
+    plus,
+    smaller,
+    times,
+    total,
+)
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import CLUSTER, POD_GROUPS
-from batchq.core.pending.eligibility import WANTED, are_honoured, names_in, never_met, stops_of
+from batchq.core.pending.eligibility import (
+    WANTED,
+    are_honoured,
+    evicts_late,
+    holds_off,
+    names_in,
+    never_met,
+    stops_of,
+)
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.kept_places import keep_stored
 from batchq.core.placement.placement import gang_of
-from batchq.core.preemption.pledges import clock_stands, keep_rooms, nodes_awaited
+from batchq.core.preemption.evictions import REASONS, action_against
+from batchq.core.preemption.pledges import (
+    clock_stands,
+    end_pledge,
+    has_lost_room,
+    keep_rooms,
+    leaves_whole,
+    nodes_awaited,
+    standing_pledges,
+    victims_left,
+)
 from batchq.core.quota.ledger import falls_by, is_booked, title_of
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
@@ -39,12 +75,10 @@ from batchq.core.session.transitions import (
     stop_leftovers,
     wake,
 )
-from batchq.scheduler.admission_checks import follow_checks
-from batchq.scheduler.pledge_upkeep import follow_pledges
-from batchq.scheduler.progress import GroupProgress, remaining_reservation
+from batchq.scheduler.admission_checks import apply_checks
 from batchq.scheduler.timers import (
-    astir,
     lease_over_at,
+    needing_action,
     note_settled,
     pod_walltime_over_at,
     requeue_due_at,
@@ -55,28 +89,28 @@ _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 def settle(session: Session) -> None:
-    """Let everything follow what has happened since the last session."""
+    """Apply everything that has happened since the last session."""
     _notice_silent_nodes(session)
-    stirring, _ = astir(session, session.busy())
-    stirring = [group for group in stirring if group.uid not in session.asleep]
-    for group in [*stirring, *_asked_for_checks(session)]:
+    active, _ = needing_action(session, session.busy())
+    active = [group for group in active if group.uid not in session.asleep]
+    for group in [*active, *_groups_missing_checks(session)]:
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
         if group.steady and group.uid not in session.touched:
             note_settled(session, group)
-    follow_pledges(session)
-    leave_where_cut(session)
-    leave_where_impossible(session)
+    update_pledges(session)
+    roll_back_over_limits(session)
+    roll_back_unplaceable(session)
     keep_rooms(session)
     keep_stored(session)
-    # Last: a group that has just left must not leave pods behind in the story.
-    _create_what_lacks(session, {group.uid for group in stirring})
+    # Last, so that no pods are created for a group that has just left.
+    _create_missing_pods(session, {group.uid for group in active})
 
 
-def _asked_for_checks(session: Session) -> list[GroupState]:
-    """Of the groups that only wait, those whose queue asks for checks that they do not list yet."""
+def _groups_missing_checks(session: Session) -> list[GroupState]:
+    """Return waiting groups whose queue asks for checks that they do not list yet."""
     if not session.admission_checks_are_asked_for or not are_honoured(session):
         return []
     lines = [
@@ -94,12 +128,12 @@ def _notice_silent_nodes(session: Session) -> None:
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
 
 
-def _create_what_lacks(session: Session, stirring: set[str]) -> None:
-    """Of those in whom something stirs, by uid, or who have been touched: whoever was settled
-    before lacked nothing then.
+def _create_missing_pods(session: Session, active: set[str]) -> None:
+    """Create missing pods of groups that need action or were touched; other groups lacked none when
+    they were settled.
     """
     for group in session.busy():
-        if group.uid not in stirring and group.uid not in session.touched:
+        if group.uid not in active and group.uid not in session.touched:
             continue
         if not is_admitted(group) or group.has_all_placed:
             continue
@@ -110,12 +144,12 @@ def _create_what_lacks(session: Session, stirring: set[str]) -> None:
 
 
 def _settle_group(statement: Statement, group: GroupState) -> None:
-    # What is written off now is requeued by the next session: each step of a pod is stored.
+    # Pods lost now are requeued by the next session, because each step of a pod is stored.
     lost = _write_off_lost_pods(statement, group)
     if not is_admitted(group):
-        claim_is_over(statement, group)
+        end_lapsed_claim(statement, group)
     if group.phase in TERMINAL:
-        _bury(statement, group)
+        _clean_up_finished(statement, group)
     elif is_admitted(group):
         _settle_admitted(statement, group, lost)
     else:
@@ -123,7 +157,7 @@ def _settle_group(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_charge(statement: Statement, group: GroupState) -> None:
-    """Pods that ended since the last session still count in the ledger: let it follow."""
+    """Release the charges of pods that have ended since the last session."""
     if statement.intents or is_booked(group, statement.session.ledger.owed(group)):
         return
     statement.session.touched[group.uid] = group
@@ -144,8 +178,8 @@ def _write_off_lost_pods(statement: Statement, group: GroupState) -> set[str]:
 
 
 def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> None:
-    """Evicted pods at once, unless they were lost again and again; failed ones after their
-    back-off; what older admissions left goes.
+    """Requeue evicted pods at once, unless they were lost repeatedly, and failed pods after their
+    back-off; delete the pods of former admissions.
     """
     for uid, pod in list(group.pods.items()):
         phase = pod.status.phase
@@ -163,7 +197,7 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
 
 
 def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
-    """An array's pods have a walltime each."""
+    """Stop pods of an array whose walltime is over; each has its own."""
     for pod in list(group.pods.values()):
         over_at = pod_walltime_over_at(group, pod)
         if over_at is not None and over_at <= statement.session.now_ms:
@@ -174,17 +208,19 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_pending(statement: Statement, group: GroupState) -> None:
-    if _follows_checks(statement, group):
+    if _apply_checks(statement, group):
         return
-    if group.reserved and _leaves_by_order(statement, group):
+    if group.reserved and _roll_back_if_stopped(statement, group):
         return
     dependency = never_met(group, statement.session.groups)
     if dependency is not None:
-        message = f"waits for {dependency.name} {WANTED[dependency.condition]}, which it never will"
+        message = (
+            f"waits for {dependency.name} {WANTED[dependency.condition]}, which is impossible now"
+        )
         finish(statement, group, PodGroupPhase.FAILED, Finish.DEPENDENCY_NEVER_MET, message)
         return
     for uid, pod in list(group.pods.items()):
-        # A described world may state pods of the admission to come: they are used then.
+        # A described world may contain pods of the next admission, which are used then.
         of_old = pod.status.admission <= group.status.admission
         kept = pod.status.phase in ON_NODE or (group.is_elastic and group.is_final(pod))
         if of_old and not kept:
@@ -196,23 +232,23 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
         _settle_external(statement, group)
         return
     progress = GroupProgress.of(group)
-    # First: who has come to its end is not sent back to do it all again.
-    if _ends(statement, group, progress) or _is_taken_back(statement, group):
+    # First, so that a group that has just completed is not rolled back and run again.
+    if _finish_if_done(statement, group, progress) or _roll_back_if_withdrawn(statement, group):
         return
     _requeue_pods(statement, group, lost)
     if group.is_array:
         _stop_overdue_pods(statement, group)
     enough = progress.running + progress.succeeded >= group.min_member
     _follow_pods(statement, group, enough=enough)
-    _let_walltime_rest(statement, group)
+    _pause_walltime(statement, group)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)
         if remaining != group.status.reservation:
             statement.set_status(group, reservation=remaining)
 
 
-def _let_walltime_rest(statement: Statement, group: GroupState) -> None:
-    """A group with pods left and none on a node stands in line again, and its walltime rests."""
+def _pause_walltime(statement: Statement, group: GroupState) -> None:
+    """Pause the walltime of a group that has pods left but none on a node: it queues again."""
     if group.record.spec.walltime is None or group.is_array:
         return
     rests = group.phase in _RUNS and not group.held and not group.has_all_placed
@@ -223,28 +259,28 @@ def _let_walltime_rest(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_external(statement: Statement, group: GroupState) -> None:
-    """By what its consumer reports, and the clocks; its reservation stays whole to the end."""
+    """Apply the consumer's reports and the clocks; the reservation stays whole until the end."""
     progress = reported_progress(group)
-    if comes_to_its_end(statement, group, progress) or _walltime_passes(statement, group):
+    if finish_if_reported(statement, group, progress) or _finish_if_overdue(statement, group):
         return
-    if claim_is_over(statement, group) or _is_taken_back(statement, group):
+    if end_lapsed_claim(statement, group) or _roll_back_if_withdrawn(statement, group):
         return
     _follow_pods(statement, group, enough=runs_enough(group, progress))
 
 
-def _is_taken_back(statement: Statement, group: GroupState) -> bool:
-    """An admission check has turned False, or somebody said so."""
-    return _follows_checks(statement, group) or _leaves_by_order(statement, group)
+def _roll_back_if_withdrawn(statement: Statement, group: GroupState) -> bool:
+    """Return whether the group lost its admission by a check, a suspension or a stopped queue."""
+    return _apply_checks(statement, group) or _roll_back_if_stopped(statement, group)
 
 
-def _follows_checks(statement: Statement, group: GroupState) -> bool:
-    """Whether it has left or ended by its checks; most groups have none."""
+def _apply_checks(statement: Statement, group: GroupState) -> bool:
+    """Return whether its checks rolled back or finished the group; most groups have none."""
     has_any = group.status.checks or statement.session.admission_checks_are_asked_for
-    return bool(has_any) and follow_checks(statement, group)
+    return bool(has_any) and apply_checks(statement, group)
 
 
-def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
-    """Somebody said so: the group is suspended, or its queue is drained."""
+def _roll_back_if_stopped(statement: Statement, group: GroupState) -> bool:
+    """Roll back a group that is suspended, or whose queue is stopped or drained."""
     if group.record.spec.suspend:
         roll_back(statement, group, Leaving.SUSPENDED)
         return True
@@ -256,12 +292,12 @@ def _leaves_by_order(statement: Statement, group: GroupState) -> bool:
     return False
 
 
-def _ends(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
-    """Completed, or Failed: retries spent, or walltime passed."""
+def _finish_if_done(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
+    """Finish the group if it has succeeded, spent its retries, or used up its walltime."""
     if progress.succeeded == group.replicas:
         finish(statement, group, PodGroupPhase.COMPLETED, Finish.SUCCEEDED)
         return True
-    if progress.is_hopeless(group):
+    if progress.cannot_succeed(group):
         finish(
             statement,
             group,
@@ -270,10 +306,10 @@ def _ends(statement: Statement, group: GroupState, progress: GroupProgress) -> b
             f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}",
         )
         return True
-    return _walltime_passes(statement, group)
+    return _finish_if_overdue(statement, group)
 
 
-def _walltime_passes(statement: Statement, group: GroupState) -> bool:
+def _finish_if_overdue(statement: Statement, group: GroupState) -> bool:
     over_at = walltime_over_at(group)
     if over_at is None or statement.session.now_ms < over_at:
         return False
@@ -282,7 +318,7 @@ def _walltime_passes(statement: Statement, group: GroupState) -> bool:
 
 
 def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> None:
-    """InQueue, Running and Unknown, by how many pods run; and the clocks of InQueue and Unknown."""
+    """Move between InQueue, Running and Unknown by the number of running pods, with timeouts."""
     settings, now_ms = statement.session.settings, statement.session.now_ms
     status = group.status
     match group.phase, enough:
@@ -292,40 +328,40 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
             move_group(statement, group, PodGroupPhase.UNKNOWN)
         case PodGroupPhase.IN_QUEUE, False:
             since = status.in_queue_at if status.in_queue_at is not None else now_ms
-            # Whoever has claimed it has started to: the claim has a clock of its own. And while
-            # victims are awaited, the clock stands.
+            # An open claim has a clock of its own, and the timeout is suspended while the group
+            # waits for victims.
             waits = not status.claim.is_open and not clock_stands(statement.session, group)
             if waits and since + settings.in_queue_timeout_ms <= now_ms:
                 limit = format_duration(settings.in_queue_timeout_ms)
-                told = "; ".join((f"not Running within {limit}", *_no_node(group)))
-                roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, told)
+                message = "; ".join((f"not Running within {limit}", *_missing_nodes(group)))
+                roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, message)
         case PodGroupPhase.UNKNOWN, False:
             since = status.unknown_at if status.unknown_at is not None else now_ms
             if since + settings.recovery_timeout_ms <= now_ms:
                 limit = format_duration(settings.recovery_timeout_ms)
-                told = f"too few of its pods ran for {limit}"
-                roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, told)
+                message = f"too few of its pods ran for {limit}"
+                roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, message)
 
 
-def _no_node(group: GroupState) -> list[str]:
-    """What nodes lacked for its pods when they were last asked."""
+def _missing_nodes(group: GroupState) -> list[str]:
+    """Return what nodes lacked for its pods when they were last asked."""
     found = (one for one in group.status.reasons if one.reason == Waiting.UNSCHEDULABLE)
     return [verdict.message() for verdict in found]
 
 
-def _bury(statement: Statement, group: GroupState) -> None:
-    """A finished group: stop what still runs; forget it when its time is over."""
+def _clean_up_finished(statement: Statement, group: GroupState) -> None:
+    """Stop what still runs of a finished group, and delete the group after its time to live."""
     finished = next((c for c in group.status.conditions if c.type == "Finished"), None)
     stop_leftovers(statement, group, finished.reason if finished else Finish.CANCELLED)
     finished_at = group.status.finished_at or 0
     over = finished_at + group.record.spec.ttl_after_finished <= statement.session.now_ms
     busy = group.held or group.status.claim.is_open
-    if over and not busy and not _is_depended_on(statement.session, group):
+    if over and not busy and not _has_dependents(statement.session, group):
         expire(statement, group)
 
 
-def _is_depended_on(session: Session, group: GroupState) -> bool:
-    """Whether a group that waits still has to learn how this one ended."""
+def _has_dependents(session: Session, group: GroupState) -> bool:
+    """Return whether a waiting group still needs the outcome of this one."""
     others = (session.groups.get(uid) for uid in session.dependents.get(group.uid, ()))
     return any(
         other is not None and other.phase == PodGroupPhase.PENDING and not other.status.admission
@@ -333,8 +369,8 @@ def _is_depended_on(session: Session, group: GroupState) -> bool:
     )
 
 
-def leave_where_cut(session: Session) -> None:
-    """Scope by scope: the cluster, queues, namespaces."""
+def roll_back_over_limits(session: Session) -> None:
+    """Roll back reserved groups, last first, in scopes whose limit was cut below what they hold."""
     in_queue = [group for group in session.busy() if _may_leave(group) and group.status.reservation]
     if not in_queue:
         return
@@ -357,13 +393,12 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
         if short is None or not _may_leave(group):
             continue
         if scope == CLUSTER and nodes_awaited(session, group.status.pledge):
-            # Nobody else leaves for what is lost for a while with its node.
+            # Its node is expected back, so no other group has to leave for that capacity.
             excess = minus(excess, charge)
             continue
         limit = describe_quantity(short, session.ledger.limit(scope, short) or 0)
         message = (
-            f"{title_of(scope)} allows {short} {limit} now,"
-            " which is not enough for all that have reserved"
+            f"{title_of(scope)} allows {short} {limit} now, less than what groups have reserved"
         )
         reason = Leaving.NODE_LOST if scope == CLUSTER else Leaving.CAPACITY_CUT
         with Statement(session) as statement:
@@ -373,16 +408,16 @@ def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
 
 
 def _may_leave(group: GroupState) -> bool:
-    """InQueue, or Pending with a reservation: nothing that runs is lost."""
+    """Return whether it may lose its reservation without losing work: InQueue, or still Pending."""
     return group.phase == PodGroupPhase.IN_QUEUE or (
         group.phase == PodGroupPhase.PENDING and group.reserved
     )
 
 
 def _excess(session: Session, scope: str) -> Amounts:
-    """What the scope holds beyond its limit, less what is being stopped already.
+    """Return what the scope holds beyond its limit, less what is already being stopped.
 
-    A limit under which a described world states more than fits has not been cut.
+    A described world may state more than fits; such a limit does not count as cut.
     """
     stated = session.snapshot.overbooked.get(scope, {})
     over: Amounts = {}
@@ -396,7 +431,7 @@ def _excess(session: Session, scope: str) -> Amounts:
 
 
 def _leaving(session: Session, scope: str) -> Amounts:
-    """What charges will fall by when everything that was told to stop has stopped."""
+    """Return by how much charges fall once every pod that was asked to stop has stopped."""
     leaving: Amounts = {}
     for group in session.busy():
         stopping = total(
@@ -405,15 +440,18 @@ def _leaving(session: Session, scope: str) -> Amounts:
             if pod.status.terminating and pod.status.phase in ON_NODE
         )
         if group.is_external:
-            # What it holds without a reservation is a claim that is being stopped.
+            # What it holds without a reservation belongs to a claim that is being stopped.
             stopping = group.held
         if stopping and scope in group.scopes:
             leaving = plus(leaving, falls_by(group, stopping))
     return leaving
 
 
-def leave_where_impossible(session: Session) -> None:
-    """Asked once a session for each combination of shapes."""
+def roll_back_unplaceable(session: Session) -> None:
+    """Roll back InQueue groups that could not fit even on empty nodes.
+
+    Asked once a session for each combination of shapes.
+    """
     known: dict[tuple[object, ...], bool] = {}
     for group in session.busy():
         if group.phase != PodGroupPhase.IN_QUEUE or group.is_external:
@@ -432,7 +470,7 @@ def leave_where_impossible(session: Session) -> None:
 
 
 def reported_progress(group: GroupState) -> GroupProgress:
-    """How far it is by what was reported of its pods; a word for all of it is in the claim."""
+    """Return the progress by the reports on single pods; reports on the whole are in the claim."""
     counts = Counter(group.status.reported.values())
     failed = sorted(name for name, phase in group.status.reported.items() if phase == "Failed")
     return GroupProgress(
@@ -447,16 +485,16 @@ def reported_progress(group: GroupState) -> GroupProgress:
 
 
 def runs_enough(group: GroupState, progress: GroupProgress) -> bool:
-    """Whether it counts as Running: its consumer says so, or minMember pods have started."""
+    """Return whether it counts as Running: the consumer says so, or minMember pods have started."""
     if group.status.claim.phase == "Running":
         return True
     return progress.running + progress.succeeded >= group.min_member
 
 
-def comes_to_its_end(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
-    """Completed or Failed, as reported of the group itself or of its pods.
+def finish_if_reported(statement: Statement, group: GroupState, progress: GroupProgress) -> bool:
+    """Finish the group as Completed or Failed, as reported for the group or for its pods.
 
-    Where pods may still run, the consumer is told to stop, and the charge stays for as long.
+    If pods may still run, the consumer is asked to stop, and the charge stays until it has.
     """
     claim = group.status.claim
     if claim.phase == "Succeeded" or progress.succeeded == group.replicas:
@@ -464,7 +502,7 @@ def comes_to_its_end(statement: Statement, group: GroupState, progress: GroupPro
             statement.set_status(group, claim=ended(claim, "Succeeded"))
         finish(statement, group, PodGroupPhase.COMPLETED, Finish.SUCCEEDED)
         return True
-    if claim.phase == "Failed" or progress.is_hopeless(group):
+    if claim.phase == "Failed" or progress.cannot_succeed(group):
         failed = f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}"
         if claim.is_open and progress.succeeded + progress.failed == group.replicas:
             statement.set_status(group, claim=ended(claim, "Failed"))
@@ -476,8 +514,8 @@ def comes_to_its_end(statement: Statement, group: GroupState, progress: GroupPro
     return False
 
 
-def claim_is_over(statement: Statement, group: GroupState) -> bool:
-    """A claim that lapsed, its grace over too: what it held is free, and the group waits anew."""
+def end_lapsed_claim(statement: Statement, group: GroupState) -> bool:
+    """End a claim that lapsed and whose grace is over: free its resources and requeue the group."""
     claim = group.status.claim
     over_at = claim.over_at if claim.is_open else None
     if over_at is None or statement.session.now_ms < over_at:
@@ -490,3 +528,153 @@ def claim_is_over(statement: Statement, group: GroupState) -> bool:
     else:
         statement.say(intents.Settle(group=group.key))
     return True
+
+
+_LATE = "the victims whose resources were pledged to it did not end in time"
+_NO_NODE = "a node with resources pledged to it has not returned in time, and there is no other"
+
+
+def update_pledges(session: Session) -> None:
+    """Update every standing pledge."""
+    for preemptor, pledge in list(standing_pledges(session)):
+        with Statement(session) as statement:
+            _update_pledge(statement, preemptor, pledge)
+            statement.commit()
+
+
+def _update_pledge(statement: Statement, preemptor: GroupState, pledge: Pledge) -> None:
+    session = statement.session
+    is_admitted = preemptor.phase != PodGroupPhase.PENDING
+    # Without the action `enqueue`, groups are admitted without a reservation.
+    has_left = not is_admitted and not preemptor.reserved
+    if has_left or (is_admitted and not pledge.extra and session.group_ready(preemptor)):
+        end_pledge(statement, preemptor)
+        return
+    left = victims_left(session, pledge)
+    # A preemptor that waits only for its checks, or did until now, is not late because of victims.
+    has_checks = bool(preemptor.status.checks) and are_honoured(session)
+    is_served = not is_admitted and not left and has_checks
+    if pledge.expires is not None and pledge.expires <= session.now_ms and not is_served:
+        _end_late_pledge(statement, preemptor)
+        return
+    is_young = pledge.expires is None and evicts_late(session, preemptor)
+    if left and is_young and (pledge.action in session.actions or holds_off(session, preemptor)):
+        # No victim has been evicted yet: the action chooses victims again.
+        return
+    for group, pods in left:
+        # A described world may leave the kind of its pledges open.
+        action = action_against(preemptor, group) if pledge.action else ""
+        reason = REASONS.get(action, Leaving.PREEMPTED)
+        if leaves_whole(pledge, group):
+            message = f"made room for {preemptor.key}"
+            roll_back(statement, group, reason, message, by=preemptor.key, action=action)
+            continue
+        for pod in pods:
+            evict(statement, group, pod, reason, by=preemptor.key, action=action)
+    if not left and pledge.made_at is not None:
+        _shift_timeout(statement, preemptor, pledge)
+
+
+def _end_late_pledge(statement: Statement, preemptor: GroupState) -> None:
+    """End the pledge; a preemptor that does not run yet also loses its reservation."""
+    if preemptor.phase not in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE):
+        end_pledge(statement, preemptor)
+    elif has_lost_room(statement.session, preemptor.status.pledge):
+        roll_back(statement, preemptor, Leaving.NODE_LOST, _NO_NODE)
+    else:
+        roll_back(statement, preemptor, Leaving.IN_QUEUE_TIMEOUT, _LATE)
+
+
+def _shift_timeout(statement: Statement, preemptor: GroupState, pledge: Pledge) -> None:
+    """Extend inQueueTimeout by the time for which the preemptor waited for its victims."""
+    waited = statement.session.now_ms - (pledge.made_at or 0)
+    since = preemptor.status.in_queue_at
+    statement.set_status(
+        preemptor,
+        pledge=msgspec.structs.replace(pledge, made_at=None),
+        in_queue_at=None if since is None else since + waited,
+    )
+
+
+class GroupProgress(Struct, frozen=True):
+    """Counts over a group's pods; pods that do not exist yet count as unfinished."""
+
+    running: int
+    succeeded: int
+    failed: int
+    finished_by_task: dict[str, int]
+    failed_by_task: dict[str, int]
+    first_failure: str
+    failure_reason: Finish
+
+    @classmethod
+    def of(cls, group: GroupState) -> GroupProgress:
+        """Count the group's present pods."""
+        running = succeeded = 0
+        failures = []
+        by_task: dict[str, int] = {}
+        for pod in group.current():
+            phase = pod.status.phase
+            if phase == PodPhase.RUNNING:
+                running += 1
+            elif group.is_final(pod):
+                by_task[pod.spec.task] = by_task.get(pod.spec.task, 0) + 1
+                if phase == PodPhase.SUCCEEDED:
+                    succeeded += 1
+                else:
+                    failures.append(pod)
+        reason, story = Finish.RETRIES_SPENT, ""
+        if failures:
+            first = min(failures, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+            status = first.status
+            how = (
+                f"exited with {status.exit_code}"
+                if status.signal is None
+                else f"was ended by signal {status.signal}"
+            )
+            story = f"the first, {first.metadata.name}, {how}"
+            if status.message and status.message != how:
+                story += f" ({status.message})"
+            if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
+                reason = Finish.WALLTIME_EXCEEDED
+        failed_by_task = dict(Counter(pod.spec.task for pod in failures)) if failures else {}
+        return cls(running, succeeded, len(failures), by_task, failed_by_task, story, reason)
+
+    def cannot_succeed(self, group: GroupState) -> bool:
+        """Return whether the group can no longer succeed, or has ended with failures.
+
+        A full gang fails at its first final failure. An elastic group fails when all pods have
+        ended, or as soon as succeeded + unfinished < minMember, or a task has fewer pods left than
+        its minAvailable, because it can then never be placed again.
+        """
+        if self.failed == 0:
+            return False
+        if not group.is_elastic:
+            return True
+        unfinished = group.replicas - self.succeeded - self.failed
+        if unfinished == 0 or self.succeeded + unfinished < group.min_member:
+            return True
+        return any(
+            task.replicas - self.failed_by_task.get(task.name, 0) < task.min_available
+            for task in group.record.spec.tasks
+        )
+
+
+def remaining_reservation(group: GroupState, progress: GroupProgress) -> Amounts:
+    """Return what a running group still reserves, which never grows: the least of its reservation
+    and the requests of the pods that its gang lacks (`GroupState.lacks_for_gang`).
+    """
+    shape = group.shape
+    is_as_admitted = (
+        not progress.finished_by_task
+        and not group.status.opened_gates
+        and group.status.reservation == shape.reservation
+    )
+    if is_as_admitted and not shape.spec.min_resources:
+        # It reserves what its pods ask for, and none of them has ended.
+        return group.status.reservation
+    lacks = group.lacks_for_gang()
+    asked = total(
+        times(shape.requests, count) for shape, count in zip(group.tasks, lacks, strict=True)
+    )
+    return named(smaller(group.status.reservation, asked))

@@ -1,4 +1,4 @@
-"""The end of a session: why groups wait is written down, on change only."""
+"""Write down why groups wait, at the end of a session, where it has changed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from batchq.core.session.state import EquivalenceClass, GroupState, PendingQueue
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import set_condition
 
-#: The most fundamental ones; `batchq describe` works out all of them when it is asked.
+#: Only the most fundamental ones are stored; `batchq describe` computes all of them on demand.
 MOST_REASONS_KEPT = 64
-#: So many groups have their reasons written in one session, unless its scheduler says otherwise.
+#: Default of the most groups whose reasons one session writes.
 MOST_WRITTEN = 10_000
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
 class _Budget:
-    """How many more groups may have their reasons written: `left` in all, `share` of each queue."""
+    """How many more groups may have their reasons written: `left` overall, `share` per queue."""
 
     def __init__(self, left: int, queues: int) -> None:
         self._left = left
@@ -37,7 +37,7 @@ class _Budget:
         self._written: Counter[str] = Counter()
 
     def allows(self, queue: str) -> bool:
-        """Return whether one more group of this queue is to be written, and count it."""
+        """Return whether one more group of this queue may be written, and count it."""
         if self._left <= 0 or (self._share is not None and self._written[queue] >= self._share):
             return False
         self._left -= 1
@@ -45,19 +45,20 @@ class _Budget:
         return True
 
     def share_the_rest(self) -> None:
-        """Let any queue have what the others have left."""
+        """Let any queue use what the others have left."""
         self._share = None
 
 
 def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOST_WRITTEN) -> None:
-    """Passing numbers are no change; they are worked out afresh when somebody asks.
+    """Write changed reasons to the groups' status, and park groups that may be left out from now
+    on.
 
-    Groups whose reasons are written already may sleep from now on. In one session the reasons of
-    at most `most` groups are written, and the rest in those that follow: a group that can start is
-    not kept waiting by words. Queues have equal shares, so that one with very many groups does not
-    keep the words of others waiting, either.
+    A change of numbers within a message is not written. A session writes the reasons of at most
+    `most` groups, and later sessions the rest, so that writing does not delay groups that can
+    start. Queues get equal shares, so that a queue with very many groups does not delay the
+    reasons of the others.
     """
-    _tell_strayed(session)
+    _refuse_strayed(session)
     told, lines = list(session.refusals.told.items()), list(session.lines())
     queues = {session.groups[uid].queue for uid, _ in told}
     queues |= {next(iter(line.unread.values())).queue for line in lines if line.unread}
@@ -65,26 +66,26 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
     for uid, refusals in told:
         group = session.groups[uid]
-        if _says_so_already(group, refusals):
-            _let_sleep(session, parking, group, refusals)
+        if _is_recorded(group, refusals):
+            _park(session, parking, group, refusals)
             continue
         verdicts = refusals[:MOST_REASONS_KEPT]
-        if not verdicts or _still_says(group.status.reasons, verdicts):
-            _let_sleep(session, parking, group, refusals)
+        if not verdicts or _is_as_good(group.status.reasons, verdicts):
+            _park(session, parking, group, refusals)
         elif budget.allows(group.queue) or group.status is not group.record.status:
             _write(session, group, verdicts)
         else:
             later.append((group, verdicts))
-    _tell_crowds(session, lines, budget)
+    _write_classes(session, lines, budget)
     budget.share_the_rest()
     for group, verdicts in later:
         if budget.allows(group.queue):
             _write(session, group, verdicts)
-    _tell_crowds(session, lines, budget)
+    _write_classes(session, lines, budget)
 
 
-def _tell_strayed(session: Session) -> None:
-    """Groups of queues that there are not."""
+def _refuse_strayed(session: Session) -> None:
+    """Refuse the groups of queues that do not exist."""
     for group in session.strayed.singles.values():
         if group.phase == PodGroupPhase.PENDING:
             session.refuse(group, standing_aside(session, group))
@@ -93,25 +94,25 @@ def _tell_strayed(session: Session) -> None:
             refuse_crowd(session, crowd.first, session.dated(standing_aside(session, crowd.first)))
 
 
-def _let_sleep(
+def _park(
     session: Session, parking: InadmissibleGroups, group: GroupState, refusals: tuple[Verdict, ...]
 ) -> None:
     if parking.park(session, group, refusals):
         session.lay_down(group)
 
 
-def _tell_crowds(session: Session, lines: Sequence[PendingQueue], budget: _Budget) -> None:
+def _write_classes(session: Session, lines: Sequence[PendingQueue], budget: _Budget) -> None:
     for line in lines:
         for crowd in list(line.unread.values()):
-            if not _tell_crowd(session, line, crowd, budget):
+            if not _write_class(session, line, crowd, budget):
                 break
 
 
-def _tell_crowd(
+def _write_class(
     session: Session, line: PendingQueue, crowd: EquivalenceClass, budget: _Budget
 ) -> bool:
-    """Write down what a crowd was told with those whose records do not say so; whether the budget
-    has allowed that.
+    """Write the verdicts of an equivalence class to those members whose records differ; return
+    whether the budget sufficed.
     """
     if crowd.told is None:
         return True
@@ -120,7 +121,7 @@ def _tell_crowd(
         if (turn and turn == crowd.told.turn) or causes == crowd.told.causes:
             continue
         some = next(iter(members.values()))
-        if _still_says(some.record.status.reasons, verdicts):
+        if _is_as_good(some.record.status.reasons, verdicts):
             continue
         for group in list(members.values()):
             if group.status is not group.record.status or group.uid in session.refusals.told:
@@ -139,7 +140,7 @@ def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -
     with Statement(session) as statement:
         statement.set_status(group, reasons=verdicts)
         if group.phase == PodGroupPhase.PENDING:
-            # Of a group that has reserved, it is the admission that waits.
+            # A group that has reserved waits only for its admission.
             what = "Admitted" if group.reserved else "QuotaReserved"
             set_condition(statement, group, what, "False", first.reason, first.message())
         _set_scheduled(statement, group, verdicts)
@@ -148,9 +149,10 @@ def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -
         statement.commit()
 
 
-def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
-    """Whether its own record has the very same causes, or waits for the same turn: the usual case,
-    and looked at first.
+def _is_recorded(group: GroupState, blockers: Blockers) -> bool:
+    """Return whether the stored record has the same causes, or the same turn, already.
+
+    This is the usual case, so it is checked first.
     """
     if group.status is not group.record.status:
         return False
@@ -158,12 +160,12 @@ def _says_so_already(group: GroupState, blockers: Blockers) -> bool:
     return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
 
 
-def _still_says(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether what is stored tells as much as what was found now.
+def _is_as_good(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
+    """Return whether the stored reasons are as good as those found now.
 
-    Of a group that stands aside, only what makes it stand aside counts: whether there would be
-    room for it comes and goes with others, and would be one write each time for nothing. The same
-    of a group whose turn it is not.
+    For an ineligible group only what makes it ineligible counts. Whether it would fit changes with
+    other groups, and writing that each time would be useless. The same goes for a group whose turn
+    it is not.
     """
     if (turn := turn_of(stored)) and turn == turn_of(verdicts):
         return True
@@ -182,10 +184,10 @@ def _firm(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
 
 
 def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
-    """Gated and Unschedulable show in the condition Scheduled; once untrue, they make way."""
-    said = next((c for c in group.status.conditions if c.type == "Scheduled"), None)
+    """Show Gated and Unschedulable in the condition Scheduled, or remove them if no longer true."""
+    stored = next((c for c in group.status.conditions if c.type == "Scheduled"), None)
     shown = [verdict for verdict in verdicts if verdict.reason in _SHOWN_IN_SCHEDULED]
-    if not shown and (said is None or said.reason not in _SHOWN_IN_SCHEDULED):
+    if not shown and (stored is None or stored.reason not in _SHOWN_IN_SCHEDULED):
         return
     verdict = (shown or verdicts)[0]
     set_condition(statement, group, "Scheduled", "False", verdict.reason, verdict.message())

@@ -1,4 +1,4 @@
-"""The scheduler: a function from a snapshot to a session that has decided."""
+"""The scheduler: a pure function from a snapshot to a session that has decided."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
-from batchq.scheduler.admission_checks import give_back_what_no_longer_fits
+from batchq.scheduler.admission_checks import roll_back_misfits
 from batchq.scheduler.pod_controller import settle
 from batchq.scheduler.reasons import MOST_WRITTEN, write_reasons
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Actions in the configured order, who is asked at each point, and the times to go by."""
+    """Actions in the configured order, the plugins of each extension point, and the settings."""
 
     actions: tuple[Action, ...]
     plugins: PluginPlaces
     settings: Settings
-    #: Stands between sessions and what they call, to measure it.
+    #: Wraps the functions that sessions call, to measure them.
     instrument: Instrument | None = field(default=None, repr=False, compare=False)
-    #: So many groups have their reasons written in one session; the rest in those that follow.
+    #: The most groups whose reasons one session writes; the others follow in later sessions.
     most_written: int = MOST_WRITTEN
     _carried: SchedulerCache = field(default_factory=SchedulerCache, repr=False, compare=False)
     _parking: InadmissibleGroups = field(
@@ -42,16 +42,16 @@ class Scheduler:
     )
 
     def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
-        """Settle, run the actions, write down the reasons. Pure."""
+        """Run a whole session: controllers, actions, reasons. Pure."""
         session = self._open(snapshot, now_ms, self._parking, self._carried)
         settle(session)
         session.line_up()
         session.begin_actions()
         if "enqueue" not in session.actions:
-            _let_all_in(session)
+            _admit_all(session)
         for action in self.actions:
             self._execute(action, session)
-        give_back_what_no_longer_fits(session)
+        roll_back_misfits(session)
         store_kept_places(session)
         session.close()
         write_reasons(session, self._parking, self.most_written)
@@ -59,7 +59,7 @@ class Scheduler:
         return session
 
     def follow(self, snapshot: Snapshot, now_ms: int) -> Session:
-        """Settle, and no more; for who knows that the actions would decide nothing. Pure."""
+        """Run a session without actions, which the caller knows would decide nothing. Pure."""
         session = self._open(snapshot, now_ms, self._parking, self._carried)
         settle(session)
         session.line_up()
@@ -69,12 +69,12 @@ class Scheduler:
         session.end()
         return session
 
-    def wide_awake(self) -> Self:
-        """The same scheduler without a memory of who sleeps: it asks about every group."""
+    def without_memory(self) -> Self:
+        """Return the same scheduler with an empty inadmissible set: it asks about every group."""
         return replace(self, _parking=InadmissibleGroups(), _carried=SchedulerCache())
 
     def open(self, snapshot: Snapshot, now_ms: int) -> Session:
-        """A session that has decided nothing yet, and asks about every group."""
+        """Open a session that has decided nothing yet, and asks about every group."""
         return self._open(snapshot, now_ms, None, None)
 
     def _open(
@@ -103,22 +103,22 @@ class Scheduler:
         execute(session)
 
 
-def _let_all_in(session: Session) -> None:
-    """Without `enqueue`: InQueue without reservation; the hard limits then hold at each bind.
+def _admit_all(session: Session) -> None:
+    """Admit groups without the action `enqueue`: InQueue, but without a reservation.
 
-    What could never fit waits all the same.
+    Hard limits then apply at each bind. A group that can never fit stays Pending all the same.
     """
     for group in session.in_order():
         if group.phase != PodGroupPhase.PENDING or group.uid in session.asleep:
             continue
-        # Nothing of an external group is bound later, so its limits hold now.
+        # Nothing of an external group is bound later, so its limits apply now.
         verdicts = (
             list(blockers(session, group))
             if group.is_external
             else [
                 *standing_aside(session, group),
                 *gives_way(session, group),
-                *_never(session, group),
+                *_unsatisfiable(session, group),
             ]
         )
         if verdicts:
@@ -130,8 +130,8 @@ def _let_all_in(session: Session) -> None:
             statement.commit()
 
 
-def _never(session: Session, group: GroupState) -> list[Verdict]:
-    """Rule 1 alone: what no waiting helps, or what only the first node can tell."""
+def _unsatisfiable(session: Session, group: GroupState) -> list[Verdict]:
+    """Return only the verdicts that waiting cannot change, or that need a first node."""
     return [
         verdict
         for verdict in session.refusals_at("admissible", group)

@@ -1,6 +1,6 @@
 """Every instant at which something becomes due by the clock alone, in milliseconds.
 
-The controller acts on them, and `next_due_at` tells the loop and the simulator when to look again.
+The controllers act on them, and `next_due_at` tells the loop and the simulator when to run next.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from batchq.core.preemption.pledges import clock_stands
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 
-#: So often in one admission a pod may lose its node and be bound again without a wait.
+#: How many node losses in one admission a pod may have before a new bind waits.
 FREE_LOSSES = 2
-#: After all instants.
+#: Later than all instants.
 NEVER = 2**63 - 1
 _REQUEUED = frozenset({PodPhase.EVICTED, PodPhase.FAILED})
 
 
 def lease_over_at(session: Session, pod: Pod) -> int | None:
-    """When a pod is written off: its lease and its grace have passed.
+    """Return when a pod counts as lost: when its lease and its grace have passed. None if never.
 
-    A pod that its node has not claimed yet has no lease; it is written off only with its node,
-    a lease's length after the node was last heard of.
+    A pod that its node has not claimed yet has no lease. It is lost only with its node, one lease
+    after the node's last heartbeat.
     """
     status = pod.status
     if status.phase not in ON_NODE:
@@ -37,7 +37,7 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
     ends_at = session.snapshot.leases.get(pod.metadata.uid)
     lease_ms = session.settings.pod_lease_ms
     if status.phase == PodPhase.RUNNING and ends_at is not None:
-        # It was renewed a lease before it ends, or could not have been for as long as that.
+        # The last renewal was one lease before the end, unless the server was unreachable then.
         return max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace
     node = session.nodes.get(status.node)
     if node is not None and (node.ready or node.record.status.heartbeat is None):
@@ -48,9 +48,9 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
 
 
 def requeue_due_at(session: Session, group: GroupState, pod: Pod) -> int:
-    """When a pod that was evicted, or failed and has a retry left, may be bound again.
+    """Return when a pod that was evicted, or failed with a retry left, may be bound again.
 
-    Node losses are free, but not one after the other for ever: where every attempt is lost at
+    Node losses do not count as retries, but they are not free for ever: if every attempt is lost at
     once, as on a machine that stalls, a pod would be bound many times a second.
     """
     status = pod.status
@@ -63,7 +63,7 @@ def requeue_due_at(session: Session, group: GroupState, pod: Pod) -> int:
 
 
 def walltime_over_at(group: GroupState) -> int | None:
-    """When a group's time is over; an array's pods have their own."""
+    """Return when a group's walltime is over; None for an array, whose pods have their own."""
     walltime, started_at = group.record.spec.walltime, group.status.started_at
     if walltime is None or started_at is None or group.status.rests_at is not None:
         return None
@@ -73,7 +73,7 @@ def walltime_over_at(group: GroupState) -> int | None:
 
 
 def pod_walltime_over_at(group: GroupState, pod: Pod) -> int | None:
-    """When the time of an array's pod is over."""
+    """Return when the walltime of an array's pod is over."""
     walltime, status = group.record.spec.walltime, pod.status
     if walltime is None or status.phase != PodPhase.RUNNING or status.started_at is None:
         return None
@@ -81,15 +81,16 @@ def pod_walltime_over_at(group: GroupState, pod: Pod) -> int | None:
 
 
 def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) -> int | None:
-    """The next instant after now at which the controller would act (on these groups only, if
-    they are given); None if there is none.
+    """Return the next instant after now at which a controller would act; None if there is none.
+
+    With `groups`, only these groups count.
     """
     due = _of_world(session)
     for group in session.touched.values():
         group.settled_until = None
-    stirring, first_at = astir(session, session.busy() if groups is None else groups)
+    active, first_at = needing_action(session, session.busy() if groups is None else groups)
     due.append(first_at)
-    for group in stirring:
+    for group in active:
         if group.uid not in session.expired:
             due += clocks_of(session, group)
     if groups is None and (at := session.next_at()) is not None:
@@ -99,7 +100,7 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
 
 
 def _of_world(session: Session) -> list[int]:
-    """When something becomes due that is no group's own, past instants included."""
+    """Return the instants that belong to no group, past ones included."""
     timeout_ms = session.settings.node_timeout_ms
     due = [
         since(session, node.record.status.heartbeat) + timeout_ms
@@ -121,12 +122,11 @@ def _of_world(session: Session) -> list[int]:
     return due
 
 
-def astir(session: Session, groups: Iterable[GroupState]) -> tuple[list[GroupState], int]:
-    """Those of them about whom there may be something to do, and when the first clock of the others
-    runs out (NEVER, if they have none).
+def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list[GroupState], int]:
+    """Return the groups that may need action, and the first instant of the others (NEVER without).
 
-    Nothing is to be done about a group that was found settled, while none of its clocks has run
-    out, nobody counts on its room, and the world is the same.
+    A settled group needs no action while none of its clocks has run out, no pledge counts on its
+    resources, and the configuration generation (`session.world`) is the same.
     """
     world, now_ms, claimants = session.world, session.now_ms, session.ledger.claimants
     found: list[GroupState] = []
@@ -141,9 +141,9 @@ def astir(session: Session, groups: Iterable[GroupState]) -> tuple[list[GroupSta
 
 
 def note_settled(session: Session, group: GroupState) -> None:
-    """Nothing was to be done about a group that runs; so until the first of its clocks runs out.
+    """Mark a running group as settled until the first of its clocks runs out.
 
-    A clock that has run out already shows nothing.
+    A group with a clock that has run out already is not marked.
     """
     first_at = min(clocks_of(session, group), default=NEVER)
     asked = session.admission_checks_are_asked_for and names_in(session, group.chain)
@@ -152,7 +152,7 @@ def note_settled(session: Session, group: GroupState) -> None:
 
 
 def clocks_of(session: Session, group: GroupState) -> list[int]:
-    """Every instant at which something becomes due for a group, past ones included."""
+    """Return every instant at which something becomes due for a group, past ones included."""
     status = group.status
     due = _of_phase(session, group)
     if status.checks:
@@ -162,7 +162,7 @@ def clocks_of(session: Session, group: GroupState) -> list[int]:
     if status.pledge.stands and status.pledge.expires is not None and group.phase not in TERMINAL:
         due.append(status.pledge.expires)
     if session.settings.eviction_budget is not None:
-        # When evictions leave the window of the budget, others may follow them.
+        # An eviction that leaves the budget's window allows another one.
         due += [int(at) + session.settings.eviction_window_ms for at in status.evictions.recent]
     due += protection.instants(session, group)
     for pod in group.pods.values():
@@ -187,13 +187,13 @@ def _of_phase(session: Session, group: GroupState) -> list[int]:
 
 
 def _of_wait(session: Session, group: GroupState, since: int) -> list[int]:
-    """InQueue, and not Running yet: for a consumer, or for nodes."""
+    """Return the clocks of a group that is InQueue, but not Running yet."""
     timeout_ms = session.settings.in_queue_timeout_ms
     if group.status.claim.is_open or clock_stands(session, group):
         return []
     if group.is_external or session.group_ready(group):
         return [since + timeout_ms]
-    # From half of it on, it holds the room that it finds.
+    # From half of the timeout on, the group reserves the free resources that it finds.
     return [since + timeout_ms, since + timeout_ms // 2 + 1]
 
 

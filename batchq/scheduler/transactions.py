@@ -1,8 +1,8 @@
-"""From what a session decided to what a store is asked: one transaction for each touched group.
+"""Convert a session's decisions to transactions, one for each touched group.
 
-Everything that happened to one group in one session becomes true together or not at all: its
-record, its pods, its charge, deliveries and events. What frees comes first, so that what takes
-can be granted in the same call.
+All changes to one group in one session are applied together or not at all: its record, pods,
+charge, deliveries and events. Transactions that free resources come first, so that those that take
+resources can be granted in the same call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
 
 
 def transactions_of(session: Session) -> list[Transaction]:
-    """Everything to commit, what frees before what takes, otherwise in the order decided."""
+    """Return all transactions: those that free before those that take, else in decision order."""
     by_group = _by_group(session.intents)
     result = [_node_falls_silent(session.nodes[name].record) for name in session.unready]
     frees: list[Transaction] = []
@@ -59,7 +59,7 @@ def transactions_of(session: Session) -> list[Transaction]:
         elif books.grows:
             takes.append(transaction)
         elif any(charge.checked for charge in transaction.charges):
-            # It binds within what it gave back: others may count on the rest of that.
+            # It binds within what it gave back; other groups may count on the rest of that.
             moves.append(transaction)
         else:
             frees.append(transaction)
@@ -67,32 +67,33 @@ def transactions_of(session: Session) -> list[Transaction]:
 
 
 def _joined(session: Session, parts: dict[str, tuple[bool, Transaction]]) -> list[Transaction]:
-    """One transaction for a claimant and its victims, and whoever else is tied to these.
+    """Return one transaction for each preemptor with its victims, and any groups tied to these.
 
-    Nobody is evicted for a claimant that has not been promised the room, and nothing is promised
-    that nobody was evicted for.
+    This way, no victim is evicted without a pledge, and no pledge is made without its evictions.
     """
-    knots: list[list[str]] = []
+    components: list[list[str]] = []
     for uids in session.joined:
-        tied = [knot for knot in knots if any(uid in knot for uid in uids)]
-        merged = dict.fromkeys([uid for knot in tied for uid in knot] + list(uids))
-        knots = [knot for knot in knots if knot not in tied] + [list(merged)]
-    # What gives back more than it takes comes first: others may count on that.
-    knots.sort(key=lambda knot: _net_growth(session, knot))
+        tied = [one for one in components if any(uid in one for uid in uids)]
+        merged = dict.fromkeys([uid for one in tied for uid in one] + list(uids))
+        components = [component for component in components if component not in tied] + [
+            list(merged)
+        ]
+    # Sets that give back more than they take come first, because others may count on that.
+    components.sort(key=lambda component: _net_growth(session, component))
     found = []
-    for knot in knots:
-        # Here, too: who follows the records one by one never sees more held than there is.
-        together = sorted((parts[uid] for uid in knot if uid in parts), key=itemgetter(0))
+    for component in components:
+        # Here too, frees first: a reader that follows the records never sees more held than exists.
+        together = sorted((parts[uid] for uid in component if uid in parts), key=itemgetter(0))
         if together:
             found.append(_merged([transaction for _, transaction in together]))
     return found
 
 
-def _net_growth(session: Session, knot: list[str]) -> int:
-    """In how many dimensions these groups together count for more than before."""
+def _net_growth(session: Session, component: list[str]) -> int:
+    """Return in how many dimensions these groups together are charged more than before."""
     scope = queue_scope(ROOT)
     net: dict[str, int] = {}
-    for uid in knot:
+    for uid in component:
         group = session.groups[uid]
         stored = group.record.status
         before = minus(stored.charge, stored.pledge.owed.get(scope, {}))
@@ -133,10 +134,10 @@ def _node_falls_silent(node: Node) -> Transaction:
 
 
 class _Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group counts for now, beside what the store counts for it; worked out once.
+    """What a group is charged now, beside its charge in the store; computed once.
 
-    Where the store counts for it just that (`is_booked`), the rest is empty, but for what is owed.
-    `grows`: whether the group counts for more than before in any dimension of any scope.
+    If both are equal (`is_booked`), the other fields are empty, except `owed`. `grows`: whether the
+    group is charged more than before in any dimension of any scope.
     """
 
     is_booked: bool
@@ -176,7 +177,7 @@ def _books_of(session: Session, group: GroupState) -> _Books:
 
 
 def _of_group(
-    session: Session, group: GroupState, books: _Books, story: list[Intent]
+    session: Session, group: GroupState, books: _Books, decided: list[Intent]
 ) -> Transaction | None:
     changed = _changed_pods(session, group)
     status = _booked(group, books)
@@ -203,14 +204,14 @@ def _of_group(
         events=tuple(
             [
                 Event(kind="PodGroup", key=key, reason=reason, message=message, at=session.now_ms)
-                for reason, message in _events(group, story)
+                for reason, message in _events(group, decided)
             ]
         ),
     )
 
 
 def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
-    """Pods that are not as they were: uid, as it was, as it is; None where there is none."""
+    """Return the pods that differ: uid, before, after; None for a pod that does not exist."""
     stored = group.given_pods
     after = {} if group.uid in session.expired else group.pods
     changed: list[tuple[str, Pod | None, Pod | None]] = []
@@ -226,7 +227,7 @@ def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | 
 
 
 def _booked(group: GroupState, books: _Books) -> PodGroupStatus:
-    """The group's status, with what the ledger counts for it."""
+    """Return the group's status with its charge in the ledger."""
     status = group.status
     if not books.is_booked:
         path = group.chain[1:-1] if books.charge else ()
@@ -251,8 +252,8 @@ def _write_pod(uid: str, old: Pod | None, new: Pod | None) -> Write:
 
 
 def _grows_from(before: Mapping[str, Amounts], held: tuple[tuple[str, ...], Amounts]) -> bool:
-    """Whether a holder counts for more than the group did there: moved from one holder to another
-    is not grown, and must not be refused where a limit has been cut meanwhile.
+    """Return whether a holder is charged more than the group was in that scope. A charge that moves
+    from one holder to another does not grow, and a limit that was cut meanwhile must not refuse it.
     """
     scopes, amounts = held
     return any(
@@ -263,9 +264,9 @@ def _grows_from(before: Mapping[str, Amounts], held: tuple[tuple[str, ...], Amou
 
 
 def _follows_its_victims(session: Session, group: GroupState, charge: Amounts) -> bool:
-    """Whether a claimant counts for more only where its victims count for less by now.
+    """Return whether a preemptor is charged more only where its victims are charged less by now.
 
-    No sum grows by that, and no limit that has been cut meanwhile may refuse it.
+    No sum grows by that, so a limit that was cut meanwhile must not refuse it.
     """
     stored, pledge = group.record.status, group.status.pledge
     if any(units > stored.charge.get(name, 0) for name, units in charge.items()):
@@ -292,7 +293,7 @@ def _group_charges(session: Session, group: GroupState, books: _Books) -> list[C
 
 
 def _pod_charges(uid: str, old: Pod | None, new: Pod | None) -> list[Charge]:
-    """A bind takes room on the node; a pod written off gives it back."""
+    """Return the charge of a bind on the node, or its release when a pod leaves the node."""
     if new is not None and _newly_bound(old, new):
         return [
             Charge(
@@ -313,13 +314,13 @@ def _newly_bound(old: Pod | None, new: Pod) -> bool:
     return old is None or old.status.attempt != new.status.attempt
 
 
-def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
-    """The story in a few lines; binds and evictions of one session are told together."""
+def _events(group: GroupState, decided: list[Intent]) -> list[tuple[str, str]]:
+    """Summarize the intents as events; all binds, and all evictions, of a session share one."""
     lines: list[tuple[str, str]] = []
     bound: list[intents.Bind] = []
     evicted: list[intents.Evict] = []
     lost = 0
-    for intent in story:
+    for intent in decided:
         match intent:
             case intents.Bind():
                 bound.append(intent)
@@ -330,30 +331,30 @@ def _events(group: GroupState, story: list[Intent]) -> list[tuple[str, str]]:
             case _ if (line := _line(group, intent)) is not None:
                 lines.append(line)
     if bound:
-        lines.append(("Bound", _where(bound)))
+        lines.append(("Bound", _nodes_text(bound)))
     if evicted:
-        lines.append(("Evicting", _what_for(evicted)))
+        lines.append(("Evicting", _evictions_text(evicted)))
     if lost:
         lines.append(("NodeLost", f"{counted(lost, 'pod')} written off"))
     return lines
 
 
 def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
-    """What is told of one intent by itself."""
+    """Return the event of one intent, as reason and message, or None."""
     match intent:
         case intents.AdmitGroup():
             reserved = describe(group.status.reservation)
             return ("Admitted", f"admission {intent.admission}, reserved {reserved}")
         case intents.ReserveQuota():
             reserved = describe(group.status.reservation)
-            return ("QuotaReserved", f"reserved {reserved}, and not admitted yet")
+            return ("QuotaReserved", f"reserved {reserved}, not admitted yet")
         case intents.SetChecks():
             return ("ChecksChanged", intent.message)
         case intents.Pledge():
             victims = counted(len(intent.victims), "victim")
-            return ("Pledged", f"promised the room of {victims} ({intent.action})")
+            return ("Pledged", f"pledged the resources of {victims} ({intent.action})")
         case intents.EndPledge():
-            text = "it has been placed, or gave up: nothing is kept for it any more"
+            text = "it was placed or gave up, and nothing is pledged to it any more"
             return ("PledgeEnded", text)
         case intents.RollBack():
             return (intent.reason, intent.message or "back to Pending")
@@ -367,13 +368,13 @@ def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
             return None
 
 
-def _where(bound: list[intents.Bind]) -> str:
+def _nodes_text(bound: list[intents.Bind]) -> str:
     nodes = sorted({intent.node for intent in bound})
     more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
     return f"{counted(len(bound), 'pod')} to {', '.join(nodes[:4])}{more}"
 
 
-def _what_for(evicted: list[intents.Evict]) -> str:
+def _evictions_text(evicted: list[intents.Evict]) -> str:
     first = evicted[0]
-    claimant = f" for {first.by}" if first.by else ""
-    return f"{counted(len(evicted), 'pod')} told to stop: {first.reason}{claimant}"
+    preemptor = f" for {first.by}" if first.by else ""
+    return f"{counted(len(evicted), 'pod')} told to stop: {first.reason}{preemptor}"

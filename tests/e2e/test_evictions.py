@@ -75,7 +75,7 @@ def test_a_more_important_gang_takes_the_room_and_the_victims_save_and_come_back
 
         events = cluster.client.events(kind="PodGroup", key="default/high")
         pledged = [event.message for event in events if event.reason == "Pledged"]
-        assert pledged == ["promised the room of 4 victims (preempt)"]
+        assert pledged == ["pledged the resources of 4 victims (preempt)"]
 
         cluster.client.cancel("high")
         cluster.completed("low")

@@ -167,7 +167,7 @@ def test_a_session_is_held_over_records_that_lie(seed: int) -> None:
             continue
         try:
             told = with_instead(snapshot, item, lie)
-            Scheduler.decide(scheduler.wide_awake(), told, now_ms)
+            Scheduler.decide(scheduler.without_memory(), told, now_ms)
         except Exception as error:  # whatever it is, the record that did it is to be told
             pytest.fail(f"lie {number}: {type(error).__name__}: {error} for {stored[:2000]!r}")
         held += 1
@@ -185,8 +185,8 @@ def test_a_session_is_held_over_groups_that_say_they_are_another(seed: int) -> N
         one, other = chance.sample(list(snapshot.groups), 2)
         lie = structs.replace(one, metadata=structs.replace(one.metadata, uid=other.metadata.uid))
         told = with_instead(snapshot, one, lie)
-        Scheduler.decide(scheduler.wide_awake(), told, now_ms)
-        awake = scheduler.wide_awake()
+        Scheduler.decide(scheduler.without_memory(), told, now_ms)
+        awake = scheduler.without_memory()
         for seen in (snapshot, told, snapshot):
             Scheduler.decide(awake, seen, now_ms)
 

@@ -59,7 +59,7 @@ def test_a_look_ahead_begins_with_the_decisions_of_the_live_session(
     snapshot: Snapshot, config: SchedulerConfig
 ) -> None:
     scheduler = assemble(config)
-    live = scheduler.wide_awake().decide(snapshot, _NOW)
+    live = scheduler.without_memory().decide(snapshot, _NOW)
     requests = CountedIds()
     store = transplanted(scheduler.open(snapshot, _NOW), requests)
     report = Cycle(store, scheduler, VirtualClock(_NOW), requests).run_once()

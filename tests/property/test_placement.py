@@ -256,7 +256,7 @@ def test_a_session_binds_pod_by_pod_what_it_binds_at_once(
     scheduler: Scheduler, machines: list[Any], asking: list[Any]
 ) -> None:
     world = a_snapshot(*machines, *asking)
-    at_once = Decided(scheduler.wide_awake().decide(world, 0))
+    at_once = Decided(scheduler.without_memory().decide(world, 0))
     one_by_one = Decided(_one_by_one(scheduler).decide(world, 0))
     assert at_once.intents == one_by_one.intents
     assert dump(at_once.session) == dump(one_by_one.session)

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.scheduler.pod_controller import leave_where_cut
+from batchq.scheduler.pod_controller import roll_back_over_limits
 from tests.builders import (
     a_group,
     a_node,
@@ -272,7 +272,7 @@ def test_more_in_queue_than_fit_leave_when(
     stated = {"cluster": amounts(cpu=began_under)}
     # Without allocate's own judgement: on empty nodes, none of them would fit either.
     session = _SCHEDULER.open(msgspec.structs.replace(snapshot, overbooked=stated), 0)
-    leave_where_cut(session)
+    roll_back_over_limits(session)
     rolled_back = [one.group for one in session.intents if isinstance(one, RollBack)]
     assert rolled_back == [f"default/{name}" for name in leave]
 

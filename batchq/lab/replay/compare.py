@@ -112,7 +112,7 @@ class DecidedAgain:
             start_at=at,
             documents=len(groups),
         )
-        session = self._scheduler.wide_awake().decide(found(world, CountedIds()).snapshot(), at)
+        session = self._scheduler.without_memory().decide(found(world, CountedIds()).snapshot(), at)
         bound = {intent.group for intent in session.intents if isinstance(intent, Bind)}
         return {
             one.job.number

@@ -46,7 +46,7 @@ from batchq.errors import InvalidInput
 from batchq.lab.simulation.clock import write
 from batchq.lab.simulation.world import DescribedPod, World
 from batchq.ports import IdSource
-from batchq.scheduler.progress import GroupProgress, remaining_reservation
+from batchq.scheduler.pod_controller import GroupProgress, remaining_reservation
 from batchq.store.memory import MemoryStore
 
 #: As a shell has it: ended by SIGTERM.

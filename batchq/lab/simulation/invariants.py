@@ -17,7 +17,7 @@ from batchq.core.quota.ledger import charge_with_count, holders_in_store
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
-from batchq.scheduler.progress import GroupProgress
+from batchq.scheduler.pod_controller import GroupProgress
 from batchq.store.memory import MemoryStore
 
 

@@ -185,7 +185,7 @@ def _found_out(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Ver
     """
     if not session.anybody_sleeps():
         return session.refusals
-    return scheduler.wide_awake().decide(session.snapshot, session.now_ms).refusals
+    return scheduler.without_memory().decide(session.snapshot, session.now_ms).refusals
 
 
 def _positions(session: Session) -> dict[str, int]:

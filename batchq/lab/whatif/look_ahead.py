@@ -446,7 +446,7 @@ def look_ahead(
     Until nothing can change any more, or for `until_ms` of virtual time. `tell` hears of every
     instant.
     """
-    stage = _Stage(snapshot, scheduler.wide_awake(), now_ms, lasting or Lasting())
+    stage = _Stage(snapshot, scheduler.without_memory(), now_ms, lasting or Lasting())
     return stage.run(until_ms, tell or (lambda ended, now_ms: None))
 
 

@@ -20,6 +20,7 @@ from batchq.api.notation import Malformed
 from batchq.config.load import Known
 from batchq.config.model import Expansion, SchedulerConfig, expand, named
 from batchq.core.extension.points import POINTS, Plugin, implemented
+from batchq.core.extension.traits import traits_of
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
 from batchq.plugins.capacity import Capacity
@@ -65,8 +66,6 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
 
 #: Action -> the point at which its victims are voted on.
 _VOTES = {"preempt": "preemptable", "reclaim": "reclaimable"}
-#: Of the plugins in the box that have a say there, those that only ever refuse.
-_VETOES = frozenset({Gang.name, Conformance.name, Sla.name})
 
 
 def assemble(config: SchedulerConfig) -> Scheduler:
@@ -104,13 +103,15 @@ def expanded(config: SchedulerConfig) -> Expansion:
 def without_consent(config: SchedulerConfig) -> list[str]:
     """The actions that will find no victims, as no plugin that is on ever agrees to one.
 
-    A plugin of others that has a say is taken to be one that agrees.
+    A plugin agrees to some unless its traits say that it only vetoes.
     """
-    standing = expanded(config)
+    plugins = _plugins(config)
+    standing = _expanded(config, plugins)
     return [
         action
         for action in config.actions
-        if action in _VOTES and all(entry.name in _VETOES for entry in standing[_VOTES[action]])
+        if action in _VOTES
+        and all(traits_of(plugins[entry.name]).only_vetoes for entry in standing[_VOTES[action]])
     ]
 
 
@@ -216,6 +217,10 @@ def _plugin(name: str, settings: Mapping[str, object]) -> Plugin:
         raise InvalidInput(
             f"plugin {name} implements no extension point; expected one of {', '.join(POINTS)}"
         )
+    try:
+        traits_of(plugin)
+    except TypeError as error:
+        raise InvalidInput(f"plugin {name}: {error}") from None
     return plugin
 
 

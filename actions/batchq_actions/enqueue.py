@@ -48,7 +48,7 @@ from batchq.core.quota.limit_checks import exceeds_ready_beside_siblings, over_l
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces, Wanted
 from batchq.core.session.pods import wanted_ordinals
-from batchq.core.session.session import Session
+from batchq.core.session.session import Key, Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import EquivalenceClass, GroupState
 from batchq.core.session.statement import Statement
@@ -294,10 +294,14 @@ def _keep_reasons(
     """Keep why a group waits, and with it all that wait alike, unless it is the head of a strict
     queue.
     """
-    if is_of_crowd(group) and not (_is_strict(session, group) and waits_in_line(verdicts)):
-        refuse_crowd(session, group, session.as_kept(verdicts), wanted=wanted)
+    kept = session.as_kept(verdicts)
+    is_alone = is_of_crowd(group) and kept.are_own
+    is_head = _is_strict(session, group) and waits_in_line(verdicts)
+    if is_of_crowd(group) and not is_alone and not is_head:
+        refuse_crowd(session, group, kept, wanted=wanted)
     else:
-        session.refuse(group, verdicts)
+        group.is_refused_alone = is_alone
+        session.refuse(group, kept)
 
 
 def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdict, ...] | None:
@@ -389,8 +393,7 @@ def _wait_behind(
         if crowd.behind == told.detail and is_kept_out(session, crowd):
             # It has been told, and sleeps.
             continue
-        if (following := crowd.members.after(head_key)) is not None:
-            _crowd_waits_behind(session, following[1], told)
+        _crowd_waits_behind(session, crowd, head_key, told)
     for group in line.in_order():
         if group.phase == PodGroupPhase.PENDING and session.group_key(group) > head_key:
             verdicts = blockers(session, group)
@@ -401,9 +404,17 @@ def _wait_behind(
             session.refuse(group, (told,))
 
 
-def _crowd_waits_behind(session: Session, group: GroupState, told: Verdict) -> None:
-    if not is_of_crowd(group):
-        return
-    verdicts = session.as_kept(blockers(session, group))
-    behind = told if not verdicts or verdicts.wait_in_line else None
-    refuse_crowd(session, group, verdicts, behind)
+def _crowd_waits_behind(
+    session: Session, crowd: EquivalenceClass, head_key: Key, told: Verdict
+) -> None:
+    key = head_key
+    while (following := crowd.members.after(key)) is not None:
+        key, group = following
+        if group.status is not group.record.status:
+            return
+        verdicts = session.as_kept(blockers(session, group))
+        behind = told if not verdicts or verdicts.wait_in_line else None
+        if not verdicts.are_own:
+            refuse_crowd(session, group, verdicts, behind)
+            return
+        session.refuse(group, (*verdicts, behind) if behind else verdicts)

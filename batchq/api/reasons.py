@@ -156,6 +156,9 @@ class Blockers(tuple[Verdict, ...]):
     refused alike, so that what follows from it is worked out once.
     """
 
+    #: Whether a plugin refuses this group alone, and not all groups that ask for the same.
+    are_own = False
+
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
         """Of each blocker, all that makes it another one."""

@@ -26,7 +26,6 @@ from batchq.client.queues import (
     queue_views,
 )
 from batchq.config.model import SchedulerConfig
-from batchq.core.extension.registry import GATES
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.preemption.pledges import victims_left
@@ -34,6 +33,7 @@ from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
+from batchq.plugins.gates import GATES
 
 GATED = "SchedulingGated"
 

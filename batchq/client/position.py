@@ -11,13 +11,13 @@ from batchq.api.notation import counted
 from batchq.api.objects import Strategy, Task
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import SECOND
-from batchq.core.extension.registry import GATES
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.quota.head_reservation import length_of, still_waits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.plugins.gates import GATES
 from batchq_actions.backfill import reservations_of
 
 #: So many names are told where others are only counted.

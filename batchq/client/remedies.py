@@ -21,8 +21,6 @@ from batchq.client.cluster import NO_LEADER
 from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, supposed, victims
 from batchq.client.position import backfilling_of, gates_of_task
 from batchq.client.start_estimates import Deciding
-from batchq.core.extension.registry import GATES
-from batchq.core.pending.eligibility import PLUGIN as CHECKS
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,
@@ -37,6 +35,8 @@ from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
+from batchq.plugins.checks import CHECKS
+from batchq.plugins.gates import GATES
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 

@@ -18,15 +18,14 @@ root queue binds them only by a capability of its own.
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from msgspec import structs
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, plus
 from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.core.extension.traits import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
-from batchq.core.pending.inadmissible import LiftedBy
 from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
 from batchq.core.placement.placement import gang_of
 from batchq.core.quota.limit_checks import (
@@ -46,16 +45,16 @@ _UNBOUNDED = dict.fromkeys(UNBOUNDED, 2**53)
 
 class Capacity:
     name = "capacity"
-    #: While a limit is full it refuses, and in line if that limit is no namespace's.
-    goes_by_limits = True
-    #: Beside what never fits it refuses what the ledger's own limits do.
-    adds_no_limit = True
-    lifted_by: ClassVar[LiftedBy] = {
-        Waiting.EXCEEDS_MAX_QUOTA: frozenset(),
-        Waiting.EXCEEDS_CAPACITY: frozenset(),
-        # Out of line, for nodes that are away.
-        Waiting.WAITING_FOR_RESOURCES: frozenset(),
-    }
+    traits = PluginTraits(
+        lifted_by={
+            Waiting.EXCEEDS_MAX_QUOTA: frozenset(),
+            Waiting.EXCEEDS_CAPACITY: frozenset(),
+            # Out of line, for nodes that are away.
+            Waiting.WAITING_FOR_RESOURCES: frozenset(),
+        },
+        refuses_by=RefusesBy.LEDGER,
+        enforces=frozenset({Rule.CAPACITY}),
+    )
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
         return self._never(session, group) or self._over(session, group)

@@ -8,12 +8,12 @@ checks are True. Woken by the answer, by the lease of a controller, and by the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from batchq.api.notation import counted
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration
+from batchq.core.extension.traits import LiftingChange, PluginTraits, Rule
 from batchq.core.pending.eligibility import (
     is_active,
     names_for,
@@ -22,19 +22,23 @@ from batchq.core.pending.eligibility import (
     retry_delay_ms,
     spec_of,
 )
-from batchq.core.pending.inadmissible import LiftedBy, LiftingChange
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
+#: The name of the plugin.
+CHECKS = "checks"
+
 
 class AdmissionChecks:
-    name = "checks"
-    #: It lets pass whoever has no checks to pass.
-    passes_plain = True
-    lifted_by: ClassVar[LiftedBy] = {
-        Waiting.BACKING_OFF: frozenset({LiftingChange.CLOCK, LiftingChange.CHECKS}),
-        Waiting.CHECK_INACTIVE: frozenset({LiftingChange.CHECKS}),
-    }
+    name = CHECKS
+    traits = PluginTraits(
+        lifted_by={
+            Waiting.BACKING_OFF: frozenset({LiftingChange.CLOCK, LiftingChange.CHECKS}),
+            Waiting.CHECK_INACTIVE: frozenset({LiftingChange.CHECKS}),
+        },
+        passes_plain=True,
+        enforces=frozenset({Rule.ADMISSION_CHECKS}),
+    )
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         names = names_for(session, group)

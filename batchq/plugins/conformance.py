@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from batchq.api.notation import Malformed, label_problem
 from batchq.api.objects import Value
+from batchq.core.extension.traits import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 
@@ -20,6 +21,7 @@ class ConformanceArguments(Value, frozen=True):
 
 class Conformance:
     name = "conformance"
+    traits = PluginTraits(only_vetoes=True, spares="in a protected namespace")
     arguments = ConformanceArguments
 
     def __init__(self, arguments: ConformanceArguments) -> None:

@@ -8,23 +8,21 @@ business: the controller makes the group Failed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
+from batchq.core.extension.traits import LiftingChange, PluginTraits
 from batchq.core.pending.eligibility import WANTED, DependencyState, dependency_state, has_processes
-from batchq.core.pending.inadmissible import LiftedBy, LiftingChange
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
 
 class Dependencies:
     name = "dependencies"
-    #: It lets pass whoever depends on nobody.
-    passes_plain = True
-    lifted_by: ClassVar[LiftedBy] = {
-        Waiting.DEPENDENCY_NOT_MET: frozenset({LiftingChange.DEPENDENCIES})
-    }
+    traits = PluginTraits(
+        lifted_by={Waiting.DEPENDENCY_NOT_MET: frozenset({LiftingChange.DEPENDENCIES})},
+        passes_plain=True,
+    )
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         waits_for = [

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from batchq.core.extension.traits import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 
 
 class Gang:
     name = "gang"
+    traits = PluginTraits(only_vetoes=True, spares="too small to give single pods")
 
     def group_ready(self, session: Session, group: GroupState) -> bool:
         placed = group.placed

@@ -10,21 +10,24 @@ Woken by the removal of the last gate. No retry cost, no Unschedulable.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from batchq.api.objects import gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.core.extension.registry import GATES
-from batchq.core.pending.inadmissible import LiftedBy
+from batchq.core.extension.traits import PluginTraits, Rule
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+
+#: The name of the plugin.
+GATES = "gates"
 
 
 class SchedulingGates:
     name = GATES
-    #: It lets pass whoever has no gates.
-    passes_plain = True
-    lifted_by: ClassVar[LiftedBy] = {Waiting.SCHEDULING_GATED: frozenset()}
+    traits = PluginTraits(
+        lifted_by={Waiting.SCHEDULING_GATED: frozenset()},
+        passes_plain=True,
+        enforces=frozenset({Rule.SCHEDULING_GATES}),
+    )
 
     def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
         names = ", ".join(dict.fromkeys(_blocking(group)))

@@ -31,6 +31,7 @@ from batchq.api.objects import Factor, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, scaled
 from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.core.extension.traits import PluginTraits, RefusesBy
 from batchq.core.quota.ledger import title_of
 from batchq.core.quota.limit_checks import claim_of
 from batchq.core.session.session import Session
@@ -54,8 +55,7 @@ class _Bound(NamedTuple):
 
 class Overcommit:
     name = "overcommit"
-    #: While a limit is full it refuses, and in line if that limit is no namespace's.
-    goes_by_limits = True
+    traits = PluginTraits(refuses_by=RefusesBy.REQUESTS)
     arguments = OvercommitArguments
 
     def __init__(self, arguments: OvercommitArguments) -> None:

@@ -18,14 +18,14 @@ changes with either group's class and with the claimant's queue.
 from __future__ import annotations
 
 from batchq.api.objects import Pod
+from batchq.core.extension.traits import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 
 
 class Priority:
     name = "priority"
-    #: A group keeps its place for as long as its record and the classes stay the same.
-    order_lasts = True
+    traits = PluginTraits(order_lasts=True, spares="not of lower priority")
 
     def group_order(self, session: Session, group: GroupState) -> int:
         return -group.priority

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
+from batchq.core.extension.traits import PluginTraits
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, QueueState, Victim
@@ -36,6 +37,10 @@ from batchq.plugins.common import given_back
 
 class Proportion:
     name = "proportion"
+    traits = PluginTraits(
+        spares="of queues that hold no more than they deserve of what it lacks,"
+        " would fall below their guarantee, or give nothing back"
+    )
 
     def queue_order(self, session: Session, queue: QueueState) -> Share:
         return share_of_queue(session, queue.name)

@@ -25,6 +25,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Duration, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import parse_duration
+from batchq.core.extension.traits import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 
@@ -40,6 +41,9 @@ class SlaArguments(Value, frozen=True):
 
 class Sla:
     name = "sla"
+    traits = PluginTraits(
+        lifted_by={Waiting.MISCONFIGURED: frozenset()}, only_vetoes=True, spares="overdue"
+    )
     arguments = SlaArguments
 
     def __init__(self, arguments: SlaArguments) -> None:

@@ -147,7 +147,7 @@ def note_settled(session: Session, group: GroupState) -> None:
     """
     first_at = min(clocks_of(session, group), default=NEVER)
     asked = session.admission_checks_are_asked_for and names_in(session, group.chain)
-    if session.world is not None and not asked and first_at > session.now_ms:
+    if not asked and first_at > session.now_ms:
         group.settled_until = (session.world, first_at)
 
 

@@ -30,7 +30,6 @@ class RefusesOne:
     """A policy of somebody else's that never lets one group in; stands in for Volcano's `-1`."""
 
     name = "rejecter"
-    per_group = True
 
     def __init__(self, key: str) -> None:
         self._key = key

@@ -4,24 +4,29 @@ has worked out, saves work and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 from msgspec import to_builtins
 
-from batchq.api.reasons import Verdict
+from batchq.api.reasons import Verdict, Waiting
+from batchq.api.times import MINUTE
+from batchq.api.transaction import ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.core.cache.scheduler_cache import SchedulerCache
-from batchq.core.extension.points import PluginPlaces
+from batchq.core.extension.points import Plugin, PluginPlaces, everywhere
 from batchq.core.extension.registry import PluginRegistry
-from batchq.core.pending.inadmissible import InadmissibleGroups, LiftedBy
+from batchq.core.extension.traits import LiftedBy
+from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Instrument
 from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
+from batchq.plugins.drf import Drf
+from batchq.plugins.sla import Sla, SlaArguments
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
 
@@ -63,9 +68,15 @@ class Solitary(SchedulerCache):
 
 
 def _told(
-    world: Described, *, sleeps: bool = True, carried: type[SchedulerCache] = SchedulerCache
+    world: Described,
+    *plugins: Plugin,
+    sleeps: bool = True,
+    carried: type[SchedulerCache] = SchedulerCache,
 ) -> object:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    beside = everywhere((plugin, 1) for plugin in plugins)
+    standing = {name: (*scheduler.plugins[name], *beside[name]) for name in beside}
+    scheduler = replace(scheduler, plugins=standing)
     if not sleeps:
         scheduler = replace(scheduler, _parking=Sleepless())
     scheduler = replace(scheduler, _carried=carried())
@@ -83,6 +94,73 @@ def _told(
 _WHEN = {"time"}
 #: So many sessions that decide anything are compared of a world that never comes to rest.
 _MOST_COMPARED = MOST_SESSIONS // 4
+
+
+def _last(group: GroupState) -> int:
+    """A number that groups that ask for the same do not share."""
+    return sum(map(ord, group.key))
+
+
+class AtFirst:
+    """Lets every third group stand in line in every other minute."""
+
+    name = "atFirst"
+
+    def pre_enqueue(self, session: Session, group: GroupState) -> list[Verdict]:
+        if _last(group) % 3 or session.now_ms // MINUTE % 2:
+            return []
+        return [Verdict(plugin=self.name, reason=Waiting.SCHEDULING_GATED, detail="not now")]
+
+    def due_at(self, session: Session) -> Iterator[int]:
+        if session.now_ms < 4 * MINUTE:
+            yield (session.now_ms // MINUTE + 1) * MINUTE
+
+
+class OneOfAKind:
+    """Admits a group of an odd number only while its queue has fewer than two groups."""
+
+    name = "oneOfAKind"
+
+    def __init__(self, *, in_line: bool) -> None:
+        self._in_line = in_line
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        scope = queue_scope(group.queue)
+        if _last(group) % 2 == 0 or session.ledger.used(scope, POD_GROUPS) < 2 * ONE_GROUP:
+            return []
+        reason = Waiting.WAITING_FOR_QUOTA if self._in_line else Waiting.SCHEDULING_GATED
+        return [Verdict(plugin=self.name, reason=reason, detail="later", in_line=self._in_line)]
+
+
+class ByTheMinute:
+    """Puts other groups first in each minute."""
+
+    name = "byTheMinute"
+
+    def group_order(self, session: Session, group: GroupState) -> int:
+        return _last(group) * (session.now_ms // MINUTE + 1) % 5
+
+
+THIRD_PARTY: dict[str, tuple[Plugin, ...]] = {
+    "one that puts groups out of line": (AtFirst(),),
+    "one that admits out of line": (OneOfAKind(in_line=False),),
+    "one that admits in line": (OneOfAKind(in_line=True),),
+    "one that orders": (ByTheMinute(),),
+    "all of them": (AtFirst(), OneOfAKind(in_line=False), ByTheMinute()),
+    "drf": (Drf(),),
+    "sla": (Sla(SlaArguments(waiting_time=3 * MINUTE)),),
+}
+
+
+@pytest.mark.parametrize("case", THIRD_PARTY)
+def test_plugins_that_promise_nothing_decide_the_same_of_classes_and_of_single_groups(
+    case: str,
+) -> None:
+    for seed in (0, 1, 31, 51):
+        world, plugins = described(seed), THIRD_PARTY[case]
+        told = _told(world, *plugins)
+        assert told == _told(world, *plugins, carried=Forgetful), f"seed {seed}"
+        assert told == _told(world, *plugins, carried=Solitary), f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

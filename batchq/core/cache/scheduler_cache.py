@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import (
@@ -51,8 +51,9 @@ from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
 
 if TYPE_CHECKING:
-    from batchq.core.extension.points import PluginPlaces
-    from batchq.core.pending.inadmissible import InadmissibleGroups, LiftedBy
+    from batchq.core.extension.points import PluginPlaces, Registration
+    from batchq.core.extension.traits import LiftedBy
+    from batchq.core.pending.inadmissible import InadmissibleGroups
     from batchq.core.session.session import Session
 
 #: Of so many namespaces and queues it is remembered where their groups are summed.
@@ -418,7 +419,7 @@ class SchedulerCache:
         """Let a group that is awake stand where it belongs."""
         if not group.bare:
             self.busy.put(group.key, group)
-        elif session.crowds_may_form and self._is_plain(group):
+        elif session.crowds_may_form and session.plugins.order_lasts and self._is_plain(group):
             self._line_of(group).join(group, session.group_key(group))
             return
         if group.phase == PodGroupPhase.PENDING:
@@ -448,6 +449,33 @@ class SchedulerCache:
         if not len(crowd):
             self.watches.remove(crowd)
             self.node_refusals.wake(crowd)
+
+    def divide_classes(self, session: Session) -> None:
+        """Take the groups out of their classes that a plugin refuses, and may not refuse all groups
+        that ask for the same; take others in; and let the order be that of this session.
+
+        A session that has none of these plugins does nothing here.
+        """
+        lasts, dividing = session.plugins.order_lasts, session.plugins.dividing
+        if not session.crowds_may_form or (lasts and not dividing):
+            return
+        for line in (self.strayed, *(queue.line for queue in self.queues.values())):
+            singles = [group for group in line.singles.values() if group.bare]
+            members = [group for crowd in line.crowds.values() for group in crowd.members]
+            for group in members:
+                group.is_refused_alone = False
+                is_alone = _is_refused(session, dividing, group)
+                if is_alone or not (lasts or _keeps_its_place(session, group)):
+                    self._leave_crowd(group)
+                    group.line_key = None
+                    if is_alone:
+                        line.add(group)
+                    else:
+                        line.join(group, session.group_key(group))
+            for group in singles:
+                if self._is_plain(group) and not _is_refused(session, dividing, group):
+                    line.discard(group.uid)
+                    line.join(group, session.group_key(group))
 
     def _wake_crowds(self) -> None:
         """Whatever all groups are judged by has changed."""
@@ -530,6 +558,16 @@ def limits_of(session: Session, ready: Amounts) -> dict[str, Amounts]:
     for namespace in sorted(of_namespaces):
         limits[namespace_scope(namespace)] = hard_limit(of_namespaces[namespace])
     return limits
+
+
+def _is_refused(session: Session, plugins: Iterable[Registration[Any]], group: GroupState) -> bool:
+    return any(entry.function(session, group) for entry in plugins)
+
+
+def _keeps_its_place(session: Session, group: GroupState) -> bool:
+    former, group.line_key = group.line_key, None
+    key, group.line_key = session.group_key(group), former
+    return key == former
 
 
 def _may_still_choose(group: GroupState) -> bool:

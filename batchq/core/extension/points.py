@@ -30,13 +30,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from batchq.api.reasons import Verdict, Waiting
+from batchq.core.extension.traits import PluginTraits
 from batchq.errors import PluginFailed
 
 F = TypeVar("F")
 
+_PROMISES_NOTHING = PluginTraits()
+
 
 class Plugin(Protocol):
-    """A policy: an object with a name, and a method for each point that it implements."""
+    """A policy: an object with a name, and a method for each point that it implements.
+
+    An attribute `traits` (batchq.core.extension.traits) may promise something about its answers.
+    """
 
     name: str
 
@@ -61,6 +67,7 @@ class Registration(Generic[F]):
     function: F
     weight: int = 1
     at_once: AtOnce | None = None
+    traits: PluginTraits = _PROMISES_NOTHING
 
 
 class ExtensionPoint(list[Registration[F]], Generic[F]):
@@ -80,11 +87,12 @@ class ExtensionPoint(list[Registration[F]], Generic[F]):
         function: F,
         weight: int = 1,
         at_once: AtOnce | None = None,
+        traits: PluginTraits = _PROMISES_NOTHING,
     ) -> None:
         """Register; a plugin may stand at a point once."""
         if any(entry.plugin == plugin for entry in self):
             raise ValueError(f"plugin {plugin} is registered at {self.name} already")
-        self.append(Registration(plugin, function, weight, at_once))
+        self.append(Registration(plugin, function, weight, at_once, traits))
 
 
 #: point -> the method of a plugin that implements it.

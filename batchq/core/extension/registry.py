@@ -1,10 +1,10 @@
-"""Who is asked at which point: the plugins' functions, gathered once for all sessions of a
-scheduler.
+"""The plugin registry: which functions are called at which point, gathered once for all sessions of
+a scheduler, and what the plugins together promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchq.core.extension.points import (
@@ -12,27 +12,21 @@ from batchq.core.extension.points import (
     ExtensionPoint,
     Plugin,
     PluginPlaces,
+    Registration,
     guarded,
     guarded_clock,
     is_of_others,
 )
+from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
 from batchq.core.placement.batch_answers import at_once
 from batchq.core.session.settings import Instrument
 
 if TYPE_CHECKING:
-    from batchq.core.pending.inadmissible import LiftedBy
     from batchq.core.session.session import Session
-
-#: The plugin by which scheduling gates hold.
-GATES = "gates"
-#: The plugin that says in line what the cluster and queues lack.
-CAPACITY = "capacity"
 
 
 class PluginRegistry:
-    """The plugins in their places. Who stands at any point at all has a clock, and may want to be
-    asked about each group.
-    """
+    """The plugins in their places. A plugin that is on at any point has its `due_at` asked, too."""
 
     def __init__(
         self,
@@ -44,39 +38,54 @@ class PluginRegistry:
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
         #: Plugins' `due_at`: instants at which their answers change by the clock alone.
         self.clocks: list[Callable[[Session], Iterable[int]]] = []
-        #: Plugin -> by which changes its refusals are lifted (batchq.core.pending.inadmissible).
+        #: Plugin -> the changes that lift its refusals, by reason.
         self.lifted_by: dict[str, LiftedBy] = dict(of_session)
-        #: What plugins of others raised in this session: `plugin at point` -> the first of it.
+        #: What third-party plugins raised in this session: `plugin at point` -> the first of it.
         self.failures: dict[str, str] = {}
-        self.asks_each_group = False
         for plugin in self._registered(plugins, instrument).values():
             if (clock := getattr(plugin, "due_at", None)) is not None:
                 ours = not is_of_others(plugin)
                 self.clocks.append(clock if ours else guarded_clock(plugin, clock, self.failures))
-            self.asks_each_group |= getattr(plugin, "per_group", False)
-            if (lifted_by := getattr(plugin, "lifted_by", None)) is not None:
+            if (lifted_by := traits_of(plugin).lifted_by) is not None:
                 self.lifted_by[plugin.name] = lifted_by
-        #: Whether scheduling gates mean anything, in counting pods too: with the plugin off they
-        #: are kept and ignored.
-        self.gates_hold = any(entry.plugin == GATES for entry in self.points["preEnqueue"])
-        #: Whether everybody who puts groups out of line says what lets them in again.
-        self.all_lift = all(entry.plugin in self.lifted_by for entry in self.points["preEnqueue"])
-        #: Whether a group keeps its place in line for as long as its record and the classes stay.
-        self.order_lasts = _all(plugins, "groupOrder", "order_lasts")
-        #: Whether groups that ask for the same are answered the same while limits are full.
-        self.goes_by_requests = (
-            self.order_lasts
-            and self.all_lift
-            and not self.asks_each_group
-            and _all(plugins, "preEnqueue", "passes_plain")
-            and _all(plugins, "admissible", "goes_by_limits")
-            and any(entry.plugin == CAPACITY for entry in self.points["admissible"])
+        #: The rules that a plugin enforces.
+        self.enforced = frozenset(
+            rule
+            for rule, point in POINT_OF_RULE.items()
+            if any(rule in entry.traits.enforces for entry in self.points[point])
         )
-        #: Whether nothing is refused but what never fits, and what a limit has no room for.
-        self.limits_decide = self.goes_by_requests and _all(plugins, "admissible", "adds_no_limit")
+        before, admissible = self.points["preEnqueue"], self.points["admissible"]
+        #: preEnqueue: plugins whose answers last, and those that are asked in every session.
+        self.lasting: Sequence[Registration[Any]] = [
+            one for one in before if one.traits.lifted_by is not None
+        ]
+        self.passing: Sequence[Registration[Any]] = [
+            one for one in before if one.traits.lifted_by is None
+        ]
+        #: admissible: plugins that are asked once for a class of groups, and for each group.
+        self.for_classes: Sequence[Registration[Any]] = [
+            one for one in admissible if one.traits.refuses_by is not RefusesBy.ANYTHING
+        ]
+        self.for_groups: Sequence[Registration[Any]] = [
+            one for one in admissible if one.traits.refuses_by is RefusesBy.ANYTHING
+        ]
+        #: Plugins that may refuse one group of a class and pass another.
+        self.dividing: Sequence[Registration[Any]] = [
+            *(one for one in before if not one.traits.passes_plain),
+            *self.for_groups,
+        ]
+        #: Whether a waiting group keeps its place while its record and the priority classes stay.
+        self.order_lasts = all(one.traits.order_lasts for one in self.points["groupOrder"])
+        #: Whether groups that ask for the same are answered the same while limits are full.
+        self.goes_by_requests = Rule.CAPACITY in self.enforced
+        #: Whether a class is refused nothing but what never fits, and what a limit has no
+        #: capacity for.
+        self.limits_decide = self.goes_by_requests and all(
+            one.traits.refuses_by is RefusesBy.LEDGER for one in self.for_classes
+        )
 
     def is_of(self, plugins: PluginPlaces, instrument: Instrument | None) -> bool:
-        """Whether it is made of these."""
+        """Return whether it is made of these."""
         return self._of[0] is plugins and self._of[1] is instrument
 
     def _registered(
@@ -91,11 +100,7 @@ class PluginRegistry:
                     function = guarded(plugin, name, function, self.failures)
                 if instrument is not None:
                     function = instrument.plugin(plugin.name, name, function)
-                point.add(plugin.name, function, weight, at_once(plugin, name, instrument))
+                many = at_once(plugin, name, instrument)
+                point.add(plugin.name, function, weight, many, traits_of(plugin))
                 on[plugin.name] = plugin
         return on
-
-
-def _all(plugins: PluginPlaces, point: str, attribute: str) -> bool:
-    """Whether each plugin at a point says this of itself."""
-    return all(getattr(plugin, attribute, False) for plugin, _ in plugins.get(point, ()))

@@ -16,6 +16,7 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import MINUTE, format_duration, format_instant
+from batchq.core.extension.traits import Rule
 from batchq.core.preemption.pledges import awaits_victims, nodes_awaited
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
@@ -193,13 +194,12 @@ def never_met(group: GroupState, groups: Mapping[str, GroupState]) -> Dependency
     return None
 
 
-PLUGIN = "checks"
 _LATE = "AfterCheckPassedOrOnDemand"
 
 
 def are_honoured(session: Session) -> bool:
-    """Whether anything comes of checks: the plugin is on."""
-    return any(entry.plugin == PLUGIN for entry in session.points["permit"])
+    """Return whether a plugin enforces admission checks."""
+    return Rule.ADMISSION_CHECKS in session.plugins.enforced
 
 
 def names_for(session: Session, group: GroupState) -> tuple[str, ...]:

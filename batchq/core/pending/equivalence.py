@@ -48,6 +48,7 @@ class PendingIterator:
         #: The group that was shown last: its key, and its place in its crowd.
         self._last: Key = ()
         self._place = 0
+        self._shown: GroupState | None = None
         #: Its crowd, if it was shown as one of that, and more of it is to come.
         self.crowd: EquivalenceClass | None = None
 
@@ -61,18 +62,19 @@ class PendingIterator:
                 key, group = following
                 if not heap or key < heap[0][0]:
                     # The usual case: many of one crowd, one after the other.
-                    self._last, self._place = key, place
+                    self._last, self._place, self._shown = key, place, group
                     return group
                 heapq.heappush(heap, (key, 1, group, crowd, place))
         if not heap:
             self.crowd = None
             return None
         self._last, _, group, self.crowd, self._place = heapq.heappop(heap)
+        self._shown = group
         return group
 
     def pass_over(self) -> None:
-        """If it was one of a crowd that was shown last, show no more of that."""
-        if self.crowd is not None:
+        """Show no more of the class of the last group; nothing happens if it was refused alone."""
+        if self.crowd is not None and self._shown is not None and not self._shown.is_refused_alone:
             self._passed[self.crowd.queue, self.crowd.asks] = self.crowd
             self.crowd = None
 

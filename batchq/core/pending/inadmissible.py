@@ -11,38 +11,21 @@ asked, and would answer the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import Blockers, Verdict, Waiting
+from batchq.core.extension.traits import LiftedBy, LiftingChange
 from batchq.core.pending.eligibility import is_active, retry_at
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
     from batchq.core.session.session import Session
 
-
-class LiftingChange(StrEnum):
-    """What can lift a refusal, beside a change of the group's own record.
-
-    A change of queues, quotas, nodes or priority classes wakes everybody: it is rare.
-    """
-
-    #: An admission check is there, or gone, or its controller's lease has moved.
-    CHECKS = "checks"
-    #: Another group that this one depends on: its record, and the end of its processes.
-    DEPENDENCIES = "dependencies"
-    #: An instant that the group's own record names.
-    CLOCK = "clock"
-
-
-#: Reason -> the changes that can lift a refusal for it.
-LiftedBy: TypeAlias = Mapping[Waiting, frozenset[LiftingChange]]
 
 #: For what the session itself finds (batchq.core.pending.eligibility).
 OF_SESSION: LiftedBy = {
@@ -246,7 +229,7 @@ def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChan
     for verdict in verdicts:
         if verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA:
             continue
-        changes = session.lifted_by.get(verdict.plugin, {}).get(verdict.reason)
+        changes = session.plugins.lifted_by.get(verdict.plugin, {}).get(verdict.reason)
         if changes is not None:
             known = True
             found |= changes

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.core.extension.points import Registration
 from batchq.core.pending.eligibility import stands_aside
 from batchq.core.pending.inadmissible import only_the_world_helps
 from batchq.core.placement.node_refusals import NODE_REFUSALS
@@ -23,11 +27,11 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
     crowd = group.crowd
     if crowd is not None and group.status is group.record.status:
-        return _of_crowd(session, crowd, group)
+        return _with_own(session, group, _of_crowd(session, crowd, group))
     if group.uid in session.asleep:
         return session.asleep[group.uid]
     if alike(session, group):
-        return _refused_alike(session, group)
+        return _with_own(session, group, _refused_alike(session, group))
     aside = standing_aside(session, group)
     if awaits_victims(session, group):
         # It has reserved what it asks for: that its victims hold it still is no second reason.
@@ -36,8 +40,28 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def is_of_crowd(group: GroupState) -> bool:
-    """Whether it waits with others that ask for the same, and nothing has happened to it."""
+    """Return whether a group waits with others that ask for the same, and has not been changed."""
     return group.crowd is not None and group.status is group.record.status
+
+
+def _with_own(
+    session: Session, group: GroupState, alike: tuple[Verdict, ...]
+) -> tuple[Verdict, ...]:
+    """Add to the refusals of a class those that plugins give this group alone."""
+    if not session.plugins.for_groups:
+        return alike
+    own = _refusals(session, session.plugins.for_groups, group)
+    if not own:
+        return alike
+    found = session.dated((*alike, *own))
+    found.are_own = True
+    return found
+
+
+def _refusals(
+    session: Session, plugins: Iterable[Registration[Any]], group: GroupState
+) -> list[Verdict]:
+    return [verdict for entry in plugins for verdict in entry.function(session, group)]
 
 
 def _of_crowd(session: Session, crowd: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
@@ -134,19 +158,26 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return _crowd_aside(session, crowd, group)
     verdicts = session.asides.get(group.uid)
     if verdicts is None:
-        if _is_known_to_stand_in_line(session, group):
+        is_known = _is_known_to_stand_in_line(session, group)
+        if is_known and not session.plugins.passing:
             return ()
         session.evaluated += 1
-        found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
+        found = [] if is_known else _lasting_refusals(session, group)
+        if not found and group.bare and group.status is group.record.status:
+            group.in_line_at = session.world
+        found += _refusals(session, session.plugins.passing, group)
         is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
         if is_reserved and "enqueue" in session.actions:
             # It has what it asks for, and waits for leave to start. (Without enqueue nobody needs
             # any.)
             found += session.refusals_at("permit", group)
         verdicts = session.asides[group.uid] = tuple(found)
-        if not found and group.bare and group.status is group.record.status:
-            group.in_line_at = session.world
     return verdicts
+
+
+def _lasting_refusals(session: Session, group: GroupState) -> list[Verdict]:
+    """Return what puts a group out of line until its record or the world changes."""
+    return [*stands_aside(session, group), *_refusals(session, session.plugins.lasting, group)]
 
 
 def _crowd_aside(
@@ -154,8 +185,7 @@ def _crowd_aside(
 ) -> tuple[Verdict, ...]:
     if crowd.asides_in != session.world:
         session.evaluated += 1
-        found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
-        crowd.aside, crowd.asides_in = tuple(found), session.world
+        crowd.aside, crowd.asides_in = tuple(_lasting_refusals(session, group)), session.world
     return crowd.aside
 
 
@@ -176,8 +206,7 @@ def alike(session: Session, group: GroupState) -> bool:
     the same: `GroupState.asks`.
     """
     return (
-        not session.asks_each_group
-        and group.bare
+        group.bare
         and group.status is group.record.status
         and group.uid not in session.ledger.claimants
         and not standing_aside(session, group)
@@ -185,9 +214,9 @@ def alike(session: Session, group: GroupState) -> bool:
 
 
 def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    if session.asks_each_group or session.ledger.charged(group):
-        return _ask(session, group)
-    return _refused_alike(session, group)
+    if session.ledger.charged(group):
+        return _with_own(session, group, _ask(session, group))
+    return _with_own(session, group, _refused_alike(session, group))
 
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -200,7 +229,7 @@ def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def _ask(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    verdicts = tuple(session.refusals_at("admissible", group))
+    verdicts = tuple(_refusals(session, session.plugins.for_classes, group))
     return verdicts or tuple(over_any_limit(session, group))
 
 

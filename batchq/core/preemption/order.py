@@ -455,15 +455,6 @@ def _say_over_budget(session: Session, group: GroupState) -> None:
 
 #: The point at which minRuntime alone protects.
 _PREEMPTABLE = "preemptable"
-#: Plugin -> what is true of the groups that it refuses.
-_OF_WHOM = {
-    "priority": "not of lower priority",
-    "conformance": "in a protected namespace",
-    "proportion": "of queues that hold no more than they deserve of what it lacks,"
-    " would fall below their guarantee, or give nothing back",
-    "gang": "too small to give single pods",
-    "sla": "overdue",
-}
 
 
 def claims_nothing(session: Session, group: GroupState) -> str:
@@ -536,7 +527,7 @@ def _why(session: Session, point: str, claimant: GroupState, victim: Victim) -> 
         return _protection(session, victim, point)
     for entry in session.points[point]:
         if entry.function(session, claimant, victim) is False:
-            return _OF_WHOM.get(entry.plugin, f"refused by plugin {entry.plugin}")
+            return entry.traits.spares or f"refused by plugin {entry.plugin}"
     return "outside of what the action may take"
 
 

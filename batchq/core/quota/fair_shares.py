@@ -414,8 +414,7 @@ def _is_kept_by_shared_limits_alone(session: Session, crowd: EquivalenceClass) -
     """
     world = session.world
     return (
-        world is not None
-        and session.limits_decide
+        session.limits_decide
         and crowd.could_in == world
         and crowd.asides_in == world
         and not crowd.aside

@@ -39,5 +39,6 @@ def open_session(
         inadmissible=parking,
         actions=actions,
     )
+    carried.divide_classes(session)
     session.binding_refused = refusal_to_bind(session)
     return session

@@ -8,7 +8,7 @@ same snapshot, settings and `now_ms` give the same decisions.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -22,7 +22,8 @@ from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus
 from batchq.core.cache.chunks import Ordered, uid_order
 from batchq.core.cache.node_cache import NodeCache
-from batchq.core.extension.points import ExtensionPoint
+from batchq.core.extension.points import ExtensionPoint, Registration
+from batchq.core.extension.traits import Rule
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
@@ -69,12 +70,15 @@ class Ranking(Protocol):
 class RegisteredPlugins(Protocol):
     """Which functions of plugins are called where (batchq.core.extension.registry)."""
 
-    gates_hold: bool
-    asks_each_group: bool
+    enforced: frozenset[Rule]
+    lasting: Sequence[Registration[Any]]
+    passing: Sequence[Registration[Any]]
+    for_classes: Sequence[Registration[Any]]
+    for_groups: Sequence[Registration[Any]]
+    dividing: Sequence[Registration[Any]]
     order_lasts: bool
     goes_by_requests: bool
     limits_decide: bool
-    all_lift: bool
 
     @property
     def points(self) -> Mapping[str, ExtensionPoint[Any]]:
@@ -90,7 +94,7 @@ class RegisteredPlugins(Protocol):
 
     @property
     def failures(self) -> dict[str, str]:
-        """What plugins of others raised in this session."""
+        """What third-party plugins raised in this session."""
 
 
 class CarriedState(Protocol):
@@ -113,6 +117,9 @@ class CarriedState(Protocol):
 
     def take_up(self, session: Session, parking: Any) -> None:
         """Bring everything up to date for a session that begins."""
+
+    def divide_classes(self, session: Session) -> None:
+        """Let the groups stand alone that a plugin tells from those that ask for the same."""
 
     def next_at(self, parking: Any) -> int | None:
         """When something becomes due of groups that have ended, or sleep."""
@@ -245,11 +252,10 @@ class Session:
         self.points = plugins.points
         self._group_orders = plugins.points["groupOrder"]
         self.plugin_clocks = plugins.clocks
-        self.lifted_by = plugins.lifted_by
-        self.failures = plugins.failures
-        self.gates_hold = plugins.gates_hold
-        self.asks_each_group = plugins.asks_each_group
+        self.plugins = plugins
         self._order_lasts = plugins.order_lasts
+        self.failures = plugins.failures
+        self.gates_hold = Rule.SCHEDULING_GATES in plugins.enforced
         #: Whether groups that wait alike are asked about together
         #: (batchq.core.pending.equivalence).
         self.crowds_may_form = plugins.goes_by_requests and _enqueue_comes_first(actions)
@@ -269,8 +275,8 @@ class Session:
         #: Groups that nothing has happened to that could let them in, and why they wait.
         self.asleep = inadmissible.asleep
         self.refusals = Refusals(self.groups, self.asleep)
-        #: What decides who stands in line is the same as long as this is; None: nobody knows.
-        self.world = inadmissible.world if plugins.all_lift else None
+        #: Equal as long as nothing has changed that lasting answers at preEnqueue depend on.
+        self.world = inadmissible.world
         for line in self.lines():
             line.order_by(self.group_key)
         #: Whether anything says how many pods there may be, and so how many a queue deserves.
@@ -394,7 +400,9 @@ class Session:
 
     def group_key(self, group: GroupState) -> Key:
         """The order of groups: the plugins' keys, then queue time, then uid."""
-        if group.line_key is not None:
+        if group.line_key is not None and (
+            self._order_lasts or group.status is group.record.status
+        ):
             return group.line_key
         keys = [entry.function(self, group) for entry in self._group_orders]
         key = (*keys, group.queue_time, uid_order(group.uid))

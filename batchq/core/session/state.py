@@ -68,6 +68,7 @@ class GroupState:
         "given_shape",
         "in_line_at",
         "is_over",
+        "is_refused_alone",
         "key",
         "left_out",
         "line_key",
@@ -143,6 +144,8 @@ class GroupState:
         self.next_pod: TaskShape | None = None
         #: Those who wait as it does, if it is one of them (batchq.core.pending.equivalence).
         self.crowd: EquivalenceClass | None = None
+        #: Whether a plugin has refused it in this session, and not all that ask for the same.
+        self.is_refused_alone = False
         #: The state of the world in which it was found settled, and until when.
         self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None

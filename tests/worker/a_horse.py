@@ -1,4 +1,4 @@
-"""Starts a shell script in a cgroup, as a work-horse would, tells what it says, and waits."""
+"""Starts a shell script in a cgroup as a work-horse would, prints its first output, and waits."""
 
 from __future__ import annotations
 

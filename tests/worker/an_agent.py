@@ -1,7 +1,7 @@
-"""Runs one agent: `python -m tests.worker.an_agent`, its settings as JSON in A_TEST_AGENT.
+"""Runs one agent: `python -m tests.worker.an_agent`, with its settings as JSON in A_TEST_AGENT.
 
-With A_TEST_AGENT_IS_RUNG it never looks by itself whether something was brought or folded. With
-A_TEST_AGENT_IS_HASTY its work-horses soon leave to it what they cannot kill.
+If A_TEST_AGENT_IS_RUNG is set, the agent checks its queue and claims only when it is notified. If
+A_TEST_AGENT_IS_HASTY is set, its work-horses soon leave to it the processes they cannot kill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real cgroups for tests, where this machine lets this user make any."""
+"""Real cgroups for tests, on machines where this user may create them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchq.worker.host.cgroup import PodCgroup
 
 
 def _mount() -> Path | None:
-    """Where a cgroup v2 file system is mounted."""
+    """Return the folder where a cgroup v2 file system is mounted."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, where, kind, *_ = line.split()
         if kind == "cgroup2":
@@ -22,7 +22,7 @@ def _mount() -> Path | None:
 
 
 def _parent(mount: Path) -> Path:
-    """The cgroup of this process."""
+    """Return the cgroup of this process."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     name = next((line[3:] for line in lines if line.startswith("0::")), "/")
     return mount / name.lstrip("/")
@@ -30,9 +30,10 @@ def _parent(mount: Path) -> Path:
 
 @contextmanager
 def a_real_cgroup(*, controller: str = "") -> Iterator[Path]:
-    """A cgroup of this test's own, gone with everything in it; skips where there can be none.
+    """Create a cgroup for this test, and remove it with everything in it; skip if that is
+    impossible.
 
-    `controller`: one that it must have.
+    `controller`: a controller that it must have.
     """
     mount = _mount()
     if mount is None:

@@ -1,4 +1,4 @@
-"""A stage for tests with real agents."""
+"""The `stage` fixture for tests with real agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worker.stage import Stage
 
 @pytest.fixture
 def stage(redis_store: RedisStore, tmp_path: Path) -> Iterator[Stage]:
-    """A server, and room for agents."""
+    """A server on which tests start agents."""
     made = Stage(redis_store, tmp_path)
     yield made
     made.close()

@@ -1,7 +1,7 @@
-"""What a pod may do to outlive its end: `python -I -S escape_artist.py KIND FILE`.
+"""Ways in which a pod may try to outlive its end: `python -I -S escape_artist.py KIND FILE`.
 
-Whatever lives on writes the time in milliseconds to FILE, again and again, so that a test sees how
-long it did. After 30 s each gives up.
+Each process that lives on appends the time in milliseconds to FILE again and again, which shows a
+test how long it lived. After 30 s each process gives up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     kind, path = sys.argv[1:]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if kind.startswith("killer"):
-        _kill_ours(file, kind)
+        _kill_keepers(file, kind)
         return
     parents = (os.getpid(), os.getppid())
     if os.fork():
@@ -57,15 +57,15 @@ def main() -> None:
             _live(file, until)
 
 
-def _kill_ours(file: int, kind: str) -> None:
-    """Kill guard, agent and work-horse, as far as they can be seen, and live on."""
+def _kill_keepers(file: int, kind: str) -> None:
+    """Kill the guard, the agent and the work-horse, as far as they are visible, and live on."""
     until = time.monotonic() + _GIVES_UP_S
     horse = os.getppid()
     agent = _parent_of(horse) if horse > 0 else 0
     if os.fork() == 0:
         os.setsid()
         victims = [agent, *_children_of(agent)] if agent > 1 else []
-        # None of them is to notice that another one has gone.
+        # All are stopped before any is killed, so that none notices the death of another.
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in victims:
                 os.kill(pid, signum)
@@ -76,7 +76,10 @@ def _kill_ours(file: int, kind: str) -> None:
 
 
 def trace(pids: set[int]) -> int:
-    """Be told of their end before their parents are, and never ask for it; of how many."""
+    """Trace the processes, so that this one learns of their end first and never collects it.
+
+    Return how many could be traced.
+    """
     libc = ctypes.CDLL(None)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     return sum(libc.ptrace(_PTRACE_SEIZE, pid, None, None) == 0 for pid in sorted(pids))
@@ -86,24 +89,24 @@ def _fork_in_a_loop(file: int, until: float) -> None:
     while time.monotonic() < until:
         if os.getsid(0) != os.getpid():
             os.setsid()
-        _say(file)
+        _write_time(file)
         if os.fork():
             os._exit(0)
 
 
 def _live(file: int, until: float) -> None:
     while time.monotonic() < until:
-        _say(file)
+        _write_time(file)
         threading.Event().wait(0.01)
     os._exit(0)
 
 
-def _say(file: int) -> None:
+def _write_time(file: int) -> None:
     os.write(file, b"%d\n" % (time.time_ns() // 1_000_000))
 
 
 def _await(path: str) -> None:
-    """The pod's own process ends once the other one is under way."""
+    """Wait in the pod's own process until the escaped process writes."""
     while Path(path).stat().st_size < 100:
         threading.Event().wait(0.01)
 

@@ -37,16 +37,16 @@ ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
 
 
 class Stage:
-    """What a test of the worker stands on; `close` ends every process that it started.
+    """The environment of a worker test; `close` ends every process that it started.
 
-    Nothing is scheduled, but what agents say is folded, as a leader does.
+    Nothing is scheduled, but a thread applies the node reports of agents, as a leader does.
     """
 
     def __init__(self, store: RedisStore, home: Path) -> None:
         self.store = store
         self.home = home
-        self.clerk = a_clerk(store)
-        self.clerk.start()
+        self.report_processor = a_report_processor(store)
+        self.report_processor.start()
         self.relay = Relay(store)
         self._names = count(1)
         self._agents: list[subprocess.Popen[bytes]] = []
@@ -54,7 +54,7 @@ class Stage:
     # --- agents ---------------------------------------------------------------------------
 
     def start_agent(self, node: str = NODE, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start an agent, and return once its node is ready."""
+        """Start an agent, and return it once its node is ready."""
         agent = self.launch_agent(node, **settings)
         until(lambda: self.is_served_by(node, agent), within_s=WITHIN_S)
         return agent
@@ -62,14 +62,14 @@ class Stage:
     def launch_agent(
         self, node: str = NODE, *, within: Path | None = None, **settings: Any
     ) -> subprocess.Popen[bytes]:
-        """Start an agent, whatever becomes of it; `within` a cgroup, if one is given."""
+        """Start an agent and do not wait for it; in the cgroup `within`, if one is given."""
         written = {
             "node": node,
             "url": self.store.url,
             "home": str(self.home),
             "resources": {"cpu": 64_000, "memory": 1 << 40},
             "beat_s": 0.5,
-            # What pods say of pids holds outside, and nothing has to be removed.
+            # The pids that pods print are valid outside, and there are no cgroups to remove.
             "containment": "subreaper",
             **settings,
         }
@@ -98,14 +98,14 @@ class Stage:
         )
 
     def said(self) -> str:
-        """What the agents wrote."""
+        """Return everything that the agents have logged."""
         return (self.home / "agents.log").read_text()
 
     def close(self) -> None:
         for agent in self._agents:
             agent.kill()
             agent.wait()
-        self.clerk.stop()
+        self.report_processor.stop()
         self.relay.close()
 
     # --- pods -----------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Stage:
         pods: dict[str, Any] | None = None,
         **template: Any,
     ) -> list[Pod]:
-        """Bind the pods of a new group to a node, and hand them over."""
+        """Bind the pods of a new group to a node, and deliver them."""
         return self.deliver(
             *self.bound(
                 *command,
@@ -140,7 +140,7 @@ class Stage:
         pods: dict[str, Any] | None = None,
         **template: Any,
     ) -> list[Pod]:
-        """Bind the pods of a new group to a node, and leave them in the outbox."""
+        """Bind the pods of a new group to a node, and leave their deliveries in the outbox."""
         name = f"g{next(self._names)}"
         group = a_group(
             name,
@@ -181,7 +181,7 @@ class Stage:
         assert not answer.refused, answer.refused
 
     def now(self, pod: Pod) -> Pod:
-        """The pod as it is now."""
+        """Return the pod in its current state."""
         item = self.store.get("Pod", pod.metadata.uid)
         assert isinstance(item, Pod)
         return item
@@ -213,16 +213,16 @@ class Stage:
         )
 
     def stop(self, pod: Pod, reason: str = "Preempted") -> None:
-        """Tell a pod to stop, as the scheduler would."""
+        """Stop a pod, as the scheduler would."""
         self.change(pod, terminating=True, terminating_at=self.store.now_ms(), reason=reason)
 
     def ended(self, pod: Pod) -> Pod:
-        """The pod once it has ended."""
+        """Wait until the pod has ended, and return it."""
         until(lambda: self.now(pod).status.phase in ENDED, within_s=WITHIN_S)
         return self.now(pod)
 
     def started(self, pod: Pod, *, saying: str = "") -> int:
-        """The process group of a pod's command, once it runs (and has said something)."""
+        """Wait until a pod's command runs and has printed `saying`; return its process group."""
         until(
             lambda: (
                 (run := self.run_of(pod)) is not None
@@ -245,7 +245,7 @@ class Stage:
         return run.horse
 
     def output(self, pod: Pod, stream: str = "stdout") -> str:
-        """What the store has of a pod's output."""
+        """Return a pod's output in the store."""
         text, after = b"", "0"
         place = pod.status.node, pod.metadata.uid, pod.status.attempt
         while chunks := self.store.read_log(*place, after):
@@ -254,8 +254,8 @@ class Stage:
         return text.decode()
 
 
-def a_clerk(store: RedisStore) -> ThreadService:
-    """A service that folds what agents say, for a store that nobody leads."""
+def a_report_processor(store: RedisStore) -> ThreadService:
+    """Return a service that applies node reports, for a store without a leader."""
     desk = NodeReportReader(store, RandomIds())
 
     def work(stopping: threading.Event) -> None:
@@ -265,18 +265,18 @@ def a_clerk(store: RedisStore) -> ThreadService:
             except StoreUnavailable:
                 stopping.wait(0.05)
 
-    return ThreadService("clerk", work)
+    return ThreadService("report-processor", work)
 
 
 def _entering(cgroup: Path | None) -> list[str]:
-    """What makes the command behind it run in a cgroup from its first instant on."""
+    """Return words that make the command after them start inside a cgroup."""
     if cgroup is None:
         return []
     return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(cgroup)]
 
 
 def members(group: int) -> list[int]:
-    """The living processes of a process group."""
+    """Return the living processes of a process group."""
     found = []
     for process in psutil.process_iter(["status"]):
         try:
@@ -288,7 +288,7 @@ def members(group: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -297,7 +297,7 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def frozen(raw: redis.Redis) -> Iterator[None]:
-    """The server hangs: worse than one that is gone, for whoever asks it waits."""
+    """Stop the server, which is worse than a dead server, because requests to it hang."""
     pid = raw.info("server")["process_id"]
     os.kill(pid, signal.SIGSTOP)
     try:

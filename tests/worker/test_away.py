@@ -1,4 +1,4 @@
-"""A server that is away when a pod ends costs none of its output; a dead agent gets no new pods."""
+"""Tests of outages at the end of a pod, and of agents that die."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that forgets nothing, and may be stopped and started."""
+    """A server that writes everything to disk, and can be stopped and started."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
@@ -42,7 +42,7 @@ def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
 
 
 def a_pod_in_two_parts(stage: Stage, *, after: str = "true") -> tuple[Pod, Path]:
-    """It says `up`, waits for a file, and says `more`."""
+    """Start a pod that prints `up`, waits for a file, and prints `more`."""
     flag = stage.home / "flag"
     script = f"echo up; while ! test -e {flag}; do sleep 0.05; done; echo more; {after}"
     (pod,) = stage.bind("sh", "-c", script)
@@ -51,7 +51,7 @@ def a_pod_in_two_parts(stage: Stage, *, after: str = "true") -> tuple[Pod, Path]
 
 
 def has_ended_locally(stage: Stage, pod: Pod) -> bool:
-    """Whether its work-horse knows the outcome, and could not send the output at once."""
+    """Return whether the work-horse has written the pod's outcome to the run file."""
     run = stage.run_of(pod)
     return run is not None and run.outcome is not None
 
@@ -69,7 +69,7 @@ def test_output_of_a_pod_that_ends_while_the_server_is_away_is_sent_with_its_end
     assert stage.output(pod) == "up\nmore\n"
 
 
-def test_output_that_a_work_horse_could_not_send_at_all_is_sent_by_the_next_agent(
+def test_output_that_a_work_horse_could_not_send_is_sent_by_the_next_agent(
     stage: Stage, server: Server
 ) -> None:
     agent = stage.start_agent(drain_timeout_s=0)
@@ -115,7 +115,7 @@ def test_a_work_horse_whose_agent_is_dead_takes_the_node_out_of_service(stage: S
     assert stage.store.ledger()["capacity"]["cpu"] == 64_000
 
 
-def test_a_work_horse_that_is_ended_alone_leaves_the_node_in_service(stage: Stage) -> None:
+def test_a_work_horse_that_is_killed_alone_leaves_the_node_in_service(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
     stage.started(pod, saying="up")
@@ -134,20 +134,20 @@ def test_a_node_that_another_agent_has_taken_over_is_left_alone(stage: Stage) ->
 
 
 def node(stage: Stage) -> Node:
-    """The stage's node, as it is now."""
+    """Return the stage's node in its current state."""
     item = stage.store.get("Node", "n1")
     assert isinstance(item, Node)
     return item
 
 
 def end_at_once(agent: subprocess.Popen[bytes]) -> None:
-    """As a second Ctrl-C does."""
+    """Stop an agent as a second Ctrl-C does."""
     agent.send_signal(signal.SIGTERM)
     agent.send_signal(signal.SIGINT)
     assert agent.wait(timeout=WITHIN_S) == 0
 
 
-def test_an_agent_waits_for_a_server_that_is_not_up_yet_and_says_so_once(
+def test_an_agent_waits_for_a_server_that_is_not_up_yet_and_logs_that_once(
     stage: Stage, server: Server
 ) -> None:
     server.stop()
@@ -159,7 +159,7 @@ def test_an_agent_waits_for_a_server_that_is_not_up_yet_and_says_so_once(
     assert f"the server at {server.url} is not running" in stage.said()
 
 
-def test_an_agent_that_waits_for_its_server_ends_when_told(stage: Stage, server: Server) -> None:
+def test_an_agent_that_waits_for_its_server_ends_on_sigterm(stage: Stage, server: Server) -> None:
     server.stop()
     agent = stage.launch_agent()
     until(lambda: "store.unavailable" in stage.said(), within_s=WITHIN_S)

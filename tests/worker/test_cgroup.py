@@ -1,4 +1,4 @@
-"""Whether a machine lends the agent a cgroup: decided over files as the kernel shows them."""
+"""Tests of the search for a delegated cgroup, over files as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_the_agent_alone_in_a_cgroup_that_it_may_write_has_a_base(tree: Tree) -> None:
+def test_an_agent_alone_in_a_writable_cgroup_has_a_base(tree: Tree) -> None:
     base = tree.cgroup("batchq.service", ME)
     assert tree.found() == base
 
 
-def test_an_agent_that_was_started_in_the_leaf_has_its_parent_for_a_base(tree: Tree) -> None:
+def test_the_base_of_an_agent_started_in_the_leaf_is_the_leafs_parent(tree: Tree) -> None:
     base = tree.cgroup("batchq.service")
     tree.cgroup("batchq.service/agent", ME, 17)
     tree.is_in("/batchq.service/agent")
     assert tree.found() == base
 
 
-def test_a_cgroup_that_happens_to_be_named_agent_is_the_base_itself(tree: Tree) -> None:
+def test_a_cgroup_that_happens_to_be_named_agent_is_the_base(tree: Tree) -> None:
     tree.cgroup("system.slice", 1)
     base = tree.cgroup("system.slice/agent", ME)
     tree.is_in("/system.slice/agent")
@@ -105,7 +105,7 @@ def _threaded(tree: Tree) -> None:
         (_threaded, "is of type 'threaded', expected 'domain'"),
     ],
 )
-def test_an_unsuitable_cgroup_is_no_base(
+def test_an_unsuitable_cgroup_is_not_used_as_a_base(
     tree: Tree, arrange: Callable[[Tree], None], why: str
 ) -> None:
     tree.cgroup("batchq.service", ME)
@@ -116,7 +116,7 @@ def test_an_unsuitable_cgroup_is_no_base(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_cgroup_that_may_not_be_written_is_no_base(tree: Tree) -> None:
+def test_a_read_only_cgroup_is_not_used_as_a_base(tree: Tree) -> None:
     base = tree.cgroup("batchq.service", ME)
     (base / "cgroup.subtree_control").chmod(0o444)
     found = tree.found()
@@ -124,7 +124,7 @@ def test_a_cgroup_that_may_not_be_written_is_no_base(tree: Tree) -> None:
     assert "is not delegated" in found.why
 
 
-def test_looking_changes_nothing(tree: Tree) -> None:
+def test_the_search_for_a_base_changes_nothing(tree: Tree) -> None:
     base = tree.cgroup("batchq.service", ME)
     tree.found()
     assert sorted(path.name for path in base.iterdir()) == [
@@ -132,7 +132,7 @@ def test_looking_changes_nothing(tree: Tree) -> None:
     ]  # fmt: skip
 
 
-def test_taking_a_base_moves_the_agent_first_and_passes_memory_on(tree: Tree) -> None:
+def test_taking_a_base_moves_the_agent_and_then_enables_the_memory_controller(tree: Tree) -> None:
     base = tree.cgroup("batchq.service", ME)
     leaf = tree.cgroup("batchq.service/agent")
     assert take(base, me=ME) is None
@@ -147,11 +147,11 @@ def test_an_agent_that_is_in_the_leaf_is_not_moved(tree: Tree) -> None:
     assert (leaf / "cgroup.procs").read_text() == "4242\n17\n"
 
 
-def test_a_base_that_cannot_be_taken_says_why_and_has_the_agent_back(tree: Tree) -> None:
+def test_a_base_that_cannot_be_taken_gets_the_agent_back_and_the_error_says_why(tree: Tree) -> None:
     base = tree.cgroup("batchq.service", ME)
     leaf = tree.cgroup("batchq.service/agent")
     (base / "cgroup.subtree_control").unlink()
-    # The kernel's own files vanish with their folder; these are in the way of that.
+    # The kernel removes its own files with their folder; these regular files keep the folder.
     refused = take(base, me=ME)
     assert isinstance(refused, Unusable)
     assert "cannot be used" in refused.why
@@ -159,7 +159,7 @@ def test_a_base_that_cannot_be_taken_says_why_and_has_the_agent_back(tree: Tree)
     assert leaf.exists()
 
 
-def test_a_pod_has_the_whole_of_its_request_and_no_swap(tree: Tree) -> None:
+def test_a_pods_memory_is_limited_to_its_request_and_swap_to_zero(tree: Tree) -> None:
     made = tree.cgroup("pod")
     for name in ("memory.max", "memory.swap.max", "memory.oom.group"):
         (made / name).write_text("")
@@ -169,14 +169,14 @@ def test_a_pod_has_the_whole_of_its_request_and_no_swap(tree: Tree) -> None:
     assert (made / "memory.oom.group").read_text() == "1"
 
 
-def test_a_kernel_without_swap_accounting_is_asked_for_none(tree: Tree) -> None:
+def test_swap_is_not_limited_on_a_kernel_without_swap_accounting(tree: Tree) -> None:
     made = tree.cgroup("pod")
     (made / "memory.max").write_text("")
     PodCgroup(made).make(512 << 20)
     assert not (made / "memory.swap.max").exists()
 
 
-def test_a_pod_without_a_request_has_a_cgroup_without_a_bound(tree: Tree) -> None:
+def test_the_cgroup_of_a_pod_without_a_request_has_no_limit(tree: Tree) -> None:
     made = tree.cgroup("pod")
     (made / "memory.max").write_text("max")
     PodCgroup(made).make(None)
@@ -191,13 +191,15 @@ def test_a_pod_without_a_request_has_a_cgroup_without_a_bound(tree: Tree) -> Non
         ("", False),
     ],
 )
-def test_the_kernel_tells_who_passed_the_bound(tree: Tree, events: str, has: bool) -> None:
+def test_an_out_of_memory_kill_is_read_from_the_kernels_counters(
+    tree: Tree, events: str, has: bool
+) -> None:
     made = tree.cgroup("pod")
     (made / "memory.events").write_text(events)
     assert PodCgroup(made).has_run_out_of_memory() is has
 
 
-def test_agents_that_share_a_base_know_their_own_pods(tree: Tree) -> None:
+def test_agents_that_share_a_base_recognize_their_own_pods(tree: Tree) -> None:
     base = tree.cgroup("batchq.service")
     mine, other = pod_cgroup(base, "aaaa", "u-1-0-1"), pod_cgroup(base, "bbbb", "u-1-0-1")
     for one in (mine, other):
@@ -205,5 +207,5 @@ def test_agents_that_share_a_base_know_their_own_pods(tree: Tree) -> None:
     assert pod_cgroups(base, "aaaa") == [mine]
 
 
-def test_a_cgroup_that_never_was_has_nothing_to_end(tree: Tree) -> None:
+def test_ending_a_cgroup_that_does_not_exist_ends_nothing(tree: Tree) -> None:
     assert pod_cgroup(tree.root, "aaaa", "u-1-0-1").end(0.0) == []

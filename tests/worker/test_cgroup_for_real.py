@@ -1,4 +1,4 @@
-"""Pods in cgroups of their own, on a machine where this user may make some."""
+"""Tests of pods in their own cgroups, on machines where this user may create them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worker.stage import Stage, is_alive
 pytestmark = pytest.mark.e2e
 
 PATH = {"PATH": os.environ["PATH"]}
-#: One process stays in the group, one leaves session, group and environment behind.
+#: One process stays in the group; one leaves the session, the group and the environment.
 ESCAPE = "env -i setsid sleep 601 & echo $!; wait"
 
 
@@ -37,12 +37,14 @@ def cgroup() -> Iterator[PodCgroup]:
 
 
 def _run(cgroup: PodCgroup, script: str) -> tuple[int, int]:
-    """A command in the cgroup whose leader has been killed; it, and the pid that it told of."""
+    """Start a command in the cgroup and kill its leader; return its group and the pid it
+    printed.
+    """
     command = start(["sh", "-c", script], PATH, "", bounds=ProcessBounds(cgroup=cgroup))
     stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
-    told: list[bytes] = []
-    until(lambda: bool(told.extend(command.read(stdout)) or told))
-    escaped = int(b"".join(told))
+    output: list[bytes] = []
+    until(lambda: bool(output.extend(command.read(stdout)) or output))
+    escaped = int(b"".join(output))
     until(lambda: {command.group, escaped} <= set(cgroup.pids()) and _is_own_session(escaped))
     command.send(signal.SIGKILL)
     command.reap()
@@ -54,7 +56,7 @@ def _is_own_session(pid: int) -> bool:
     return os.getsid(pid) == pid
 
 
-def test_a_command_and_what_escapes_it_are_in_the_cgroup_and_end_with_it(
+def test_processes_that_escape_a_command_are_in_its_cgroup_and_end_with_it(
     cgroup: PodCgroup,
 ) -> None:
     _, escaped = _run(cgroup, ESCAPE)
@@ -64,7 +66,7 @@ def test_a_command_and_what_escapes_it_are_in_the_cgroup_and_end_with_it(
     assert not cgroup.path.exists()
 
 
-def test_a_cgroup_that_the_pod_made_below_its_own_goes_as_well(cgroup: PodCgroup) -> None:
+def test_a_cgroup_that_the_pod_made_below_its_own_is_removed_as_well(cgroup: PodCgroup) -> None:
     inner = cgroup.path / "inner"
     inner.mkdir()
     _, escaped = _run(
@@ -76,7 +78,9 @@ def test_a_cgroup_that_the_pod_made_below_its_own_goes_as_well(cgroup: PodCgroup
     assert not cgroup.path.exists()
 
 
-def test_the_guard_of_a_killed_work_horse_ends_what_escaped_the_group(cgroup: PodCgroup) -> None:
+def test_the_guard_of_a_killed_work_horse_kills_processes_that_escaped_the_group(
+    cgroup: PodCgroup,
+) -> None:
     horse = subprocess.Popen(
         [sys.executable, "-m", "tests.worker.a_horse", str(cgroup.path), ESCAPE],
         stdout=subprocess.PIPE,
@@ -91,7 +95,7 @@ def test_the_guard_of_a_killed_work_horse_ends_what_escaped_the_group(cgroup: Po
     until(lambda: cgroup.pids() == [])
 
 
-def test_the_next_agent_sweeps_what_carries_no_mark_but_its_cgroup(
+def test_the_next_agent_sweeps_processes_that_only_their_cgroup_identifies(
     cgroup: PodCgroup, tmp_path: Path
 ) -> None:
     _, escaped = _run(cgroup, ESCAPE)

@@ -1,4 +1,6 @@
-"""A claim is waited for and an end is not; and what is not waited for any more starts nothing."""
+"""Tests of start claims: which become pods of ours, which are declined, and which are given
+back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ HERE = PodAttempt("g-1-0", 1)
 
 
 class Node:
-    """One node with one pod bound to it, and a leader that folds when it is told to."""
+    """One node with one pod bound to it, and a leader that applies reports when a test calls it."""
 
     def __init__(self, store: RedisStore, home: Path) -> None:
         self.store = store
@@ -53,7 +55,7 @@ class Node:
         )
 
     def change(self, **status: Any) -> None:
-        """As the scheduler would."""
+        """Write the pod's status as the scheduler would."""
         pod = self.pod()
         after = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, **status))
         revision = pod.metadata.revision
@@ -61,11 +63,11 @@ class Node:
             Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
         )
 
-    def fold(self) -> None:
+    def apply(self) -> None:
         self.leader.apply(["n1"], None)
 
     def claim(self, between: Callable[[], None]) -> Answer:
-        """Claim the pod, with something that happens between two looks."""
+        """Claim the pod, and call `between` before each further check."""
         self.claims.take(HERE, now_ms=self.now_ms)
         for _ in range(200):
             for answer in self.claims.step(now_ms=self.now_ms):
@@ -97,9 +99,9 @@ def declined(why: str) -> Declined:
     return Declined(attempt=HERE, why=why)
 
 
-def test_a_claim_is_ours_once_it_is_folded(node: Node) -> None:
+def test_a_pod_is_ours_once_its_claim_is_applied(node: Node) -> None:
     node.put()
-    claimed = node.claim(node.fold)
+    claimed = node.claim(node.apply)
     assert isinstance(claimed, Claimed)
     assert (claimed.pod.status.phase, claimed.pod.status.holder) == (PodPhase.RUNNING, "agent")
     assert claimed.group.metadata.name == "g"
@@ -111,15 +113,15 @@ def test_the_lease_is_taken_before_the_pod_runs(node: Node) -> None:
     node.put()
     leased: list[object] = []
 
-    def looked_at() -> None:
+    def check_the_lease() -> None:
         leased.append((node.pod().status.phase, node.store.alive.leased("n1")))
-        node.fold()
+        node.apply()
 
-    node.claim(looked_at)
+    node.claim(check_the_lease)
     assert leased == [(PodPhase.BOUND, [("g-1-0", 1)])]
 
 
-def test_a_run_file_is_there_before_the_claim_and_goes_with_a_refusal(node: Node) -> None:
+def test_a_run_file_is_written_before_the_claim_and_removed_if_it_is_declined(node: Node) -> None:
     node.put()
 
     def superseded() -> None:
@@ -132,13 +134,13 @@ def test_a_run_file_is_there_before_the_claim_and_goes_with_a_refusal(node: Node
     assert node.files.read("g-1-0", 1) is None
 
 
-def test_a_pod_not_bound_here_is_declined_without_a_fact(node: Node) -> None:
-    assert node.claim(node.fold) == declined("gone or superseded")
+def test_a_pod_not_bound_here_is_declined_without_a_report(node: Node) -> None:
+    assert node.claim(node.apply) == declined("gone or superseded")
     node.put(node="n2")
-    assert node.claim(node.fold) == declined("Bound on n2")
+    assert node.claim(node.apply) == declined("Bound on n2")
     node.change(node="n1")
     node.change(phase=PodPhase.RUNNING, holder="another agent")
-    assert node.claim(node.fold) == declined("Running on n1")
+    assert node.claim(node.apply) == declined("Running on n1")
     assert node.desk.pending() == []
 
 
@@ -149,51 +151,51 @@ def test_one_of_two_claims_on_an_attempt_is_declined(node: Node) -> None:
         node.change(phase=PodPhase.RUNNING, holder="another agent")
 
     assert node.claim(other_is_faster) == declined("Running on n1")
-    node.fold()
+    node.apply()
     assert node.pod().status.holder == "another agent"
 
 
-def test_a_claim_that_was_folded_while_the_server_was_away_is_ours(node: Node) -> None:
+def test_a_pod_whose_claim_was_applied_during_an_outage_is_ours(node: Node) -> None:
     node.put(phase=PodPhase.BOUND)
     node.change(phase=PodPhase.RUNNING, holder="agent")
-    assert isinstance(node.claim(node.fold), Claimed)
+    assert isinstance(node.claim(node.apply), Claimed)
 
 
-def test_a_pod_that_is_to_stop_is_given_back(node: Node) -> None:
+def test_a_terminating_pod_is_given_back(node: Node) -> None:
     node.put(terminating=True, reason="Suspended")
-    assert node.claim(node.fold) == declined("stopped before it started")
-    node.fold()
+    assert node.claim(node.apply) == declined("stopped before it started")
+    node.apply()
     assert node.phase() == ("Evicted", "Suspended")
 
 
-def test_an_order_to_stop_that_overtakes_the_claim_is_heard(node: Node) -> None:
+def test_a_stop_before_the_claim_is_applied_gives_the_pod_back(node: Node) -> None:
     node.put()
 
-    def told_to_stop() -> None:
+    def stop_the_pod() -> None:
         node.change(terminating=True, reason="Preempted")
 
-    assert node.claim(told_to_stop) == declined("stopped before it started")
-    node.fold()
+    assert node.claim(stop_the_pod) == declined("stopped before it started")
+    node.apply()
     assert node.phase() == ("Evicted", "Preempted")
 
 
-def test_a_claim_that_no_leader_folds_is_taken_back_in_the_end(node: Node) -> None:
+def test_a_claim_that_no_leader_applies_is_withdrawn_after_a_time(node: Node) -> None:
     node.put()
-    looks: list[int] = []
+    pauses: list[int] = []
 
-    def nobody_leads() -> None:
-        looks.append((node.claims.next_check_at() or 0) - node.now_ms)
+    def wait_without_a_leader() -> None:
+        pauses.append((node.claims.next_check_at() or 0) - node.now_ms)
 
-    assert node.claim(nobody_leads) == declined("no scheduler let it start within 0 s")
-    assert looks == [20, 40, 80, 160, 200]
+    assert node.claim(wait_without_a_leader) == declined("no scheduler let it start within 0 s")
+    assert pauses == [20, 40, 80, 160, 200]
     [left] = node.desk.pending()
     assert isinstance(left, Ended)
-    node.fold()
+    node.apply()
     assert node.phase() == ("Evicted", "NodeLost")
     assert node.store.alive.leased("n1") == []
 
 
-def test_a_claim_that_waits_keeps_its_lease_and_is_said_again(
+def test_a_waiting_claim_keeps_its_lease_and_is_posted_again(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     node = Node(redis_store, tmp_path)
@@ -209,7 +211,7 @@ def test_a_claim_that_waits_keeps_its_lease_and_is_said_again(
             first.append(node.store.now_ms())
             inbox.folded(inbox.look(["n1"]))
         elif node.desk.pending():
-            node.fold()
+            node.apply()
 
     claimed = node.claim(forgotten_by_the_server)
     assert isinstance(claimed, Claimed)
@@ -220,24 +222,24 @@ def test_a_claim_that_waits_keeps_its_lease_and_is_said_again(
 def test_a_claim_whose_node_goes_away_starts_nothing_later(node: Node) -> None:
     node.put()
     assert node.claim(node.claims.give_up) == declined("its node went away before it started")
-    node.fold()
+    node.apply()
     assert node.phase() == ("Evicted", "NodeLost")
 
 
 def test_a_claim_that_is_superseded_while_it_waits_is_dropped(node: Node) -> None:
     node.put()
 
-    def evicted_and_bound_anew() -> None:
+    def evict_and_bind_again() -> None:
         node.change(phase=PodPhase.EVICTED)
         node.change(phase=PodPhase.BOUND, attempt=2)
 
-    assert node.claim(evicted_and_bound_anew) == declined("gone or superseded")
-    node.fold()
+    assert node.claim(evict_and_bind_again) == declined("gone or superseded")
+    node.apply()
     assert node.phase() == ("Bound", "")
     assert node.store.counts() == {"superseded": 1}
 
 
-def test_claims_wait_for_a_server_that_is_away(node: Node, server: Server) -> None:
+def test_claims_wait_for_an_unavailable_server(node: Node, server: Server) -> None:
     node.put()
     node.claims.take(HERE, now_ms=1_000)
     with stopped(server), pytest.raises(StoreUnavailable):
@@ -245,20 +247,20 @@ def test_claims_wait_for_a_server_that_is_away(node: Node, server: Server) -> No
     assert HERE in node.claims
 
 
-def test_an_end_takes_the_place_of_the_claim_and_ends_the_lease(node: Node) -> None:
+def test_an_end_replaces_the_claim_and_ends_the_lease(node: Node) -> None:
     node.put()
     node.desk.post(StartClaim(pod="g-1-0", attempt=1, author="horse"))
     node.store.renew("n1", "g-1-0", 1, "g 1 1", 30_000)
     node.desk.ended("g-1-0", 1, PodOutcome(exit_code=0), author="horse")
-    assert [type(fact) for fact in node.desk.pending()] == [Ended]
+    assert [type(report) for report in node.desk.pending()] == [Ended]
     assert node.store.alive.leased("n1") == []
-    node.fold()
+    node.apply()
     assert node.phase() == ("Succeeded", "")
 
 
 @contextmanager
 def stopped(server: Server) -> Iterator[None]:
-    """The server is not there."""
+    """Stop the server for a while."""
     server.stop()
     try:
         yield
@@ -272,19 +274,19 @@ def test_a_pod_whose_group_is_gone_is_given_back(node: Node) -> None:
     assert group is not None
     revision = group.metadata.revision
     node._commit(Write(kind="PodGroup", key="default/g", expect=revision, value=None))
-    assert node.claim(node.fold) == declined("its group is gone")
+    assert node.claim(node.apply) == declined("its group is gone")
     [left] = node.desk.pending()
     assert isinstance(left, Ended)
     assert left.outcome.stopped == "NodeLost"
 
 
-def test_the_record_read_with_a_delivery_counts_for_the_first_look_only(node: Node) -> None:
+def test_the_pod_read_with_a_delivery_is_used_for_the_first_check_only(node: Node) -> None:
     node.put()
     stored = node.store.link.ask(lambda client: client.hget(keys.objects("Pod"), "g-1-0"))
     assert isinstance(stored, bytes)
     node.claims.take(HERE, now_ms=1_000, stored=stored)
     assert node.claims.step(now_ms=1_000) == []
-    node.fold()
+    node.apply()
     [claimed] = node.claims.step(now_ms=2_000)
     assert isinstance(claimed, Claimed)
     assert claimed.pod.status.phase == PodPhase.RUNNING

@@ -1,4 +1,4 @@
-"""What an agent finds to contain pods with, and what it says where that is not there."""
+"""Tests of the choice of a containment, and of its error messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_cgroup_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_that_is_no_cgroup_is_found_out_by_trying(tmp_path: Path) -> None:
+def test_a_trial_reveals_a_folder_that_is_not_a_cgroup(tmp_path: Path) -> None:
     pretended = tmp_path / "pretended"
     pretended.mkdir()
     (pretended / "cgroup.procs").touch()
@@ -59,11 +59,11 @@ def test_a_folder_that_is_no_cgroup_is_found_out_by_trying(tmp_path: Path) -> No
     assert [path.name for path in pretended.iterdir()] == ["cgroup.procs"]
 
 
-def test_a_work_horse_that_kills_children_works_everywhere(tmp_path: Path) -> None:
+def test_the_subreaper_works_on_every_machine(tmp_path: Path) -> None:
     assert settled(Containment.SUBREAPER, tmp_path).kind == Containment.SUBREAPER
 
 
-def test_cgroups_that_hold_pods_to_their_memory_contain_them_as_well(tmp_path: Path) -> None:
+def test_cgroups_that_limit_memory_also_contain_pods(tmp_path: Path) -> None:
     enforcement = Enforcement(kind=Enforce.CGROUP, base=tmp_path, mark="m")
     found = settle(Containment.AUTO, enforcement=enforcement, run_dir=tmp_path)
     assert found == Boundary(kind=Containment.CGROUP)

@@ -1,4 +1,4 @@
-"""Work-horses, agents and servers that are killed: nothing is left, nothing is lost."""
+"""Tests of work-horses, agents and servers that are killed: no process remains, no pod is lost."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.worker.stage import WITHIN_S, Stage, frozen, is_alive, kill, members
 
 pytestmark = pytest.mark.e2e
 
-#: A child in the group, and one that has moved to a session of its own.
+#: A child in the group, and one in a session of its own.
 FAMILY = "sleep 600 & setsid sleep 601 & echo $!; wait"
 
 
-def test_a_killed_work_horse_takes_everything_along_and_its_pod_is_evicted(stage: Stage) -> None:
+def test_processes_of_a_killed_work_horse_end_and_its_pod_is_evicted(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", FAMILY)
     group = stage.started(pod, saying="\n")
@@ -39,7 +39,7 @@ def test_a_killed_work_horse_takes_everything_along_and_its_pod_is_evicted(stage
     until(lambda: stage.run_of(pod) is None)
 
 
-def test_a_killed_agent_takes_everything_along_and_the_next_one_sets_it_right(
+def test_processes_of_a_killed_agent_end_and_the_next_agent_reports_its_pods(
     stage: Stage,
 ) -> None:
     agent = stage.start_agent()
@@ -56,7 +56,7 @@ def test_a_killed_agent_takes_everything_along_and_the_next_one_sets_it_right(
     assert stage.ended(other).status.phase == PodPhase.SUCCEEDED
 
 
-def test_a_killed_work_horse_takes_its_pods_group_along_while_the_agent_is_paused(
+def test_the_group_of_a_killed_work_horse_ends_while_the_agent_is_paused(
     stage: Stage,
 ) -> None:
     agent = stage.start_agent()
@@ -85,14 +85,14 @@ def test_processes_surviving_agent_and_work_horse_are_swept_by_the_next_agent(st
     assert stage.ended(pod).status.phase == PodPhase.EVICTED
 
 
-def test_a_pod_that_rq_has_lost_is_handed_in_again_at_the_start(stage: Stage) -> None:
+def test_a_pod_that_rq_lost_is_enqueued_again_when_the_agent_starts(stage: Stage) -> None:
     (pod,) = stage.bound("true")
     stage.store.delivered(stage.store.outbox())
     stage.start_agent()
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
-def test_a_pod_that_rq_loses_later_is_handed_in_again_after_a_while(stage: Stage) -> None:
+def test_a_pod_that_rq_loses_later_is_enqueued_again_after_a_while(stage: Stage) -> None:
     stage.start_agent()
     long_ago = stage.store.now_ms() - 60_000
     (pod,) = stage.bound("true", pods={"bound_at": long_ago})
@@ -107,7 +107,7 @@ def test_a_pod_whose_lease_cannot_be_renewed_is_killed_before_the_lease_ends(
         stage.start_agent(lease_ms=3000, url=road.url)
         (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
         group = stage.started(pod, saying="up")
-        # Others have ways of their own to the server: this one may have been given up.
+        # A proxy, because work-horses with their own connection may have found the server dead.
         road.block()
         until(lambda: not members(group), within_s=3.0)
         road.mend()
@@ -116,7 +116,7 @@ def test_a_pod_whose_lease_cannot_be_renewed_is_killed_before_the_lease_ends(
     assert "its lease could not be renewed" in status.message
 
 
-def test_a_pod_goes_on_while_the_server_of_its_own_machine_stands_still(
+def test_a_pod_continues_while_the_server_of_its_machine_is_paused(
     stage: Stage, raw: redis.Redis
 ) -> None:
     stage.start_agent(lease_ms=1500)
@@ -141,14 +141,14 @@ def test_a_pod_ends_with_its_lease_when_a_new_server_of_its_own_machine_refuses_
     guarded.socket = server.socket
     guarded.start()
     try:
-        # Others know the password, and take the pod for lost.
+        # The other processes know the password, and take the pod for lost.
         until(lambda: members(group) == [], within_s=10)
     finally:
         guarded.discard()
         server.start()
 
 
-def test_a_pod_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
+def test_a_pod_that_ends_during_an_outage_is_reported_afterwards(
     stage: Stage, raw: redis.Redis
 ) -> None:
     stage.start_agent()
@@ -188,7 +188,7 @@ def test_a_server_that_is_killed_and_started_again_costs_no_pod(tmp_path: Path) 
             store.close()
 
 
-def test_an_agent_whose_server_is_gone_still_ends_when_told(tmp_path: Path) -> None:
+def test_an_agent_without_a_server_still_ends_on_sigterm(tmp_path: Path) -> None:
     server = Server()
     server.start()
     store = RedisStore(server.url)
@@ -212,13 +212,13 @@ def test_an_agent_whose_server_is_gone_still_ends_when_told(tmp_path: Path) -> N
         server.discard()
 
 
-def test_a_pod_that_has_ended_keeps_its_end_when_it_is_delivered_once_more(stage: Stage) -> None:
+def test_a_pod_that_has_ended_keeps_its_outcome_when_it_is_delivered_again(stage: Stage) -> None:
     stage.start_agent()
     flag = stage.home / "flag"
     (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
     group = stage.started(pod, saying="up")
-    # Nobody leads, so nobody sees the end; a relay that stood still delivers what it had in hand.
-    stage.clerk.stop()
+    # Without a leader the end is not applied; then the pod is delivered a second time.
+    stage.report_processor.stop()
     flag.touch()
     until(lambda: not members(group), within_s=WITHIN_S)
     until(lambda: bool(stage.store.inboxes.own("n1")), within_s=WITHIN_S)
@@ -234,7 +234,7 @@ def test_a_pod_that_has_ended_keeps_its_end_when_it_is_delivered_once_more(stage
     assert run.outcome.exit_code == 0
 
 
-def test_a_drained_agent_lets_its_pods_end(stage: Stage) -> None:
+def test_a_draining_agent_lets_its_pods_finish(stage: Stage) -> None:
     agent = stage.start_agent()
     flag = stage.home / "flag"
     (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")

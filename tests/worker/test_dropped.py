@@ -1,4 +1,4 @@
-"""What an agent that died between two steps leaves in RQ."""
+"""Tests of what an agent that died between two steps leaves in RQ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ATTEMPT = PodAttempt("0123456789abcdef-1-0", 1)
 
 
 def _dropped(link: RqLink) -> Slots:
-    """The slots of an agent whose predecessor took an attempt off the queue, and no more."""
+    """Return the slots of an agent whose predecessor only took an attempt from the queue."""
     queue = node_queue("n1", link)
     enqueue(queue, [_ATTEMPT])
     queue.connection.lmove(queue.key, queue.intermediate_queue_key)
     return Slots(link, "n1", prefix="test", bound=1)
 
 
-def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(
+def test_a_dropped_attempt_that_is_no_longer_bound_leaves_no_keys(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     link = RqLink(redis_store.url)
@@ -30,7 +30,7 @@ def test_a_dropped_attempt_that_is_no_longer_bound_leaves_nothing(
     assert raw.keys("{bq}-rq:n1:queue:*") == []
 
 
-def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
+def test_a_dropped_attempt_that_is_still_bound_is_enqueued_again(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     link = RqLink(redis_store.url)
@@ -41,7 +41,7 @@ def test_a_dropped_attempt_that_is_still_bound_is_handed_in_again(
     link.close()
 
 
-def test_an_attempt_whose_end_waits_to_be_seen_is_not_started_again(
+def test_an_attempt_whose_end_is_not_seen_yet_is_not_started_again(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     link = RqLink(redis_store.url)

@@ -1,4 +1,4 @@
-"""What a pod gets of its agent's environment."""
+"""Tests of the environment that a pod gets from its agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchq.worker.workhorse.process import base_environment
         ("borg_passphrase", "x"),
     ],
 )
-def test_a_variable_that_sounds_like_a_secret_is_left_out(name: str, value: str) -> None:
+def test_a_variable_that_sounds_like_a_secret_is_not_passed_on(name: str, value: str) -> None:
     assert base_environment({name: value}, secrets=()) == {}
 
 

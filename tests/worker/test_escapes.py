@@ -1,4 +1,4 @@
-"""Pods that try to outlive their end: it is reported only when nothing of them is left."""
+"""Tests of pods that try to outlive their end: it is reported only when no process is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODES = ("cgroup", "pid-namespace", "subreaper")
 
 @pytest.fixture(autouse=True)
 def no_cgroups_left(tmp_path: Path) -> Iterator[None]:
-    """An agent that was killed leaves its cgroups to the next one."""
+    """Remove the cgroups of a killed agent, which would otherwise be left to the next one."""
     yield
     base = own_cgroup()
     if isinstance(base, Path):
@@ -38,7 +38,7 @@ def no_cgroups_left(tmp_path: Path) -> Iterator[None]:
 
 
 def start_agent(stage: Stage, containment: str, **settings: Any) -> subprocess.Popen[bytes]:
-    """An agent that contains pods in this way; skips where the machine does not grant that."""
+    """Start an agent with this containment; skip if the machine does not grant it."""
     agent = stage.launch_agent(containment=containment, **settings)
     until(lambda: agent.poll() is not None or stage.is_served_by("n1", agent), within_s=WITHIN_S)
     if agent.returncode is not None:
@@ -50,9 +50,11 @@ def start_agent(stage: Stage, containment: str, **settings: Any) -> subprocess.P
 
 
 def escape(stage: Stage, kind: str) -> tuple[Pod, Path]:
-    """A pod that tries it, and the file to which what lives on writes the time."""
+    """Start a pod that tries to escape; return it and the file to which its processes write the
+    time.
+    """
     file = stage.home / f"lives-{kind}"
-    # In an environment of its own, by which nobody knows it.
+    # In an empty environment, so that no variable identifies it.
     artist = [sys.executable, "-I", "-S", escape_artist.__file__, kind, str(file)]
     (pod,) = stage.bind("env", "-i", *artist)
     return pod, file
@@ -64,7 +66,7 @@ def last_seen_alive(file: Path) -> int:
 
 
 def assert_ended_before(file: Path, ended_at: int | None) -> None:
-    """Nothing has written after the pod's end, and nothing does now."""
+    """Check that no process wrote after the pod's end, and that none writes now."""
     size = file.stat().st_size
     threading.Event().wait(0.3)
     assert file.stat().st_size == size
@@ -74,7 +76,7 @@ def assert_ended_before(file: Path, ended_at: int | None) -> None:
 
 @pytest.mark.parametrize("containment", MODES)
 @pytest.mark.parametrize("kind", ["forks", "double-fork", "holds-output"])
-def test_nothing_lives_when_the_end_of_a_pod_is_told(
+def test_no_process_of_a_pod_lives_when_its_end_is_reported(
     stage: Stage, kind: str, containment: str
 ) -> None:
     start_agent(stage, containment)
@@ -86,14 +88,14 @@ def test_nothing_lives_when_the_end_of_a_pod_is_told(
 
 
 @pytest.mark.parametrize("containment", MODES)
-def test_a_pod_that_traces_its_parents_keeps_none_of_them_from_ending_it(
+def test_a_pod_that_traces_its_parents_cannot_keep_them_from_ending_it(
     stage: Stage, containment: str
 ) -> None:
-    """What is traced ends for its tracer first, and that one never asks."""
+    """A traced process ends for its tracer first, and this tracer never collects it."""
     start_agent(stage, containment)
     pod, file = escape(stage, "traces")
     status = stage.ended(pod).status
-    # By itself, or by the agent, if that happens to look while the pod lasts.
+    # The work-horse ends it, or the agent, if its check happens to run while the pod lives.
     assert (status.phase, status.exit_code, status.reason) in (
         (PodPhase.SUCCEEDED, 0, ""),
         (PodPhase.EVICTED, None, "NodeLost"),
@@ -123,7 +125,7 @@ def test_a_pod_that_traces_work_horse_and_guard_is_ended(stage: Stage, containme
     assert stage.ended(next_pod).status.phase == PodPhase.SUCCEEDED
 
 
-def test_a_debugger_from_outside_holds_a_room_and_not_the_agent(stage: Stage) -> None:
+def test_an_outside_debugger_holds_a_pods_resources_and_not_the_agent(stage: Stage) -> None:
     stage.start_agent(lease_ms=3000)
     (pod,) = stage.bind("sleep", "600")
     stage.started(pod)
@@ -150,7 +152,7 @@ def test_a_debugger_from_outside_holds_a_room_and_not_the_agent(stage: Stage) ->
 
 
 def guard_of(agent: subprocess.Popen[bytes]) -> int:
-    """The only child of an agent that has started no pod yet."""
+    """Return the only child of an agent that has not started a pod yet."""
     (guard,) = psutil.Process(agent.pid).children()
     return int(guard.pid)
 
@@ -195,7 +197,7 @@ def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
     assert_ended_before(file, status.finished_at)
 
 
-def test_a_pod_in_a_pid_namespace_sees_nobody_to_kill_and_ends_with_its_work_horse(
+def test_a_pod_in_a_pid_namespace_sees_no_process_outside_and_ends_with_its_work_horse(
     stage: Stage,
 ) -> None:
     agent = start_agent(stage, "pid-namespace")
@@ -204,7 +206,7 @@ def test_a_pod_in_a_pid_namespace_sees_nobody_to_kill_and_ends_with_its_work_hor
     (shown,) = stage.bind("sh", "-c", "echo $$ $(ls -d /proc/[0-9]* | wc -l)")
     assert stage.ended(shown).status.phase == PodPhase.SUCCEEDED
     pid, seen = map(int, stage.output(shown).split())
-    # The first process, the pod's own, and what it starts here.
+    # The first process, the pod's own, and the processes it starts here.
     assert (pid < 10, seen < 10) == (True, True)
     assert agent.poll() is None
     horse = stage.horse_of(pod)
@@ -231,7 +233,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A cgroup of version 1 in which no signal reaches anybody while it is frozen."""
+    """A cgroup of version 1 whose processes receive no signal while it is frozen."""
     made = FREEZER / f"batchq-test-{os.getpid()}"
     try:
         made.mkdir()
@@ -243,7 +245,7 @@ def freezer() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_pod_that_cannot_be_ended_keeps_its_room_and_its_node_takes_no_more(
+def test_a_pod_that_cannot_be_killed_keeps_its_resources_and_its_node_takes_no_more(
     stage: Stage, freezer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TEST_AGENT_IS_HASTY", "")
@@ -262,7 +264,7 @@ def test_a_pod_that_cannot_be_ended_keeps_its_room_and_its_node_takes_no_more(
     until(lambda: not node_of(stage).status.ready, within_s=WITHIN_S)
     assert node_of(stage).status.reason == f"processes of its pods cannot be killed: {stuck}"
     assert "processes cannot be killed" in stage.said()
-    # Longer than its lease, which somebody has to renew.
+    # Longer than its lease, which the agent has to renew.
     threading.Event().wait(4.0)
     assert is_alive(stuck)
     assert stage.now(pod).status.phase == PodPhase.RUNNING

@@ -1,4 +1,4 @@
-"""RQ jobs that are no pods: refused, whoever put them into the queue."""
+"""Tests of RQ jobs that are not pods: the agent refuses them, whatever enqueued them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _is_gone(raw: redis.Redis, job: str) -> bool:
         ("batchq.worker.entry.run_pod", []),
     ],
 )
-def test_a_foreign_function_is_refused_and_pods_go_on(
+def test_a_foreign_function_is_refused_and_pods_still_run(
     stage: Stage, raw: redis.Redis, node: RqConnection, function: str, arguments: list[Any]
 ) -> None:
     stage.start_agent()
@@ -57,7 +57,7 @@ def test_a_foreign_function_is_refused_and_pods_go_on(
     assert "foreign rq job refused" in stage.said()
 
 
-def test_a_foreign_function_with_a_pods_arguments_is_refused_and_the_pod_untouched(
+def test_a_foreign_function_with_a_pods_arguments_is_refused_and_the_pod_is_not_changed(
     stage: Stage, node: RqConnection
 ) -> None:
     stage.start_agent()

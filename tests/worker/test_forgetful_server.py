@@ -1,4 +1,4 @@
-"""A server that was restored from an older file is told what runs, and takes it in if it can."""
+"""Tests of a server that was restored from an older file, and learns from the node what runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that remembers what it was told to save, and nothing else."""
+    """A server that keeps only what it was told to save."""
     with Server() as made:
         yield made
 
@@ -36,7 +36,7 @@ def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
     store.close()
 
 
-def test_an_attempt_whose_bind_was_forgotten_goes_on_to_its_end(
+def test_an_attempt_whose_bind_was_forgotten_continues_to_its_end(
     stage: Stage, server: Server
 ) -> None:
     agent = stage.start_agent()
@@ -61,7 +61,7 @@ def test_an_attempt_whose_bind_was_forgotten_goes_on_to_its_end(
     stage.relay.deliver()
     group = stage.started(stage.now(pod), saying="up")
 
-    # The agent would say so, too, if it came to that before the work-horse asks for its lease.
+    # A running agent could report the attempt before the work-horse renews its lease.
     agent.send_signal(signal.SIGSTOP)
     server.stop()
     server.start()

@@ -1,4 +1,4 @@
-"""Pods that are functions, on a real server with a real agent."""
+"""Tests of pods that are functions, on a real server with a real agent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def until_there(path):
 
 @pytest.fixture
 def folder(stage: Stage) -> Path:
-    """Where a module of functions lies."""
+    """A folder with a module of functions."""
     (stage.home / "code").mkdir()
     (stage.home / "code" / "tasks.py").write_text(TASKS)
     return stage.home / "code"
@@ -79,7 +79,7 @@ def call(stage: Stage, folder: Path, name: str, *args: Any, **template: Any) -> 
 
 
 def result(stage: Stage, pod: Pod) -> bytes | None:
-    """What the store has of a pod's result."""
+    """Return a pod's result in the store."""
     return stage.store.read_result(pod.status.node, pod.metadata.uid, pod.status.attempt)
 
 
@@ -100,7 +100,7 @@ def test_each_pod_of_an_array_has_its_own_result(stage: Stage, folder: Path) -> 
     assert [result(stage, pod) for pod in pods] == [b"0", b"1", b"2"]
 
 
-def test_an_exception_is_the_pods_message_and_its_traceback_the_output(
+def test_an_exception_is_the_pods_message_and_its_traceback_is_in_the_output(
     stage: Stage, folder: Path
 ) -> None:
     stage.start_agent()
@@ -123,7 +123,7 @@ def test_a_module_is_found_by_the_python_path_of_the_template(stage: Stage, fold
     assert result(stage, pod) == b"2"
 
 
-def test_a_function_cannot_start_where_there_is_no_folder(stage: Stage) -> None:
+def test_a_function_cannot_start_in_a_missing_folder(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind(function="tasks:double", working_dir="/no/such")
     status = stage.ended(pod).status
@@ -141,9 +141,7 @@ def test_arguments_are_not_shown_in_a_list_of_processes(stage: Stage, folder: Pa
     assert "/a/secret" not in psutil.Process(group).environ().values()
 
 
-def test_a_stopped_function_ends_with_everything_that_it_started(
-    stage: Stage, folder: Path
-) -> None:
+def test_processes_that_a_stopped_function_started_end_with_it(stage: Stage, folder: Path) -> None:
     stage.start_agent()
     (pod,) = call(stage, folder, "family")
     group = stage.started(pod, saying="up")
@@ -155,7 +153,7 @@ def test_a_stopped_function_ends_with_everything_that_it_started(
     assert result(stage, pod) is None
 
 
-def test_a_function_that_ignores_the_order_is_killed_after_its_grace(
+def test_a_function_that_ignores_sigterm_is_killed_after_its_grace(
     stage: Stage, folder: Path
 ) -> None:
     stage.start_agent()
@@ -167,7 +165,7 @@ def test_a_function_that_ignores_the_order_is_killed_after_its_grace(
     assert members(group) == []
 
 
-def test_the_return_value_of_a_stopped_function_is_no_result(stage: Stage, folder: Path) -> None:
+def test_the_return_value_of_a_stopped_function_is_not_kept(stage: Stage, folder: Path) -> None:
     stage.start_agent()
     (pod,) = call(stage, folder, "polite")
     stage.started(pod, saying="up")
@@ -178,11 +176,11 @@ def test_the_return_value_of_a_stopped_function_is_no_result(stage: Stage, folde
 
 
 class TestWithoutAServer:
-    """The server is away when a function returns."""
+    """Tests in which a function returns while the server is unavailable."""
 
     @pytest.fixture
     def server(self) -> Iterator[Server]:
-        """A server that forgets nothing, and may be stopped and started."""
+        """A server that writes everything to disk, and can be stopped and started."""
         with Server("--appendonly", "yes", "--appendfsync", "always") as made:
             yield made
 
@@ -195,8 +193,8 @@ class TestWithoutAServer:
         made.close()
         store.close()
 
-    def returned_meanwhile(self, stage: Stage, server: Server, folder: Path) -> Pod:
-        """A pod whose function has returned while the server is away."""
+    def a_pod_that_returned_in_an_outage(self, stage: Stage, server: Server, folder: Path) -> Pod:
+        """Return a pod whose function has returned during an outage."""
         flag = stage.home / "flag"
         (pod,) = call(stage, folder, "until_there", str(flag))
         stage.started(pod, saying="up")
@@ -211,21 +209,21 @@ class TestWithoutAServer:
         assert json.loads(run.result or b"") == {"found": str(flag)}
         return pod
 
-    def test_its_result_is_sent_with_its_end(
+    def test_the_result_is_sent_with_the_end(
         self, stage: Stage, server: Server, folder: Path
     ) -> None:
         stage.start_agent()
-        pod = self.returned_meanwhile(stage, server, folder)
+        pod = self.a_pod_that_returned_in_an_outage(stage, server, folder)
         server.start()
         assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
         assert json.loads(result(stage, pod) or b"") == {"found": str(stage.home / "flag")}
 
-    def test_the_next_agent_sends_what_its_work_horse_could_not(
+    def test_the_next_agent_sends_the_result_that_the_work_horse_could_not(
         self, stage: Stage, server: Server, folder: Path
     ) -> None:
         agent = stage.start_agent(drain_timeout_s=0)
-        pod = self.returned_meanwhile(stage, server, folder)
-        # Twice: at once.
+        pod = self.a_pod_that_returned_in_an_outage(stage, server, folder)
+        # Two signals stop the agent at once.
         agent.send_signal(signal.SIGTERM)
         agent.send_signal(signal.SIGINT)
         assert agent.wait(timeout=WITHIN_S) == 0

@@ -1,4 +1,4 @@
-"""The process that guards all pods of an agent."""
+"""Tests of the process that guards all pods of an agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def post() -> Iterator[GuardPost]:
 
 @pytest.fixture
 def group() -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a group of its own."""
+    """A command in its own process group."""
     with subprocess.Popen(["sleep", "600"], process_group=0) as command:
         yield command
         command.kill()
@@ -49,7 +49,7 @@ def test_a_group_ends_when_its_work_horse_is_killed(
         Guard(post=post).watch_over(group.pid)
         os.write(write_end, b"watched")
         signal.pause()
-    # A work-horse that is killed before it has named the group leaves it to the agent.
+    # If a work-horse is killed before it names the group, the agent has to end the group.
     assert os.read(read_end, 7) == b"watched"
     assert not has_ended(group)
     os.kill(horse, signal.SIGKILL)
@@ -59,7 +59,9 @@ def test_a_group_ends_when_its_work_horse_is_killed(
     os.close(write_end)
 
 
-def test_a_group_ends_with_its_time(post: GuardPost, group: subprocess.Popen[bytes]) -> None:
+def test_a_group_is_killed_when_its_time_is_over(
+    post: GuardPost, group: subprocess.Popen[bytes]
+) -> None:
     guard = Guard(post=post)
     guard.allow_until(now_ms() + 200)
     guard.watch_over(group.pid)
@@ -70,7 +72,7 @@ def test_a_group_ends_with_its_time(post: GuardPost, group: subprocess.Popen[byt
     guard.dismiss()
 
 
-def test_a_time_that_is_over_before_the_command_starts_ends_it_then(
+def test_a_group_whose_time_is_over_is_killed_as_soon_as_it_starts(
     post: GuardPost, group: subprocess.Popen[bytes]
 ) -> None:
     guard = Guard(post=post)
@@ -80,20 +82,20 @@ def test_a_time_that_is_over_before_the_command_starts_ends_it_then(
     guard.dismiss()
 
 
-def test_a_guard_that_is_dismissed_lets_the_group_be(group: subprocess.Popen[bytes]) -> None:
+def test_a_dismissed_guard_leaves_the_group_alone(group: subprocess.Popen[bytes]) -> None:
     post = GuardPost()
     guard = Guard(post=post)
     guard.watch_over(group.pid)
     guard.dismiss()
     guard.dismiss()
     guard.watch_over(group.pid)
-    # The process at the post ends when it has heard everything, and guards nothing any more.
+    # The guarding process ends once it has read all messages and guards no pod.
     post.close()
     assert os.waitpid(post.pid, 0)[1] == 0
     assert not has_ended(group)
 
 
-def test_the_post_is_kept_as_long_as_there_is_somebody_to_guard(
+def test_the_guarding_process_lives_while_it_has_a_pod_to_guard(
     group: subprocess.Popen[bytes],
 ) -> None:
     post = GuardPost()
@@ -106,7 +108,7 @@ def test_the_post_is_kept_as_long_as_there_is_somebody_to_guard(
     assert not has_ended(group)
 
 
-def test_where_nobody_is_at_the_post_a_pod_has_a_guard_of_its_own(
+def test_a_pod_gets_its_own_guard_if_the_guarding_process_is_dead(
     group: subprocess.Popen[bytes],
 ) -> None:
     post = GuardPost()

@@ -1,4 +1,4 @@
-"""Attempts are handed over in one round trip, as RQ itself would have done it one by one."""
+"""Tests of the delivery to RQ: one round trip writes what RQ would write job by job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def link(server: Server) -> Iterator[RqLink]:
     made.close()
 
 
-def test_the_record_is_the_one_that_rq_writes(link: RqLink, raw: redis.Redis) -> None:
+def test_a_record_is_the_one_that_rq_itself_writes(link: RqLink, raw: redis.Redis) -> None:
     queue = node_queue("n1", link)
     enqueue(queue, [PodAttempt("ours", 3)])
     queue.enqueue_many(
@@ -44,7 +44,7 @@ def test_the_record_is_the_one_that_rq_writes(link: RqLink, raw: redis.Redis) ->
     assert ours[b"description"] == b"ours-3"
 
 
-def test_the_agent_reads_in_it_what_was_handed_over(link: RqLink) -> None:
+def test_rq_reads_the_delivered_attempt_from_the_record(link: RqLink) -> None:
     queue = node_queue("n1", link)
     enqueue(queue, [PodAttempt("p", 3)])
     job = PodJob.fetch("p-3", connection=queue.connection, serializer=queue.serializer)
@@ -54,9 +54,7 @@ def test_the_agent_reads_in_it_what_was_handed_over(link: RqLink) -> None:
     assert job.enqueued_at is not None
 
 
-def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
-    link: RqLink, raw: redis.Redis
-) -> None:
+def test_each_node_gets_its_own_attempts_in_order(link: RqLink, raw: redis.Redis) -> None:
     one, other, none = (node_queue(name, link) for name in ("n1", "n2", "n3"))
     enqueue_all(
         {one: [PodAttempt("b", 1), PodAttempt("a", 1)], other: [PodAttempt("c", 2)], none: []}
@@ -70,14 +68,14 @@ def test_each_node_gets_its_own_in_order_and_nobody_gets_nothing(
     ]
 
 
-def test_an_attempt_no_agent_takes_expires_by_itself(link: RqLink, raw: redis.Redis) -> None:
+def test_an_attempt_that_no_agent_takes_expires(link: RqLink, raw: redis.Redis) -> None:
     enqueue(node_queue("n1", link), [PodAttempt("p", 1)])
     names = raw.keys("*")
     assert len(names) == 2
     assert {0 < raw.ttl(name) <= 24 * 3600 for name in names} == {True}
 
 
-def test_an_attempt_handed_over_again_is_written_once_more(link: RqLink) -> None:
+def test_an_attempt_delivered_again_is_queued_again(link: RqLink) -> None:
     queue = node_queue("n1", link)
     for _ in range(2):
         enqueue(queue, [PodAttempt("p", 1)])

@@ -1,4 +1,4 @@
-"""Whatever somebody has left in RQ's keys of a node: its agent lives, and runs its pods."""
+"""Tests of foreign data under RQ's keys of a node: the agent survives it and runs its pods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_job(raw: redis.Redis, id_: str, **fields: bytes | str) -> None:
 
 
 def spoil(raw: redis.Redis) -> None:
-    """Jobs of all sorts that are none, and ids that are no text."""
+    """Enqueue malformed jobs, and ids that are not text."""
     raw.rpush(QUEUE, b"\xff", b"\xff\xfe-1", b"a b", b"", b"x" * 5000, "no-such-job")
     raw.rpush(f"{QUEUE}:intermediate", b"\xff", b"../..", b"x" * 5000)
     a_job(raw, "timeout", timeout="1e999")
@@ -56,7 +56,7 @@ REGISTRIES = ("wip", "finished", "failed", "deferred", "canceled", "scheduled")
 
 
 def spoil_types(raw: redis.Redis) -> None:
-    """Every key of RQ's that the agent touches made another type."""
+    """Give each of RQ's keys that the agent uses the wrong type."""
     names = ["{bq}-rq:n1:workers", "{bq}-rq:n1:workers:bq-node-n1", QUEUE, f"{QUEUE}:intermediate"]
     names += [f"{{bq}}-rq:n1:{registry}:bq-node-n1" for registry in REGISTRIES]
     raw.delete(*names)
@@ -65,14 +65,14 @@ def spoil_types(raw: redis.Redis) -> None:
 
 
 def reason_of(stage: Stage) -> str:
-    """Why the node is not ready; empty if it is."""
+    """Return why the node is not ready; empty if it is."""
     node = stage.store.get("Node", "n1")
     assert isinstance(node, Node)
     return "" if node.status.ready else node.status.reason
 
 
 @pytest.mark.parametrize("spoiled", [spoil, spoil_types])
-def test_the_agent_goes_on_and_begins_again(
+def test_an_agent_survives_foreign_data_and_starts_again_with_it(
     stage: Stage, raw: redis.Redis, spoiled: Callable[[redis.Redis], None]
 ) -> None:
     agent = stage.start_agent()
@@ -81,7 +81,7 @@ def test_the_agent_goes_on_and_begins_again(
     spoiled(raw)
     (pod,) = stage.bind("true")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
-    # What is bound here already runs; no more comes for a while.
+    # The pod that is bound here runs; no more pods come for a while.
     until(lambda: reason_of(stage).startswith(f"{SPOILED}: "), within_s=WITHIN_S)
     assert agent.poll() is None
     agent.terminate()

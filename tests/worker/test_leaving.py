@@ -1,4 +1,4 @@
-"""What an agent that is asked to end leaves behind in RQ: nothing that nobody would take away."""
+"""Tests of what a stopping agent leaves in RQ: no key that would stay forever."""
 
 from __future__ import annotations
 
@@ -15,50 +15,54 @@ from tests.worker.stage import WITHIN_S, Stage
 pytestmark = pytest.mark.e2e
 
 
-def _leave(agent: subprocess.Popen[bytes]) -> None:
+def _stop(agent: subprocess.Popen[bytes]) -> None:
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=WITHIN_S) == 0
 
 
 def _records(raw: redis.Redis) -> list[str]:
-    """RQ's jobs, and the lists that they stand in."""
+    """Return RQ's jobs, and the lists that contain them."""
     found = [*raw.scan_iter("{bq}-rq:n1:job:*"), *raw.scan_iter("{bq}-rq:n1:queue:*")]
     return sorted(key.decode() for key in found)
 
 
-def _why(stage: Stage, pod: Pod) -> tuple[str, str]:
+def _phase_and_reason(stage: Stage, pod: Pod) -> tuple[str, str]:
     status = stage.ended(pod).status
     return status.phase, status.reason
 
 
-def test_the_records_of_what_was_started_last_are_removed(
+def test_records_of_the_last_started_pods_are_removed(
     stage: Stage, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Looking for more would remove the records of what was taken before.
+    # A further read of the queue would remove the records of the jobs taken before.
     monkeypatch.setenv("A_TEST_AGENT_IS_RUNG", "1")
     agent = stage.start_agent(drain_timeout_s=0)
-    # With this one the agent is past its first look, for which nobody has to ring.
+    # This pod takes the agent past its first look, for which no wake-up is needed.
     stage.ended(*stage.bind("true"))
     (pod,) = stage.bind("sleep", "600")
     stage.started(pod)
-    _leave(agent)
-    assert _why(stage, pod) == (PodPhase.EVICTED, "NodeLost")
+    _stop(agent)
+    assert _phase_and_reason(stage, pod) == (PodPhase.EVICTED, "NodeLost")
     assert _records(raw) == []
 
 
-def test_the_records_of_what_found_no_slot_are_removed(stage: Stage, raw: redis.Redis) -> None:
+def test_records_of_pods_that_found_no_slot_are_removed(stage: Stage, raw: redis.Redis) -> None:
     agent = stage.start_agent(drain_timeout_s=0, slots=1)
     runs, waits = (*stage.bind("sleep", "600"), *stage.bind("sleep", "600"))
     stage.started(runs)
-    _leave(agent)
-    assert _why(stage, runs) == _why(stage, waits) == (PodPhase.EVICTED, "NodeLost")
+    _stop(agent)
+    assert (
+        _phase_and_reason(stage, runs)
+        == _phase_and_reason(stage, waits)
+        == (PodPhase.EVICTED, "NodeLost")
+    )
     assert _records(raw) == []
 
 
-def test_a_pod_handed_over_to_an_ending_agent_is_run_by_the_next(
+def test_a_pod_delivered_to_a_stopping_agent_is_run_by_the_next(
     stage: Stage, raw: redis.Redis
 ) -> None:
-    _leave(stage.start_agent())
+    _stop(stage.start_agent())
     (pod,) = stage.bind("true")
     stage.start_agent()
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED

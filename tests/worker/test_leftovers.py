@@ -1,4 +1,4 @@
-"""What a new agent takes for leftovers of its predecessor, and what it leaves alone."""
+"""Tests of the processes that a new agent ends as leftovers of its predecessor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 from tests.daemon.waiting import until
 from tests.worker.stage import members
 
-#: A group whose leader is gone: its number tells nobody whose it is.
+#: A group whose leader is gone, so that its number does not show its owner.
 _ORPHANED = "sleep 600 & echo; exit"
 
 
 @pytest.fixture
 def group() -> Iterator[int]:
-    """A process group of somebody's, without its leader."""
+    """An unrelated process group without its leader."""
     leader = subprocess.Popen(["sh", "-c", _ORPHANED], stdout=subprocess.PIPE, process_group=0)
     assert leader.stdout is not None
     leader.stdout.readline()
@@ -36,19 +36,21 @@ def _record(group: int, *, boot: str) -> RunFile:
     return RunFile(pod="g1-1-0", attempt=1, horse=1, horse_started_ms=1, boot=boot, group=group)
 
 
-def test_the_group_of_a_pod_is_ended_without_its_leader(tmp_path: Path, group: int) -> None:
+def test_the_group_of_a_pod_is_killed_even_without_its_leader(tmp_path: Path, group: int) -> None:
     assert sweep(tmp_path, [_record(group, boot=own_boot())]) == []
     until(lambda: members(group) == [], within_s=5)
 
 
-def test_a_group_that_has_the_number_of_a_pods_before_the_reboot_is_left_alone(
+def test_a_group_with_the_number_of_a_pod_from_before_the_reboot_is_left_alone(
     tmp_path: Path, group: int
 ) -> None:
     assert sweep(tmp_path, [_record(group, boot="before the reboot")]) == []
     assert len(members(group)) == 1
 
 
-def test_a_work_horses_number_from_before_the_reboot_is_somebody_elses(tmp_path: Path) -> None:
+def test_a_process_with_the_pid_of_a_work_horse_from_before_the_reboot_is_left_alone(
+    tmp_path: Path,
+) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         started = started_ms(other.pid)
         assert started is not None
@@ -58,7 +60,7 @@ def test_a_work_horses_number_from_before_the_reboot_is_somebody_elses(tmp_path:
         other.kill()
 
 
-def test_when_a_process_started_is_told_by_a_clock_that_nobody_sets() -> None:
+def test_the_start_of_a_process_is_measured_by_a_clock_that_is_never_set() -> None:
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
     with subprocess.Popen(["sleep", "600"]) as process:
         after = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

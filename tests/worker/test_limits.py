@@ -1,4 +1,4 @@
-"""How a pod is held to the memory that it requests."""
+"""Tests of how a pod is held to the memory that it requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchq.worker.host.node_resources import (
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
 
-#: Says whether it may have 512 MiB.
+#: Prints whether it could allocate 512 MiB.
 GREEDY = """
 try:
     bytearray(512 << 20)
@@ -54,7 +54,7 @@ def test_a_delegated_cgroup_is_used(tree: Tree, wanted: Enforce) -> None:
 @pytest.mark.parametrize(
     ("wanted", "kind"), [(Enforce.RLIMIT, Enforce.RLIMIT), (Enforce.NONE, Enforce.NONE)]
 )
-def test_a_delegated_cgroup_is_left_alone_where_it_is_not_wanted(
+def test_a_delegated_cgroup_is_left_alone_if_another_enforcement_is_chosen(
     tree: Tree, wanted: Enforce, kind: Enforce
 ) -> None:
     base = tree.cgroup("batchq.service", ME)
@@ -62,7 +62,7 @@ def test_a_delegated_cgroup_is_left_alone_where_it_is_not_wanted(
     assert not (base / "agent").exists()
 
 
-def test_without_a_cgroup_there_is_an_rlimit(tree: Tree) -> None:
+def test_without_a_cgroup_the_limit_is_an_rlimit(tree: Tree) -> None:
     tree.cgroup("batchq.service", ME, 7)
     found = settled(tree, Enforce.AUTO)
     assert found.kind == Enforce.RLIMIT
@@ -71,7 +71,7 @@ def test_without_a_cgroup_there_is_an_rlimit(tree: Tree) -> None:
     assert found.bounds("u-1-0-1", {"memory": 1 << 20}) == ProcessBounds(memory_bytes=1 << 20)
 
 
-def test_a_cgroup_that_is_demanded_and_impossible_is_an_error_that_says_why(tree: Tree) -> None:
+def test_a_demanded_cgroup_that_is_impossible_is_an_error_with_the_reason(tree: Tree) -> None:
     tree.cgroup("batchq.service", ME, 7)
     with pytest.raises(UsageError) as refused:
         settled(tree, Enforce.CGROUP)
@@ -95,18 +95,18 @@ def test_two_run_folders_have_two_marks(tree: Tree) -> None:
     assert len(marks) == 2
 
 
-def test_a_cgroup_that_cannot_be_made_is_replaced_by_an_rlimit(tmp_path: Path) -> None:
+def test_a_cgroup_that_cannot_be_created_is_replaced_by_an_rlimit(tmp_path: Path) -> None:
     found = Enforcement(kind=Enforce.CGROUP, base=tmp_path / "gone", mark="aaaa")
     assert found.bounds("u-1-0-1", {"memory": 5}) == ProcessBounds(memory_bytes=5)
 
 
-def test_a_pod_that_requests_no_memory_has_no_bound() -> None:
+def test_a_pod_that_requests_no_memory_is_not_limited() -> None:
     found = Enforcement(kind=Enforce.RLIMIT)
     assert found.bounds("u-1-0-1", {"cpu": 1000}) == ProcessBounds()
     assert found.bounds("u-1-0-1", {"memory": 0}) == ProcessBounds()
 
 
-def test_the_message_names_the_request(tree: Tree) -> None:
+def test_the_message_of_a_killed_pod_names_its_request(tree: Tree) -> None:
     made = tree.cgroup("pod")
     (made / "memory.events").write_text("oom_kill 2\n")
     assert ProcessBounds(cgroup=PodCgroup(made), memory_bytes=512 << 20).trouble() == (
@@ -138,8 +138,10 @@ def test_an_agent_holds_each_process_to_the_request(
 @pytest.mark.parametrize(
     ("settings", "kind"), [({}, "rlimit"), ({"enforce": "none"}, "none")], ids=["auto", "none"]
 )
-def test_the_node_says_how(stage: Stage, settings: dict[str, Any], kind: str) -> None:
-    # This agent shares its cgroup with the test, so it is never delegated to it.
+def test_the_node_shows_how_memory_is_enforced(
+    stage: Stage, settings: dict[str, Any], kind: str
+) -> None:
+    # This agent shares its cgroup with the test, so the cgroup is never delegated to it.
     stage.start_agent(**settings)
     node = stage.store.get("Node", "n1")
     assert isinstance(node, Node)
@@ -147,7 +149,7 @@ def test_the_node_says_how(stage: Stage, settings: dict[str, Any], kind: str) ->
 
 
 @pytest.mark.e2e
-def test_an_agent_that_cannot_have_the_cgroup_that_is_demanded_does_not_start(
+def test_an_agent_without_the_demanded_cgroup_does_not_start(
     stage: Stage,
 ) -> None:
     agent = stage.launch_agent(enforce="cgroup")

@@ -1,4 +1,4 @@
-"""Output: a bounded file with the newest, and a bounded buffer on the way to the store."""
+"""Tests of a pod's output: a bounded local file, and a bounded buffer on the way to the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_file_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> No
     assert kept.splitlines()[0] == b"000000090"
 
 
-def test_one_write_larger_than_the_limit_leaves_its_end(tmp_path: Path) -> None:
+def test_a_write_larger_than_the_limit_leaves_its_end(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a.log", limit_bytes=100)
     file.write(b"x" * 1000 + b"end")
     file.close()
@@ -26,7 +26,7 @@ def test_one_write_larger_than_the_limit_leaves_its_end(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100
 
 
-def test_a_full_disk_is_noted_once_and_the_stream_goes_on() -> None:
+def test_a_full_disk_is_noted_once_and_the_stream_continues() -> None:
     stream = LogStream()
     log = PodLog(LogFile(Path("/dev/full")), stream)
     log.write("stdout", b"one\n")
@@ -37,14 +37,14 @@ def test_a_full_disk_is_noted_once_and_the_stream_goes_on() -> None:
     assert log.trouble == "the output could not be kept in /dev/full: No space left on device"
 
 
-def test_a_folder_that_cannot_be_made_is_noted_too(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_noted(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     log = PodLog(LogFile(tmp_path / "logs" / "a.log"), LogStream())
     log.write("stdout", b"anything")
     assert "could not be kept" in log.trouble
 
 
-def test_neighbours_of_one_stream_travel_in_one_chunk() -> None:
+def test_consecutive_writes_to_one_stream_share_a_chunk() -> None:
     stream = LogStream()
     stream.write("stdout", b"a")
     stream.write("stdout", b"b")
@@ -59,7 +59,7 @@ def test_a_chunk_is_at_most_64_kib() -> None:
     assert [len(data) for _, data in drained(stream)] == [65_536, 65_536, 18_928]
 
 
-def test_a_flood_leaves_the_newest_mebibyte_and_says_what_is_missing() -> None:
+def test_a_flood_leaves_the_newest_mebibyte_and_a_note_of_what_is_missing() -> None:
     stream = LogStream()
     for _ in range(48):
         stream.write("stdout", b"x" * 65_536)
@@ -70,7 +70,7 @@ def test_a_flood_leaves_the_newest_mebibyte_and_says_what_is_missing() -> None:
     assert sum(len(data) for _, data in chunks[1:]) == 983_047
 
 
-def test_single_bytes_by_turns_do_not_fill_the_memory() -> None:
+def test_single_bytes_to_alternating_streams_do_not_fill_the_memory() -> None:
     stream = LogStream()
     for number in range(100_000):
         stream.write("stdout" if number % 2 else "stderr", b"x")
@@ -79,7 +79,7 @@ def test_single_bytes_by_turns_do_not_fill_the_memory() -> None:
     assert len(chunks) == 8_129
 
 
-def test_a_chunk_that_could_not_be_sent_comes_first_again() -> None:
+def test_a_chunk_that_could_not_be_sent_is_the_first_again() -> None:
     stream = LogStream()
     stream.write("stdout", b"first")
     stream.write("stderr", b"second")

@@ -1,4 +1,4 @@
-"""A work-horse whose pod has ended takes the next one, and nothing of the one before is left."""
+"""Tests of work-horses that run several pods one after the other."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ pytestmark = pytest.mark.e2e
 PARENT = ("sh", "-c", "echo $PPID $MINE; ls /proc/$PPID/fd | wc -l")
 
 
-def ran(stage: Stage, *command: str, **template: object) -> tuple[Pod, list[str]]:
-    """A pod that has succeeded, and what it said."""
+def run_pod_to_its_end(stage: Stage, *command: str, **template: object) -> tuple[Pod, list[str]]:
+    """Run a pod that succeeds; return it and the words it printed."""
     (pod,) = stage.bind(*command, **template)  # type: ignore[arg-type]  # fields of a template
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     return pod, stage.output(pod).split()
 
 
-def test_pods_that_follow_each_other_have_one_work_horse_which_then_ends(stage: Stage) -> None:
+def test_consecutive_pods_share_one_work_horse_which_then_ends(stage: Stage) -> None:
     stage.start_agent(slots=1)
     pods = stage.bind(*PARENT, replicas=16)
     assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
-    said = [stage.output(pod).split() for pod in pods]
-    assert len({horse for horse, _ in said}) == 1
-    # It holds nothing open of those before; a slow one has a connection beside.
-    held = [int(descriptors) for _, descriptors in said]
+    printed = [stage.output(pod).split() for pod in pods]
+    assert len({horse for horse, _ in printed}) == 1
+    # No descriptor of a former pod stays open; a slow pod also has a connection to the server.
+    held = [int(descriptors) for _, descriptors in printed]
     assert max(held) - min(held) <= 6, held
-    until(lambda: not is_alive(int(said[0][0])), within_s=WITHIN_S)
+    until(lambda: not is_alive(int(printed[0][0])), within_s=WITHIN_S)
 
 
 def test_the_next_pod_does_not_see_the_environment_of_the_one_before(stage: Stage) -> None:
     stage.start_agent(slots=1)
-    _, first = ran(stage, *PARENT, env={"MINE": "secret"})
-    _, second = ran(stage, *PARENT)
+    _, first = run_pod_to_its_end(stage, *PARENT, env={"MINE": "secret"})
+    _, second = run_pod_to_its_end(stage, *PARENT)
     assert (len(first), first[1]) == (3, "secret")
     assert len(second) == 2
 
 
-def test_an_idle_work_horse_that_is_killed_costs_no_pod(stage: Stage) -> None:
+def test_killing_an_idle_work_horse_loses_no_pod(stage: Stage) -> None:
     stage.start_agent(slots=1)
-    _, (horse, _) = ran(stage, *PARENT)
+    _, (horse, _) = run_pod_to_its_end(stage, *PARENT)
     if is_alive(int(horse)):
         kill(int(horse))
-    _, (other, _) = ran(stage, *PARENT)
+    _, (other, _) = run_pod_to_its_end(stage, *PARENT)
     assert other != horse
 
 
-def test_an_idle_work_horse_that_dies_with_an_order_unread_costs_no_pod(stage: Stage) -> None:
+def test_killing_a_work_horse_with_an_unread_order_loses_no_pod(stage: Stage) -> None:
     stage.start_agent(slots=1)
-    _, (horse, _) = ran(stage, *PARENT)
-    # It stands still before it is let go, and the next pod is sent to it.
+    _, (horse, _) = run_pod_to_its_end(stage, *PARENT)
+    # It is stopped before it is idle for long, and the next pod is sent to it.
     os.kill(int(horse), signal.SIGSTOP)
     (pod,) = stage.bind(*PARENT)
     until(lambda: stage.now(pod).status.phase == PodPhase.RUNNING)
@@ -69,20 +69,20 @@ def test_an_idle_work_horse_that_dies_with_an_order_unread_costs_no_pod(stage: S
     assert other != horse
 
 
-def test_one_that_is_killed_takes_only_the_pod_along_that_it_runs(stage: Stage) -> None:
+def test_a_killed_work_horse_loses_only_the_pod_that_it_runs(stage: Stage) -> None:
     stage.start_agent(slots=1)
-    done, _ = ran(stage, "true")
+    done, _ = run_pod_to_its_end(stage, "true")
     (pod,) = stage.bind("sleep", "600")
     stage.started(pod)
     kill(stage.horse_of(pod))
     assert stage.ended(pod).status.reason == "NodeLost"
     assert stage.now(done).status.phase == PodPhase.SUCCEEDED
-    ran(stage, "true")
+    run_pod_to_its_end(stage, "true")
 
 
 def test_a_drained_agent_does_not_wait_for_idle_work_horses(stage: Stage) -> None:
     agent = stage.start_agent(slots=1)
-    ran(stage, "true")
+    run_pod_to_its_end(stage, "true")
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=WITHIN_S) == 0
 
@@ -100,10 +100,10 @@ def test_further_functions_are_forked_from_an_interpreter_that_ends_with_the_wor
     )
     pods = stage.bind(function="who:whose", working_dir=str(folder), replicas=4)
     assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
-    said = [stage.output(pod).split() for pod in pods]
-    assert [uid for _, uid in said] == [pod.metadata.uid for pod in pods]
-    parents = {int(parent) for parent, _ in said}
-    # The work-horse's own child first, those of the interpreter then.
+    printed = [stage.output(pod).split() for pod in pods]
+    assert [uid for _, uid in printed] == [pod.metadata.uid for pod in pods]
+    parents = {int(parent) for parent, _ in printed}
+    # The first pod is a child of the work-horse, the others of the standby interpreter.
     assert len(parents) == 2
     until(lambda: not any(is_alive(pid) for pid in parents), within_s=WITHIN_S)
     assert not any("callee" in " ".join(one.cmdline()) for one in _below_this())

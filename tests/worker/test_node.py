@@ -1,4 +1,4 @@
-"""A machine as a Node: registered, kept, and served by one agent only."""
+"""Tests of a machine as a Node: its registration, its heartbeat, and one agent only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker.stage import WITHIN_S, Stage, members
 pytestmark = pytest.mark.e2e
 
 
-def test_an_agent_makes_its_machine_a_ready_node_with_a_capacity(stage: Stage) -> None:
+def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage) -> None:
     stage.start_agent(
         labels={"disk": "fast"},
         taints=[{"key": "own", "effect": "NoSchedule"}],
@@ -49,7 +49,7 @@ def test_a_cordon_outlives_a_restart_of_the_agent(stage: Stage) -> None:
     assert _node(stage).spec.resources["cpu"] == 1000
 
 
-def test_a_node_that_was_taken_for_dead_comes_back_with_the_next_beat(stage: Stage) -> None:
+def test_a_node_taken_for_dead_is_ready_again_with_the_next_beat(stage: Stage) -> None:
     stage.start_agent(resources={"cpu": 4000, "memory": 1 << 33})
     node = _node(stage)
     status = msgspec.structs.replace(node.status, ready=False)
@@ -58,7 +58,7 @@ def test_a_node_that_was_taken_for_dead_comes_back_with_the_next_beat(stage: Sta
     assert stage.store.ledger()["capacity"]["cpu"] == 4000
 
 
-def test_the_second_agent_of_a_name_refuses(stage: Stage) -> None:
+def test_a_second_agent_with_the_same_node_name_refuses_to_start(stage: Stage) -> None:
     first = stage.start_agent()
     second = stage.launch_agent()
     assert second.wait(timeout=WITHIN_S) == 8
@@ -66,7 +66,9 @@ def test_the_second_agent_of_a_name_refuses(stage: Stage) -> None:
     assert first.poll() is None
 
 
-def test_one_folder_is_one_agents_whatever_the_server(stage: Stage, running_server: Server) -> None:
+def test_a_folder_belongs_to_one_agent_even_across_servers(
+    stage: Stage, running_server: Server
+) -> None:
     stage.start_agent()
     other = stage.launch_agent(url=f"{running_server.url}?db=1")
     assert other.wait(timeout=WITHIN_S) == 8
@@ -88,7 +90,7 @@ def test_agents_of_two_nodes_share_a_machine_and_a_home(stage: Stage) -> None:
     assert second.poll() is None
 
 
-def test_output_that_is_older_than_a_week_goes_and_other_logs_stay(stage: Stage) -> None:
+def test_output_older_than_a_week_is_removed_and_other_logs_stay(stage: Stage) -> None:
     logs = stage.home / "logs"
     logs.mkdir()
     for name in ("g9-1-0-1.log", "g9-1-0-1.log.1", "agent-n1.log", "g9-1-1-1.log"):
@@ -111,7 +113,7 @@ def _write(stage: Stage, node: Node, *charges: Charge) -> None:
     stage.commit(Transaction(subject="n1", writes=(write,), charges=charges))
 
 
-def test_a_node_that_moves_to_another_machine_gives_no_pod_up_before_its_lease_is_over(
+def test_a_node_that_moves_to_another_machine_loses_no_pod_before_its_lease_ends(
     stage: Stage, server: Server
 ) -> None:
     there, here = (stage.home / name for name in ("there", "here"))
@@ -121,7 +123,7 @@ def test_a_node_that_moves_to_another_machine_gives_no_pod_up_before_its_lease_i
         until(lambda: stage.output(pod) == "up\n", within_s=WITHIN_S)
         run = RunFiles(there / "run" / "n1").read(pod.metadata.uid, 1)
         assert run is not None
-        # Its machine can no longer reach the server; and it is another than the second agent's.
+        # Its machine cannot reach the server, and is not the second agent's machine.
         road.block()
         _is_said_to_be_served_by(stage, "elsewhere:1:1")
         heard_at = stage.store.beats(["n1"])["n1"]
@@ -132,7 +134,7 @@ def test_a_node_that_moves_to_another_machine_gives_no_pod_up_before_its_lease_i
         assert stage.now(pod).status.reason == "NodeLost"
 
 
-def test_an_agent_whose_node_was_taken_over_leaves_the_other_ones_pods_alone(
+def test_an_agent_whose_node_was_taken_over_leaves_the_pods_to_the_new_agent(
     stage: Stage,
 ) -> None:
     agent = stage.start_agent()

@@ -1,4 +1,4 @@
-"""What a machine offers, and which of its GPUs a pod gets."""
+"""Tests of the resources that a machine offers, and of the GPUs that a pod gets."""
 
 from __future__ import annotations
 
@@ -36,21 +36,19 @@ def test_resources_are_read_as_quantities() -> None:
         ("cpu=lots", "--resources: cpu: expected a quantity such as 500m, 2 or 64Gi, found 'lots'"),
     ],
 )
-def test_wrong_resources_are_refused_with_a_sentence(written: str, message: str) -> None:
+def test_malformed_resources_are_refused_with_a_sentence(written: str, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_resources(written)
     assert refused.value.message == message
 
 
-def test_no_more_is_detected_than_this_process_may_use() -> None:
+def test_detected_resources_do_not_exceed_what_this_process_may_use() -> None:
     found = detect_resources()
     assert 0 < found["cpu"] <= 1000 * len(os.sched_getaffinity(0))
     assert 0 < found["memory"] <= psutil.virtual_memory().total
 
 
-def test_gpus_are_those_that_nvidia_smi_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_detected_with_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf '0\\n1\\n3\\n'\n")
     tool.chmod(0o755)
@@ -74,7 +72,7 @@ def test_declared_gpus_are_counted_from_zero() -> None:
     assert gpu_indices({"cpu": 1000}) == ()
 
 
-def test_whole_gpus_belong_to_one_pod_and_come_back() -> None:
+def test_whole_gpus_belong_to_one_pod_until_they_are_given_back() -> None:
     shares = GpuShares((0, 1, 2))
     assert shares.take("a", {"gpu": 2000}) == "0,1"
     assert shares.take("b", {"gpu": 1000}) == "2"
@@ -82,13 +80,13 @@ def test_whole_gpus_belong_to_one_pod_and_come_back() -> None:
     assert shares.take("c", {"gpu": 1000}) == "0"
 
 
-def test_fractions_share_one_gpu_before_they_open_another() -> None:
+def test_fractions_share_one_gpu_before_another_is_used() -> None:
     shares = GpuShares((0, 1))
     assert shares.take("a", {"gpu": 500}) == "0"
     assert shares.take("b", {"gpu": 500}) == "0"
     assert shares.take("c", {"gpu": 1000}) == "1"
 
 
-def test_a_pod_without_a_request_sees_no_gpu_where_there_are_some() -> None:
+def test_a_pod_without_a_gpu_request_sees_no_gpu() -> None:
     assert GpuShares((0,)).take("a", {"cpu": 1000}) == ""
     assert GpuShares(()).take("a", {"cpu": 1000}) is None

@@ -1,4 +1,4 @@
-"""A work-horse that has ended a pod waits for its agent's next order, and ends with its agent."""
+"""Tests of a work-horse that waits for its agent's next order."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def signals() -> Iterator[Signals]:
 
 
 @pytest.fixture
-def reins() -> Iterator[tuple[socket.socket, socket.socket]]:
+def control() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
 
 
-def test_without_an_agent_there_is_no_next_order(
-    signals: Signals, reins: tuple[socket.socket, socket.socket]
+def test_a_work_horse_without_an_agent_gets_no_order(
+    signals: Signals, control: tuple[socket.socket, socket.socket]
 ) -> None:
-    ours, theirs = reins
+    ours, theirs = control
     theirs.close()
     assert _next_order(signals, ours) is None
 
 
-def test_an_agent_that_is_killed_before_it_has_heard_of_the_end_gives_no_order(
-    signals: Signals, reins: tuple[socket.socket, socket.socket]
+def test_an_agent_killed_before_it_has_read_the_end_gives_no_order(
+    signals: Signals, control: tuple[socket.socket, socket.socket]
 ) -> None:
-    ours, theirs = reins
+    ours, theirs = control
 
-    def die_unheard() -> None:
+    def close_with_the_byte_unread() -> None:
         is_readable(theirs.fileno(), within_ms=10_000)
         theirs.close()
 
-    agent = Thread(target=die_unheard)
+    agent = Thread(target=close_with_the_byte_unread)
     agent.start()
     assert _next_order(signals, ours) is None
     agent.join()

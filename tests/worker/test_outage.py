@@ -1,4 +1,4 @@
-"""A server that is away for seconds: each process says so once, and goes on afterwards."""
+"""Tests of outages: each process logs one when it begins and when it ends, and continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that forgets nothing, and may be stopped and started."""
+    """A server that writes everything to disk, and can be stopped and started."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
@@ -38,14 +38,14 @@ def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
 
 
 def lines(stage: Stage, word: str, pod: Pod | None = None) -> list[str]:
-    """What the agent (or the work-horse of a pod) said of the server's absence."""
-    said = [line for line in stage.said().splitlines() if word in line]
+    """Return the agent's (or a pod's work-horse's) log lines that contain a word."""
+    logged = [line for line in stage.said().splitlines() if word in line]
     if pod is None:
-        return [line for line in said if "pod=" not in line]
-    return [line for line in said if f"pod={pod.metadata.uid}" in line]
+        return [line for line in logged if "pod=" not in line]
+    return [line for line in logged if f"pod={pod.metadata.uid}" in line]
 
 
-def test_agent_and_work_horse_each_say_once_that_the_server_is_away_and_once_that_it_is_back(
+def test_agent_and_work_horse_each_log_the_begin_and_the_end_of_an_outage_once(
     stage: Stage, server: Server
 ) -> None:
     stage.start_agent()
@@ -69,7 +69,7 @@ def test_agent_and_work_horse_each_say_once_that_the_server_is_away_and_once_tha
     assert len(lines(stage, "store.back")) == 2
 
 
-def test_an_agent_that_is_full_says_it_once_too(stage: Stage, server: Server) -> None:
+def test_a_full_agent_logs_an_outage_once_too(stage: Stage, server: Server) -> None:
     stage.start_agent(slots=1)
     (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
     stage.started(pod, saying="up")
@@ -82,37 +82,37 @@ def test_an_agent_that_is_full_says_it_once_too(stage: Stage, server: Server) ->
 
 
 def await_lines(stage: Stage, word: str, count: int, pod: Pod) -> None:
-    """The agent and the work-horse of a pod have each said it so often."""
+    """Wait until the agent and a pod's work-horse have each logged the word `count` times."""
     for whose in (None, pod):
         until(lambda whose=whose: len(lines(stage, word, whose)) == count, within_s=WITHIN_S)  # type: ignore[misc]
 
 
 def silent_for_s(stage: Stage, seconds: float) -> None:
-    """Nothing is said for so long."""
+    """Check that nothing is logged for that time."""
     before = stage.said()
     with pytest.raises(AssertionError, match="not within"):
         until(lambda: stage.said() != before, within_s=seconds)
 
 
-def test_a_chore_that_the_server_does_not_let_happen_is_done_later_and_said_once() -> None:
-    away, done, now_ms = [True], [], 0
+def test_a_task_that_fails_in_an_outage_is_retried_until_it_succeeds() -> None:
+    is_away, done, now_ms = [True], [], 0
     outage = Outage()
 
-    def chore() -> None:
-        if away[0]:
+    def task() -> None:
+        if is_away[0]:
             raise StoreUnavailable("the server is not running")
         done.append(now_ms)
 
-    chores = PeriodicTasks({chore: 1_000}, now_ms=0, outage=outage)
+    tasks = PeriodicTasks({task: 1_000}, now_ms=0, outage=outage)
     waits = []
     for _ in range(6):
-        chores.do(now_ms=now_ms)
-        waits.append(chores.next_due_at() - now_ms)
-        now_ms = chores.next_due_at()
+        tasks.do(now_ms=now_ms)
+        waits.append(tasks.next_due_at() - now_ms)
+        now_ms = tasks.next_due_at()
     steps = [500, 1000, 2000, 2000, 2000, 2000]
     assert all(step // 2 <= wait <= step for wait, step in zip(waits, steps, strict=True))
     assert outage.unavailable
-    away[0] = False
-    chores.do(now_ms=now_ms)
+    is_away[0] = False
+    tasks.do(now_ms=now_ms)
     assert done == [now_ms]
-    assert chores.next_due_at() == now_ms + 1_000
+    assert tasks.next_due_at() == now_ms + 1_000

@@ -1,4 +1,4 @@
-"""What an end makes of a pod, what its environment leaves out, how long a lease is trusted."""
+"""Tests of a pod's phase after its end, of its environment, and of its lease."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ OVER = {"terminating": True, "reason": "WalltimeExceeded"}
         ("its work-horse died while it was to stop", STOPPED, LOST, "Evicted", "Preempted", 0),
     ],
 )
-def test_an_end(
+def test_the_end_of_a_process_determines_the_phase(
     sentence: str,
     status: dict[str, Any],
     outcome: PodOutcome,
@@ -88,7 +88,7 @@ def test_an_end(
     assert (after.finished_at, after.terminating) == (5, False)
 
 
-def test_secrets_of_the_agent_are_no_pods_business() -> None:
+def test_secrets_of_the_agent_are_not_passed_to_pods() -> None:
     agents = {
         "PATH": "/bin",
         "LANG": "C.UTF-8",
@@ -108,13 +108,13 @@ def test_secrets_of_the_agent_are_no_pods_business() -> None:
     }
 
 
-def test_a_lease_is_given_up_a_sixth_before_its_end() -> None:
+def test_a_lease_counts_as_lost_a_sixth_before_its_end() -> None:
     lease = Lease(now_ms=0, lease_ms=30_000)
     assert not lease.is_lost(24_999)
     assert lease.is_lost(25_000)
 
 
-def test_a_lease_counts_from_when_it_was_asked_for() -> None:
+def test_a_lease_counts_from_the_request_of_its_renewal() -> None:
     lease = Lease(now_ms=0, lease_ms=30_000)
     lease.renewed(asked_at=10_000)
     assert not lease.is_lost(34_999)

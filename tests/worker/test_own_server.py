@@ -1,4 +1,6 @@
-"""A server of this machine that does not run judges no lease; any other may be out of reach."""
+"""Tests of the watch over a server on this machine: while its process is stopped or dead, no lease
+is judged.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def test_a_server_behind_a_unix_socket_is_known_by_its_pid() -> None:
         store.close()
 
 
-def test_a_server_behind_a_proxy_is_nobodys_own() -> None:
+def test_a_server_behind_a_proxy_has_no_known_process() -> None:
     with Server() as server, LossyProxy(server.socket) as proxy:
         store = RedisStore(proxy.url)
         assert pid_of_server(store.link) is None
@@ -31,7 +33,7 @@ def test_a_server_behind_a_proxy_is_nobodys_own() -> None:
         store.close()
 
 
-def test_a_server_is_away_while_it_is_stopped_or_dead_and_not_after() -> None:
+def test_a_server_is_away_only_while_it_is_stopped_or_dead() -> None:
     with Server() as server:
         store = RedisStore(server.url)
         watch = ServerWatch(lambda: pid_of_server(store.link))
@@ -45,7 +47,7 @@ def test_a_server_is_away_while_it_is_stopped_or_dead_and_not_after() -> None:
         server.stop()
         assert watch.is_away()
         server.start()
-        # Nobody has heard of the new process yet.
+        # The new process has not answered yet.
         assert watch.is_away()
         watch.lost()
         watch.heard()
@@ -53,7 +55,7 @@ def test_a_server_is_away_while_it_is_stopped_or_dead_and_not_after() -> None:
         store.close()
 
 
-def test_a_watch_that_finds_no_server_of_its_own_is_never_away() -> None:
+def test_a_server_without_a_known_process_is_never_away() -> None:
     watch = ServerWatch(lambda: None)
     watch.heard()
     assert not watch.is_away()

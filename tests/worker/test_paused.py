@@ -1,4 +1,4 @@
-"""Work-horses and agents under SIGSTOP."""
+"""Tests of work-horses and agents under SIGSTOP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_work_horse_that_stays_paused_is_overdue_after_the_patience() -> None:
     assert paused.overdue([7, 8], now_ms=1100) == [7, 8]
 
 
-def test_one_that_went_on_in_between_is_believed_anew() -> None:
+def test_the_time_of_a_work_horse_that_continued_starts_again() -> None:
     paused = Paused(patience_ms=100)
     paused.overdue([7], now_ms=1000)
     paused.overdue([], now_ms=1050)
@@ -33,7 +33,7 @@ def test_one_that_went_on_in_between_is_believed_anew() -> None:
     assert paused.overdue([7], now_ms=1200) == [7]
 
 
-def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
+def test_a_stopped_process_is_distinguished_from_a_sleeping_or_dead_one() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         assert stopped([process.pid]) == []
         process.send_signal(signal.SIGSTOP)
@@ -43,8 +43,8 @@ def test_a_stopped_process_is_known_from_one_that_sleeps_or_is_gone() -> None:
         assert stopped([process.pid]) == []
 
 
-#: A work-horse that stands still right after it has started its command.
-_STANDS_STILL = """
+#: A work-horse that stops right after it has started its command.
+_STOPS_ITSELF = """
 import os, signal, sys
 from batchq.worker.workhorse.reporter import monotonic_ms
 from batchq.worker.workhorse.process import start
@@ -57,11 +57,11 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("lease_ms", [500, -1])
-def test_a_command_ends_with_its_lease_though_nobody_has_looked_after_it_yet(
+def test_a_command_ends_with_its_lease_even_if_its_work_horse_stops_at_once(
     lease_ms: int,
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _STANDS_STILL, str(lease_ms)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _STOPS_ITSELF, str(lease_ms)], stdout=subprocess.PIPE, text=True
     ) as horse:
         assert horse.stdout is not None
         group = int(horse.stdout.readline())
@@ -85,7 +85,7 @@ def test_a_paused_work_horse_loses_its_pod_well_before_the_lease_ends(stage: Sta
 
 
 @pytest.mark.e2e
-def test_a_work_horse_that_is_paused_for_a_moment_goes_on(stage: Stage) -> None:
+def test_a_work_horse_that_is_paused_for_a_moment_continues(stage: Stage) -> None:
     stage.start_agent(lease_ms=60_000)
     flag = stage.home / "flag"
     (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
@@ -129,6 +129,8 @@ def test_a_pod_ends_before_its_lease_when_agent_and_work_horse_are_both_paused(
 
 
 def alive_members(group: int) -> list[int]:
-    """Those of a process group that run: its leader is a zombie while its parent is paused."""
+    """Return the running processes of a group, whose leader is a zombie while its parent is
+    paused.
+    """
     states = {pid: psutil.Process(pid).status() for pid in members(group)}
     return [pid for pid, state in states.items() if state != psutil.STATUS_ZOMBIE]

@@ -1,4 +1,4 @@
-"""Pods in a PID namespace of their work-horse's: what they are promised elsewhere holds there."""
+"""Tests of pods in a PID namespace: commands, stops and functions work as elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ended(stage: Stage, pod: Pod) -> tuple[PodPhase, int | None, str]:
     return status.phase, status.exit_code, status.message
 
 
-def test_commands_end_as_they_do_without_one(stage: Stage) -> None:
+def test_commands_end_as_they_do_without_a_namespace(stage: Stage) -> None:
     start_agent(stage, "pid-namespace", slots=1)
     (code,) = stage.bind("sh", "-c", "echo out; echo err >&2; exit 3")
     (missing,) = stage.bind("no-such-program")
@@ -57,14 +57,14 @@ def test_commands_end_as_they_do_without_one(stage: Stage) -> None:
     assert "MemoryError" in stage.output(greedy, "stderr")
 
 
-def test_a_pod_is_told_to_stop_and_has_its_grace(stage: Stage) -> None:
+def test_a_pod_receives_sigterm_and_has_its_grace(stage: Stage) -> None:
     start_agent(stage, "pid-namespace")
     (polite,) = stage.bind(
         "sh",
         "-c",
         "trap 'cat $BATCHQ_STOP_FILE; exit 0' TERM; echo up; while :; do sleep 0.1; done",
     )
-    # Nothing hears it by itself: the first process of a namespace would not hear it at all.
+    # A command without a handler: as the first process of a namespace it would ignore the signal.
     (plain,) = stage.bind("sh", "-c", "echo up; exec sleep 600")
     for pod in (polite, plain):
         stage.started(pod, saying="up")
@@ -74,7 +74,7 @@ def test_a_pod_is_told_to_stop_and_has_its_grace(stage: Stage) -> None:
     assert stage.ended(plain).status.signal == 15
 
 
-def test_functions_are_forked_from_one_interpreter_and_leave_nothing(
+def test_functions_are_forked_from_one_interpreter_and_leave_no_process(
     stage: Stage, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
@@ -91,13 +91,13 @@ def test_functions_are_forked_from_one_interpreter_and_leave_nothing(
         threading.Event().wait(0.1)
         seen.append(stage.store.read_result("n1", pod.metadata.uid, 1))
         assert (tmp_path / f"lives-{number}").stat().st_size == size
-    # The first is started by the first process; the others have another parent, always the same.
+    # The namespace's first process starts the first function; one standby interpreter the others.
     parents = [int(one.split(b",")[0].strip(b"[")) for one in seen if one is not None]
     assert parents[0] == 1
     assert 1 < parents[1] == parents[2]
 
 
-def test_a_namespace_whose_first_process_was_killed_has_a_successor(stage: Stage) -> None:
+def test_a_namespace_whose_first_process_was_killed_is_replaced(stage: Stage) -> None:
     start_agent(stage, "pid-namespace", slots=1)
     (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
     group = stage.started(pod, saying="up")

@@ -1,4 +1,4 @@
-"""Starting commands and hearing them."""
+"""Tests of starting commands and of reading their output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def started(*argv: str) -> Iterator[Command]:
         (("a\0b",), 126, "cannot run 'a\\x00b': embedded null byte"),
     ],
 )
-def test_a_command_that_cannot_start_says_why(
+def test_a_command_that_cannot_start_reports_why(
     argv: tuple[str, ...], exit_code: int, message: str
 ) -> None:
     with pytest.raises(NotStarted) as refused:
@@ -62,7 +62,7 @@ def test_a_command_leads_its_own_group_and_session() -> None:
         assert os.getsid(command.group) == command.group
 
 
-def test_a_command_hears_signals_that_its_work_horse_ignores() -> None:
+def test_a_command_receives_signals_that_its_work_horse_ignores() -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with started("sleep", "60") as command:
@@ -72,7 +72,7 @@ def test_a_command_hears_signals_that_its_work_horse_ignores() -> None:
         signal.signal(signal.SIGINT, former)
 
 
-def test_output_is_read_a_bounded_part_at_a_time() -> None:
+def test_output_is_read_in_bounded_parts() -> None:
     with started("yes") as command:
         stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
         for _ in range(10):
@@ -88,7 +88,7 @@ def test_a_closed_output_is_forgotten() -> None:
         assert list(command.outputs.values()) == ["stderr"]
 
 
-def test_a_signal_to_a_group_that_is_gone_is_no_error() -> None:
+def test_a_signal_to_a_dead_group_is_not_an_error() -> None:
     with started("true") as command:
         until(lambda: bool(select.select([command.pidfd], [], [], 0)[0]))
     send_to_group(command.group, signal.SIGKILL)

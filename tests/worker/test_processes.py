@@ -1,4 +1,4 @@
-"""Ending what is below a process: what is said to have ended has."""
+"""Tests of killing the descendants of a process: those that are reported dead are dead."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 
-def said_by(script: str) -> str:
-    """What a process of its own prints: it adopts orphans, and is to have no other children."""
+def output_of(script: str) -> str:
+    """Return the output of a separate process, which adopts orphans and has no other children."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -21,10 +21,10 @@ def said_by(script: str) -> str:
     ).stdout
 
 
-def test_processes_forked_while_the_time_ran_out_are_reported_as_left() -> None:
+def test_processes_forked_as_the_time_runs_out_are_reported_as_left() -> None:
     """The last child forks while the others are collected, and has ended when its turn comes."""
     assert (
-        said_by(
+        output_of(
             """
             import os, time
 
@@ -39,16 +39,16 @@ def test_processes_forked_while_the_time_ran_out_are_reported_as_left() -> None:
             from batchq.worker.host.processes import adopt_orphans, has_children, kill_children
 
             adopt_orphans()
-            is_told = kill_children(keep=(), within_s=0.0) != []
-            print(is_told == has_children(), kill_children(keep=(), within_s=10.0), has_children())
+            has_left = kill_children(keep=(), within_s=0.0) != []
+            print(has_left == has_children(), kill_children(keep=(), within_s=10.0), has_children())
             """
         )
         == "True [] False\n"
     )
 
 
-def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_path: Path) -> None:
-    """By CLONE_PARENT it is a child of the interpreter that stands by, which is kept."""
+def test_a_sibling_process_that_a_function_has_made_ends_with_the_pod(tmp_path: Path) -> None:
+    """With CLONE_PARENT it becomes a child of the standby interpreter, which is kept."""
     (tmp_path / "beside.py").write_text(
         textwrap.dedent(
             """
@@ -65,7 +65,7 @@ def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_p
         )
     )
     assert (
-        said_by(
+        output_of(
             f"""
             import json, os, select
             from batchq.api.objects import PodTemplate
@@ -92,9 +92,9 @@ def test_a_process_that_a_function_has_put_beside_itself_ends_with_the_pod(tmp_p
     )
 
 
-def test_a_child_that_a_debugger_holds_is_waited_for_no_longer_than_was_asked() -> None:
-    """Its own descendant's trace ends; that of somebody else does not."""
-    said = said_by(
+def test_collecting_a_child_that_a_debugger_holds_ends_in_time() -> None:
+    """The trace of its own descendant is ended; that of an unrelated process is not."""
+    said = output_of(
         """
         import os, signal, time
         from batchq.worker.host.processes import adopt_orphans, collect

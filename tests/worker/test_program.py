@@ -1,4 +1,4 @@
-"""A function is called in a process of its own: what comes back of it, and what its pod says."""
+"""Tests of functions in their own process: their results, and the messages of their failures."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "broken.py").write_text("import no_such_library\n")
     (tmp_path / "leaving.py").write_text("raise SystemExit(4)\n")
-    # What the callee itself imports must not be taken from here.
+    # The callee must not import this module.
     (tmp_path / "batchq.py").write_text("raise AssertionError('imported')\n")
     return tmp_path
 
 
 class Called(NamedTuple):
-    """What became of a call."""
+    """The outcome, the result and the output of a call."""
 
     outcome: PodOutcome
     result: bytes | None
@@ -150,7 +150,7 @@ def test_a_result_is_json(folder: Path, function: str, args: list[Any], result: 
     assert done.result == result.encode()
 
 
-def test_a_function_sees_an_empty_stdin_its_own_name_and_its_folder(folder: Path) -> None:
+def test_a_function_sees_an_empty_stdin_its_name_and_its_folder(folder: Path) -> None:
     done = call(folder, "tasks:surroundings")
     stdin, argv, first, place, ours = json.loads(done.result or b"")
     assert (stdin, argv) == ("/dev/null", ["tasks:surroundings"])
@@ -259,7 +259,7 @@ def test_a_failure_is_one_sentence_and_an_exit_code(folder: Path, case: str) -> 
     assert done.result is None
 
 
-def test_a_missing_function_or_module_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+def test_a_missing_function_or_module_is_named_with_the_place_of_the_search(folder: Path) -> None:
     assert call(folder, "tasks:nope").outcome == PodOutcome(
         exit_code=127, message=f"module tasks ({folder}/tasks.py) has no function nope"
     )
@@ -270,7 +270,7 @@ def test_a_missing_function_or_module_is_named_with_where_it_was_looked_for(fold
     )
 
 
-def test_an_exception_is_in_the_message_on_one_bounded_line_and_whole_in_the_output(
+def test_an_exception_is_one_bounded_line_in_the_message_and_complete_in_the_output(
     folder: Path,
 ) -> None:
     done = call(folder, "tasks:boom")
@@ -279,12 +279,12 @@ def test_an_exception_is_in_the_message_on_one_bounded_line_and_whole_in_the_out
     assert (len(done.outcome.message), done.outcome.message[-1]) == (500, "…")
     lines = done.err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    # From the function's own code on: nothing of ours, nothing of the import machinery.
+    # The traceback starts with the function's own code.
     assert lines[1] == f'  File "{folder}/tasks.py", line 15, in boom'
     assert lines[-1] == "thing " + "x" * 1000
 
 
-def test_a_result_up_to_the_bound_is_kept_and_a_larger_one_fails_its_pod(folder: Path) -> None:
+def test_a_result_up_to_the_limit_is_kept_and_a_larger_one_fails_its_pod(folder: Path) -> None:
     assert len(call(folder, "tasks:text", 65_534).result or b"") == 65_536
     assert call(folder, "tasks:text", 65_535).outcome == PodOutcome(
         exit_code=65,
@@ -293,7 +293,7 @@ def test_a_result_up_to_the_bound_is_kept_and_a_larger_one_fails_its_pod(folder:
     )
 
 
-def test_nothing_of_a_call_stands_in_the_arguments_of_its_process(folder: Path) -> None:
+def test_the_arguments_of_the_process_show_nothing_of_the_call(folder: Path) -> None:
     argv = Program(PodTemplate(function="tasks:add", args=(msgspec.Raw(b'"secret"'),))).argv
     assert list(argv) == [sys.executable, "-P", callee.__file__]
 
@@ -308,14 +308,14 @@ def test_a_process_that_was_stopped_has_no_result(outcome: PodOutcome) -> None:
 
 
 @pytest.mark.parametrize("size", [65_537, 80_000])
-def test_a_result_that_is_larger_than_the_callee_allows_is_none(size: int) -> None:
+def test_a_forged_result_beyond_the_limit_is_rejected(size: int) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.pwrite(program.stdin, b'{"result":"%b"}' % (b"x" * (size - 2)), 0)
     outcome, result = program.resolve(PodOutcome(exit_code=0))
     assert (outcome.exit_code, result) == (1, None)
 
 
-def test_a_failure_to_keep_the_output_is_told_beside_the_functions_own(folder: Path) -> None:
+def test_a_failure_to_keep_the_output_is_added_to_the_functions_message(folder: Path) -> None:
     program = Program(PodTemplate(function="tasks:add"))
     os.ftruncate(program.stdin, 0)
     os.pwrite(program.stdin, b'{"message":"ValueError: bad"}', 0)
@@ -323,8 +323,8 @@ def test_a_failure_to_keep_the_output_is_told_beside_the_functions_own(folder: P
     assert outcome.message == "ValueError: bad; the output could not be kept"
 
 
-def test_the_callee_starts_with_little_but_the_standard_library(folder: Path) -> None:
-    """What every function pod waits for."""
+def test_the_callee_imports_little_but_the_standard_library(folder: Path) -> None:
+    """Every function pod waits for this start."""
     words = [sys.executable, "-P", "-X", "importtime", callee.__file__]
     program = Program(PodTemplate(function="math:sqrt", args=(msgspec.Raw(b"4"),)))
     done = subprocess.run(

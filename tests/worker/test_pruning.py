@@ -1,4 +1,4 @@
-"""Local files of output: bounded in age and in size."""
+"""Tests of local output files: their number is bounded in age and in size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_output_that_is_older_than_a_week_goes(tmp_path: Path) -> None:
+def test_output_older_than_a_week_is_removed(tmp_path: Path) -> None:
     write(tmp_path, "u-1-0-1.log", age_s=8 * DAY_S)
     write(tmp_path, "u-1-0-1.log.1", age_s=8 * DAY_S)
     write(tmp_path, "u-1-0-2.log", age_s=6 * DAY_S)
@@ -30,7 +30,7 @@ def test_output_that_is_older_than_a_week_goes(tmp_path: Path) -> None:
     assert left(tmp_path) == ["u-1-0-2.log"]
 
 
-def test_the_oldest_output_goes_when_there_is_too_much(tmp_path: Path) -> None:
+def test_the_oldest_output_is_removed_when_there_is_too_much(tmp_path: Path) -> None:
     for age in range(10):
         write(tmp_path, f"u-1-{age}-1.log", size=100, age_s=age)
     prune_logs(tmp_path, running=(), now_s=NOW_S, most_bytes=350)
@@ -52,11 +52,11 @@ def test_other_logs_are_left_alone(tmp_path: Path) -> None:
     assert left(tmp_path) == ["agent-n1.log", "notes.log.1", "scheduler.log"]
 
 
-def test_a_folder_that_is_not_there_has_nothing_to_prune(tmp_path: Path) -> None:
+def test_a_missing_folder_has_nothing_to_prune(tmp_path: Path) -> None:
     prune_logs(tmp_path / "logs", running=(), now_s=NOW_S)
 
 
-def test_an_agent_that_starts_leaves_no_stray_files_about_former_pods(tmp_path: Path) -> None:
+def test_a_starting_agent_removes_stray_files_of_former_pods(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.occupy()
     files.write(RunFile(pod="u-1-0", attempt=1, horse=1, horse_started_ms=1))

@@ -1,4 +1,4 @@
-"""What is on disk about an attempt is whole, whenever its writer is killed."""
+"""Tests of run files: a record is complete, whenever its writer is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Killed(Exception):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The writer is killed just before it calls this."""
+    """Have the writer killed just before it calls this function."""
 
     def die(*_: object) -> None:
         raise Killed
@@ -50,7 +50,7 @@ def test_a_writer_that_is_killed_leaves_the_former_record_or_the_new_one(
     assert list(files.all()) == [a_run(3)]
 
 
-def test_a_torn_draft_is_no_record_and_hides_none(files: RunFiles, tmp_path: Path) -> None:
+def test_a_torn_draft_is_not_a_record_and_hides_none(files: RunFiles, tmp_path: Path) -> None:
     (tmp_path / "u-1-0-1.draft").write_text("{torn")
     assert files.read("u-1-0", 1) is None
     assert list(files.all()) == []
@@ -59,7 +59,7 @@ def test_a_torn_draft_is_no_record_and_hides_none(files: RunFiles, tmp_path: Pat
     assert files.read("u-1-0", 1) == a_run(1)
 
 
-def test_a_reason_to_stop_that_was_not_written_out_is_no_record(
+def test_an_unfinished_stop_file_is_not_a_record(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:
@@ -75,7 +75,7 @@ def test_a_reason_to_stop_that_was_not_written_out_is_no_record(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_of_what_is_forgotten(files: RunFiles, tmp_path: Path) -> None:
+def test_forgetting_an_attempt_removes_all_its_files(files: RunFiles, tmp_path: Path) -> None:
     files.write(a_run(1))
     files.write_stop("u-1-0", 1, "Preempted")
     (tmp_path / "u-1-0-1.draft").write_text("{torn")

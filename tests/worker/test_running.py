@@ -1,4 +1,4 @@
-"""Pods from their bind to their end, on a real server with a real agent."""
+"""Tests of pods from their bind to their end, on a real server with a real agent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_pod_that_is_killed_has_failed_with_the_signal(stage: Stage) -> None:
     assert status.message == "killed by signal 11 (SIGSEGV)"
 
 
-def test_a_pod_knows_who_it_is_and_nothing_of_the_server(stage: Stage) -> None:
+def test_the_environment_of_a_pod_names_the_pod_and_not_the_server(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("env", env={"MINE": "1", "BATCHQ_NODE": "forged"})
     stage.ended(pod)
@@ -91,7 +91,7 @@ def test_a_pod_starts_in_its_working_directory(stage: Stage) -> None:
         (("true",), "/no/such", 126, "workingDir /no/such is not a directory on this node"),
         (("true",), "/dev/null", 126, "workingDir /dev/null is not a directory on this node"),
         (("true",), "/" + "x" * 5000, 126, f"workingDir /{'x' * 1988}"),
-        # More than a node may say of itself at once: it was never heard, and its room never freed.
+        # Longer than a node report may be: such a report was refused and the resources never freed.
         (("x" * 100_000,), "", 126, f"cannot run {'x' * 1989}"),
     ],
 )
@@ -109,7 +109,7 @@ def test_sixteen_pods_run_at_once_in_one_agent(stage: Stage) -> None:
     stage.start_agent()
     meeting = stage.home / "meeting"
     meeting.mkdir()
-    # Each waits until all are there: they end only if they run at the same time.
+    # Each pod waits for all others, so they end only if they run at the same time.
     program = (
         "import os, pathlib, sys, threading\n"
         "place = pathlib.Path(sys.argv[1])\n"
@@ -121,7 +121,7 @@ def test_sixteen_pods_run_at_once_in_one_agent(stage: Stage) -> None:
     assert stage.store.ledger().get("node:n1", {}) == {}
 
 
-def test_a_flood_of_output_neither_stalls_the_pod_nor_fills_anything(stage: Stage) -> None:
+def test_a_flood_of_output_neither_stalls_the_pod_nor_exceeds_its_limits(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", "yes 0123456789 | head -c 60000000; echo the end")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
@@ -131,7 +131,7 @@ def test_a_flood_of_output_neither_stalls_the_pod_nor_fills_anything(stage: Stag
     assert 8 << 20 <= sum(kept) <= 16 << 20
 
 
-def test_a_full_disk_costs_the_local_log_and_not_the_pod(stage: Stage) -> None:
+def test_a_full_disk_loses_the_local_log_and_not_the_pod(stage: Stage) -> None:
     stage.start_agent()
     (stage.home / "logs").mkdir(exist_ok=True)
     (pod,) = stage.bound("sh", "-c", "echo one; echo two")
@@ -145,7 +145,7 @@ def test_a_full_disk_costs_the_local_log_and_not_the_pod(stage: Stage) -> None:
     assert stage.output(pod, "stderr").count("No space left on device") == 1
 
 
-def test_gpus_are_handed_out_by_index(stage: Stage) -> None:
+def test_pods_get_gpus_by_index(stage: Stage) -> None:
     stage.start_agent(resources={"cpu": 8000, "memory": 1 << 34, "gpu": 2000})
     pods = [
         stage.bind("sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES; sleep 60", requests={"gpu": 1})[0]
@@ -170,7 +170,7 @@ def test_a_pod_delivered_twice_runs_once(stage: Stage) -> None:
     assert stage.output(pod) == "ran\n"
 
 
-def test_no_more_pods_run_at_once_than_there_are_slots(stage: Stage) -> None:
+def test_the_number_of_running_pods_does_not_exceed_the_slots(stage: Stage) -> None:
     stage.start_agent(slots=2)
     script = "mkdir r$BATCHQ_INDEX; ls -d r? | wc -l; sleep 0.3; rmdir r$BATCHQ_INDEX"
     pods = stage.bind("sh", "-c", script, replicas=5, working_dir=str(stage.home))

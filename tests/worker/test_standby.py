@@ -1,4 +1,4 @@
-"""Processes of functions that are forked from an interpreter that stands by."""
+"""Tests of function processes that are forked from a standby interpreter."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ HERE = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "SECRET
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks.py").write_text(TASKS)
-    # What only the standing by needs is none of the pod's business.
+    # The pod may have a module with the name of one that the standby imports.
     (tmp_path / "socket.py").write_text("WHOSE = 'the pod'\n")
     return tmp_path
 
 
 @pytest.fixture
 def before() -> frozenset[int]:
-    """This process's children, servers of other tests among them."""
+    """The children of this process, which include servers of other tests."""
     return child_pids()
 
 
@@ -75,7 +75,7 @@ def call(
     environment: dict[str, str] | None = None,
     bounds: ProcessBounds = UNBOUNDED,
 ) -> tuple[PodOutcome, bytes | None]:
-    """Call a function by it; what becomes of that."""
+    """Call a function through the standby; return its outcome and result."""
     program = Program(PodTemplate(function=function))
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a descriptor is all that is needed
         out = nowhere.fileno()
@@ -87,14 +87,14 @@ def call(
 
 
 def ended(fork: Fork) -> int:
-    """The wait status of a forked process."""
+    """Return the wait status of a forked process."""
     pidfd = os.pidfd_open(fork.pid)
     assert select.select([pidfd], [], [], 30)[0]
     os.close(pidfd)
     return fork.reap()
 
 
-def test_a_function_sees_what_it_would_see_in_a_process_of_its_own(
+def test_a_forked_function_sees_what_it_would_see_in_a_started_process(
     standby: Standby, folder: Path
 ) -> None:
     environment = {**HERE, "SECRET": "of another", "MINE": "1"}
@@ -106,29 +106,29 @@ def test_a_function_sees_what_it_would_see_in_a_process_of_its_own(
     assert (leads, held, argv, has_more) == (True, [0, 1, 2], ["tasks:seen"], False)
 
 
-def test_a_module_of_the_pods_may_have_the_name_of_one_that_standing_by_needs(
+def test_a_module_of_the_pod_may_have_the_name_of_one_that_the_standby_needs(
     standby: Standby, folder: Path
 ) -> None:
     (folder / "asks.py").write_text("import socket\ndef whose():\n    return socket.WHOSE\n")
     assert call(standby, folder, "asks:whose")[1] == b'"the pod"'
 
 
-def test_one_pods_environment_is_not_shown_by_the_process_of_another(
+def test_the_standby_does_not_show_the_environment_of_a_pod(
     before: frozenset[int], standby: Standby
 ) -> None:
-    # Of this process's children, the one that has been started for functions.
+    # Of this process's children, the standby interpreter.
     shown = [psutil.Process(pid).environ() for pid in child_pids() - before]
     assert len(shown) == 1
     assert "SECRET" not in shown[0]
 
 
-def test_a_module_that_has_changed_is_imported_as_it_is_now(standby: Standby, folder: Path) -> None:
+def test_a_changed_module_is_imported_in_its_new_version(standby: Standby, folder: Path) -> None:
     for number in (1, 22):
         (folder / "changing.py").write_text(f"def number():\n    return {number}\n")
         assert call(standby, folder, "changing:number")[1] == str(number).encode()
 
 
-def test_output_still_to_be_written_at_exit_is_written(standby: Standby, folder: Path) -> None:
+def test_output_that_is_buffered_at_exit_is_written(standby: Standby, folder: Path) -> None:
     path = folder / "late.txt"
     (folder / "call.py").write_text(f"import tasks\ndef late():\n    tasks.late({str(path)!r})\n")
     assert call(standby, folder, "call:late")[0].exit_code == 0
@@ -136,30 +136,28 @@ def test_output_still_to_be_written_at_exit_is_written(standby: Standby, folder:
 
 
 @pytest.mark.parametrize(("function", "exit_code"), [("leave", 7), ("vanish", -signal.SIGKILL)])
-def test_how_a_process_ended_is_told(
+def test_the_exit_code_of_a_forked_process_is_returned(
     standby: Standby, folder: Path, function: str, exit_code: int
 ) -> None:
     assert call(standby, folder, f"tasks:{function}")[0].exit_code == exit_code
     assert call(standby, folder, "tasks:limit")[0].exit_code == 0
 
 
-def test_its_memory_is_limited_as_that_of_a_command(standby: Standby, folder: Path) -> None:
+def test_the_memory_of_a_forked_process_is_limited(standby: Standby, folder: Path) -> None:
     limit = 1 << 30
     bounds = ProcessBounds(memory_bytes=limit)
     assert call(standby, folder, "tasks:limit", bounds=bounds)[1] == b"[%d,%d]" % (limit, limit)
     assert call(standby, folder, "tasks:limit")[1] != b"[%d,%d]" % (limit, limit)
 
 
-def test_an_environment_that_counts_at_the_start_of_python_needs_another_process(
+def test_different_start_variables_of_python_need_another_standby(
     standby: Standby, folder: Path
 ) -> None:
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "LC_ALL", "LD_PRELOAD", "TZ"):
         assert standby.fork({**HERE, name: "x"}, str(folder), UNBOUNDED, (0, 1, 2)) is None
 
 
-def test_one_that_was_killed_forks_no_more_and_its_last_is_collected(
-    standby: Standby, folder: Path
-) -> None:
+def test_a_killed_standby_forks_no_more_and_is_collected(standby: Standby, folder: Path) -> None:
     (folder / "slow.py").write_text(
         "import threading\ndef sleep():\n    threading.Event().wait(600)\n"
     )
@@ -173,13 +171,13 @@ def test_one_that_was_killed_forks_no_more_and_its_last_is_collected(
     os.close(pidfd)
     assert fork.keep[0] in child_pids()
     with pytest.raises(ChildProcessError):
-        # Without a work-horse that adopts orphans it is somebody else's.
+        # Without a work-horse that adopts orphans, another process becomes its parent.
         fork.reap()
     assert standby.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2)) is None
     os.close(program.stdin)
 
 
-def test_the_first_function_of_a_work_horse_is_started_plainly(folder: Path) -> None:
+def test_the_first_function_of_a_work_horse_is_started_without_a_standby(folder: Path) -> None:
     before, functions = child_pids(), Functions(CALLEE)
     program = Program(PodTemplate(function="tasks:limit"))
     try:
@@ -189,7 +187,7 @@ def test_the_first_function_of_a_work_horse_is_started_plainly(folder: Path) -> 
         second = functions.fork(HERE, str(folder), UNBOUNDED, descriptors)
         assert second is not None
         assert ended(second) == 0
-        # One that does not fit makes room for another.
+        # A standby that does not fit is replaced by another.
         other = functions.fork({**HERE, "TZ": "UTC"}, str(folder), UNBOUNDED, descriptors)
         assert other is not None
         assert other.keep != second.keep
@@ -197,5 +195,5 @@ def test_the_first_function_of_a_work_horse_is_started_plainly(folder: Path) -> 
     finally:
         functions.close()
         os.close(program.stdin)
-    # Of nothing else: there may be a server that other tests go on with.
+    # Only of these children: other tests may still use a server.
     assert kill_children(keep=before, within_s=1.0) == []

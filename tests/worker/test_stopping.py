@@ -1,4 +1,4 @@
-"""How pods are stopped: asked first, with their grace, then killed."""
+"""Tests of stopping pods: they get SIGTERM first, then their grace period, then SIGKILL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.worker.stage import WITHIN_S, Stage, is_alive, members
 
 pytestmark = pytest.mark.e2e
 
-#: Says why it is stopped, cleans up, and leaves with 0.
+#: Prints why it is stopped, and exits with 0.
 POLITE = """
 trap 'echo "stop: $(cat "$BATCHQ_STOP_FILE")"; exit 0' TERM
 echo up
@@ -19,7 +19,9 @@ while :; do sleep 0.1; done
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 
 
-def test_a_stopped_pod_reads_why_and_is_evicted_even_if_it_leaves_with_0(stage: Stage) -> None:
+def test_a_stopped_pod_reads_the_reason_and_is_evicted_even_if_it_exits_with_0(
+    stage: Stage,
+) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", POLITE)
     stage.started(pod, saying="up")
@@ -31,7 +33,7 @@ def test_a_stopped_pod_reads_why_and_is_evicted_even_if_it_leaves_with_0(stage: 
     assert not status.terminating
 
 
-def test_a_pod_that_ignores_the_order_is_killed_after_its_grace(stage: Stage) -> None:
+def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", STUBBORN, termination_grace=700)
     group = stage.started(pod, saying="up")
@@ -43,7 +45,7 @@ def test_a_pod_that_ignores_the_order_is_killed_after_its_grace(stage: Stage) ->
     assert members(group) == []
 
 
-def test_a_pod_that_was_to_end_for_its_walltime_has_failed(stage: Stage) -> None:
+def test_a_pod_stopped_for_its_walltime_has_failed(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sleep", "60")
     stage.started(pod)
@@ -52,7 +54,7 @@ def test_a_pod_that_was_to_end_for_its_walltime_has_failed(stage: Stage) -> None
     assert (status.phase, status.reason, status.signal) == (PodPhase.FAILED, "WalltimeExceeded", 15)
 
 
-def test_the_walltime_of_an_arrays_pod_counts_from_its_own_start(stage: Stage) -> None:
+def test_the_walltime_of_an_array_pod_counts_from_its_own_start(stage: Stage) -> None:
     stage.start_agent()
     array = {"min_member": 1, "walltime": 1500}
     slow, quick = stage.bind(
@@ -82,7 +84,7 @@ def test_processes_left_by_a_pod_in_the_background_end_with_it(stage: Stage) -> 
     until(lambda: not is_alive(escaped), within_s=WITHIN_S)
 
 
-def test_a_superseded_attempt_is_killed_and_says_nothing(stage: Stage) -> None:
+def test_a_superseded_attempt_is_killed_and_reports_nothing(stage: Stage) -> None:
     stage.start_agent()
     (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
     group = stage.started(pod, saying="up")

@@ -1,4 +1,4 @@
-"""A server that was started anew is told what runs, until it knows all of it."""
+"""Tests of the resync: a restarted server learns what runs on a node, until it knows all of it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def know(store: RedisStore, *, node: str = "n1", attempt: int = 1) -> None:
     store.commit([writing(put(known))], request_id=f"{node} {attempt}")
 
 
-def test_where_nothing_runs_everything_is_known(redis_store: RedisStore, tmp_path: Path) -> None:
+def test_a_node_without_pods_is_fully_known(redis_store: RedisStore, tmp_path: Path) -> None:
     resync = a_resync(redis_store, tmp_path)
     assert resync.answer("run 1", ())
     assert resync.known_to == "run 1"
 
 
-def test_a_pod_the_server_knows_to_run_here_need_not_be_told(
+def test_a_pod_that_the_server_knows_to_run_here_is_not_reported(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     know(redis_store)
@@ -43,24 +43,26 @@ def test_a_pod_the_server_knows_to_run_here_need_not_be_told(
     assert redis_store.inboxes.own("n1") == []
 
 
-def test_a_pod_unknown_to_the_server_is_told_and_the_node_has_not_reported_yet(
+def test_a_pod_unknown_to_the_server_is_reported_and_the_node_is_not_fully_known(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     resync = a_resync(redis_store, tmp_path)
     assert not resync.answer("run 1", HORSES)
     assert resync.known_to == ""
-    [told] = redis_store.inboxes.own("n1")
-    assert told == Runs(pod="u1-1-0", attempt=1, author="host:1:1:4711", started_at=5_000)
+    [report] = redis_store.inboxes.own("n1")
+    assert report == Runs(pod="u1-1-0", attempt=1, author="host:1:1:4711", started_at=5_000)
 
 
-def test_a_pod_that_is_known_to_run_elsewhere_is_not_known_to_run_here(
+def test_a_pod_that_the_server_knows_on_another_node_is_unknown_here(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     know(redis_store, node="n2")
     assert not a_resync(redis_store, tmp_path).answer("run 1", HORSES)
 
 
-def test_an_unknown_pod_is_not_told_again_at_once(redis_store: RedisStore, tmp_path: Path) -> None:
+def test_an_unknown_pod_is_not_reported_again_at_once(
+    redis_store: RedisStore, tmp_path: Path
+) -> None:
     resync = a_resync(redis_store, tmp_path)
     resync.answer("run 1", HORSES)
     [entry] = redis_store.inboxes.look(["n1"])
@@ -69,7 +71,7 @@ def test_an_unknown_pod_is_not_told_again_at_once(redis_store: RedisStore, tmp_p
     assert redis_store.inboxes.own("n1") == []
 
 
-def test_the_node_has_reported_once_the_attempt_is_known_or_gone(
+def test_a_node_is_fully_known_once_the_attempt_is_known_or_gone(
     redis_store: RedisStore, tmp_path: Path
 ) -> None:
     resync = a_resync(redis_store, tmp_path)

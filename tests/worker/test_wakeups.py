@@ -1,4 +1,4 @@
-"""An idle agent is rung for what is brought to it, and seldom looks by itself."""
+"""Tests of the agent's wake-up channel: an idle agent is notified and seldom polls."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tests.worker.stage import Stage
 pytestmark = pytest.mark.e2e
 
 
-def test_after_a_look_in_vain_the_next_is_a_second_later_unless_it_rings(
+def test_an_empty_queue_is_read_again_after_a_second_or_a_wake_up(
     redis_store: RedisStore,
 ) -> None:
     poll = select.poll()
-    door = WakeUpListener(redis_store.url, "n1", poll)
-    door.listen()
-    door.note_look(now_ms=5_000, has_more=False)
-    assert (door.look_at, door.limit(8), door.limit(0)) == (6_000, 1, 0)
+    listener = WakeUpListener(redis_store.url, "n1", poll)
+    listener.listen()
+    listener.note_look(now_ms=5_000, has_more=False)
+    assert (listener.look_at, listener.limit(8), listener.limit(0)) == (6_000, 1, 0)
     ring(redis_store.link, ["n1"], WakeReason.CLAIMS)
     [(descriptor, _)] = poll.poll(10_000)
-    assert door.is_at(descriptor)
-    assert door.answer()
-    assert (door.look_at, door.limit(8)) == (6_000, 1)
-    door.listen()
+    assert listener.is_at(descriptor)
+    assert listener.answer()
+    assert (listener.look_at, listener.limit(8)) == (6_000, 1)
+    listener.listen()
     ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert poll.poll(10_000)
-    assert not door.answer()
-    assert (door.look_at, door.limit(8)) == (0, 8)
-    door.note_look(now_ms=5_000, has_more=True)
-    assert (door.look_at, door.limit(8)) == (5_000, 8)
-    door.close()
+    assert not listener.answer()
+    assert (listener.look_at, listener.limit(8)) == (0, 8)
+    listener.note_look(now_ms=5_000, has_more=True)
+    assert (listener.look_at, listener.limit(8)) == (5_000, 8)
+    listener.close()
     assert poll.poll(0) == []
 
 
-def test_an_agent_that_never_looks_by_itself_is_rung_for_pods_and_for_their_claims(
+def test_an_agent_that_never_polls_is_notified_of_pods_and_of_applied_claims(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TEST_AGENT_IS_RUNG", "1")
@@ -54,7 +54,7 @@ def test_an_agent_that_never_looks_by_itself_is_rung_for_pods_and_for_their_clai
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
-def test_one_whose_bell_is_spoiled_finds_its_pods_all_the_same(
+def test_an_agent_with_an_unreadable_wake_up_channel_still_finds_its_pods(
     stage: Stage, raw: redis.Redis
 ) -> None:
     raw.set("{bq}:doorbell:n1", "spoiled")
@@ -63,11 +63,11 @@ def test_one_whose_bell_is_spoiled_finds_its_pods_all_the_same(
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
-def test_an_idle_agent_asks_little(stage: Stage, raw: redis.Redis, tmp_path: Path) -> None:
+def test_an_idle_agent_sends_few_requests(stage: Stage, raw: redis.Redis, tmp_path: Path) -> None:
     stage.start_agent(beat_s=5.0)
     since = time.monotonic()
     raw.config_resetstat()
     until(lambda: time.monotonic() - since > 3.0)
     asked = raw.info("commandstats")
-    # A look every second; it was twenty, before there was a bell.
+    # One look a second; without wake-ups there were twenty.
     assert asked["cmdstat_lmove"]["calls"] <= 4

@@ -18,6 +18,7 @@ from tests.sim.worlds import (
     outcome_until,
     phases,
     pod,
+    priority,
     queue,
     reasons,
     requeued,
@@ -251,6 +252,31 @@ def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused
     begun = starts(came)
     assert {begun[f"four-t-{k}"] for k in range(4)} == {200}
     assert {begun[f"three-t-{k}"] for k in range(3)} == {210}
+
+
+def test_a_gang_holds_nodes_while_the_eviction_budget_keeps_it_from_its_victim() -> None:
+    """Both gangs have waited for long. What `wide` holds leaves `other` nothing to hold, which would
+    be in the way of the eviction that `wide` has to put off.
+    """
+    urgent = {"priorityClassName": "high", "queue": "q"}
+    came = outcome_until(
+        700,
+        node("n1", 4),
+        node("n2", 4),
+        priority("high", 10),
+        queue("q", strategy={"type": "StrictFIFO"}),
+        group("evicted", 1, 2, queue="q", grace="0s", created=0),
+        group("victim", 1, 2, queue="q", grace="0s", created=1),
+        timeline(
+            applies(5, group("first", 1, 4, runtime="10s", **urgent)),
+            applies(5, group("wide", 2, 3, runtime="10s", **urgent)),
+            applies(7, group("other", 2, 3, priorityClassName="high")),
+        ),
+        config="evictionBudget: {pods: 1}\n",
+    )
+    begun = starts(came)
+    assert begun["first-t-0"] == 5
+    assert (begun["wide-t-0"], begun["wide-t-1"]) == (605, 605)
 
 
 def test_pods_without_gpus_leave_the_node_that_has_some_to_the_others_of_their_gang() -> None:

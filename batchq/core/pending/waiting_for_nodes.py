@@ -17,6 +17,7 @@ from batchq.core.placement.feasibility import fits_when_empty
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import PLUGIN, hold, seek, seek_for_admitted
+from batchq.core.preemption.preemptors import EVICTION_BUDGET
 from batchq.core.quota.head_reservation import length_of
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
@@ -89,14 +90,15 @@ def has_waited_long(session: Session, group: GroupState, since: int | None) -> b
 def _may_hold(session: Session, group: GroupState) -> bool:
     """Whether a group lacks nothing but nodes, and has for long. One that was refused for what is
     set aside for a head holds nothing: the two would keep each other off for ever. Neither does one
-    that not even empty nodes take, since some are away.
+    that not even empty nodes take, since some are away. One whose victims only the eviction budget
+    spares holds nodes: without these it may find no victims, and would hold nodes again, for ever.
     """
     return (
         group.phase == PodGroupPhase.PENDING
         and not group.reserved
         and group.queue in session.queues
         and has_waited_long(session, group, group.status.nodes_lacked_at)
-        and all(verdict.plugin == PLUGIN for verdict in group.status.reasons)
+        and all(verdict.plugin in (PLUGIN, EVICTION_BUDGET) for verdict in group.status.reasons)
         and fits_when_empty(session, gang_of(session, group))
         and not standing_aside(session, group)
         and not over_any_limit(session, group)

@@ -32,6 +32,7 @@ from batchq.core.preemption.pledges import (
     standing_pledges,
 )
 from batchq.core.preemption.preemptors import (
+    EVICTION_BUDGET,
     Claimants,
     GangClaim,
     may_claim,
@@ -55,7 +56,6 @@ from batchq.core.session.state import EquivalenceClass, GroupState, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
-_BUDGET = "hygiene"
 _NOBODY_LEFT = "those that were to make room for it can no longer be taken"
 _NO_NODE_LEFT = "a node on which room was made for it is gone, and there is no other"
 _OUTRANKED = "those that were to make room for it make room for a group that comes before it"
@@ -308,7 +308,7 @@ def _keeps_its_pledge(session: Session, group: GroupState, pledge: Pledge) -> bo
 
 def _is_put_off(session: Session, group: GroupState) -> bool:
     """Whether only the budget is against it."""
-    return any(verdict.plugin == _BUDGET for verdict in session.refusals.get(group.uid, ()))
+    return any(verdict.plugin == EVICTION_BUDGET for verdict in session.refusals.get(group.uid, ()))
 
 
 def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
@@ -446,7 +446,7 @@ def _say_over_budget(session: Session, group: GroupState) -> None:
         f" in {seconds}s is spent ({evicted_recently(session)} so far)"
     )
     verdict = Verdict(
-        plugin=_BUDGET, reason=Waiting.WAITING_FOR_PREEMPTION, detail=detail, in_line=True
+        plugin=EVICTION_BUDGET, reason=Waiting.WAITING_FOR_PREEMPTION, detail=detail, in_line=True
     )
     known = session.refusals.get(group.uid, ())
     if all(one.detail != detail for one in known):

@@ -36,6 +36,8 @@ from batchq.core.session.state import EquivalenceClass, GroupState, Victim, is_a
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
+#: Whose refusals say that evictions for a group have to wait, since the budget of them is spent.
+EVICTION_BUDGET = "hygiene"
 #: A Pending group claims only if nothing else than a lack of room keeps it waiting.
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
 
@@ -162,7 +164,7 @@ def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdic
     thing.
     """
     verdicts = session.refusals.get(group.uid, ()) if group.phase == PodGroupPhase.PENDING else ()
-    return [one for one in verdicts if one.reason not in _LACK and one.plugin != "hygiene"]
+    return [one for one in verdicts if one.reason not in _LACK and one.plugin != EVICTION_BUDGET]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,11 @@ def test_a_queue_has_its_guarantee_beside_a_head_that_asks_for_more_than_that_le
     assert starts(came) == {"own-t-0": 6, "wide-t-0": 60, "wide-t-1": 60}
 
 
-def occupies(name: str, pods: int, cpu: int, **spec: object) -> list[Manifest]:
-    """A group of which the first pod runs on n1 since the start."""
+def occupies(name: str, pods: int, cpu: int, on: str = "n1", **spec: object) -> list[Manifest]:
+    """A group of which the first pod runs since the start."""
     status = {"phase": "Running", "startedAt": 0}
     held = group(name, pods, cpu, status=status, created=0, **spec)
-    return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]
+    return [held, pod(f"{name}-t-0", name, phase="Running", node=on, startedAt=0)]
 
 
 def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_aside_behind_it() -> (
@@ -179,3 +179,24 @@ def test_pods_that_keep_back_another_of_their_queue_start_whatever_is_set_aside_
         group("head", 1, 5, queue="b", created=0),
     )
     assert starts(came) == {"grows-t-1": 0, "grows-t-2": 0}
+
+
+def test_a_small_pod_within_deserved_starts_on_what_is_set_aside_against_larger_ones() -> None:
+    """The cpu that `busy` leaves is set aside against borrowers. One more pod of `small` takes its
+    queue to the four cpus that it deserves, and one of `large` would take it beyond.
+    """
+    came = outcome(
+        node("n1", 4),
+        node("n2", 1),
+        priority("high", 10),
+        queue("heads", deserved={"cpu": 2}),
+        queue("arrays", deserved={"cpu": 4}),
+        queue("others"),
+        *occupies("small", 2, 1, minMember=1, queue="arrays", priorityClassName="high"),
+        *occupies("large", 2, 2, minMember=1, queue="arrays", priorityClassName="high"),
+        *occupies("busy", 1, 1, queue="others", runtime="10s"),
+        *occupies("full", 1, 1, on="n2", queue="others"),
+        group("behind", queue="arrays", created=0),
+        group("head", 1, 2, queue="heads", created=0),
+    )
+    assert starts(came) == {"small-t-1": 10}

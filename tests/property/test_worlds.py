@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from batchq.lab.simulation.report import as_json
-from tests.worlds.making import described
+from tests.sim.worlds import group, node, pod, priority, queue, taker
+from tests.worlds.making import Described, described
 from tests.worlds.play import failure_of, failure_of_wide_seed, failures_of, play, world_of
 from tests.worlds.rules import Broken, Course
 
@@ -51,6 +52,10 @@ BROKEN_ONCE = {
     761256: "a group that a check had just sent back claimed by what it had been told before",
     761797: "a group waited since what another of its queue counts on left it nothing to deserve",
     761899: "what the consumer of an external group still held did not count for its queue",
+    800801: "a queue took back what it deserves of a group that had borrowed it by eviction",
+    802267: "a group waited for more pods of an array that gave way to another group",
+    825417: "a group held nodes in every second session, while the eviction budget was spent",
+    828197: "a pod was kept off a node as a borrower's, by what another one had asked for",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",
@@ -118,9 +123,33 @@ def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:
         course.nobody_is_evicted_twice_for_the_same()
 
 
+def test_a_queue_may_take_back_what_another_has_borrowed_by_eviction() -> None:
+    """`wide` takes the cpu of both groups of `lender`, and its queue deserves none of it."""
+    borrows = {"reclaim": "Any", "borrowing": 10}
+    manifests = [
+        node("n1", 6),
+        priority("high", 10),
+        taker("lender", deserved={"cpu": 3}),
+        queue("borrower", deserved={"cpu": 0}, preemption=borrows),
+        group("large", 1, 4, queue="lender", grace="0s", status={"phase": "Running"}),
+        pod("large-t-0", "large", phase="Running", node="n1", startedAt=0),
+        group("small", 1, 2, queue="lender", grace="0s", status={"phase": "Running"}),
+        pod("small-t-0", "small", phase="Running", node="n1", startedAt=1),
+        group("wide", 1, 6, queue="borrower", grace="0s", priorityClassName="high"),
+    ]
+    told = play(Described(0, True, manifests, {}))
+    taken = [(one.by, one.pod) for cycle in told.cycles for one in cycle.evicted]
+    assert taken == [
+        ("default/wide", "default/small-t-0"),
+        ("default/wide", "default/large-t-0"),
+        ("default/small", "default/wide-t-0"),
+    ]
+
+
 _TELL = """
 from batchq.lab.simulation.report import as_json
-from tests.worlds.making import described
+from tests.sim.worlds import group, node, pod, priority, queue, taker
+from tests.worlds.making import Described, described
 from tests.worlds.play import play
 for seed in range(8):
     print(as_json(play(described(seed))))

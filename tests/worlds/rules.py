@@ -18,6 +18,7 @@ from batchq.core.pending.queue import blockers
 from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to, promised_to
+from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.limit_checks import over_any_limit, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.pods import shape_at
@@ -368,10 +369,13 @@ class Course:
             # Pods beyond minMember come and go with what their queue deserves, one by one.
             if not after.by_key[intent.by].status.pledge.extra:
                 self.taken[intent.by, intent.pod] += 1
-                self._between.add((intent.by, intent.group))
+                if not _borrows(after, after.by_key[intent.by]):
+                    self._between.add((intent.by, intent.group))
 
     def nobody_is_evicted_twice_for_the_same(self) -> None:
-        """In a static world a claimant takes a victim once, and no two groups take in turns."""
+        """In a static world a claimant takes a victim once, and no two groups take in turns, unless
+        one did so while it borrowed: its victim's queue takes back what it deserves.
+        """
         for (claimant, pod), times in self.taken.items():
             if times > 1:
                 raise Broken(f"{pod} was evicted {times} times for {claimant}")
@@ -418,3 +422,17 @@ class Course:
         waiting = next(iter(waiting_extras(after, now)), None)
         if gained < wanted and waiting is not None and not after.joined:
             raise Broken(f"{group.key} was promised {wanted} more pods, and got {gained}")
+
+
+def _borrows(after: Session, claimant: GroupState) -> bool:
+    """Whether a claimant's queue may take from others while it borrows, and holds more than it
+    deserves with it.
+    """
+    if after.queues[claimant.queue].record.spec.preemption.borrowing == "Never":
+        return False
+    deserved = deserved_of_queues(after).get(claimant.queue, {})
+    return any(
+        after.ledger.used(queue_scope(claimant.queue), name) > deserved[name]
+        for name in comparable(after, claimant.reservation)
+        if name in deserved
+    )

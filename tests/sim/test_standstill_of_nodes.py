@@ -255,8 +255,8 @@ def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused
 
 
 def test_a_gang_holds_nodes_while_the_eviction_budget_keeps_it_from_its_victim() -> None:
-    """Both gangs have waited for long. What `wide` holds leaves `other` nothing to hold, which would
-    be in the way of the eviction that `wide` has to put off.
+    """Both gangs have waited for long. What `wide` holds leaves `other` nothing to hold, which
+    would be in the way of the eviction that `wide` has to put off.
     """
     urgent = {"priorityClassName": "high", "queue": "q"}
     came = outcome_until(

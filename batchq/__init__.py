@@ -5,7 +5,7 @@
     with batchq.Client() as client:
         ...
 
-`import batchq` loads next to nothing; `batchq.Client` is loaded when it is first asked for.
+`import batchq` loads very little; `batchq.Client` is loaded at its first use.
 Type checkers read `__init__.pyi`.
 """
 

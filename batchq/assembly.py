@@ -1,10 +1,10 @@
-"""From a configuration to a scheduler: the only module that knows every builtin by name.
+"""Assemble a scheduler from a configuration; the only module that knows every builtin by name.
 
-Actions and plugins of others come from installed packages, by the entry points `batchq.actions`
-and `batchq.plugins`; a builtin's name cannot be taken by another.
+Third-party actions and plugins come from installed packages, by the entry points `batchq.actions`
+and `batchq.plugins`; they cannot take a builtin's name.
 
-A plugin says what settings it takes by a struct, its `arguments`, and is made with a value of it;
-one without gets its settings as keyword arguments.
+A plugin class declares its settings as a struct, `arguments`, and is created with an instance of
+it. A plugin without `arguments` gets its settings as keyword arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from batchq.plugins.sla import Sla
 from batchq.scheduler.scheduler import Scheduler
 from batchq_actions import BUILTIN_ACTIONS
 
-#: Makes an action or a plugin.
+#: Creates an action or a plugin.
 Maker = Callable[..., Any]
 
 BUILTIN_PLUGINS: dict[str, Maker] = {
@@ -56,7 +56,7 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     LeastAllocated.name: LeastAllocated,
     BinPack.name: BinPack,
     Conformance.name: Conformance,
-    # In the box, and off unless they are configured.
+    # Builtin, but off unless configured.
     Drf.name: Drf,
     Sla.name: Sla,
     Overcommit.name: Overcommit,
@@ -64,16 +64,16 @@ BUILTIN_PLUGINS: dict[str, Maker] = {
     BalancedAllocation.name: BalancedAllocation,
 }
 
-#: Action -> the point at which its victims are voted on.
+#: Action -> the point at which plugins vote on its victims.
 _VOTES = {"preempt": "preemptable", "reclaim": "reclaimable"}
 
 
 def assemble(config: SchedulerConfig) -> Scheduler:
-    """The scheduler that `config` describes.
+    """Return the scheduler that `config` describes.
 
-    Raises InvalidInput for a name that nobody provides, naming those that somebody does, for a
-    plugin without any extension point, or without the one that it is enabled at, and for settings
-    that a plugin does not take.
+    Raises InvalidInput for an unknown name, listing the known ones, for a plugin that implements no
+    extension point, or not the one at which it is enabled, and for settings that a plugin does not
+    take.
     """
     for name, settings in config.plugin_config.items():
         try:
@@ -93,7 +93,7 @@ def assemble(config: SchedulerConfig) -> Scheduler:
 
 
 def expanded(config: SchedulerConfig) -> Expansion:
-    """Which plugins stand at which point.
+    """Return the plugins of each extension point.
 
     Raises InvalidInput, as `assemble` does for plugins.
     """
@@ -101,7 +101,7 @@ def expanded(config: SchedulerConfig) -> Expansion:
 
 
 def without_consent(config: SchedulerConfig) -> list[str]:
-    """The actions that will find no victims, as no plugin that is on ever agrees to one.
+    """Return the actions that can find no victims, because no enabled plugin ever agrees to one.
 
     A plugin agrees to some unless its traits say that it only vetoes.
     """
@@ -116,17 +116,17 @@ def without_consent(config: SchedulerConfig) -> list[str]:
 
 
 def known_names() -> Known:
-    """What a file of settings may name here, for `batchq.config.load`."""
+    """Return what a configuration file may name here, for `batchq.config.load`."""
     return Known(known_actions(), known_plugins(), check_settings, points_of)
 
 
 def known_actions() -> list[str]:
-    """The names of every action that can be configured."""
+    """Return the names of all actions that can be configured."""
     return sorted({*BUILTIN_ACTIONS, *_provided("batchq.actions")})
 
 
 def known_plugins() -> list[str]:
-    """The names of every plugin that can be configured."""
+    """Return the names of all plugins that can be configured."""
     return sorted({*BUILTIN_PLUGINS, *_provided("batchq.plugins")})
 
 
@@ -139,9 +139,9 @@ def _action(name: str) -> Action:
 
 
 def check_settings(name: str, settings: Mapping[str, object]) -> None:
-    """Whether a plugin of this name can be made with these settings.
+    """Check that a plugin of this name can be created with these settings.
 
-    Raises Malformed, whose path starts inside the settings.
+    Raises Malformed, with a path that starts inside the settings.
     """
     maker = _maker(name)
     if maker is None:
@@ -153,7 +153,7 @@ def check_settings(name: str, settings: Mapping[str, object]) -> None:
 
 
 def arguments_of(name: str, settings: Mapping[str, object]) -> Mapping[str, object]:
-    """What these settings of a known plugin say that is not its default."""
+    """Return those of a known plugin's settings that differ from its defaults."""
     form = getattr(_maker(name), "arguments", None)
     if form is None:
         return settings
@@ -161,7 +161,7 @@ def arguments_of(name: str, settings: Mapping[str, object]) -> Mapping[str, obje
 
 
 def points_of(name: str, settings: Mapping[str, object]) -> Collection[str]:
-    """The points that a known plugin implements, made with settings that it takes."""
+    """Return the points that a known plugin implements, created with valid settings."""
     return implemented(_plugin(name, settings))
 
 
@@ -197,7 +197,7 @@ def _make(maker: Maker, settings: Mapping[str, object]) -> Plugin:
 
 
 def _does_not_fit(maker: Maker, settings: Mapping[str, object]) -> Malformed:
-    """What a plugin takes, as its constructor says, and what it was given."""
+    """Return a mistake with the constructor's parameters and the given settings."""
     taken = signature(maker).parameters.values()
     known = [one.name for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     given = ", ".join(sorted(settings))

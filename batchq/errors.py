@@ -1,27 +1,24 @@
-"""Every error that a user can meet, each one sentence and one hint.
+"""Every error that a user can meet; each has a one-sentence message and a hint.
 
-    BatchqError                 exit code
-    ├── InvalidInput                 1     a manifest, a file or a value is wrong
-    ├── PluginFailed                 1     a plugin of others raised where nothing can be refused
-    ├── EndlessSessions              1     sessions at one instant undo each other for ever
-    ├── UsageError                   2     the command line is wrong
-    ├── NotFound                     6
-    ├── Conflict                     8     the object is not in a state that allows this
-    │   └── UnreadableRecord         8     what is stored under its name cannot be read
-    ├── StoreUnavailable             9     the server does not answer, or refuses us
-    ├── GroupFailed                 10     the group whose results were asked for has failed
-    ├── GroupCancelled              11     it was cancelled
-    ├── Rejected                    12     well-formed, but a rule of the system refuses it
-    └── WaitTimedOut               124
+    BatchqError                 exit code ├── InvalidInput                 1     a manifest, a file
+    or a value is wrong ├── PluginFailed                 1     a third-party plugin raised where it
+    cannot refuse ├── EndlessSessions              1     simulated sessions at one instant undo each
+    other for ever ├── UsageError                   2     the command line is wrong ├── NotFound
+    6 ├── Conflict                     8     the object is not in a state that allows this │   └──
+    UnreadableRecord         8     the record stored under its name is unreadable ├──
+    StoreUnavailable             9     the server does not answer, or refuses us ├── GroupFailed
+    10     the group whose results were asked for has failed ├── GroupCancelled              11
+    it was cancelled ├── Rejected                    12     well-formed, but a rule of the system
+    refuses it └── WaitTimedOut               124
 
-`InvariantBroken` is not among them: it is our own mistake, and the process that meets it stops.
+`InvariantBroken` is separate: it is a bug, and the process that meets it stops.
 """
 
 from __future__ import annotations
 
 
 class BatchqError(Exception):
-    """A problem to tell the user about: `message` names the object, `hint` says what to do."""
+    """A problem to report to the user: `message` names the object, `hint` suggests what to do."""
 
     exit_code = 1
 
@@ -32,13 +29,13 @@ class BatchqError(Exception):
 
 
 class InvalidInput(BatchqError):
-    """A manifest, a file or a value that cannot be read as what it should be."""
+    """A manifest, a file or a value cannot be parsed as expected."""
 
     exit_code = 1
 
 
 class PluginFailed(BatchqError):
-    """A plugin of others raised where its answer cannot be taken for a refusal: in an order."""
+    """A third-party plugin raised where its answer cannot count as a refusal: in an order."""
 
     exit_code = 1
 
@@ -50,7 +47,7 @@ class EndlessSessions(BatchqError):
 
 
 class UsageError(BatchqError):
-    """A command line that contradicts itself."""
+    """A contradictory command line."""
 
     exit_code = 2
 
@@ -68,7 +65,7 @@ class Conflict(BatchqError):
 
 
 class UnreadableRecord(Conflict):
-    """What is stored under this name is no object: somebody wrote past batchq, or bytes were lost.
+    """The record stored under this name is invalid: another program wrote it, or bytes were lost.
 
     It can be deleted by its name.
     """
@@ -77,7 +74,7 @@ class UnreadableRecord(Conflict):
 class StoreUnavailable(BatchqError):
     """The server cannot be reached, refuses the credentials, or refuses to write.
 
-    `lasts`: waiting does not help, somebody has to change something.
+    `lasts`: waiting does not help; something must be changed first.
     """
 
     exit_code = 9
@@ -88,7 +85,7 @@ class StoreUnavailable(BatchqError):
 
 
 class GroupFailed(BatchqError):
-    """The group whose results were asked for has failed; the message says of what."""
+    """The group whose results were asked for has failed; the message has the cause."""
 
     exit_code = 10
 
@@ -106,10 +103,10 @@ class Rejected(BatchqError):
 
 
 class WaitTimedOut(BatchqError):
-    """What was waited for did not happen in time."""
+    """The awaited condition did not come true in time."""
 
     exit_code = 124
 
 
 class InvariantBroken(Exception):
-    """A state that our own code must never reach; carries the story that led to it."""
+    """A state that batchq's own code must never reach; the message has the history."""

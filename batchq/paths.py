@@ -1,9 +1,8 @@
 """Where batchq keeps its state on this machine, and which server it talks to.
 
-A *home* is one folder: BATCHQ_HOME, or the user's state folder. Under it lie the embedded
-server's data, pid records and locks (`run`) and log files (`logs`). Two homes are two separate
-batchqs on one machine. A home is closed to other users of the machine, and trusted only where no
-other user can have made it.
+A *home* is one folder: BATCHQ_HOME, or the user's state folder. It contains the embedded server's
+data, pid records and locks (`run`), and log files (`logs`). Two homes are two separate batchqs on
+one machine. A home is closed to other users, and trusted only if no other user can have made it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ URL_FILE_VARIABLE = "BATCHQ_REDIS_URL_FILE"
 
 _PASSWORD = re.compile("[0-9A-Za-z]+")
 
-#: The kernel's field for a socket's path has 108 bytes on Linux and 104 on macOS, the last a NUL.
+#: The kernel's field for a socket path has 108 bytes on Linux and 104 on macOS, including a NUL.
 LONGEST_SOCKET_PATH_BYTES = 103
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The places under one root; `root` is absolute. Nothing is created before `prepare`."""
+    """The folders under one root; `root` is absolute. Nothing is created before `prepare`."""
 
     root: Path
 
@@ -45,7 +44,7 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """Pid records, locks and, where its path is short enough, the socket."""
+        """Pid records, locks and, if its path is short enough, the socket."""
         return self.root / "run"
 
     @property
@@ -55,17 +54,17 @@ class Home:
 
     @property
     def password(self) -> Path:
-        """The password of the embedded server, once it has listened on a port; one line."""
+        """The embedded server's password file of one line; exists once a port was asked for."""
         return self.run / "password"
 
     @property
     def socket(self) -> Path:
         """The embedded server's unix socket, at a path that the kernel accepts.
 
-        Where the home's own path is too long it is `/tmp/batchq-<uid>/<digest of the home>.sock`.
-        Not under XDG_RUNTIME_DIR nor TMPDIR: a log-in shell, a cron job and a container's
-        entry point see different ones, and all must find the same server. The first also
-        disappears at log-out, while the server stays.
+        If the home's own path is too long, it is `/tmp/batchq-<uid>/<digest of the home>.sock`. Not
+        under XDG_RUNTIME_DIR or TMPDIR: a login shell, a cron job and a container's entry point see
+        different values, and all must find the same server. XDG_RUNTIME_DIR also disappears at
+        logout, while the server stays.
         """
         inside = self.run / "batchq.sock"
         if len(os.fsencode(inside)) <= LONGEST_SOCKET_PATH_BYTES:
@@ -74,11 +73,11 @@ class Home:
         return short_folder() / f"{digest}.sock"
 
     def prepare(self) -> None:
-        """Make the folders, and close those that exist to other users.
+        """Create the folders, and close existing ones to other users.
 
-        Raises InvalidInput where that is not possible.
+        Raises InvalidInput if that is not possible.
         """
-        # Others may look at a root that existed before, as at any folder, and not change it.
+        # A root that existed before stays readable to others, but not writable.
         _make_private(self.root, but=0o022)
         for folder in (self.data, self.run, self.logs):
             _make_private(folder, but=0o077)
@@ -87,15 +86,15 @@ class Home:
             _refuse_strangers(self.socket.parent)
 
     def is_made(self) -> bool:
-        """Whether anybody has prepared it. Raises InvalidInput for one that is closed to us."""
+        """Return whether the home is prepared. Raises InvalidInput if it is closed to this user."""
         return _stat(self.run) is not None
 
     def has_socket(self) -> bool:
-        """Whether there is one. Raises InvalidInput for a home that is closed to us."""
+        """Return whether the socket exists. Raises InvalidInput for a home closed to this user."""
         return _stat(self.socket) is not None
 
     def check_socket(self) -> None:
-        """Raises InvalidInput where the socket lies in a folder that another user may have made."""
+        """Raise InvalidInput if the socket's folder may have been made by another user."""
         if self.socket.parent != self.run:
             _refuse_strangers(self.socket.parent)
         else:
@@ -105,16 +104,16 @@ class Home:
 def find_home(
     explicit: Path | str | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> Home:
-    """The home to use: `explicit`, else BATCHQ_HOME, else the user's state folder.
+    """Return the home to use: `explicit`, else BATCHQ_HOME, else the user's state folder.
 
-    Raises InvalidInput where none of them says.
+    Raises InvalidInput if none of them is known.
     """
     chosen = str(explicit) if explicit else environ.get(HOME_VARIABLE, "")
     if chosen:
         return Home(Path(chosen).expanduser().resolve())
     if environ.get("HOME") or environ.get("XDG_STATE_HOME"):
         return Home(Path(platformdirs.user_state_dir("batchq")).resolve())
-    # An unset or empty HOME, as under some init systems: what the user database says.
+    # HOME is unset or empty, as under some init systems: ask the user database.
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -126,27 +125,27 @@ def find_home(
 
 
 def short_folder() -> Path:
-    """A folder of this user's whose path is short, whatever the environment says."""
+    """Return a folder of this user with a short path, independent of the environment."""
     return Path("/tmp", f"batchq-{os.getuid()}")  # noqa: S108 (`_refuse_strangers` looks at it)
 
 
 def default_url(home: Home) -> str:
-    """The URL of the home's embedded server, with its password if it has one."""
+    """Return the URL of the home's embedded server, with its password if it has one."""
     password = read_password(home)
     return f"unix://{f':{password}@' if password else ''}{quote(str(home.socket))}"
 
 
 def read_password(home: Home) -> str:
-    """The password of the home's embedded server; empty if it has none.
+    """Return the password of the home's embedded server; empty if it has none.
 
-    Raises InvalidInput where there is a file of it that cannot be read.
+    Raises InvalidInput if the password file exists but is invalid.
     """
     try:
         words = home.password.read_text(encoding="ascii").split()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except PermissionError:
-        # What another user's home says is nothing for this one; the socket refuses it in words.
+        # Another user's home: the socket refuses this user with a message of its own.
         return ""
     except (OSError, UnicodeDecodeError):
         words = []
@@ -162,10 +161,10 @@ def read_password(home: Home) -> str:
 def resolve_url(
     explicit: str | None, home: Home, *, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """The server to talk to: `explicit`, else BATCHQ_REDIS_URL, else what stands in the file named
-    by BATCHQ_REDIS_URL_FILE, else the home's own.
+    """Return the server's URL: `explicit`, else BATCHQ_REDIS_URL, else the content of the file
+    named by BATCHQ_REDIS_URL_FILE, else the home's own.
 
-    Raises InvalidInput where that file cannot be read.
+    Raises InvalidInput if that file cannot be read.
     """
     if said := explicit or environ.get(URL_VARIABLE, ""):
         return said
@@ -181,13 +180,13 @@ def _url_in(path: Path) -> str:
         why = getattr(error, "strerror", None) or "it is no text"
         raise InvalidInput(f"{URL_FILE_VARIABLE}: {expected}; {path}: {why}") from None
     if len(words) != 1:
-        # Not what stands there: it may be a password.
+        # The message must not show the content, which may be a password.
         raise InvalidInput(f"{URL_FILE_VARIABLE}: {expected}; {path} has {len(words)} words")
     return words[0]
 
 
 def is_own_server(url: str) -> bool:
-    """Whether it is the embedded server of this user's home, which `batchq up` starts."""
+    """Return whether the URL is that of this user's embedded server, which `batchq up` starts."""
     try:
         return url == default_url(find_home())
     except InvalidInput:
@@ -195,14 +194,14 @@ def is_own_server(url: str) -> bool:
 
 
 def _make_private(folder: Path, *, but: int) -> None:
-    """Make the folder; `but`: the bits of its mode that are taken away if it is there."""
+    """Create the folder; `but`: mode bits that are removed if it exists."""
     try:
-        # `parents` get the usual mode: ~/.local/state is not ours to close.
+        # Parents get the usual mode: ~/.local/state is not ours to close.
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         _refuse_another_owner(folder)
         found = folder.stat()
-        # Where names are safe from others by the sticky bit, as in /tmp, there is nothing to close.
+        # A sticky folder such as /tmp protects names from other users; leave it open.
         closable = found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX
         if closable and found.st_mode & but:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~but)
@@ -221,7 +220,10 @@ def _make_private(folder: Path, *, but: int) -> None:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """None for what is not there."""
+    """Return the path's status, or None if it does not exist.
+
+    Raises InvalidInput for a path closed to this user.
+    """
     try:
         return path.stat()
     except PermissionError:
@@ -234,7 +236,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _refuse_another_owner(folder: Path) -> None:
-    """Who owns a folder decides what is in it: our records, our data, our server's socket."""
+    """Raise InvalidInput unless root or this user owns the folder, since its owner controls it."""
     found = _stat(folder)
     owner = os.getuid() if found is None else found.st_uid
     if owner not in (os.getuid(), 0):
@@ -246,7 +248,7 @@ def _refuse_another_owner(folder: Path) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Anybody may create names in /tmp: a socket there is trusted in one's own folder only."""
+    """Raise InvalidInput unless the folder is private: any user may create names in /tmp."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidInput(

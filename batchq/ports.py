@@ -1,4 +1,4 @@
-"""What the scheduler needs of the world, as protocols, each with at least two implementations."""
+"""The scheduler's interfaces to its environment, each with at least two implementations."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from batchq.core.session.snapshot import Snapshot
 
 
 class Clock(Protocol):
-    """Tells the time; the only source of `now`."""
+    """The only source of the present time."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the Unix epoch."""
 
 
 class IdSource(Protocol):
-    """Makes uids; the only source of randomness in objects."""
+    """The only source of uids, and of randomness in objects."""
 
     def new_uid(self) -> str:
-        """A fresh uid of 16 characters out of `[a-z0-9]`, which sorts by time of making."""
+        """Return a new uid of 16 characters out of `[a-z0-9]`, which sorts by creation time."""
 
 
 class Reader(Protocol):
-    """Objects as they are now."""
+    """Reads single objects in their present state."""
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object, its revision in its metadata, or None.
+        """Return the object, with its revision in its metadata, or None.
 
         Raises StoreUnavailable.
         """
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key.
+        """Return all objects of a kind (of one namespace), ordered by key.
 
         Raises StoreUnavailable.
         """
 
 
 class Store(Reader, Protocol):
-    """Where objects, the ledger and events are kept."""
+    """Keeps objects, the ledger and events."""
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
-        """Those of the objects that there are, by key, as they are now.
+        """Return those of the objects that exist, by key, in their present state.
 
         Raises StoreUnavailable.
         """
 
     def snapshot(self) -> Snapshot:
-        """Everything a session reads, at one revision, every sequence in a fixed order."""
+        """Return everything a session reads, at one revision, every sequence in a fixed order."""
 
     def commit(
         self,
@@ -63,31 +63,31 @@ class Store(Reader, Protocol):
     ) -> Commit:
         """Apply each transaction whole or not at all, in order.
 
-        `request_id` makes the call repeatable: the same id again answers what it answered first
-        and applies nothing. `epoch`, for a leader's commits, must be the current one, or all
-        are refused. `overcommit` is in thousandths. `seen` is the revision of the snapshot that all
-        was decided on: a transaction in which a checked charge grows anywhere but on a node is
-        refused (CONFLICT, `the limits`) if a limit other than a node's was written later. None:
-        nothing was decided by what several limits say together.
+        `request_id` makes the call idempotent: repeated with the same id, it applies nothing and
+        returns the first answer. `epoch`, for a leader's commits, must be the current one, or all
+        transactions are refused. `overcommit` is in thousandths. `seen` is the revision of the
+        snapshot that the decisions are based on: a transaction in which a checked charge grows
+        anywhere but on a node is refused (CONFLICT, `the limits`) if a limit other than a node's
+        was written later. With None, nothing was decided by a combination of limits.
 
-        Raises StoreUnavailable when it cannot be known whether the call was applied: call again
-        with the same `request_id`.
+        Raises StoreUnavailable when it is unknown whether the call was applied: call again with the
+        same `request_id`.
         """
 
     def ledger(self) -> Ledger:
-        """The sums of every scope, without zeros."""
+        """Return the sums of every scope, without zeros."""
 
     def charges(self) -> Mapping[str, tuple[tuple[str, ...], dict[str, int]]]:
-        """Every holder's scopes and amounts."""
+        """Return every holder's scopes and amounts."""
 
     def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
-        """The latest events (of one object), oldest first."""
+        """Return the latest events (of one object), oldest first."""
 
 
 class Executor(Protocol):
     """Carries deliveries from the outbox to the nodes."""
 
     def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
-        """Hand over what waits in the outbox, or only what was `bound` just now, by whoever has
-        that in hand; how many that were. Twice is harmless.
+        """Hand over everything in the outbox, or only `bound`, if the caller knows what it has just
+        bound; return the number of deliveries. Delivering twice is harmless.
         """

@@ -1,4 +1,4 @@
-"""This machine's clock. The simulator has its own, and a live store tells its server's time."""
+"""Clocks and id sources. The simulator has a clock of its own, and a live store its server's."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ class SystemClock:
     """A `ports.Clock`."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
 
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-#: Two digits at a time: whoever submits many groups needs as many ids.
+#: Two digits at a time, because submitting many groups needs as many ids.
 _PAIRS = tuple(one + other for one in _DIGITS for other in _DIGITS)
 _HALF = 8
-#: Eight digits of milliseconds last for 89 years; counted from 2024 that is until 2113.
+#: Eight base-36 digits of milliseconds since 2024 last until 2113.
 _FIRST_MS = 1_704_067_200_000
 _SPAN = 36**_HALF
-#: Within one millisecond ids go up by random steps: in order, and not another process's.
+#: Ids of one millisecond grow by random steps, so that they stay in order and unique.
 _STEP_BITS = 24
 
-#: Its seed is the system's: to be asked for each id costs more than all the rest of it. Uids are no
-#: secrets, but must differ: nobody else's `random.seed` counts here, and a fork has its own.
+#: Seeded by the system once: asking the system for each id costs more than the rest of it. Uids are
+#: no secrets, but must differ, so this is independent of `random.seed` and reseeded after a fork.
 _CHANCE = random.Random()
 os.register_at_fork(after_in_child=_CHANCE.seed)
 
 
 class RandomIds:
-    """Eight characters of time, eight of chance. Ids of one source rise strictly.
+    """Ids of eight characters of time and eight random ones; those of one source rise strictly.
 
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -48,7 +48,7 @@ class RandomIds:
         self._tail = 0
 
     def new_uid(self) -> str:
-        """A fresh uid."""
+        """Return a new uid."""
         now = max(0, self._clock.now_ms() - _FIRST_MS)
         with self._lock:
             if now > self._tick:
@@ -64,13 +64,13 @@ class RandomIds:
 
 
 class CountingIds:
-    """0000000000000001, 0000000000000002 …: the same in every run, for tests and simulations."""
+    """0000000000000001, 0000000000000002 …: reproducible ids for tests and simulations."""
 
     def __init__(self, *, first: int = 1) -> None:
         self._next = first
 
     def new_uid(self) -> str:
-        """The next number."""
+        """Return the next number."""
         number, self._next = self._next, self._next + 1
         return _base36(number, width=2 * _HALF)
 

@@ -15,7 +15,7 @@ from batchq.cli.output.trouble import EXIT_ERROR
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
-    from batchq.config.effect import SettingDifference
+    from batchq.config.load import SettingDifference
     from batchq.config.model import Expansion, SchedulerConfig
 
 
@@ -152,7 +152,7 @@ def diff(a: Path, b: Path, output: str) -> int:
     settings. Order counts where it decides something, weights count where nodes are scored.
     Exit code 0 if there is no difference, 1 if there is, 2 if a file is wrong.
     """
-    from batchq.config.effect import differences
+    from batchq.config.load import differences
 
     found = list(differences(_effect(a), _effect(b)))
     if output == "json":
@@ -268,7 +268,7 @@ def _idle_disabling(config: SchedulerConfig) -> Iterator[str]:
 def _effect(file: Path) -> dict[str, object]:
     """Raises UsageError for a wrong file: the code of a wrong configuration says "different"."""
     from batchq.assembly import arguments_of, expanded
-    from batchq.config.effect import effect
+    from batchq.config.load import effect
 
     try:
         found = checked_config(file)

@@ -1,11 +1,12 @@
 """Files of manifests: YAML with one or more documents, `kind: List`, or JSON.
 
-The reader builds plain dicts, lists and scalars from the parser's events, so that each of its
-bounds holds before memory is spent: bytes, manifests, values, nesting, and what anchors expand to;
-and what cannot be a manifest is refused at its first event. A file of 8 MiB that is nothing but
-groups stays below all of them. A scalar becomes
-a number only if its text and the number's are the same: `007`, `1.10` and `yes` stay text, and
-nothing a person wrote is lost on the way to an environment variable or an annotation.
+The reader builds plain dicts, lists and scalars from the parser's events, so that each bound is
+checked before memory is spent: bytes, manifests, values, nesting, and the expansion of aliases. A
+value that cannot be a manifest is refused at its first event. A file of 8 MiB that holds only
+groups stays below all bounds.
+
+A scalar becomes a number only if the number prints as the same text: `007`, `1.10` and `yes` stay
+text, so that environment variables and annotations get exactly what was written.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from batchq.errors import InvalidInput
 
 MOST_BYTES = 8 * 2**20
 DEEPEST = 64
-#: The shortest group that can run takes 100 bytes, and 11 values.
+#: The shortest group that can run takes 100 bytes and 11 values.
 MOST_MANIFESTS = 100_000
 MOST_VALUES = 1_000_000
 MOST_VALUES_OF_ONE = 200_000
-#: Of a number in JSON; what is longer than any field allows is told by the field.
+#: Digits of a number in JSON; a number too large for its field is reported by the field.
 MOST_DIGITS = 1000
-#: How many values all aliases of one file together may stand for.
+#: How many values all aliases of a file may expand to together.
 MOST_EXPANDED = 10_000
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -59,7 +60,7 @@ _TAGS = {"!", *(f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "nul
 
 
 class Mark(NamedTuple):
-    """Where a value stands (`line` counts from 1), and its parts by key or index."""
+    """The position of a value (`line` counts from 1), and of its parts by key or index."""
 
     line: int
     parts: Mapping[str | int, Mark] = MappingProxyType({})
@@ -67,7 +68,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One manifest of a file. `place` counts them from 1 across the file, a List's items too."""
+    """One manifest of a file. `place` counts from 1 across the file, including a List's items."""
 
     data: dict[str, object]
     source: str
@@ -75,7 +76,7 @@ class Document:
     mark: Mark | None = None
 
     def line_of(self, path: Path) -> int | None:
-        """The line of a field, or of the nearest thing around it; None where unknown (JSON)."""
+        """Return the line of a field, or of its nearest ancestor; None if unknown (JSON)."""
         here = self.mark
         if here is None:
             return None
@@ -87,36 +88,36 @@ class Document:
         return here.line
 
     def decode(self) -> Object:
-        """The object that this manifest describes.
+        """Return the object that this manifest describes.
 
         Raises InvalidInput, which names the file and the line.
         """
         return manifest.decode(self.data, place=self.where(), line_of=self.line_of)
 
     def problem(self, path: Path, text: str) -> InvalidInput:
-        """An error about one field: `jobs.yaml, line 7: spec.queue: …`."""
+        """Return an error about one field: `jobs.yaml, line 7: spec.queue: …`."""
         line = self.line_of(path)
         where = f"{self.where()}, line {line}" if line else self.where()
         return InvalidInput(": ".join(part for part in (where, path_text(path), text) if part))
 
     def where(self) -> str:
-        """The file; for JSON, where lines are not known, the document too."""
+        """Return the file; for JSON, whose lines are unknown, the document too."""
         return self.source if self.mark else f"{self.source}, document {self.place}"
 
 
 def read_bounded(path: FilePath) -> bytes:
-    """A file of documents, of which no more is read than tells that it is too long: it may be a
-    device, or a pipe without an end. Raises OSError.
+    """Read a file up to one byte over the bound, because it may be a device or an endless pipe.
+
+    Raises OSError.
     """
     with path.open("rb") as file:
         return file.read(MOST_BYTES + 1)
 
 
 def read_documents(text: str | bytes, source: str) -> list[Document]:
-    """The manifests in `text`, in the order of the file; empty documents are left out.
+    """Return the manifests in `text`, in the order of the file, without empty documents.
 
-    `source` is what messages call the file.
-    Raises InvalidInput.
+    Messages call the file `source`. Raises InvalidInput.
     """
     size = len(text) if isinstance(text, bytes) else len(text.encode("utf-8", "surrogatepass"))
     if size > MOST_BYTES:
@@ -144,7 +145,7 @@ def _roots(content: str, source: str) -> Iterator[tuple[object, Mark | None]]:
             yield _read_json(content, source), None
             return
         except json.JSONDecodeError:
-            pass  # It may still be YAML in flow style; what is wrong with it, YAML says better.
+            pass  # It may be YAML in flow style; if not, YAML's message is better.
         except RecursionError:
             raise _too_deep(source) from None
     yield from _read_yaml(content, source)
@@ -153,7 +154,7 @@ def _roots(content: str, source: str) -> Iterator[tuple[object, Mark | None]]:
 def _items(
     data: object, mark: Mark | None, source: str
 ) -> Iterator[tuple[dict[str, object], Mark | None]]:
-    """A document, or the items of a `kind: List`, whose paths then start at the item."""
+    """Return a document, or the items of a `kind: List`, whose paths then start at the item."""
     where = f"{source}, line {mark.line}" if mark else source
     if data is None:
         return
@@ -187,7 +188,7 @@ def _read_json(content: str, source: str) -> object:
         return found
 
     def whole(digits: str) -> int:
-        # Python refuses to read an int of more than 4,300 digits, in words of its own.
+        # Python refuses ints of more than 4,300 digits with a message of its own.
         if len(digits) > MOST_DIGITS:
             raise InvalidInput(
                 f"{source}: expected numbers of at most {MOST_DIGITS} digits, found one of"
@@ -240,7 +241,7 @@ def _sentence(error: yaml.YAMLError, content: str, source: str) -> str:
     lines = content.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     if line[: len(line) - len(line.lstrip())].count("\t"):
-        problem = "the line is indented with a tab; YAML wants spaces"
+        problem = "the line is indented with a tab; YAML requires spaces"
     return f"{source}, line {mark.line + 1}: this is not YAML: {problem}"
 
 
@@ -250,7 +251,7 @@ def _too_deep(source: str, line: int | None = None) -> InvalidInput:
 
 
 class _Built(NamedTuple):
-    """A value, its mark, and how many values it consists of with all its aliases expanded."""
+    """A value, its mark, and its number of values with all aliases expanded."""
 
     value: object
     mark: Mark
@@ -258,7 +259,7 @@ class _Built(NamedTuple):
 
 
 class _Builder:
-    """Builds the documents of one stream of events; owns the anchors of the current document."""
+    """Builds the documents of one event stream; owns the anchors of the current document."""
 
     def __init__(self, next_event: Callable[[], Any], source: str) -> None:
         self._next_event = next_event
@@ -267,7 +268,7 @@ class _Builder:
         self._expanded = 0
         self._manifests = 0
         self._values = 0
-        #: How many values there were when the current manifest began.
+        #: The number of values before the current manifest.
         self._values_before = 0
 
     def documents(self) -> Iterator[tuple[object, Mark]]:
@@ -280,7 +281,7 @@ class _Builder:
                 yield built.value, built.mark
 
     def _begin_manifest(self, event: Any) -> None:
-        """What is no mapping is refused before all of it is read."""
+        """Start a manifest; refuse anything but a mapping before it is read."""
         line = event.start_mark.line + 1
         self._manifests += 1
         if self._manifests > MOST_MANIFESTS:
@@ -299,7 +300,7 @@ class _Builder:
             )
         if self._values > MOST_VALUES:
             raise self._problem(
-                line, f"expected at most {MOST_VALUES} values in one file; make several of it"
+                line, f"expected at most {MOST_VALUES} values in one file; split the file"
             )
 
     def _build(self, event: Any, depth: int, *, lists_manifests: bool = False) -> _Built:
@@ -317,16 +318,14 @@ class _Builder:
         else:
             built = _Built(_scalar(event), Mark(line), 1)
         if event.anchor is not None:
-            # Only now: an alias inside its own anchor would never end.
+            # Registered only now: an alias inside its own anchor would be endless.
             self._anchors[event.anchor] = built
         return built
 
     def _alias(self, anchor: str | None, line: int) -> _Built:
         built = self._anchors.get(anchor or "")
         if built is None:
-            raise self._problem(
-                line, f"the alias *{shown(anchor)[1:-1]} stands for nothing before it"
-            )
+            raise self._problem(line, f"the alias *{shown(anchor)[1:-1]} has no anchor before it")
         self._expanded += built.size
         if self._expanded > MOST_EXPANDED:
             raise self._problem(
@@ -392,7 +391,7 @@ class _Builder:
         return many
 
     def _check_tag(self, event: Any, line: int) -> None:
-        """Other tags would have a loader make objects, or mean something that we do not know."""
+        """Refuse all other tags: loaders create objects for them, or their meaning is unknown."""
         if event.tag is not None and event.tag not in _TAGS:
             raise self._problem(line, f"the tag {shown(event.tag)} is not allowed here")
 
@@ -406,7 +405,7 @@ def _scalar(event: Any) -> object:
 
 
 def _resolved(text: str) -> object:
-    """A plain scalar: a word of YAML 1.2, a number whose text is its own, or text."""
+    """Resolve a plain scalar: a word of YAML 1.2, a number that prints as written, or text."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) <= 20 and _INTEGER.fullmatch(text):
@@ -422,15 +421,15 @@ def _resolved(text: str) -> object:
 
 
 def print_documents(manifests: Sequence[Mapping[str, object]]) -> str:
-    """The manifests as YAML, one document each, keys in the order given.
+    """Return the manifests as YAML, one document each, keys in the given order.
 
-    What `read_documents` makes of it is the same again.
+    `read_documents` reads the same manifests back.
     """
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Never writes anchors, and texts of several lines as blocks."""
+    """Writes no anchors, and multi-line texts as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -439,7 +438,7 @@ class _Dumper(yaml.SafeDumper):
 def _print_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     if not all(character.isprintable() or character == "\n" for character in text):
-        # YAML 1.1 takes some control characters for line breaks; escaped, they stay themselves.
+        # YAML 1.1 treats some control characters as line breaks; escaped, they are preserved.
         style = '"'
     return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 

@@ -1,4 +1,4 @@
-"""kube-batch's configuration file, in batchq's words, with notes on what is not the same.
+"""Conversion of kube-batch's configuration file, with notes on what differs.
 
     actions: "reclaim, allocate, backfill, preempt"
     tiers:
@@ -9,12 +9,12 @@
 | kube-batch                    | batchq                                                     |
 |-------------------------------|------------------------------------------------------------|
 | actions, in their order       | the same; `backfill` does more here                        |
-| tier 1, tier 2                | the entries' `tier`: it orders, and overrules no veto      |
-| enableJobOrder: false         | `groupOrder: {disabled: [NAME]}`, and so for each flag     |
+| tier 1, tier 2                | the entries' `tier`: it orders, and overrides no veto      |
+| enableJobOrder: false         | `groupOrder: {disabled: [NAME]}`, likewise for each flag   |
 | nodeorder                     | leastAllocated, mostAllocated, balancedAllocation, weights |
-| what kube-batch does not have | gates, dependencies, quota, capacity, checks: on           |
+| not in kube-batch             | gates, dependencies, quota, capacity, checks: on           |
 
-kube-batch ignores what it does not know; here each such thing is left out with a note.
+kube-batch ignores unknown settings; the conversion leaves each one out with a note.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from batchq.config.load import check_known, check_name, check_once
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, PluginSet, SchedulerConfig
 from batchq.core.extension.points import POINTS
 
-#: What kube-batch does without an `actions` of its own.
+#: kube-batch's default actions.
 _ACTIONS = "allocate, backfill"
-#: Default plugins that stand for what kube-batch has no word for.
+#: Default plugins for features that kube-batch does not have.
 _BESIDE = ("gates", "dependencies", "quota", "capacity", "checks")
 _FLAGS = {
     "enableJobOrder": "groupOrder",
@@ -45,19 +45,19 @@ _FLAGS = {
     "enableNodeOrder": "score",
 }
 _NODE_ORDER = "nodeorder"
-#: Plugins that take arguments in both, in other words: where they stand here.
+#: Plugins whose arguments differ in batchq, and where to set them here.
 _SETTINGS = {
     "binpack": "pluginConfig.binpack",
     "overcommit": "the setting overcommit, or pluginConfig.overcommit",
     "sla": "pluginConfig.sla",
 }
-#: nodeorder's arguments: the plugin that scores so here, and the weight without the argument.
+#: nodeorder's arguments: the equivalent plugin, and kube-batch's default weight.
 _SCORES = {
     "leastrequested.weight": ("leastAllocated", 1),
     "mostrequested.weight": ("mostAllocated", 0),
     "balancedresource.weight": ("balancedAllocation", 1),
 }
-#: Who has a say on victims there. The first tier that has one of these decides alone.
+#: kube-batch's plugins that vote on victims. There, the first tier with one of these decides alone.
 _VOTERS = {
     "preemptable": ("gang", "priority", "conformance", "drf"),
     "reclaimable": ("gang", "conformance", "proportion"),
@@ -66,21 +66,21 @@ _LARGEST_WEIGHT = 1000
 
 
 class Names(NamedTuple):
-    """The actions and plugins that there are here."""
+    """The known actions and plugins."""
 
     actions: Collection[str]
     plugins: Collection[str]
 
 
 class Converted(NamedTuple):
-    """The configuration, and what is not the same, in the order of the file."""
+    """The configuration, and notes on what differs, in the order of the file."""
 
     config: SchedulerConfig
     notes: list[str]
 
 
 class _Named(NamedTuple):
-    """A plugin of the file: its tier, from 1, what is said of it, and where."""
+    """A plugin of the file: its tier, from 1, its fields, and its path."""
 
     name: str
     tier: int
@@ -89,10 +89,9 @@ class _Named(NamedTuple):
 
 
 def convert(document: Document, known: Names) -> Converted:
-    """What kube-batch's file in `document` means here.
+    """Convert kube-batch's file in `document`.
 
-    Raises InvalidInput for what kube-batch would not start with either, and for a file without
-    tiers.
+    Raises InvalidInput if kube-batch would not start with the file either, or it has no tiers.
     """
     notes: list[tuple[int, str]] = []
 
@@ -119,7 +118,7 @@ Note = Callable[[Path, str], None]
 def _actions(written: Mapping[str, object], known: Collection[str], note: Note) -> tuple[str, ...]:
     text = written.get("actions", _ACTIONS)
     if not isinstance(text, str):
-        raise Malformed(("actions",), f"expected names in one text, found {shown(text)}")
+        raise Malformed(("actions",), f"expected the names in one text, found {shown(text)}")
     found: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         check_name(name, ("actions",), "an action")
@@ -130,19 +129,19 @@ def _actions(written: Mapping[str, object], known: Collection[str], note: Note) 
         note(
             ("actions",),
             "backfill does more than in kube-batch: in queues whose strategy is Backfill it lets"
-            " groups go past a head that waits, if that does not delay it",
+            " groups start ahead of a waiting head that they do not delay",
         )
     if "enqueue" not in found:
         note(
             ("actions",),
-            "without enqueue, as in kube-batch, groups get pods before there is room for them;"
-            " put enqueue first to let them wait in line",
+            "without enqueue, as in kube-batch, groups get pods before resources are free for them;"
+            " put enqueue first to keep them in the queue",
         )
     return tuple(found)
 
 
 def _plugins(written: Mapping[str, object], note: Note) -> list[_Named]:
-    """Every plugin that is named; of one that is named twice, the later, which replaces the other.
+    """Return every named plugin; if one is named twice, the later entry replaces the former.
 
     Raises Malformed.
     """
@@ -160,7 +159,7 @@ def _named(written: Mapping[str, object]) -> Iterator[_Named]:
     if not isinstance(tiers, list):
         text = f"expected kube-batch's list of tiers, found {shown(tiers)}"
         if tiers is None:
-            text = "this is no configuration of kube-batch's: it has no tiers"
+            text = "this is not a kube-batch configuration: it has no tiers"
         raise Malformed(("tiers",) if "tiers" in written else (), text)
     for number, tier in enumerate(tiers):
         path: Path = ("tiers", number)
@@ -175,7 +174,7 @@ def _named(written: Mapping[str, object]) -> Iterator[_Named]:
 
 
 class _Conversion:
-    """Collects entries and what is disabled, plugin by plugin."""
+    """Collects entries and disabled points, plugin by plugin."""
 
     def __init__(self, known: Names, note: Note) -> None:
         self._known = known
@@ -184,7 +183,7 @@ class _Conversion:
         self._disabled: dict[str, list[str]] = {}
 
     def config(self, actions: tuple[str, ...], plugins: list[_Named]) -> SchedulerConfig:
-        """The configuration with these actions and plugins."""
+        """Return the configuration with these actions and plugins."""
         beside = [entry for entry in DEFAULT_PLUGINS if entry.name in _BESIDE]
         names = ", ".join(entry.name for entry in beside)
         self._note((), f"{names} are on beside what the file names: kube-batch has none of them")
@@ -192,7 +191,7 @@ class _Conversion:
             self._add(plugin)
         self._tell_of_tiers(plugins)
         if all(entry.name != "predicates" for entry in self._entries):
-            self._note((), "predicates is on: here the plugin holds requests against nodes, too")
+            self._note((), "predicates is on: here the plugin also checks requests against nodes")
             self._entries.append(PluginEntry(name="predicates"))
         return SchedulerConfig(
             actions=actions,
@@ -220,7 +219,7 @@ class _Conversion:
             entries = [PluginEntry(name=plugin.name, tier=plugin.tier)]
             for name in self._arguments(plugin):
                 there = _SETTINGS.get(plugin.name)
-                why = f"what it sets is stated in {there}" if there else "it means nothing here"
+                why = f"set {there} instead" if there else "it has no meaning here"
                 text = f"{plugin.name}'s argument {name} is left out: {why}"
                 self._note((*plugin.path, "arguments", name), text)
         self._entries += entries
@@ -234,7 +233,7 @@ class _Conversion:
         arguments = self._arguments(plugin)
         for name in arguments:
             if name not in _SCORES:
-                text = f"nodeorder's argument {name} is left out: nothing scores so here"
+                text = f"nodeorder's argument {name} is left out: no plugin here scores like that"
                 self._note((*plugin.path, "arguments", name), text)
         weights = {
             name: self._weight(plugin, argument, default)
@@ -254,7 +253,7 @@ class _Conversion:
         return entries
 
     def _weight(self, plugin: _Named, argument: str, default: int) -> int:
-        """As in kube-batch, an argument that is no number leaves the default."""
+        """Return the weight; as in kube-batch, an invalid argument leaves the default."""
         written = self._arguments(plugin).get(argument, default)
         try:
             weight = int(str(written))
@@ -280,13 +279,13 @@ class _Conversion:
             elif flag == "enableJobPipelined":
                 self._note(path, "enableJobPipelined is left out: enableJobReady is both here")
             elif plugin.name == "predicates":
-                text = f"{flag} is left out: predicates holds requests against nodes here"
+                text = f"{flag} is left out: predicates checks requests against nodes here"
                 self._note(path, text)
             else:
                 self._disabled.setdefault(_FLAGS[flag], []).extend(names)
 
     def _tell_of_tiers(self, plugins: list[_Named]) -> None:
-        """Who kube-batch never asks about victims, as an earlier tier has decided."""
+        """Note the plugins that kube-batch never asks about victims: an earlier tier decides."""
         for point, voters in _VOTERS.items():
             asked = [
                 plugin
@@ -301,7 +300,7 @@ class _Conversion:
     def _tell_of_voter(self, plugin: _Named, point: str, first: int) -> None:
         never = f"kube-batch never asks {plugin.name} there, as tier {first} has decided"
         if plugin.name == "drf":
-            # Here it would have every group spared that would be preempted whole.
+            # Here its vote would spare every group that would be preempted as a whole.
             self._disabled.setdefault(point, []).append(plugin.name)
             self._note(plugin.path, f"drf is disabled at {point}: {never}")
             return

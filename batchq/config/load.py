@@ -1,9 +1,15 @@
-"""Names of actions and plugins in `scheduler.yaml`, and what is said of wrong ones."""
+"""Read, write and compare configurations (`scheduler.yaml`), with precise messages for mistakes.
+
+Two configurations are compared by their effect, however each is written: order counts only where it
+decides.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path as FilePath
 from typing import NamedTuple
 
@@ -34,20 +40,20 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
 def check_name(name: object, path: Path, what: str) -> str:
-    """The name, if it is one. Raises Malformed."""
+    """Return the name, if it is valid. Raises Malformed."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Malformed(path, f"expected the name of {what}, found {shown(name)}")
     return name
 
 
 def check_once(name: str, seen: Collection[str], path: Path) -> None:
-    """Raises Malformed for a name that was there before."""
+    """Raise Malformed for a name that occurred before."""
     if name in seen:
         raise Malformed(path, f"{name} is named twice")
 
 
 def check_known(name: str, known: Collection[str] | None, path: Path, what: str) -> None:
-    """Raises Malformed, with the nearest name, for one that nobody provides."""
+    """Raise Malformed, with the nearest known name, for an unknown one."""
     if known is None or name in known:
         return
     near = notation.nearest(name, known)
@@ -62,20 +68,20 @@ _HIGHEST_TIER = 1000
 
 
 class Plugins(NamedTuple):
-    """What is on at all points, and what is otherwise at single ones."""
+    """The plugins enabled at all points, and the exceptions at single points."""
 
     multi_point: tuple[PluginEntry, ...] = DEFAULT_PLUGINS
     points: dict[str, PluginSet] = {}
 
 
 class _PluginName(Struct, frozen=True, kw_only=True):
-    """A disabled plugin, written as Kubernetes does: `- name: xyz`."""
+    """A disabled plugin in Kubernetes' notation: `- name: xyz`."""
 
     name: str
 
 
 def read_plugins(data: object, known: Collection[str] | None) -> Plugins:
-    """What stands at the key; names are looked up among the `known`, if these are.
+    """Read the value of `plugins`; with `known`, unknown names are mistakes too.
 
     Raises Malformed.
     """
@@ -94,12 +100,12 @@ def read_plugins(data: object, known: Collection[str] | None) -> Plugins:
             multi_point = _with_defaults(stated)
         elif stated != PluginSet():
             points[point] = stated
-    # In the order of the points: two files that say the same are equal, and print the same.
+    # In the order of POINTS, so that equivalent files are equal and print the same.
     return Plugins(multi_point, {point: points[point] for point in POINTS if point in points})
 
 
 def place_of(data: object, point: str, plugin: str) -> Path:
-    """Where below its point a plugin is enabled, as written."""
+    """Return the path below its point at which a plugin is enabled, as written."""
     stated = data.get(point) if isinstance(data, Mapping) else None
     items = stated.get("enabled") if isinstance(stated, Mapping) else None
     for place, item in enumerate(items if isinstance(items, list) else ()):
@@ -109,7 +115,7 @@ def place_of(data: object, point: str, plugin: str) -> Path:
 
 
 def write_plugins(plugins: Plugins) -> dict[str, object]:
-    """The mapping that says so, whatever the default plugins are."""
+    """Return the mapping to write for these plugins, independent of the default plugins."""
     enabled = [_write_entry(entry) for entry in plugins.multi_point]
     written: dict[str, object] = {MULTI_POINT: {"enabled": enabled, "disabled": [ALL]}}
     for point, stated in plugins.points.items():
@@ -122,7 +128,7 @@ def write_plugins(plugins: Plugins) -> dict[str, object]:
 
 
 def write_expansion(expansion: Expansion) -> dict[str, object]:
-    """The mapping that names everybody at each point."""
+    """Return the mapping that lists all plugins at each point."""
     points = {
         point: {"enabled": [_write_entry(entry) for entry in standing]}
         for point, standing in expansion.items()
@@ -154,7 +160,7 @@ def _read_set(data: object, path: Path, known: Collection[str] | None) -> Plugin
 def _enabled(
     items: list[object], path: Path, known: Collection[str] | None, *, all_allowed: bool
 ) -> tuple[PluginEntry, ...]:
-    """The entries of a list. "*" enables nothing that is not on: it is left out."""
+    """Return the entries of a list. "*" enables nothing that is not on already: it is dropped."""
     entries: list[PluginEntry] = []
     for place, item in enumerate(items):
         here = (*path, place)
@@ -198,7 +204,7 @@ def _name_in(item: object) -> object:
 
 
 def _with_defaults(stated: PluginSet) -> tuple[PluginEntry, ...]:
-    """The default plugins that are left, as stated where they are stated, then the others."""
+    """Return the remaining default plugins, as stated if they are stated, then the others."""
     by_name = {entry.name: entry for entry in stated.enabled}
     left = [
         by_name.get(entry.name, entry)
@@ -219,15 +225,15 @@ _PLAIN = SchedulerFile.__struct_encode_fields__
 _NUMBERS = tuple(
     name for name in SchedulerFile.__struct_fields__ if name not in ("eviction_budget", "fairness")
 )
-#: Of `fairness.halfLife`: what was used is no matter.
+#: The value of `fairness.halfLife` under which past usage does not count.
 _OFF = "off"
-#: Numbers that are no durations have the same name in Settings.
+#: Settings that are no durations; they have the same name in Settings.
 _COUNTS = ("overcommit", "max_pod_groups_per_namespace")
 _LEAST_PER_NAMESPACE, _MOST_PER_NAMESPACE = 1, 1_000_000_000
-#: Keys of other programs' files, and what to do with such a file.
-_ELSEWHERE = {"tiers": "`batchq config convert FILE` makes a batchq file of a kube-batch one"}
+#: Keys of other programs' files, with a hint.
+_ELSEWHERE = {"tiers": "`batchq config convert FILE` converts a kube-batch file"}
 
-#: The least that makes sense: below these a daemon would spin, or give up on what is well.
+#: Least useful values: below these, the daemon would spin, or give up on healthy parts.
 _LEAST_MS = {
     "schedulePeriod": 10,
     "inQueueTimeout": SECOND,
@@ -241,10 +247,10 @@ _LEAST_MS = {
 
 
 class Known(NamedTuple):
-    """The names that there are; whoever cannot tell leaves them to the assembly.
+    """The known actions and plugins.
 
-    `check_settings` raises Malformed for settings that the plugin of this name does not take;
-    `points_of` says where a plugin with these settings has a say.
+    `check_settings` raises Malformed for settings that the named plugin does not take; `points_of`
+    returns the points that a plugin with these settings implements.
     """
 
     actions: Collection[str]
@@ -254,9 +260,9 @@ class Known(NamedTuple):
 
 
 def load_config(path: str | FilePath | None, *, known: Known | None = None) -> SchedulerConfig:
-    """The configuration in the file at `path`; the defaults if there is no path.
+    """Load the configuration from the file at `path`; without a path, return the defaults.
 
-    Of several mistakes the first in the file is told; with `known`, wrong names are mistakes too.
+    Only the first of several mistakes is reported. With `known`, unknown names are mistakes too.
 
     Raises InvalidInput.
     """
@@ -266,20 +272,20 @@ def load_config(path: str | FilePath | None, *, known: Known | None = None) -> S
 
 
 def read_file(path: str | FilePath) -> bytes:
-    """What stands in the configuration's file. Raises InvalidInput."""
+    """Return the bytes of the configuration file. Raises InvalidInput."""
     try:
         return read_bounded(FilePath(path))
     except OSError as error:
         raise InvalidInput(
             f"{path}: the configuration cannot be read: {error.strerror}",
-            hint="`batchq config print` prints one that has the defaults",
+            hint="`batchq config print` prints one with the defaults",
         ) from None
 
 
 def read_config(
     content: str | bytes, source: str, *, known: Known | None = None
 ) -> SchedulerConfig:
-    """The configuration in `content`; `source` is what messages call it.
+    """Parse the configuration in `content`; messages call it `source`.
 
     Raises InvalidInput.
     """
@@ -295,9 +301,9 @@ def read_config(
 
 
 def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> dict[str, object]:
-    """The whole configuration as it would stand in a file, defaults included.
+    """Return the whole configuration as in a file, defaults included.
 
-    With its `expansion`, each extension point names everybody who stands there.
+    With an `expansion`, each extension point lists all of its plugins.
     """
     plain = _as_file(config.settings)
     fields = notation.write(plain, always=frozenset(_PLAIN))
@@ -318,7 +324,7 @@ def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> d
 
 
 def as_text(config: SchedulerConfig, expansion: Expansion | None = None) -> str:
-    """The same as YAML, which `read_config` reads."""
+    """Return the same as YAML, which `read_config` parses."""
     written = as_written(config, expansion)
     return yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
@@ -329,7 +335,7 @@ def _config(document: Document, known: Known | None) -> SchedulerConfig:
         if name in written:
             raise Malformed((name,), f"there is no such setting; {_ELSEWHERE[name]}")
     for name, value in written.items():
-        # One after the other, as they stand in the file: the first mistake is told first.
+        # In the order of the file, so that its first mistake is reported.
         _check_field(name, value, known)
     default = SchedulerConfig()
     actions, plugins = written.get("actions"), written.get("plugins")
@@ -347,7 +353,7 @@ def _config(document: Document, known: Known | None) -> SchedulerConfig:
 
 
 def _check_points(config: SchedulerConfig, written: object, known: Known) -> None:
-    """Raises Malformed for a plugin that is enabled where it has no say."""
+    """Raise Malformed for a plugin that is enabled at a point that it does not implement."""
 
     def points_of(plugin: str) -> Collection[str]:
         return known.points_of(plugin, config.plugin_config.get(plugin, {}))
@@ -357,7 +363,7 @@ def _check_points(config: SchedulerConfig, written: object, known: Known) -> Non
 
 
 def _check_field(name: str, value: object, known: Known | None) -> None:
-    """Raises Malformed for a field that is wrong whatever the others are."""
+    """Raise Malformed for a field that is wrong regardless of the others."""
     if name not in (*_PLAIN, *_LISTS):
         hint = notation.suggestion(name, (*_PLAIN, *_LISTS))
         raise Malformed((name,), f"there is no such setting; {hint}")
@@ -396,7 +402,7 @@ def _check_settings(plugin: str, settings: Mapping[str, object], known: Known | 
 
 
 def _check_budget(budget: EvictionBudget | None) -> None:
-    """None at all is `null`; what never evicts is said by leaving out the actions."""
+    """Raise Malformed for a budget below 1 pod; to evict nothing, leave out the actions."""
     if budget is None:
         return
     if budget.pods < 1:
@@ -414,7 +420,7 @@ def _check_per_namespace(found: int) -> None:
 
 
 def _half_life(fairness: Fairness) -> int | None:
-    """In milliseconds; None: off. Raises Malformed."""
+    """Return the half-life in milliseconds; None if it is off. Raises Malformed."""
     path, written = ("fairness", "halfLife"), fairness.half_life
     if written == _OFF:
         return None
@@ -471,16 +477,14 @@ def _as_file(settings: Settings) -> SchedulerFile:
 
 
 def _setting(name: str) -> str:
-    """The field of Settings for one of SchedulerFile that is a single number."""
+    """Return the field of Settings for a single-number field of SchedulerFile."""
     return name if name in _COUNTS else f"{name}_ms"
 
 
 def _actions(data: object, known: Collection[str] | None) -> tuple[str, ...]:
     names = [part.strip() for part in data.split(",")] if isinstance(data, str) else data
     if not isinstance(names, list):
-        text = (
-            f"expected a list such as [enqueue, allocate], or them in one text, found {shown(data)}"
-        )
+        text = f"expected a list such as [enqueue, allocate], or one text, found {shown(data)}"
         raise Malformed(("actions",), text)
     if not names:
         raise Malformed(("actions",), "expected at least one action, found none")
@@ -494,3 +498,105 @@ def _actions(data: object, known: Collection[str] | None) -> tuple[str, ...]:
 def _plugin_config(data: object) -> dict[str, dict[str, object]]:
     fields = mapping_at(data, ("pluginConfig",))
     return {name: dict(mapping_at(value, ("pluginConfig", name))) for name, value in fields.items()}
+
+
+#: Points at which the order of plugins does not change the outcome.
+_ANY_ORDER = frozenset({"score", "groupReady", "preemptable", "reclaimable"})
+#: A plugin's settings -> those of its arguments that differ from the defaults.
+ArgumentsOf = Callable[[str, Mapping[str, object]], Mapping[str, object]]
+
+
+class SettingDifference(NamedTuple):
+    """One difference; None where one side does not have the setting."""
+
+    what: str
+    a: object
+    b: object
+
+
+def effect(
+    config: SchedulerConfig, expansion: Expansion, arguments_of: ArgumentsOf
+) -> dict[str, object]:
+    """Return everything that determines how a scheduler with this configuration acts, by name."""
+    written = as_written(config)
+    found = {key: value for key, value in written.items() if not key.startswith("plugin")}
+    for point, standing in expansion.items():
+        found[f"plugins.{point}"] = _at(point, standing)
+    on = dict.fromkeys(entry.name for standing in expansion.values() for entry in standing)
+    for plugin in on:
+        arguments = arguments_of(plugin, config.plugin_config.get(plugin, {}))
+        for name, value in arguments.items():
+            found[f"pluginConfig.{plugin}.{name}"] = value
+    return found
+
+
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[SettingDifference]:
+    """Yield what differs between two effects."""
+    for what in dict.fromkeys([*a, *b]):
+        if a.get(what) != b.get(what):
+            yield SettingDifference(what, a.get(what), b.get(what))
+
+
+def _at(point: str, standing: tuple[PluginEntry, ...]) -> list[object]:
+    if point == "score":
+        return [
+            entry.name if entry.weight == 1 else {"name": entry.name, "weight": entry.weight}
+            for entry in sorted(standing, key=lambda entry: entry.name)
+        ]
+    names: list[object] = [entry.name for entry in standing]
+    return sorted(names, key=str) if point in _ANY_ORDER else names
+
+
+#: The most changes in a summary, and the longest text of one.
+_MOST_CHANGES = 6
+_LONGEST_CHANGE = 80
+_NOTHING = "nothing"
+
+
+def what_changed(before: SchedulerConfig, after: SchedulerConfig) -> str:
+    """Return a summary such as `schedulePeriod 1s -> 500ms; plugins +drf`."""
+    changes = _changes(as_written(before), as_written(after))
+    shown_changes = list(islice(changes, _MOST_CHANGES))
+    more = sum(1 for _ in changes)
+    if more:
+        shown_changes.append(f"and {more} more")
+    return "; ".join(shown_changes) or "unchanged"
+
+
+def _changes(
+    before: Mapping[str, object], after: Mapping[str, object], *, under: str = ""
+) -> Iterator[str]:
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        place = f"{under}.{name}" if under else name
+        if isinstance(old, Mapping | None) and isinstance(new, Mapping | None):
+            yield from _changes(old or {}, new or {}, under=place)
+        elif isinstance(old, list) and isinstance(new, list):
+            yield f"{place} {_of_lists(old, new)}"
+        else:
+            yield f"{place} {_brief(old)} -> {_brief(new)}"
+
+
+def _of_lists(before: Sequence[object], after: Sequence[object]) -> str:
+    """Return both lists; if they are long, only added and removed items."""
+    old, new = [_text(item) for item in before], [_text(item) for item in after]
+    whole = f"{', '.join(old) or _NOTHING} -> {', '.join(new) or _NOTHING}"
+    if len(whole) <= _LONGEST_CHANGE:
+        return whole
+    came = [f"+{item}" for item in new if item not in old]
+    went = [f"-{item}" for item in old if item not in new]
+    return _cut(" ".join((*came, *went))) if came or went else "in another order"
+
+
+def _brief(value: object) -> str:
+    return _NOTHING if value is None else _cut(_text(value))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_CHANGE else f"{text[: _LONGEST_CHANGE - 3]}..."

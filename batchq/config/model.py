@@ -1,8 +1,8 @@
-"""The scheduler's configuration as values: what `scheduler.yaml` says, after reading.
+"""The scheduler's configuration as values.
 
-`SchedulerConfig` is what the rest of batchq works with. `SchedulerFile` is the file's own shape,
-one field per key, with the notation of manifests (`90s`, `1.5`); `batchq.config.load` turns one
-into the other.
+`SchedulerConfig` is what the rest of batchq uses. `SchedulerFile` has the file's own shape, one
+field per key, in the notation of manifests (`90s`, `1.5`); `batchq.config.load` converts between
+them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from batchq.core.session.settings import Settings
 _TIMES = Settings()
 
 
-#: In a list of names: all of them.
+#: Stands for all names in a list of names.
 ALL = "*"
 
 
 class PluginEntry(Struct, frozen=True, kw_only=True):
-    """One plugin that is on. `weight` multiplies its score where it scores nodes.
+    """An enabled plugin. `weight` multiplies its score at the point `score`.
 
-    Lower tiers are asked first; within one, plugins are asked in the order written.
+    Plugins in lower tiers are asked first; within a tier, in the order written.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PluginEntry(Struct, frozen=True, kw_only=True):
 
 
 class PluginSet(Struct, frozen=True, kw_only=True):
-    """What is said of one extension point beyond what `multiPoint` says of all."""
+    """The changes at one extension point to what `multiPoint` says for all."""
 
     enabled: tuple[PluginEntry, ...] = ()
     disabled: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ DEFAULT_PLUGINS = tuple(
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
-    """Which actions run, in this order, with which plugins, and by which times and factors.
+    """The actions in order, the plugins, and the settings.
 
-    `plugins` are on at every point that they implement, the default ones that are among them
-    included; `points` says what is otherwise at single points (`batchq.config.model`).
-    `plugin_config` maps a plugin's name to its own settings, as written in the file.
+    `plugins` are enabled at every point that they implement, and include the default plugins that
+    are on; `points` has the exceptions at single points. `plugin_config` maps a plugin's name to
+    its own settings, as written in the file.
     """
 
     actions: tuple[str, ...] = DEFAULT_ACTIONS
@@ -79,7 +79,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
 
 
 class EvictionBudget(Value, frozen=True):
-    """So many pods may be evicted by preempt and reclaim within any such window."""
+    """The most pods that preempt and reclaim may evict within any such window."""
 
     pods: int
     window: Duration = _TIMES.eviction_window_ms
@@ -92,7 +92,7 @@ class Fairness(Value, frozen=True):
 
 
 class SchedulerFile(Value, frozen=True):
-    """The keys of `scheduler.yaml` that hold one plain value; every default is `Settings`' own."""
+    """The keys of `scheduler.yaml` with one plain value; defaults are those of `Settings`."""
 
     schedule_period: Duration = _TIMES.schedule_period_ms
     min_session_interval: Duration = _TIMES.min_session_interval_ms
@@ -110,30 +110,30 @@ class SchedulerFile(Value, frozen=True):
     fairness: Fairness = Fairness()
 
 
-#: point -> the plugins that stand there, in the order in which they are asked.
+#: Point -> its plugins, in the order in which they are asked.
 Expansion: TypeAlias = dict[str, tuple[PluginEntry, ...]]
 #: Plugin -> the points that it implements.
 PointsOf: TypeAlias = Callable[[str], Collection[str]]
 
 
 class Lacking(NamedTuple):
-    """A plugin that is enabled at a point which it does not implement."""
+    """A plugin that is enabled at a point that it does not implement."""
 
     point: str
     plugin: str
     implements: tuple[str, ...]
 
     def problem(self, *where: str | int) -> Malformed:
-        """What to tell; `where`: the rest of the path below the point."""
+        """Return the mistake; `where`: the rest of the path below the point."""
         there = f"; it implements {', '.join(self.implements)}" if self.implements else ""
-        text = f"{self.plugin} has no say at {self.point}{there}"
+        text = f"{self.plugin} does not implement {self.point}{there}"
         return Malformed(("plugins", self.point, *where), text)
 
 
 def expand(config: SchedulerConfig, points_of: PointsOf) -> Expansion:
-    """Who stands where.
+    """Return the plugins of each point.
 
-    Raises Malformed for a plugin that is enabled at a point which it lacks.
+    Raises Malformed for a plugin that is enabled at a point that it does not implement.
     """
     for lacking in lacks(config, points_of):
         raise lacking.problem()
@@ -141,7 +141,7 @@ def expand(config: SchedulerConfig, points_of: PointsOf) -> Expansion:
 
 
 def lacks(config: SchedulerConfig, points_of: PointsOf) -> Iterator[Lacking]:
-    """The entries of single points that cannot be."""
+    """Yield the entries at single points that their plugins do not implement."""
     for point, stated in config.points.items():
         for entry in stated.enabled:
             there = points_of(entry.name)
@@ -150,7 +150,7 @@ def lacks(config: SchedulerConfig, points_of: PointsOf) -> Iterator[Lacking]:
 
 
 def named(config: SchedulerConfig) -> tuple[str, ...]:
-    """Every plugin that is enabled somewhere, those of multiPoint first."""
+    """Return every enabled plugin, those of multiPoint first."""
     single = (entry.name for stated in config.points.values() for entry in stated.enabled)
     return tuple(dict.fromkeys([*(entry.name for entry in config.plugins), *single]))
 
@@ -166,21 +166,21 @@ def _standing(config: SchedulerConfig, point: str, points_of: PointsOf) -> tuple
     return tuple(sorted([*stated.enabled, *of_all], key=lambda entry: entry.tier))
 
 
-#: Plugin in the box, the point at which it keeps its promise, and what is so without it.
+#: Builtin plugin, the point at which it keeps a promise, and what happens without it.
 _PROMISES = (
     ("gates", "preEnqueue", "scheduling gates are kept and ignored"),
     ("dependencies", "preEnqueue", "groups do not wait for those in dependsOn"),
     (
         "quota",
         "admissible",
-        "the quotas of namespaces still hold, but who can never fit into one waits like others",
+        "quotas of namespaces still hold, but groups that can never fit one wait like others",
     ),
     (
         "capacity",
         "admissible",
         (
             "limits of queues and the cluster still hold, but guarantees are not left to siblings,"
-            " and who can never fit waits like others"
+            " and groups that can never fit wait like others"
         ),
     ),
     ("checks", "permit", "groups start without an answer of their queue's admission checks"),
@@ -194,7 +194,7 @@ _PROMISES = (
 
 
 def unkept(expansion: Expansion) -> list[str]:
-    """A sentence for each plugin in the box that is not asked where it keeps a promise."""
+    """Return a sentence for each builtin plugin that is not asked where it keeps a promise."""
     return [
         f"plugin {plugin} is off at {point}: {without}"
         for plugin, point, without in _PROMISES

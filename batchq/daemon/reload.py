@@ -27,8 +27,7 @@ from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble, expanded, known_names
 from batchq.client import Client
 from batchq.client.cluster import process_of
-from batchq.config.effect import what_changed
-from batchq.config.load import as_text, read_config, read_file
+from batchq.config.load import as_text, read_config, read_file, what_changed
 from batchq.config.model import SchedulerConfig, unkept
 from batchq.daemon.local_stack import detached, stack
 from batchq.daemon.services import ThreadService
@@ -166,7 +165,7 @@ class Reload:
             return False
         if fresh.config == self._latest.config:
             _log.info("config.unchanged", config=fresh.digest)
-            self._note(RELOADED, "as before")
+            self._note(RELOADED, "unchanged")
             return False
         self._latest = fresh
         with self._lock:

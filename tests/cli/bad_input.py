@@ -191,7 +191,7 @@ TABLE = [
     Bad(
         "a tab",
         1,
-        "the line is indented with a tab; YAML wants spaces",
+        "the line is indented with a tab; YAML requires spaces",
         APPLY,
         FINE + "kind:\n\tPodGroup\n",
     ),

@@ -331,7 +331,7 @@ def test_a_file_of_kube_batchs_becomes_one_that_is_valid(files: Callable[..., Pa
     )
     done = config("convert", theirs)
     assert done.code == 0
-    assert "note: line 3: predicates's argument a is left out: it means nothing here" in done.err
+    assert "note: line 3: predicates's argument a is left out: it has no meaning here" in done.err
     assert done.err.endswith(PREEMPT)
     ours = files("ours.yaml", done.out)
     assert config("check", ours) == Ran(
@@ -345,7 +345,7 @@ def test_a_file_of_kube_batchs_becomes_one_that_is_valid(files: Callable[..., Pa
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("actions: allocate\n", "line 1: this is no configuration of kube-batch's"),
+        ("actions: allocate\n", "line 1: this is not a kube-batch configuration"),
         ("", "expected one document, found 0"),
     ],
 )
@@ -364,8 +364,7 @@ def test_arguments_that_have_a_place_of_their_own_are_led_there(files: Callable[
         "tiers:\n- plugins:\n  - name: sla\n    arguments: {sla-waiting-time: 1h}\n",
     )
     assert (
-        "note: line 4: sla's argument sla-waiting-time is left out: what it sets is stated in"
-        " pluginConfig.sla\n"
+        "note: line 4: sla's argument sla-waiting-time is left out: set pluginConfig.sla instead\n"
     ) in config("convert", theirs).err
 
 
@@ -386,12 +385,12 @@ def test_a_plugin_disabled_without_effect_is_noted(files: Callable[..., Path]) -
 
 UNKEPT = {
     "quota": (
-        "note: plugin quota is off at admissible: the quotas of namespaces still hold, but who can"
-        " never fit into one waits like others"
+        "note: plugin quota is off at admissible: quotas of namespaces still hold, but groups"
+        " that can never fit one wait like others"
     ),
     "capacity": (
         "note: plugin capacity is off at admissible: limits of queues and the cluster still hold,"
-        " but guarantees are not left to siblings, and who can never fit waits like others"
+        " but guarantees are not left to siblings, and groups that can never fit wait like others"
     ),
     "gang": (
         "note: plugin gang is off at groupReady: groups run with fewer pods than minMember and"

@@ -144,7 +144,7 @@ def test_after_a_wrong_file_the_right_one_is_told_too(path: Path, redis_store: R
     reload.take_up()
     assert judged == [False, True, True]
     assert told(reload, redis_store)[1:] == [
-        ("Reloaded", f"{path}: as before"),
+        ("Reloaded", f"{path}: unchanged"),
         ("Reloaded", f"{path}: schedulePeriod 2s -> 3s"),
     ]
 
@@ -290,7 +290,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     service.stop()
     assert not service.alive
     events = redis_store.events(kind="Scheduler")
-    assert events[1].message == f"{path}: as before"
+    assert events[1].message == f"{path}: unchanged"
     assert len(events) < 20
 
 

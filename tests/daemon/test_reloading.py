@@ -298,7 +298,7 @@ def test_a_user_who_asks_for_a_reload_hears_its_outcome(
     with Client(default_url(home)) as client:
         until(lambda: bool(client.schedulers().there), within_s=30)
         unchanged = ask_to_reload(home, client)
-        assert (unchanged.reason, unchanged.message) == ("Reloaded", f"{path}: as before")
+        assert (unchanged.reason, unchanged.message) == ("Reloaded", f"{path}: unchanged")
         path.write_text(WRONG)
         wrong = ask_to_reload(home, client)
         assert wrong.reason == "ReloadFailed"
@@ -311,7 +311,7 @@ def test_a_user_who_asks_for_a_reload_hears_its_outcome(
         right = ask_to_reload(home, client)
         assert right.message == f"{path}: schedulePeriod 50ms -> 70ms"
         done = CliRunner().invoke(main, ["config", "reload"])
-        assert (done.exit_code, done.stdout) == (0, f"{path}: as before\n")
+        assert (done.exit_code, done.stdout) == (0, f"{path}: unchanged\n")
 
 
 def test_a_stack_in_the_foreground_passes_the_signal_on(

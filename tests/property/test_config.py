@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchq.assembly import BUILTIN_PLUGINS, arguments_of, expanded, known_names
-from batchq.config.effect import differences, effect
-from batchq.config.load import as_text, read_config
+from batchq.config.load import as_text, differences, effect, read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.extension.points import POINTS
 

@@ -18,13 +18,13 @@ BESIDE_NOTE = (
 )
 BACKFILL = (
     "line 1: backfill does more than in kube-batch: in queues whose strategy is Backfill it lets"
-    " groups go past a head that waits, if that does not delay it"
+    " groups start ahead of a waiting head that they do not delay"
 )
 NO_ENQUEUE = (
-    "line 1: without enqueue, as in kube-batch, groups get pods before there is room for them;"
-    " put enqueue first to let them wait in line"
+    "line 1: without enqueue, as in kube-batch, groups get pods before resources are free for them;"
+    " put enqueue first to keep them in the queue"
 )
-PREDICATES = "line 1: predicates is on: here the plugin holds requests against nodes, too"
+PREDICATES = "line 1: predicates is on: here the plugin also checks requests against nodes"
 
 #: The file that kube-batch ships.
 SHIPPED = """\
@@ -160,7 +160,7 @@ def test_the_arguments_of_nodeorder_are_weights() -> None:
         ),
         (
             "{name: priority, arguments: {speed: 3}}",
-            "line 4: priority's argument speed is left out: it means nothing here",
+            "line 4: priority's argument speed is left out: it has no meaning here",
         ),
         (
             "{name: ganng}",
@@ -193,7 +193,7 @@ def test_predicates_cannot_be_left_out_and_keep_holding_requests() -> None:
     assert found.config.points == {}
     assert found.notes == [
         BESIDE_NOTE,
-        "line 4: enablePredicate is left out: predicates holds requests against nodes here",
+        "line 4: enablePredicate is left out: predicates checks requests against nodes here",
     ]
 
 
@@ -220,11 +220,11 @@ def test_without_actions_kube_batchs_own_hold_and_unknown_settings_are_noted() -
 WRONG = {
     "a file of batchq's": (
         "actions: [enqueue]\n",
-        "line 1: actions: expected names in one text, found a list of 1 item",
+        "line 1: actions: expected the names in one text, found a list of 1 item",
     ),
     "a file without tiers": (
         "actions: allocate\n",
-        "line 1: this is no configuration of kube-batch's: it has no tiers",
+        "line 1: this is not a kube-batch configuration: it has no tiers",
     ),
     "tiers that are a word": (
         "tiers: priority\n",

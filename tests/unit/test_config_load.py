@@ -168,7 +168,6 @@ WRONG = {
         "actions: 5\n",
         (
             "scheduler.yaml, line 1: actions: expected a list such as [enqueue, allocate], or"
-            " them in"
             " one text, found 5"
         ),
     ),

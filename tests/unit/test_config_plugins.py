@@ -290,8 +290,8 @@ WRONG = {
     "a plugin at a point that it lacks": (
         'plugins:\n  score:\n    enabled:\n    - "*"\n    - binpack\n    - sla\n',
         (
-            "line 6: plugins.score.enabled[2]: sla has no say at score; it implements preEnqueue,"
-            " groupOrder, preemptable"
+            "line 6: plugins.score.enabled[2]: sla does not implement score; it implements"
+            " preEnqueue, groupOrder, preemptable"
         ),
     ),
     "a plugin twice at a point": (
@@ -332,8 +332,8 @@ WRONG = {
     "kube-batch's tiers": (
         "actions: allocate, backfill\ntiers: []\n",
         (
-            "line 2: tiers: there is no such setting; `batchq config convert FILE` makes a batchq"
-            " file of a kube-batch one"
+            "line 2: tiers: there is no such setting; `batchq config convert FILE` converts a"
+            " kube-batch file"
         ),
     ),
 }
@@ -350,7 +350,7 @@ def test_a_wrong_entry_is_refused_with_its_line(case: str) -> None:
 
 def test_a_scheduler_made_without_looking_names_up_is_refused_all_the_same() -> None:
     config = read_config("plugins: {score: {enabled: [sla]}}", "scheduler.yaml")
-    with pytest.raises(InvalidInput, match=r"^plugins\.score: sla has no say at score;"):
+    with pytest.raises(InvalidInput, match=r"^plugins\.score: sla does not implement score;"):
         assemble(config)
 
 

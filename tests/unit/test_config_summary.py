@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.config.effect import what_changed
-from batchq.config.load import read_config
+from batchq.config.load import read_config, what_changed
 
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("", "", "as before"),
+        ("", "", "unchanged"),
         ("", "schedulePeriod: 500ms", "schedulePeriod 1s -> 500ms"),
         (
             "actions: [enqueue, allocate]",

@@ -123,11 +123,11 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "an alias of itself": (
         "a: &a [*a]",
-        "a.yaml, line 1: the alias *a stands for nothing before it",
+        "a.yaml, line 1: the alias *a has no anchor before it",
     ),
     "an alias of another document": (
         "a: &a 1\n---\nb: *a",
-        "a.yaml, line 3: the alias *a stands for nothing before it",
+        "a.yaml, line 3: the alias *a has no anchor before it",
     ),
     "a field twice": (
         "a: 1\nb: 2\na: 3\n",
@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "no number in JSON": ('{"a": NaN}', "a.yaml: NaN is not a JSON number"),
     "a tab": ("a:\n\tb: 1", ("a.yaml, line 2: this is not YAML: the line is indented with a tab;"
-              " YAML wants spaces")),
+              " YAML requires spaces")),
     "an open bracket": (
         "a: [1, 2\nb: 3\n",
         "a.yaml, line 2: this is not YAML: did not find expected ',' or ']'",
@@ -268,7 +268,7 @@ def test_8_mib_of_the_shortest_groups_are_below_all_bounds(monkeypatch: pytest.M
     text = "".join(SHORTEST.format(place) for place in range(10_000, 10_000 + count // 100))
     assert len(read_documents(text, "many.yaml")) == count // 100
     assert refusal(text + text) == (
-        "a.yaml, line 4546: expected at most 10000 values in one file; make several of it"
+        "a.yaml, line 4546: expected at most 10000 values in one file; split the file"
     )
 
 

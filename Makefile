@@ -35,7 +35,7 @@ swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kill
 	$(BIN)/python -m tests.worlds --wide --seeds 5000
 	$(BIN)/python -m tests.days --days 200
 	$(BIN)/python -m tests.swarm --kills 500
-	BATCHQ_MUTATIONS=91000 $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_lies.py
+	BATCHQ_MUTATIONS=91000 $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
 	$(BIN)/pytest -m slow tests/e2e
 
 format: $(VENV)/.installed-test  ## format the code and mend what can be mended

@@ -1,7 +1,7 @@
-"""What a session decided, in the order decided: the story that logs, events and reports tell.
+"""The decisions of a session, in order, for logs, events and reports.
 
-The commit is made from the same moves: each Statement changes the session's state and says so
-with one of these.
+The commit is made from the same moves: each Statement changes the session's state and records the
+change as one of these.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class AdmitGroup(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CreatePods(Struct, frozen=True, kw_only=True, gc=False):
-    """`pods` (full names) of `group` come into being."""
+    """`pods` (full names) of `group` are created."""
 
     group: str
     pods: tuple[str, ...]
 
 
 class Bind(Struct, frozen=True, kw_only=True, gc=False):
-    """`pod` (full name, and uid) goes to `node`, for the `attempt`-th time."""
+    """`pod` (full name, and uid) is bound to `node`, for the `attempt`-th time."""
 
     group: str
     pod: str
@@ -36,7 +36,7 @@ class Bind(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Evict(Struct, frozen=True, kw_only=True, gc=False):
-    """`pod` is told to stop, for `reason`; `by` and `action` name the claimant, if any."""
+    """`pod` is told to stop, for `reason`; `by` and `action` name the preemptor, if any."""
 
     group: str
     pod: str
@@ -47,20 +47,22 @@ class Evict(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ReserveQuota(Struct, frozen=True, kw_only=True, gc=False):
-    """What `group` asks for is reserved, and it is not admitted yet."""
+    """`group`'s request is reserved; the group is not admitted yet."""
 
     group: str
 
 
 class SetChecks(Struct, frozen=True, kw_only=True, gc=False):
-    """`group`'s admission checks are others than before, or Unknown again, or were given up."""
+    """`group`'s admission checks have changed, are Unknown again, or were given up."""
 
     group: str
     message: str
 
 
 class Pledge(Struct, frozen=True, kw_only=True, gc=False):
-    """`victims` (full names of pods) owe `group` their room; it reserves what it asks for."""
+    """The resources of `victims` (full names of pods) are pledged to `group`, which reserves its
+    request.
+    """
 
     group: str
     victims: tuple[str, ...]
@@ -68,13 +70,13 @@ class Pledge(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EndPledge(Struct, frozen=True, kw_only=True, gc=False):
-    """What was pledged to `group` is kept for it no longer: it has been placed, or gave up."""
+    """`group`'s pledge has ended: it has been placed, or gave up."""
 
     group: str
 
 
 class LosePod(Struct, frozen=True, kw_only=True, gc=False):
-    """`pod` is written off: its lease and grace have passed."""
+    """`pod` is lost: its lease and grace have passed."""
 
     group: str
     pod: str
@@ -90,7 +92,7 @@ class RequeuePod(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RollBack(Struct, frozen=True, kw_only=True, gc=False):
-    """`group` leaves for Pending, for `reason`."""
+    """`group` goes back to Pending, for `reason`."""
 
     group: str
     reason: str
@@ -114,26 +116,26 @@ class FinishGroup(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ExpireGroup(Struct, frozen=True, kw_only=True, gc=False):
-    """`group` has been finished for long enough and is forgotten, with its pods."""
+    """`group` has been finished for its time to live, and is deleted with its pods."""
 
     group: str
 
 
 class Settle(Struct, frozen=True, kw_only=True, gc=False):
-    """`group`'s charge or bookkeeping follows what its pods did."""
+    """`group`'s charge or bookkeeping follows its pods' changes."""
 
     group: str
 
 
 class SetReasons(Struct, frozen=True, kw_only=True, gc=False):
-    """`group` waits, and why has changed."""
+    """`group` waits, and its reasons have changed."""
 
     group: str
     reasons: tuple[str, ...]
 
 
 class SetNodeReady(Struct, frozen=True, kw_only=True, gc=False):
-    """`node` has not been heard of for too long."""
+    """`node` has become ready, or has not been heard of for too long."""
 
     node: str
     ready: bool

@@ -1,15 +1,16 @@
-"""Numbers that fence: epochs and attempts, and how they jump when a server may have forgotten some.
+"""Fences against a server's lost writes, and the leases of consumers.
 
-A server that lost its last writes, or was restored from an older file, would hand the same numbers
-out again, and a process that still holds one of the lost ones could pass for its successor. So
-every start of the server begins a *generation*, named by the server's clock in seconds, and the
-numbers go on above everything that an earlier generation can have reached:
+Epochs and attempts are numbers that fence. A server that lost its last writes, or was restored from
+an older file, would give the same numbers out again, and a process that still holds a lost one
+could pass for its successor. So every start of the server begins a *generation*, named by the
+server's clock in seconds, and the numbers continue above everything that an earlier generation can
+have reached:
 
     number = generation * JUMP + count
 
-What people are shown is the count. Generation 0 is that of a store without a server (the
-simulator's), where numbers are plain. The largest number stays below 2^53, above which Lua's
-numbers skip integers.
+People are shown the count. Generation 0 is that of a store without a server (the simulator's),
+whose numbers are plain. The largest number stays below 2^53, above which Lua's numbers skip
+integers.
 """
 
 from __future__ import annotations
@@ -22,39 +23,41 @@ from batchq.api.lifecycle import ADMITTED
 from batchq.api.objects import GroupClaim, PodGroup, PodGroupSpec, PodGroupStatus
 from batchq.api.times import SECOND
 
-#: More than any pod is bound, or any leader elected, between two starts of a server.
+#: More than the binds of any pod, or the elections of any leader, between two starts of a server.
 JUMP = 1_000_000
 
 
 def count_of(number: int) -> int:
-    """The count, as people are shown it: 1 for the first."""
+    """Return the count, as people are shown it: 1 for the first."""
     return number % JUMP
 
 
 def generation_of(number: int) -> int:
-    """The generation in which a number was given out."""
+    """Return the generation in which a number was given out."""
     return number // JUMP
 
 
 def following(number: int, *, generation: int) -> int:
-    """The number after `number`, in `generation` or in that of the number, if it is later.
+    """Return the number after `number`, in `generation` or in the number's own, whichever is later.
 
-    The count goes on over the jump.
+    The count continues across the jump.
     """
     return max(generation, generation_of(number)) * JUMP + count_of(number) + 1
 
 
-#: What work that states no terminationGrace is given to stop.
+#: The grace of work without a terminationGrace.
 USUAL_GRACE_MS = 30 * SECOND
 
 
 def grace_of(spec: PodGroupSpec) -> int:
-    """How long the work of a group is given to stop: the largest grace of its tasks."""
+    """Return how long the work of a group may take to stop: the largest grace of its tasks."""
     return max((task.template.termination_grace for task in spec.tasks), default=USUAL_GRACE_MS)
 
 
 def stopped(claim: GroupClaim, reason: str, now_ms: int) -> GroupClaim:
-    """The claim, its holder told to stop; the first reason stays, and nothing extends it."""
+    """Return the claim with its holder told to stop; the first reason stays, and nothing extends
+    it.
+    """
     if not claim.is_open or claim.stop_reason:
         return claim
     return structs.replace(claim, stop_reason=str(reason), stopped_at=now_ms)
@@ -65,24 +68,24 @@ def ended(
     phase: Literal["Succeeded", "Failed", "Released", "Lapsed"],
     message: str = "",
 ) -> GroupClaim:
-    """The claim as a record of how it ended: it holds nothing any more."""
+    """Return the claim as a record of its end: it holds nothing any more."""
     return structs.replace(claim, phase=phase, holding={}, message=message or claim.message)
 
 
 def final_reports(
     status: PodGroupStatus,
 ) -> dict[str, Literal["Running", "Succeeded", "Failed"]]:
-    """What was reported of pods that have ended; the others went with their holder."""
+    """Return the reports about pods that have ended; the other pods ended with their holder."""
     return {name: phase for name, phase in status.reported.items() if phase != "Running"}
 
 
 def stop_reason_of(group: PodGroup) -> str:
-    """Why the holder of the group's claim is to stop; empty if it may go on."""
+    """Return why the holder of the group's claim must stop; "" if it may go on."""
     status, claim = group.status, group.status.claim
     if claim.stop_reason:
         return claim.stop_reason
     if status.phase in ADMITTED:
-        # The scheduler lets it leave with its next session.
+        # The next session evicts the group.
         return "Suspended" if group.spec.suspend else ""
     about = "Evicted" if status.phase == "Pending" else "Finished"
     said = next((one.reason for one in status.conditions if one.type == about), "")
@@ -92,8 +95,8 @@ def stop_reason_of(group: PodGroup) -> str:
 def is_claimable(group: PodGroup) -> bool:
     """Whether a consumer may claim the group now.
 
-    One that was admitted may count on other victims by now: a group that comes before it has taken
-    over those that it had.
+    An admitted group may wait for other victims by now: a group ahead of it has taken over its
+    former ones.
     """
     return (
         group.spec.controller == "external"

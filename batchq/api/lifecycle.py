@@ -1,7 +1,7 @@
 """The phases of pod groups and pods, and every move between them, as tables.
 
-One move per (phase, event). `batchq/store/lua/commit.lua` holds the same pairs and refuses any
-other; a test compares the two and the README's diagram.
+One move per (phase, event). `batchq/store/lua/moves.lua` has the same pairs and refuses all others;
+a test compares the two and the README's diagram.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """From `start`, on `event`, an object goes to `finish`; `owner` is who may say so."""
+    """On `event`, an object moves from `start` to `finish`; `owner` is the process that may write
+    it.
+    """
 
     start: str
     event: str
@@ -95,10 +97,10 @@ POD_MOVES: tuple[Move, ...] = (
 
 TERMINAL = frozenset({_DONE, _FAILED, _CANCELLED})
 ADMITTED = frozenset({_I, _R, _U})
-#: A pod in these phases holds a node.
+#: The phases in which a pod occupies a node.
 ON_NODE = frozenset({_BOUND, _RUNS})
 
 
 def allowed(moves: tuple[Move, ...]) -> frozenset[tuple[str, str]]:
-    """The pairs (start, finish) of a table."""
+    """Return the pairs (start, finish) of a table."""
     return frozenset((str(move.start), str(move.finish)) for move in moves)

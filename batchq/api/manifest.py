@@ -1,8 +1,8 @@
 """Manifests: objects as people write them and as `get -o yaml` prints them.
 
-`decode` is strict: an unknown field, a wrong type or an impossible name is an error of one
-sentence that says where. `encode` is its inverse and the canonical form. What a manifest
-*means* (whether its numbers fit together) is `batchq.api.validation`'s business.
+`decode` is strict: an unknown field, a wrong type or an impossible name is an error of one sentence
+that says where. `encode` is its inverse and the canonical form. `batchq.api.validation` checks what
+a manifest *means* (whether its numbers fit together).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from batchq.api.objects import (
 from batchq.api.resources import named
 from batchq.errors import InvalidInput
 
-#: Where a field stands in its file, as a line number, if that is known.
+#: The line of a field in its file, if known.
 LineOf: TypeAlias = Callable[[Path], int | None]
 
 #: The API groups of other systems, as their manifests name them.
@@ -56,11 +56,10 @@ _PARTS: dict[str, dict[str, type[Struct]]] = {
 
 
 def decode(data: object, *, place: str = "", line_of: LineOf | None = None) -> Object:
-    """The object that a manifest describes; its status too, if it states one.
+    """Return the object that a manifest describes, with its status if it states one.
 
-    `place` says where the manifest stands (`jobs.yaml, document 2`) and `line_of` on which line
-    a field does; both only serve messages.
-    Raises InvalidInput.
+    `place` names the manifest (`jobs.yaml, document 2`) and `line_of` returns a field's line; both
+    only serve messages. Raises InvalidInput.
     """
     try:
         return _decode(data)
@@ -73,9 +72,9 @@ def decode(data: object, *, place: str = "", line_of: LineOf | None = None) -> O
 
 
 def encode(obj: Object) -> dict[str, object]:
-    """The manifest of an object: quantities, durations and times as people write them.
+    """Return an object's manifest: quantities, durations and times as people write them.
 
-    Keys come in a fixed order, what is at its default is left out, the phase never is.
+    Keys are in a fixed order; defaults are omitted, except for the phase.
     """
     kind = kind_of(obj)
     manifest: dict[str, object] = {"apiVersion": API_VERSION, "kind": kind}
@@ -133,11 +132,11 @@ def _kind(manifest: Mapping[str, object]) -> str:
 
 
 def _translation(version: object) -> str:
-    """Where somebody who brings a manifest of another system finds what its fields are here."""
+    """Return where the author of another system's manifest finds batchq's fields."""
     group = version.partition("/")[0] if isinstance(version, str) else ""
     for ending, system in _NEIGHBOURS.items():
         if group == ending or group.endswith(f".{ending}"):
-            return f"; docs/coming-from.md says what stands for the fields of {system}"
+            return f"; docs/coming-from.md has batchq's fields for those of {system}"
     return ""
 
 
@@ -159,7 +158,7 @@ def _part(kind: str, part: str, data: object, metadata: Metadata) -> Struct:
 
 
 def check_status(written: object) -> object:
-    """The status of a check as it is meant: YAML reads a bare True as a boolean."""
+    """Return the intended status of a check: YAML reads a bare True as a boolean."""
     return {True: "True", False: "False"}[written] if isinstance(written, bool) else written
 
 
@@ -172,7 +171,7 @@ def _check_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]
 
 
 def _template_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
-    """The fields of a template, whichever way it is written.
+    """Yield the fields of a template, in either form.
 
     People who know Kubernetes write `metadata: {labels, annotations}` and `spec: {...}`; both are
     unfolded into the flat form. A field that is given twice is a contradiction.
@@ -205,7 +204,7 @@ def _unfolded(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
 
 
 def _pod_entries(written: Mapping[str, object], path: Path, name: str) -> Iterator[Entry]:
-    """A pod's own fields. The template's other fields are checked and left to the group."""
+    """Yield a pod's own fields. The template's other fields are checked and left to the group."""
     rest = {key: value for key, value in written.items() if key in _TEMPLATE_FIELDS - _POD_FIELDS}
     notation.read(PodTemplate, rest, path)
     for key, value, place in fields_of(written, path):
@@ -216,7 +215,7 @@ def _pod_entries(written: Mapping[str, object], path: Path, name: str) -> Iterat
 
 
 def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
-    """A pod is called `<group>-<task>-<index>`."""
+    """Yield task and index from a pod's name, `<group>-<task>-<index>`."""
     task, dash, index = name.removeprefix(f"{group}-").rpartition("-")
     if name.startswith(f"{group}-") and dash and index.isdecimal() and len(index) <= 9:
         yield "task", task, (*path, "task")
@@ -227,7 +226,7 @@ def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
 
 
 def check_names(obj: Object) -> None:
-    """Every name in the object is one that batchq and its store can hold.
+    """Check that batchq and its store can hold every name in the object.
 
     Raises InvalidInput.
     """
@@ -263,7 +262,7 @@ def _names_in(obj: Object) -> Iterator[_Named]:
                 yield ("spec", "parent"), obj.spec.parent, names.subdomain_problem
             for place, check in enumerate(obj.spec.admission_checks):
                 yield ("spec", "admissionChecks", place), check, names.subdomain_problem
-            # A zero is a word here, and kept.
+            # A zero is a statement here, and kept.
             for field, amounts in (
                 ("guarantee", obj.spec.guarantee),
                 ("deserved", obj.spec.deserved),
@@ -327,7 +326,7 @@ def _title(obj: Object) -> str:
 
 
 def _subject(data: object) -> str:
-    """`PodGroup default/train`, as far as the manifest says so much."""
+    """Return `PodGroup default/train`, as far as the manifest states it."""
     if not isinstance(data, Mapping):
         return ""
     kind = data.get("kind")
@@ -348,12 +347,12 @@ def _short(name: str) -> str:
 
 
 MOST_NAME = 512
-#: `args` and `kwargs` of a pod together, as they are stored. Whatever is larger belongs in a file.
+#: The bound of a pod's `args` and `kwargs` together, as stored. Larger values belong in a file.
 MOST_ARGUMENT_BYTES = 64 * 1024
 
 
 def function_problem(name: str) -> str:
-    """Empty if `name` has the form of a function's name, else what was expected and found."""
+    """Return "" if `name` has the form of a function's name, else what was expected and found."""
     module, _, path = name.partition(":")
     if len(name) > MOST_NAME or not all(map(_is_name, (*module.split("."), *path.split(".")))):
         return f"expected package.module:name, found {shown(name)}"
@@ -363,7 +362,7 @@ def function_problem(name: str) -> str:
 
 
 def argument_bytes(template: PodTemplate) -> int:
-    """The size of a template's arguments, as they are stored."""
+    """Return the size of a template's arguments, as stored."""
     named = sum(len(name.encode()) for name in template.kwargs)
     return named + sum(len(bytes(raw)) for raw in (*template.args, *template.kwargs.values()))
 

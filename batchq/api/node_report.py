@@ -1,12 +1,12 @@
-"""What a node says: the only things that an agent and its work-horses may write about pods.
+"""Node reports: the only things that an agent and its work-horses may write about pods.
 
-An agent changes no object. It leaves facts in the inbox of its own node; the leader's clerk
-(`batchq/scheduler/node_reports.py`) looks whether they still hold, and folds them into objects and
-ledger. So the credentials of a node are good for its own inbox and nothing else.
+An agent changes no object. It posts reports to the queue of its own node; the leader's node-report
+processor (`batchq/scheduler/node_reports.py`) checks whether they still hold, and applies them to
+objects and ledger. So a node's credentials are good for its own queue and nothing else.
 
-Facts are levels, not edges: one that is left twice, or folded twice, changes nothing the second
-time, and whoever left it sees that it was folded by reading the object. Of one subject the last
-fact counts.
+Reports are levels, not edges: a report that is posted or applied twice changes nothing the second
+time, and its author sees from the object that it was applied. A newer report on a subject replaces
+an older one.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from msgspec import Struct, structs
 
 from batchq.api.objects import Integer, Taint
 
-#: What agents and schedulers of this version say to each other. Neighbours understand each other:
-#: what one does not know it leaves aside, and what it does not find has a default.
+#: The version of the protocol between agents and schedulers. Neighbouring versions understand each
+#: other: unknown fields are ignored, and missing ones have defaults.
 PROTOCOL = 1
 
-#: Annotations of a Node: who serves it, and which protocol that speaks.
+#: Annotations of a Node: the agent that serves it, and that agent's protocol.
 AGENT_ANNOTATION = "batchq/agent"
 PROTOCOL_ANNOTATION = "batchq/protocol"
 
-#: Of what is said of an attempt's end, in characters.
+#: The longest message about an attempt's end, in characters.
 LONGEST_MESSAGE = 2_000
 
-#: The subject of what a node says about itself.
+#: The subject of a node's reports about itself.
 NODE = "node"
 
 
 class PodOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a work-horse, or the agent in its place, has to say about the end of one attempt.
+    """The end of one attempt, as reported by its work-horse, or by the agent in its place.
 
-    `stopped` is the reason for which the pod's processes were told to stop, empty if they ended
-    by themselves. Both `exit_code` and `signal` are None if they never ran or nobody saw the end.
-    `how` tells the end in words, `killed by signal 9 (SIGKILL)`; `message` what else there is to
-    say.
+    `stopped` is the reason for which the pod's processes were told to stop, "" if they ended on
+    their own. Both `exit_code` and `signal` are None if they never ran or their end was not
+    observed. `how` describes the end, `killed by signal 9 (SIGKILL)`; `message` has further
+    details.
     """
 
     exit_code: Integer | None = None
@@ -62,7 +62,7 @@ class StartClaim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="fact"):
-    """An attempt has ended, and no process of it is left."""
+    """An attempt has ended, and none of its processes is left."""
 
     pod: str
     attempt: Integer
@@ -75,7 +75,9 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="fact"):
 
 
 class Runs(Struct, frozen=True, kw_only=True, tag="runs", tag_field="fact"):
-    """An attempt runs here. Left after a restart of the server, which may have forgotten it."""
+    """An attempt runs here. Posted after a restart of the server, which may have lost
+    the attempt.
+    """
 
     pod: str
     attempt: Integer
@@ -88,8 +90,8 @@ class Runs(Struct, frozen=True, kw_only=True, tag="runs", tag_field="fact"):
 
 
 class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves", tag_field="fact"):
-    """The agent `agent` serves the node, and offers this. Labels and annotations are added to
-    those that others set; taints, if any are given, replace them.
+    """The agent `agent` serves the node, and offers these resources. Labels and annotations are
+    added to those that others set; taints, if any are given, replace them.
     """
 
     agent: str
@@ -104,14 +106,14 @@ class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves"
         return NODE
 
 
-#: How the reason begins for which a node is out of service because of what stands under its keys.
-SPOILED = "what stands under its keys in the server cannot be read"
+#: The beginning of the reason of a node that is out of service because of unreadable keys.
+SPOILED = "its keys in the server cannot be read"
 
 
 class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves", tag_field="fact"):
-    """Nothing new shall be bound to the node, as long as `agent` is the one that serves it.
+    """Nothing new may be bound to the node while `agent` is the one that serves it.
 
-    `reason`, for people, is empty where the agent ends.
+    `reason`, for people, is "" when the agent ends.
     """
 
     agent: str
@@ -126,13 +128,13 @@ NodeReport: TypeAlias = StartClaim | Ended | Runs | Serves | Leaves
 
 
 def subject_of_pod(pod: str, attempt: int) -> str:
-    """What facts about an attempt are kept under."""
+    """Return the subject of reports about an attempt."""
     return f"{pod}-{attempt}"
 
 
 def encode(fact: NodeReport) -> bytes:
-    """As it is left in the inbox; of a message so much as the leader keeps of it. A fact that is
-    too long is never read, and the room of its pod never given away.
+    """Return the stored form, with the message cut to the length that the leader keeps. A longer
+    report would never be read, and its pod's resources never freed.
     """
     if isinstance(fact, Ended) and len(fact.outcome.message) > LONGEST_MESSAGE:
         cut = structs.replace(fact.outcome, message=fact.outcome.message[:LONGEST_MESSAGE])
@@ -141,7 +143,7 @@ def encode(fact: NodeReport) -> bytes:
 
 
 def decode(stored: bytes) -> NodeReport:
-    """Raises msgspec.MsgspecError for what is no fact that this version knows."""
+    """Return the report. Raises msgspec.MsgspecError for one that this version does not know."""
     fact: NodeReport = _decoder.decode(stored)
     return fact
 

@@ -1,10 +1,10 @@
-"""Reading and writing our structs in people's notation: `64Gi`, `90s`, `2026-01-31T12:00:00Z`.
+"""Conversion between structs and people's notation: `64Gi`, `90s`, `2026-01-31T12:00:00Z`.
 
-A walk over the structs' own type information, so that a field added to a struct is read, checked
-and written without a line here. The markers on the types (`Amounts`, `Duration`, `Instant`,
-`Factor` in `batchq.api.objects`) say where which notation is meant. Nothing is guessed: an
-unknown field or a wrong type is a `Malformed` that names the path, what was expected and what
-was found.
+It walks the structs' own type information, so a field added to a struct is read, checked and
+written without a change here. The markers on the types (`Amounts`, `Duration`, `Instant`, `Factor`
+in `batchq.api.objects`) select the notation. Nothing is guessed: an unknown field or a wrong type
+is a `Malformed` that names the path, what was expected and what was found. Also the rules for names
+and for JSON values.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from batchq.api.resources import LARGEST, format_quantity, parse_quantity
 from batchq.api.times import format_duration, format_instant, parse_duration, parse_instant
 
 Path: TypeAlias = tuple[str | int, ...]
-#: A field as written: its name, its value, and where it stands.
+#: A field as written: its name, its value, and its path.
 Entry: TypeAlias = tuple[str, object, Path]
-#: Where a struct may be written in more than one way: brings it into one.
+#: Normalises a struct that may be written in more than one way.
 Unfold: TypeAlias = Callable[[Mapping[str, object], Path], Iterable[Entry]]
 
 S = TypeVar("S", bound=Struct)
 
-#: In these fields a number stands for its text: `annotations: {batchq/runtime: 30}`.
+#: In these fields a number is read as its text: `annotations: {batchq/runtime: 30}`.
 _TEXT_OF_NUMBERS = frozenset({"annotations", "command", "env", "parameters"})
 _LARGEST_FACTOR = 1_000_000
 #: Short, and with a short exponent: an exponent of millions costs as many digits, or overflows.
@@ -42,7 +42,7 @@ _FACTOR = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]
 
 
 class Malformed(Exception):
-    """`text` says what was expected and found at `path`."""
+    """Input that does not fit; `text` says what was expected and found at `path`."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__(f"{path_text(path)}: {text}" if path else text)
@@ -51,7 +51,7 @@ class Malformed(Exception):
 
 
 def path_text(path: Path) -> str:
-    """`spec.tasks[0].template.requests["example.com/gpu"]`"""
+    """Return `spec.tasks[0].template.requests["example.com/gpu"]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -64,14 +64,14 @@ def path_text(path: Path) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The one of `known` that was probably meant; empty if none is near."""
+    """Return the entry of `known` that was probably meant; "" if none is near."""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else ""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'queue'?`, or the list of what there is."""
+    """Return `did you mean 'queue'?`, or the list of known words."""
     choices = list(known)
     near = nearest(word, choices)
     if near:
@@ -80,7 +80,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def mapping_at(data: object, path: Path) -> Mapping[str, object]:
-    """`data` as a mapping with text keys; nothing is an empty one."""
+    """Return `data` as a mapping with text keys; an empty one for None. Raises Malformed."""
     if data is None:
         return {}
     if not isinstance(data, Mapping):
@@ -95,7 +95,7 @@ def mapping_at(data: object, path: Path) -> Mapping[str, object]:
 
 
 def read(kind: type[S], data: object, path: Path = (), *, unfold: Mapping[type, Unfold] = {}) -> S:
-    """The struct `kind` that `data` describes.
+    """Return the struct `kind` that `data` describes.
 
     Raises Malformed.
     """
@@ -138,7 +138,7 @@ def _entries(
 
 
 def fields_of(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
-    """Each field of a mapping with its place."""
+    """Yield each field of a mapping with its path."""
     return ((name, value, (*path, name)) for name, value in written.items())
 
 
@@ -198,7 +198,7 @@ def _read_list(
 
 
 def _member_for(types: tuple[inspect.Type, ...], data: object) -> inspect.Type:
-    """The member of `X | None` or `int | Literal[...]` that `data` is meant for."""
+    """Return the member of `X | None` or `int | Literal[...]` that `data` is meant for."""
     members = [kind for kind in types if not isinstance(kind, inspect.NoneType)]
     if len(members) == 1:
         return members[0]
@@ -249,7 +249,7 @@ def _choice(values: tuple[str, ...], data: object, path: Path) -> str:
 def _word_or_number(
     types: tuple[inspect.Type, ...], member: inspect.LiteralType, data: object, path: Path
 ) -> str:
-    """One of a few words, where a number would do as well (if one is among the types)."""
+    """Return one of a few words, where a number would do as well (if one is among the types)."""
     values = tuple(str(value) for value in member.values)
     if data in values or not any(isinstance(kind, inspect.IntType) for kind in types):
         return _choice(values, data, path)
@@ -306,7 +306,7 @@ def _amount(resource: str, data: object, path: Path) -> int:
 
 
 def parse_factor(written: object) -> int:
-    """Thousandths of a decimal such as 1.5.
+    """Return the thousandths of a decimal such as 1.5.
 
     Raises ValueError with what was expected and found.
     """
@@ -325,7 +325,7 @@ def parse_factor(written: object) -> int:
 
 
 def _verdict_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
-    """A verdict's numbers are printed as quantities, and its sentence beside them."""
+    """Yield a verdict's fields: its numbers are written as quantities, its message is derived."""
     resource = written.get("resource") or ""
     for name, value, place in fields_of(written, path):
         if name == "message":
@@ -342,9 +342,9 @@ def _verdict_entries(written: Mapping[str, object], path: Path) -> Iterator[Entr
 
 
 def write(value: Struct, *, always: frozenset[str] = frozenset()) -> dict[str, object]:
-    """`value` in people's notation: fields in the order of the struct, defaults left out.
+    """Return `value` in people's notation: fields in the order of the struct, defaults omitted.
 
-    Fields named in `always` (`phase`) are written even where they are at their default.
+    Fields named in `always` (`phase`) are written even at their default.
     """
     written: dict[str, object] = {}
     for field in _struct_type(type(value)).fields:
@@ -360,7 +360,7 @@ def write(value: Struct, *, always: frozenset[str] = frozenset()) -> dict[str, o
 
 
 def default_of(field: inspect.Field) -> object:
-    """What an absent field means."""
+    """Return what an absent field means."""
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return None if field.default is msgspec.NODEFAULT else field.default
@@ -388,7 +388,7 @@ def _write(kind: inspect.Type, value: Any) -> object:
 
 
 def write_form(form: str, value: Any) -> object:
-    """An amount map, a duration, an instant or a factor as people write it."""
+    """Return an amount map, a duration, an instant or a factor as people write it."""
     match form:
         case "amounts":
             return {name: format_quantity(name, value[name]) for name in sorted(value)}
@@ -406,7 +406,7 @@ _LARGEST = 10**300
 
 
 class NotJson(ValueError):
-    """What was found instead of a JSON value, and where in the value: `[2].when`."""
+    """Not a JSON value: what was found, and where in the value (`[2].when`)."""
 
     def __init__(self, place: str, found: str) -> None:
         super().__init__(place, found)
@@ -415,13 +415,13 @@ class NotJson(ValueError):
 
 
 def as_json(value: object) -> msgspec.Raw:
-    """`value` as JSON, exactly: nothing is turned into something that JSON happens to have.
+    """Return `value` as JSON, exactly: no value is converted to a similar one that JSON has.
 
     Raises NotJson.
     """
     _check(value, "", 0)
-    # Twice, so that subclasses of plain types (NumPy's float64) are plain, and 1e16 is written in
-    # one way, whoever wrote it.
+    # Encoded twice, so that subclasses of plain types (NumPy's float64) become plain, and 1e16 has
+    # one form whatever its source.
     return msgspec.Raw(msgspec.json.encode(json.loads(json.dumps(value))))
 
 
@@ -451,7 +451,7 @@ def _check(value: object, place: str, depth: int) -> None:
 def _check_table(table: dict[object, object], place: str, depth: int) -> None:
     for key, item in table.items():
         if not isinstance(key, str):
-            raise NotJson(place, f"a key that is no text ({shown(key)})")
+            raise NotJson(place, f"a key that is not text ({shown(key)})")
         _check_text(key, place)
         _check(item, f"{place}.{key[:40]}", depth + 1)
 
@@ -472,10 +472,10 @@ SUBDOMAIN_MOST = 253
 
 
 def shown(value: object, most: int = 48) -> str:
-    """`value` for an error message: quoted, and never longer than `most` characters."""
+    """Return `value` for an error message: quoted, and cut to `most` characters."""
     if isinstance(value, str):
         if "://" in value:
-            # Where a password may be, wherever it was typed.
+            # A URL may contain a password, wherever it was typed.
             return "a URL"
         # Cut before quoting: repr of a megabyte is a megabyte.
         text = repr(value[:most])
@@ -496,12 +496,12 @@ def shown(value: object, most: int = 48) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 pod`, `2 pods`"""
+    """Return `1 pod`, `2 pods`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def label_problem(name: str) -> str:
-    """Names of groups, quotas, tasks and namespaces: DNS labels."""
+    """Check a name of a group, quota, task or namespace, a DNS label; return the problem, or ""."""
     if len(name) <= LABEL_MOST and _LABEL.fullmatch(name):
         return ""
     return (
@@ -511,7 +511,9 @@ def label_problem(name: str) -> str:
 
 
 def subdomain_problem(name: str) -> str:
-    """Names of queues, nodes, priority classes, checks and pods: DNS subdomains."""
+    """Check a name of a queue, node, priority class, check or pod, a DNS subdomain; return the
+    problem, or "".
+    """
     if len(name) <= SUBDOMAIN_MOST and _SUBDOMAIN.fullmatch(name):
         return ""
     return (
@@ -521,7 +523,9 @@ def subdomain_problem(name: str) -> str:
 
 
 def qualified_problem(name: str) -> str:
-    """Names of resources, gates and labels: `gpu`, or with a domain in front `example.com/gpu`."""
+    """Check a name of a resource, gate or label, `gpu` or `example.com/gpu`; return the problem, or
+    "".
+    """
     domain, slash, word = name.rpartition("/") if len(name) <= 317 else ("", "", "")
     if (
         len(word) <= LABEL_MOST
@@ -533,7 +537,7 @@ def qualified_problem(name: str) -> str:
 
 
 def label_value_problem(value: str) -> str:
-    """Values of labels: short plain words, or nothing."""
+    """Check a value of a label, a short plain word or nothing; return the problem, or ""."""
     if not value or (len(value) <= LABEL_MOST and _WORD.fullmatch(value)):
         return ""
     return (

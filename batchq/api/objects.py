@@ -1,9 +1,9 @@
-"""The objects people write and batchq keeps: Queue, ResourceQuota, Node, PriorityClass,
+"""The objects that people write and batchq stores: Queue, ResourceQuota, Node, PriorityClass,
 AdmissionCheck, PodGroup and Pod.
 
-Frozen values. Field names are camelCase in manifests and in the store. Inside, amounts are
-integer units, instants and durations integer milliseconds; the markers on the types
-(`AMOUNTS`, `DURATION`, `INSTANT`) tell `batchq.api.manifest` where people's notation goes.
+Frozen values. Field names are camelCase in manifests and in the store. Internally, amounts are
+integer units, instants and durations integer milliseconds; the markers on the types (`AMOUNTS`,
+`DURATION`, `INSTANT`) tell `batchq.api.manifest` where to use people's notation.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from batchq.api.reasons import Verdict
 API_VERSION = "batchq/v1"
 DEFAULT = "default"
 
-#: Where a template says how long its pods run in a described world.
+#: How long a template's pods run in a simulated cluster.
 RUNTIME_ANNOTATION = "batchq/runtime"
 
-#: No number of an object is larger. A record with a larger one is refused where it is decoded, so
-#: that no session meets an integer that overflows the arrays that it counts with.
+#: No number of an object is larger. Decoding refuses a record with a larger one, so that no session
+#: meets an integer that overflows its arrays.
 MOST_NUMBER = 2**63 - 1
 _RANGE = Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)
 Integer: TypeAlias = Annotated[int, _RANGE]
 Amounts: TypeAlias = Annotated[dict[str, Integer], Meta(extra={"form": "amounts"})]
-#: Amounts times seconds, which add up to more than one amount may be.
+#: Amounts times seconds, whose sums may exceed the bound of one amount.
 AmountsOverTime: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
 Duration: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "duration"})]
 _YEARS = Meta(ge=times.FIRST_INSTANT, le=times.LAST_INSTANT)
@@ -41,10 +41,10 @@ Factor: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "factor"})]
 
 
 class Value(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
-    """What every part of an object is.
+    """The base of every part of an object.
 
-    Frozen, and made from its parts, no value can be part of itself: the collector of cycles need
-    not look at them, and a session makes hundreds of thousands.
+    A frozen value made from its parts cannot contain itself, so the cyclic garbage collector skips
+    it; a session makes hundreds of thousands.
     """
 
 
@@ -136,11 +136,11 @@ class AdmissionCheckSpec(Value, frozen=True):
 
 
 class AdmissionCheckStatus(Value, frozen=True):
-    """Whether somebody carries the check out: its controller holds a lease, and renews it."""
+    """Whether a controller carries the check out: it holds a lease, and renews it."""
 
     active: bool = True
-    #: The controller that renewed it last, and until when that holds. None: for ever, which only
-    #: a described world has.
+    #: The controller that renewed it last, and the end of its lease. None: never, which only a
+    #: simulated cluster has.
     holder: str = ""
     expires_at: Instant | None = None
 
@@ -170,7 +170,7 @@ class NodeStatus(Value, frozen=True):
     ready: bool = True
     #: When the node was last heard of.
     heartbeat: Instant | None = None
-    #: Why it is out of service though its agent runs, for people; empty if that has ended.
+    #: Why it is out of service while its agent runs, for people; empty once that has ended.
     reason: str = ""
 
 
@@ -226,7 +226,7 @@ class Retry(Value, frozen=True):
 class Dependency(Value, frozen=True):
     name: str
     condition: Literal["ok", "any", "failed"] = "ok"
-    #: The group that the name stood for at submission; filled in by batchq.
+    #: The uid of the group with that name at submission; filled in by batchq.
     uid: str = ""
 
 
@@ -246,65 +246,65 @@ class PodGroupSpec(Value, frozen=True):
 
 
 class OpenedGate(Value, frozen=True):
-    """A scheduling gate that was opened: who did it and when, for longer than events are kept."""
+    """An opened scheduling gate: who opened it and when. It outlives the events."""
 
     name: str
-    #: Whose pods it held back; "" for the group's own.
+    #: The task whose pods it held back; "" for the group's own gate.
     task: str = ""
     by: str = ""
     at: Instant = 0
 
 
 class CheckState(Value, frozen=True):
-    """What a group was told by one of the admission checks of its queue."""
+    """The answer of one of the queue's admission checks about a group."""
 
     name: str
     status: Literal["True", "False", "Unknown"] = "Unknown"
     reason: Literal["", "Retry", "Reject", "PreemptionRequired"] = ""
     message: str = ""
-    #: Since when it has that status.
+    #: When its status last changed.
     since: Instant | None = None
 
 
 class GroupClaim(Value, frozen=True):
-    """Who runs an external group (`spec.controller: external`), since when and how far it is.
+    """The consumer lease on an external group (`spec.controller: external`), and its progress.
 
-    Phase None: nobody has claimed it in this admission. Claimed and Running hold the group's
-    charge; the others are a record of how the last claim ended. The pair (token, admission) is
-    the fence of its holder.
+    Phase None: no consumer has claimed the group in this admission. Claimed and Running hold the
+    group's charge; the other phases record how the last claim ended. The pair (token, admission) is
+    the holder's fence.
     """
 
     phase: Literal["None", "Claimed", "Running", "Succeeded", "Failed", "Released", "Lapsed"] = (
         "None"
     )
-    #: The name that the consumer gave itself.
+    #: The consumer's name for itself.
     holder: str = ""
-    #: SHA-256 of the token, in hex. The token itself is with the holder alone.
+    #: SHA-256 of the token, in hex. Only the holder has the token itself.
     token: str = ""
     claimed_at: Instant | None = None
-    #: From then on the token is dead. None: never, which only a described world has.
+    #: The end of the token's validity. None: never, which only a simulated cluster has.
     expires_at: Instant | None = None
     ttl: Duration = 0
-    #: How much longer the group stays charged, for work that has to be stopped to be gone.
+    #: How much longer the group stays charged, so that the work can be stopped.
     grace: Duration = 0
-    #: What the claim holds, also once the group has lost its reservation.
+    #: The amounts that the claim holds, even after the group has lost its reservation.
     holding: Amounts = {}
-    #: What the holder said last.
+    #: The holder's last message.
     message: str = ""
-    #: Why the holder is to stop: a leaving or finish reason. Nothing later extends the claim.
+    #: Why the holder must stop: a leaving or finish reason. After it, the claim cannot be extended.
     stop_reason: str = ""
     stopped_at: Instant | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may still work on the group, and it stays charged for that."""
+        """Whether a consumer may still work on the group, which therefore stays charged."""
         return self.phase in ("Claimed", "Running")
 
     @property
     def over_at(self) -> int | None:
-        """When an open claim is over if nobody says anything more; None if it never is.
+        """The end of an open claim that is not renewed; None if it never ends.
 
-        A claim in a described world ends like a described pod: a grace after it was stopped.
+        In a simulated cluster a claim ends like a pod: a grace period after it was stopped.
         """
         if self.expires_at is not None:
             return self.expires_at + self.grace
@@ -312,59 +312,58 @@ class GroupClaim(Value, frozen=True):
 
 
 class Pledge(Value, frozen=True):
-    """What victims owe a claimant: room that is kept for it until it has been placed.
+    """The resources of victims, kept for a preemptor (`claimant`) until it has been placed.
 
-    It is a reservation too. `victims` are full names of pods (of external groups the groups'
-    own); the fields from `holds` on are filled in by batchq.
+    A pledge is also a reservation. `victims` are full names of pods (for external groups the
+    groups' names); batchq fills in the fields from `holds` on.
     """
 
     claimant: str = ""
     action: Literal["", "preempt", "reclaim"] = ""
     victims: tuple[str, ...] = ()
-    #: Uid of each victim pod -> the attempt that was pledged; of an external group, its own uid
-    #: -> its admission.
+    #: Uid of each victim pod -> the pledged attempt; for an external group, its uid -> its
+    #: admission.
     holds: dict[str, Integer] = {}
-    #: The groups that the victims belong to, by uid; of these, those that leave whole.
+    #: The victims' groups, by uid; and those of them that are evicted whole.
     groups: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
-    #: Node -> what the claimant is to take there.
+    #: Node -> the amounts that the preemptor is to take there.
     room: dict[str, Amounts] = {}
-    #: Number of a pod in the claimant -> the node on which it is to be.
+    #: Number of a pod in the preemptor -> its node.
     plan: dict[str, str] = {}
-    #: Of an elastic claim: what the pods beyond minMember that it is for ask for.
+    #: For an elastic preemptor: the requests of the pods beyond minMember that the pledge is for.
     extra: Amounts = {}
-    #: Scope -> what the victims were charged there when the ledger was last written: the claimant
-    #: counts for so much less in it.
+    #: Scope -> the victims' charge there at the last write of the ledger; the preemptor is charged
+    #: that much less.
     owed: dict[str, Amounts] = {}
-    #: Since when victims are awaited; None once all of them have ended.
+    #: When the wait for victims began; None once all of them have ended.
     made_at: Instant | None = None
     expires: Instant | None = None
 
     @property
     def stands(self) -> bool:
-        """Whether there is one at all."""
+        """Whether there is a pledge."""
         return bool(self.victims)
 
     @property
     def awaited_victims(self) -> bool:
-        """Whether victims were still there when a session last looked."""
+        """Whether victims were still present in the last session."""
         return self.stands and self.made_at is not None
 
 
 class Evictions(Value, frozen=True):
     """What preempt and reclaim have cost a group so far.
 
-    `lost`: resource-seconds of work (units of the resource times seconds) that were thrown away.
-    `recent`: instant -> pods, for as long as the eviction budget looks back. `longest_run`: of the
-    runs that reclaim took from the group, in milliseconds; `longest_pod_runs`: of an elastic
-    group's pods, by ordinal.
+    `lost`: work thrown away, in units of each resource times seconds. `recent`: instant -> pods,
+    within the period of the eviction budget. `longest_run`: the longest run that reclaim ended, in
+    milliseconds; `longest_pod_runs`: the same for an elastic group's pods, by ordinal.
     """
 
     groups: Integer = 0
     pods: Integer = 0
     lost: AmountsOverTime = {}
     recent: dict[str, Integer] = {}
-    #: The claimant that took something last, why, and when.
+    #: The last preemptor, its reason, and the time.
     last_by: str = ""
     last_reason: str = ""
     last_at: Instant | None = None
@@ -377,32 +376,33 @@ class PodGroupStatus(Value, frozen=True):
     #: How often the group has become InQueue; never reset.
     admission: Integer = 0
     reserved_at: Instant | None = None
-    #: What the group holds beyond its pods' own requests can never exceed this.
+    #: An upper bound of what the group holds beyond its pods' own requests.
     reservation: Amounts = {}
-    #: The tasks of which the gang that was reserved for takes pods only where there are not enough
-    #: others: no node would have taken these, were it empty.
+    #: The tasks whose pods join the reserved gang only if there are too few others: no node, even
+    #: an empty one, fits these.
     left_out: tuple[str, ...] = ()
-    #: What the ledger counts for the group; written together with the ledger itself.
+    #: The group's charge in the ledger; both are written together.
     charge: Amounts = {}
-    #: The queues between the root and its own in which that is counted.
+    #: The queues between the root and its own that are charged.
     charge_path: tuple[str, ...] = ()
-    #: Task -> the nodes that are kept for pods of its gang, in the order of these; once they are
-    #: bound, nothing is kept any more.
+    #: Task -> the nodes kept for pods of its gang, in the order of the pods; empty once these are
+    #: bound.
     places: dict[str, tuple[str, ...]] = {}
-    #: Node -> what is set aside there for the group, while it is the head of its queue.
+    #: Node -> the head reservation there, while the group is the head of its queue.
     set_aside_on: dict[str, Amounts] = {}
-    #: Since when it has been the first of its queue and waited for nothing but nodes.
+    #: When the group became the head of its queue with nothing but nodes missing.
     nodes_lacked_at: Instant | None = None
     in_queue_at: Instant | None = None
     started_at: Instant | None = None
-    #: Since when a group with a walltime runs without a pod on any node, and its walltime rests.
+    #: When a group with a walltime was left without a pod on any node; its walltime is paused
+    #: since.
     rests_at: Instant | None = None
-    #: Since when fewer than minMember pods run (phase Unknown).
+    #: When fewer than minMember pods were left running (phase Unknown).
     unknown_at: Instant | None = None
     finished_at: Instant | None = None
     queue_time: Instant | None = None
-    #: Since when all that the group asks for is set aside, as the head of a queue that has used
-    #: less than its due, though the queue deserves less.
+    #: When a head reservation for its whole request began, as the head of a queue that has used
+    #: less than its due, though the queue's deserved amount is smaller.
     set_aside_at: Instant | None = None
     backoff_until: Instant | None = None
     backoff_count: Integer = 0
@@ -411,15 +411,15 @@ class PodGroupStatus(Value, frozen=True):
     conditions: tuple[Condition, ...] = ()
     #: Why the group waits: all blockers, ranked.
     reasons: tuple[Verdict, ...] = ()
-    #: Pod number -> failed attempts so far, of an elastic group that had to leave: its retries
-    #: are spent per pod, and not per admission.
+    #: Pod number -> failed attempts so far, for an elastic group that was requeued: its retries are
+    #: counted per pod, not per admission.
     spent: dict[str, Integer] = {}
-    #: Of an external group: who runs it.
+    #: For an external group: its consumer lease.
     claim: GroupClaim = GroupClaim()
-    #: Of an external group: name of a pod, as its consumer calls it -> what was reported of it.
+    #: For an external group: the consumer's name for a pod -> the reported phase.
     reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
     evictions: Evictions = Evictions()
-    #: Who submitted the group, and so set its gates; and which of them are open.
+    #: Who submitted the group, and so set its gates; and the opened ones among these.
     submitted_by: str = ""
     opened_gates: tuple[OpenedGate, ...] = ()
 
@@ -434,7 +434,7 @@ class PodGroup(Value, frozen=True):
 
 
 class PodSpec(Value, frozen=True):
-    """A pod's place in its group; what it runs stands in the group's template."""
+    """A pod's place in its group; the group's template states what it runs."""
 
     pod_group: str
     task: str
@@ -442,7 +442,7 @@ class PodSpec(Value, frozen=True):
     requests: Amounts = {}
     termination_grace: Duration = 30 * times.SECOND
     priority: Integer | None = None
-    #: Of a pod in a described world: those that batchq makes have none.
+    #: For a pod in a simulated cluster: pods made by batchq have none.
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
@@ -460,9 +460,9 @@ class PodStatus(Value, frozen=True):
     terminating_at: Instant | None = None
     #: Why it is being stopped or was: a leaving or finish reason.
     reason: str = ""
-    #: Why the attempt before this one was stopped.
+    #: Why the previous attempt was stopped.
     last_reason: str = ""
-    #: Where the last attempt was, of a pod that waits to be bound again.
+    #: The node of the last attempt, for a pod that waits to be bound again.
     last_node: str = ""
     exit_code: Integer | None = None
     signal: Integer | None = None
@@ -472,7 +472,7 @@ class PodStatus(Value, frozen=True):
     retry_at: Instant | None = None
     #: The work-horse that has claimed the attempt.
     holder: str = ""
-    #: Attempts of this admission whose node fell silent, or stopped them for want of the server.
+    #: Attempts of this admission whose node fell silent, or stopped them after losing the server.
     losses: Integer = 0
 
 
@@ -492,12 +492,12 @@ NAMESPACED = frozenset({"ResourceQuota", "PodGroup", "Pod"})
 
 
 def kind_of(item: Object) -> str:
-    """`PodGroup`, `Queue` …"""
+    """Return the kind's name: `PodGroup`, `Queue` …"""
     return type(item).__name__
 
 
 def key_of(item: Object) -> str:
-    """The key of an object in its kind: a pod's uid, `namespace/name`, or the bare name."""
+    """Return the object's key within its kind: a pod's uid, `namespace/name`, or the bare name."""
     if isinstance(item, Pod):
         return item.metadata.uid
     if kind_of(item) in NAMESPACED:
@@ -506,20 +506,22 @@ def key_of(item: Object) -> str:
 
 
 def full_name(item: Object) -> str:
-    """For people: `namespace/name`, or the bare name where there is no namespace."""
+    """Return the object's name for people: `namespace/name`, or the bare name without a
+    namespace.
+    """
     meta = item.metadata
     return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
 
 
 class Gate(NamedTuple):
-    """A gate that is not open; `task` is that of the pods it holds back, "" for the group's own."""
+    """A closed gate; `task` is that of the pods that it holds back, "" for the group's own gate."""
 
     task: str
     name: str
 
 
 def gates_of(spec: PodGroupSpec) -> list[Gate]:
-    """Every gate, the group's own first, then task by task as they are written."""
+    """Return every gate, the group's own first, then task by task as written."""
     own = [Gate("", gate.name) for gate in spec.scheduling_gates]
     return own + [
         Gate(task.name, gate.name) for task in spec.tasks for gate in task.template.scheduling_gates
@@ -527,7 +529,7 @@ def gates_of(spec: PodGroupSpec) -> list[Gate]:
 
 
 def without_gates(spec: PodGroupSpec, opened: Collection[Gate]) -> PodGroupSpec:
-    """The spec with these gates taken away."""
+    """Return the spec without these gates."""
 
     def left(task: str, gates: tuple[SchedulingGate, ...]) -> tuple[SchedulingGate, ...]:
         return tuple(gate for gate in gates if Gate(task, gate.name) not in opened)
@@ -543,15 +545,15 @@ def without_gates(spec: PodGroupSpec, opened: Collection[Gate]) -> PodGroupSpec:
 
 
 def with_task_gates(task: Task, gates: tuple[SchedulingGate, ...]) -> Task:
-    """The task, its pods held back by these gates."""
+    """Return the task with these gates on its pods."""
     if gates == task.template.scheduling_gates:
         return task
     return structs.replace(task, template=structs.replace(task.template, scheduling_gates=gates))
 
 
 def is_gated(group: PodGroup) -> bool:
-    """Whether its spec says that it waits for a gate: one of its own, or gates that leave it fewer
-    pods than it has to start with.
+    """Whether the spec has a gate that holds the group back: one of its own, or gates that leave it
+    fewer pods than it needs to start.
     """
     spec = group.spec
     if spec.scheduling_gates:
@@ -567,19 +569,19 @@ def is_gated(group: PodGroup) -> bool:
 
 
 def pod_gates_problem(pod: Pod) -> str:
-    """Why a pod cannot have the gates that it has, or "": scheduled pods have none (KEP-3521)."""
+    """Return why a pod cannot have its gates, or "": scheduled pods have none (KEP-3521)."""
     if not pod.spec.scheduling_gates:
         return ""
     if not pod.status.node and pod.status.phase == PodPhase.PENDING:
         return ""
-    return "a pod that has a node, or is past Pending, cannot have scheduling gates"
+    return "a pod with a node, or in a phase after Pending, cannot have scheduling gates"
 
 
 class Unreadable(Struct, frozen=True, kw_only=True):
-    """`kind` is that of an object, or another sort of record of batchq's; `key` its name for
-    people, plain characters of ASCII; `why` one line.
+    """A stored record that cannot be read.
 
-    `remedy`: of an object "", as it can be deleted by its name.
+    `kind` is that of an object, or of another record of batchq's; `key` its name for people, in
+    plain ASCII; `why` one line. `remedy` is "" for an object, which can be deleted by its name.
     """
 
     kind: str
@@ -589,10 +591,10 @@ class Unreadable(Struct, frozen=True, kw_only=True):
 
     @property
     def is_object(self) -> bool:
-        """Whether it stands where an object should."""
+        """Whether it is stored in an object's place."""
         return self.kind in KINDS and bool(self.key)
 
     @property
     def deletion(self) -> str:
-        """Of one in the place of an object: the command that takes it out."""
+        """The command that deletes it, for one in an object's place."""
         return f"batchq delete {self.kind.lower()} {shlex.quote(self.key)}"

@@ -1,6 +1,6 @@
-"""Why something waits, leaves or ends: three closed lists, and the Verdict that carries one.
+"""Why a group waits, leaves or ends: three closed lists, and the Verdict that carries one.
 
-The same words stand in conditions, on the command line, in the Python client and in metrics.
+Conditions, the command line, the Python client and metrics use the same words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Waiting(StrEnum):
 
 
 class Leaving(StrEnum):
-    """Why an admitted group, or a pod, had to go."""
+    """Why an admitted group, or a pod, was evicted."""
 
     PREEMPTED = "Preempted"
     RECLAIMED = "Reclaimed"
@@ -65,21 +65,21 @@ class Finish(StrEnum):
     CANCELLED = "Cancelled"
 
 
-#: What no waiting helps, as things are: the request itself, a limit that somebody has stated, or
-#: the machines that there are.
+#: The reasons that waiting cannot remove, as things are: the request itself, a stated limit, or the
+#: present nodes.
 NEVER_FITS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})
 
 _RANK = {reason: place for place, reason in enumerate(Waiting)}
 
 
 class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """A refusal kept as data.
+    """A refusal as data.
 
-    `need`, `limit` and `seen` are integer units of `resource`: what the group asks for, what
-    `subject` allows, and how much of that was taken when the verdict was made. `in_line` says
-    whether the group keeps its place in line (refused by capacity) or stands aside. `passing` has
-    what else holds for this moment only, such as who is ahead: like `seen` it is no new cause, and
-    unlike it, it is not stored, for a name that is out of date misleads.
+    `need`, `limit` and `seen` are integer units of `resource`: the group's request, what `subject`
+    allows, and how much of that was in use at the time of the verdict. `in_line` says whether the
+    group keeps its place in the pending queue (refused by capacity) or is ineligible. `passing`
+    holds details of the moment, such as who is ahead: like `seen` they make no new cause; unlike
+    it, they are not stored, for an outdated name misleads.
     """
 
     plugin: str
@@ -92,7 +92,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     detail: str = ""
     passing: str = ""
     in_line: bool = False
-    #: Of the snapshot that it was made on.
+    #: The revision of the snapshot that it was made on.
     revision: int = 0
 
     @property
@@ -102,11 +102,11 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
     @property
     def is_larger_than_limit(self) -> bool:
-        """Whether it would be refused even if nothing of the limit were taken."""
+        """Whether it would be refused even with nothing of the limit in use."""
         return self.need is not None and self.limit is not None and self.need > self.limit
 
     def same_cause(self, other: Verdict) -> bool:
-        """Whether both say the same but for what passes: `seen`, `passing` and `revision`."""
+        """Whether both are equal but for `seen`, `passing` and `revision`."""
         return (
             self.plugin == other.plugin
             and self.reason == other.reason
@@ -118,7 +118,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         )
 
     def message(self) -> str:
-        """One sentence for people, with the numbers that decide."""
+        """Return one sentence for people, with the numbers that decide."""
         if self.need is None or self.limit is None:
             return "; ".join(part for part in (self.detail, self.passing) if part)
         need = describe_quantity(self.resource, self.need)
@@ -135,11 +135,11 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         return "; ".join(part for part in (text, self.detail, self.passing) if part)
 
     def lasting(self) -> Verdict:
-        """The same as it is stored: without the words of this moment."""
+        """Return the verdict as it is stored, without the details of the moment."""
         return structs.replace(self, passing="") if self.passing else self
 
 
-#: Of a group that nobody has judged yet: it has only just been submitted, or come back.
+#: The verdict on a group that no session has seen yet: it has just been submitted or requeued.
 UNSEEN = Verdict(
     plugin="session",
     reason=Waiting.PENDING_EVALUATION,
@@ -147,13 +147,13 @@ UNSEEN = Verdict(
 )
 
 
-#: A verdict but for what passes: equal for verdicts of the same cause.
+#: A verdict without its passing parts: equal for verdicts of the same cause.
 Cause: TypeAlias = tuple[object, ...]
 
 
 class Blockers(tuple[Verdict, ...]):
-    """All blockers of a group, the most fundamental first; one value for all groups that were
-    refused alike, so that what follows from it is worked out once.
+    """All blockers of a group, the most fundamental first; one value is shared by all groups with
+    equal refusals, so that results derived from it are computed once.
     """
 
     #: Whether a plugin refuses this group alone, and not all groups that ask for the same.
@@ -161,20 +161,20 @@ class Blockers(tuple[Verdict, ...]):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Of each blocker, all that makes it another one."""
+        """The cause of each blocker."""
         return causes_of(self)
 
     @cached_property
     def are_in_line(self) -> bool:
-        """Whether none of them puts the group out of line."""
+        """Whether every blocker leaves the group in line."""
         return all(verdict.in_line for verdict in self)
 
     @cached_property
     def wait_in_line(self) -> bool:
-        """Whether a group refused like this keeps its place in line.
+        """Whether a group with these refusals keeps its place in line.
 
-        It does if capacity refuses it. A namespace's quota alone puts it out of line, but does not
-        cost it its place where capacity refuses it too; anything else does.
+        It does if capacity refuses it. The quota of a namespace on its own makes it ineligible, but
+        together with a refusal by capacity it keeps its place; any other reason costs the place.
         """
         return any(verdict.in_line for verdict in self) and all(
             verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA for verdict in self
@@ -182,7 +182,7 @@ class Blockers(tuple[Verdict, ...]):
 
     @cached_property
     def turn(self) -> str:
-        """Whose turn it waits for; see `turn_of`."""
+        """The head whose turn it waits for; see `turn_of`."""
         return turn_of(self)
 
     @cached_property
@@ -192,20 +192,20 @@ class Blockers(tuple[Verdict, ...]):
 
 
 def turn_of(verdicts: Iterable[Verdict]) -> str:
-    """What a group is told that waits in line behind a head, whatever else is in its way; '' of one
-    that does not, or stands out of line.
+    """Return the message for a group that waits in line behind a head, whatever else blocks it; ""
+    for any other group.
     """
-    told = ""
+    message = ""
     for verdict in verdicts:
         if not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA:
             return ""
         if verdict.reason == Waiting.WAITING_FOR_TURN and verdict.plugin == "enqueue":
-            told = verdict.detail
-    return told
+            message = verdict.detail
+    return message
 
 
 def causes_of(verdicts: Iterable[Verdict]) -> tuple[Cause, ...]:
-    """Of each verdict, all that makes it another one."""
+    """Return the cause of each verdict."""
     return tuple(
         (one.plugin, one.reason, one.subject, one.resource, one.need, one.limit, one.detail)
         for one in verdicts
@@ -213,12 +213,12 @@ def causes_of(verdicts: Iterable[Verdict]) -> tuple[Cause, ...]:
 
 
 def ranked(verdicts: Iterable[Verdict]) -> Blockers:
-    """All of them, the most fundamental first, equal ones in the order given."""
+    """Return all verdicts, the most fundamental first, equal ones in the given order."""
     return Blockers(sorted(verdicts, key=lambda verdict: verdict.rank))
 
 
 def same_causes(left: tuple[Verdict, ...], right: tuple[Verdict, ...]) -> bool:
-    """Whether two lists of blockers differ in nothing but passing numbers."""
+    """Whether two lists of blockers differ only in passing numbers."""
     return len(left) == len(right) and all(
         one.same_cause(other) for one, other in zip(left, right, strict=True)
     )

@@ -1,7 +1,7 @@
 """Arithmetic on resource maps: name -> integer units, never negative, no epsilon.
 
-An `Amounts` is a plain dict that nobody changes after it was made; every function here returns a
-new one. In a request a zero is the same as an absent dimension; in a limit it is a limit of zero.
+An `Amounts` is a plain dict that is never modified; every function here returns a new one. In a
+request a zero is the same as an absent dimension; in a limit it is a limit of zero.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from decimal import ROUND_CEILING, Decimal
 
 Amounts = dict[str, int]
 
-#: What a node that names no `pods` contributes to sums over nodes: a billion pods.
+#: The contribution of a node that names no `pods` to sums over nodes: a billion pods.
 UNLIMITED_PODS = 10**12
 
-#: Every pod asks for one of these beside what it names.
+#: Every pod requests one of these beside its own requests.
 ONE_POD = 1000
 
 
 def plus(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
-    """left + right, per dimension."""
+    """Return left + right, per dimension."""
     total = dict(left)
     for name, units in right.items():
         total[name] = total.get(name, 0) + units
@@ -28,13 +28,13 @@ def plus(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
 
 
 def minus(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
-    """max(0, left - right), per dimension of left; zeros are left out."""
+    """Return max(0, left - right), per dimension of left, without zeros."""
     rest = {name: units - right.get(name, 0) for name, units in left.items()}
     return {name: units for name, units in rest.items() if units > 0}
 
 
 def larger(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
-    """The larger of the two, per dimension."""
+    """Return the larger of the two, per dimension."""
     most = dict(left)
     for name, units in right.items():
         if units > most.get(name, 0):
@@ -51,17 +51,17 @@ def covers(left: Mapping[str, int], right: Mapping[str, int]) -> bool:
 
 
 def smaller(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
-    """The smaller of the two, per dimension that both name."""
+    """Return the smaller of the two, per dimension that both name."""
     return {name: min(units, right[name]) for name, units in left.items() if name in right}
 
 
 def times(amounts: Mapping[str, int], count: int) -> Amounts:
-    """amounts x count."""
+    """Return amounts x count."""
     return {name: units * count for name, units in amounts.items()} if count else {}
 
 
 def total(many: Iterable[Mapping[str, int]]) -> Amounts:
-    """The sum of many."""
+    """Return the sum of many."""
     result: Amounts = {}
     for amounts in many:
         for name, units in amounts.items():
@@ -70,22 +70,22 @@ def total(many: Iterable[Mapping[str, int]]) -> Amounts:
 
 
 def named(amounts: Mapping[str, int]) -> Amounts:
-    """A request without its zeros, in the order of names."""
+    """Return a request without its zeros, in the order of names."""
     return {name: amounts[name] for name in sorted(amounts) if amounts[name] > 0}
 
 
 def scaled(amounts: Mapping[str, int], thousandths: int) -> Amounts:
-    """floor(amounts x thousandths / 1000), per dimension."""
+    """Return floor(amounts x thousandths / 1000), per dimension."""
     return {name: units * thousandths // 1000 for name, units in amounts.items()}
 
 
 def of_pod(requests: Mapping[str, int]) -> Amounts:
-    """What a pod takes: what it names, and one `pods`."""
+    """Return what a pod occupies: its requests, and one `pods`."""
     return {**named(requests), PODS: ONE_POD}
 
 
 def describe(amounts: Mapping[str, int]) -> str:
-    """For people: `cpu 4, memory 8Gi`, without the implied `pods`."""
+    """Return `cpu 4, memory 8Gi` for people, without the implied `pods`."""
     parts = [
         f"{name} {describe_quantity(name, amounts[name])}"
         for name in sorted(amounts)
@@ -98,7 +98,7 @@ CPU = "cpu"
 MEMORY = "memory"
 PODS = "pods"
 
-#: Lua keeps numbers as doubles; sums above this would lose their last digits there.
+#: Lua stores numbers as doubles; larger sums would lose their last digits there.
 LARGEST = 2**53
 
 _SUFFIX = {
@@ -125,15 +125,15 @@ _GRAMMAR = re.compile(
 
 
 def units_per_whole(resource: str) -> int:
-    """How many of our integer units make one whole `resource` (1 byte, 1000 milli-cores …)."""
+    """Return the integer units in one whole `resource` (1 byte, 1000 milli-cores …)."""
     return 1 if resource == MEMORY else 1000
 
 
 def parse_quantity(resource: str, written: str | int | float) -> int:
-    """The amount of `resource`, in its integer unit.
+    """Return the amount of `resource`, in its integer unit.
 
-    Raises ValueError, with what was expected and found, for anything that is not a quantity,
-    is negative, or is larger than 2^53 units.
+    Raises ValueError, with what was expected and found, for anything that is not a quantity, is
+    negative, or is larger than 2^53 units.
     """
     if isinstance(written, bool) or not isinstance(written, str | int | float):
         raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {written!r}")
@@ -152,7 +152,7 @@ def parse_quantity(resource: str, written: str | int | float) -> int:
 
 
 def format_quantity(resource: str, units: int) -> str:
-    """The canonical text: cpu `1500m` or `2`, memory in plain bytes, others as a decimal."""
+    """Return the canonical text: cpu `1500m` or `2`, memory in plain bytes, others as a decimal."""
     if resource == MEMORY:
         return str(units)
     sign, units = ("-", -units) if units < 0 else ("", units)
@@ -165,7 +165,7 @@ def format_quantity(resource: str, units: int) -> str:
 
 
 def describe_quantity(resource: str, units: int) -> str:
-    """The same for people: memory in the largest binary unit that keeps it short."""
+    """Return the text for people: memory in the largest binary unit that keeps it short."""
     if resource != MEMORY:
         return format_quantity(resource, units)
     size = float(units)

@@ -1,4 +1,4 @@
-"""Instants and durations, both integer milliseconds inside and readable text outside.
+"""Instants and durations: integer milliseconds internally, readable text in manifests and output.
 
 Instants are RFC 3339 or integer seconds, durations `90s`, `2h`, `1d`, `1h30m` or integer seconds.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-#: The years that the calendar of Python can name, 1 to 9999, in milliseconds.
+#: The years of Python's calendar, 1 to 9999, in milliseconds.
 FIRST_INSTANT, LAST_INSTANT = -62_135_596_800_000, 253_402_300_799_999
 SECOND = 1000
 MINUTE = 60 * SECOND
@@ -23,7 +23,7 @@ _LONGEST_MS = 36525 * DAY
 
 
 def parse_duration(written: str | int | float) -> int:
-    """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`, or of a plain number of seconds.
+    """Return the milliseconds of `90s`, `1h30m`, `2d`, `250ms`, or of a plain number of seconds.
 
     Raises ValueError with what was expected and found.
     """
@@ -52,7 +52,7 @@ def parse_duration(written: str | int | float) -> int:
 
 
 def format_duration(milliseconds: int) -> str:
-    """The shortest exact text: 90000 -> `90s`, 7200000 -> `2h`, 1500 -> `1500ms`."""
+    """Return the shortest exact text: 90000 -> `90s`, 7200000 -> `2h`, 1500 -> `1500ms`."""
     if milliseconds == 0:
         return "0s"
     for unit, size in (("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", SECOND)):
@@ -64,7 +64,7 @@ def format_duration(milliseconds: int) -> str:
 
 
 def parse_instant(written: str | int | float | datetime) -> int:
-    """Milliseconds since the epoch of an RFC 3339 text or of integer seconds.
+    """Return the milliseconds since the epoch of an RFC 3339 text or of integer seconds.
 
     Raises ValueError with what was expected and found.
     """
@@ -89,7 +89,7 @@ def parse_instant(written: str | int | float | datetime) -> int:
 
 
 def format_instant(milliseconds: int) -> str:
-    """RFC 3339 in UTC, with milliseconds only where there are any; beyond the calendar, its
+    """Return RFC 3339 in UTC, with milliseconds only if they are not zero; beyond the calendar, its
     first or last instant.
     """
     milliseconds = max(FIRST_INSTANT, min(LAST_INSTANT, milliseconds))
@@ -99,7 +99,7 @@ def format_instant(milliseconds: int) -> str:
 
 
 def describe_age(milliseconds: int) -> str:
-    """For lists: `12s`, `4m30s`, `2h5m`, `3d4h`."""
+    """Return an age for lists: `12s`, `4m30s`, `2h5m`, `3d4h`."""
     if milliseconds < 0:
         milliseconds = 0
     for size, small, names in ((DAY, HOUR, "dh"), (HOUR, MINUTE, "hm"), (MINUTE, SECOND, "ms")):

@@ -1,28 +1,28 @@
-"""What is asked of a store: transactions, each applied whole or refused whole.
+"""Transactions: requests to a store, each applied whole or refused whole.
 
-A store knows nothing of policy. It compares revisions, fences and phases, keeps the ledger's
-sums, compares them with limits, and appends every write to the change stream, all in one step.
-`MemoryStore` and `commit.lua` are two implementations of exactly this page.
+A store knows no policy. It compares revisions, fences and phases, keeps the ledger's sums, compares
+them with limits, and appends every write to the change stream, all in one step. `MemoryStore` and
+`commit.lua` are two implementations of exactly this page.
 
 **The ledger** is a set of *charges*. A charge belongs to a *holder* (`group:<uid>`, `pod:<uid>`,
 `object:<uid>`, `node:<name>`) and counts its amounts in each of its *scopes* (`cluster`,
-`queue:<name>`, `ns:<namespace>`, `node:<name>`, `objects:<namespace>`, `capacity`). The store
-keeps the sum of every scope. Setting a charge replaces the holder's former one. Who counts for
-different amounts in different scopes has several holders (`group:<uid>:<scope>` beside
-`group:<uid>`), which are nothing special to a store: sums are compared as they stand once the whole
-transaction has happened, so what one gives up another takes.
+`queue:<name>`, `ns:<namespace>`, `node:<name>`, `objects:<namespace>`, `capacity`). The store keeps
+the sum of every scope. Setting a charge replaces the holder's former one. A group with different
+amounts in different scopes has several holders (`group:<uid>:<scope>` beside `group:<uid>`), which
+a store does not distinguish: sums are compared as they stand after the whole transaction, so one
+holder can take what another gives up.
 
 **Limits** are amounts per scope. In `cluster` and `node:*` an absent dimension is a limit of zero;
-in `objects:<namespace>` it is what `objects:*` says, the default of all namespaces; elsewhere it is
-no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity`
-(what ready nodes have) times the commit's overcommit factor, rounded down; of `podgroups`, which
-no node has, it takes any number.
+in `objects:<namespace>` it is the limit of `objects:*`, the default of all namespaces; elsewhere it
+is no limit. The limit of `cluster` is not stored: it is the sum of scope `capacity` (the ready
+nodes' resources) times the commit's overcommit factor, rounded down; `podgroups`, which nodes do
+not have, are unlimited there.
 
-**Rules about several limits at once**, such as what is guaranteed to sibling queues, a store does
-not know. It holds still what they were decided by: a commit says which revision it has `seen`, and
-where a limit (but a node's) was written later, no checked charge grows, except on nodes. A change
-of limits by an earlier transaction of the same commit is a later one, too; the transaction's own
-is not.
+**Rules about several limits at once**, such as the guarantees of sibling queues, are unknown to a
+store. It only makes sure that their inputs are unchanged: a commit names the revision that it has
+`seen`, and if a limit (except a node's) was written later, no checked charge may grow, except on
+nodes. A change of limits by an earlier transaction of the same commit counts as later, too; the
+transaction's own does not.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ ONE_GROUP = 1000
 
 
 def queue_scope(name: str) -> str:
-    """Where a queue's groups are summed."""
+    """Return the scope of a queue's groups."""
     return f"queue:{name}"
 
 
 def namespace_scope(name: str) -> str:
-    """Where a namespace's groups are summed."""
+    """Return the scope of a namespace's groups."""
     return f"ns:{name}"
 
 
 def node_scope(name: str) -> str:
-    """Where the pods on a node are summed."""
+    """Return the scope of the pods on a node."""
     return f"node:{name}"
 
 
 def objects_scope(namespace: str) -> str:
-    """Where a namespace's unfinished groups are counted."""
+    """Return the scope that counts a namespace's unfinished groups."""
     return f"objects:{namespace}"
 
 
-#: Whose limits hold where a namespace states none. No namespace has this name.
+#: The scope of the limits for namespaces that state none. No namespace has this name.
 EVERY_NAMESPACE = objects_scope("*")
 
 
 class Write(Struct, frozen=True, kw_only=True):
     """Put, replace or delete one object.
 
-    `expect` is the revision the writer saw: 0 for "must not exist", None for "whatever it is"
-    (only together with `fence`). `fence`, where given, must equal the stored object's own
-    (`fence_of`): the group's uid, admission and attempt. The phase may change only along the
-    lifecycle's table. `value` None deletes, or with `expect` 0 writes nothing: it is a condition,
-    that there is no such object. The revision in the value's metadata is set by the store.
+    `expect` is the revision that the writer read: 0 for "must not exist", None for "any" (only
+    together with `fence`). `fence`, if given, must equal the stored object's own (`fence_of`): the
+    group's uid, admission and attempt. The phase may change only along the lifecycle's table.
+    `value` None deletes; with `expect` 0 it writes nothing, and only requires that the object does
+    not exist. The store sets the revision in the value's metadata.
     """
 
     kind: str
@@ -86,15 +86,15 @@ class Write(Struct, frozen=True, kw_only=True):
 
     @property
     def is_condition(self) -> bool:
-        """Whether nothing is written: the object must not be there, and that is all."""
+        """Whether it writes nothing, and only requires that the object does not exist."""
         return self.expect == 0 and self.value is None
 
 
 class Charge(Struct, frozen=True, kw_only=True):
-    """Replace what `holder` counts for. Empty `amounts` remove it.
+    """Replace a holder's charge. Empty `amounts` remove it.
 
-    `checked`: refuse the transaction if, in a dimension in which the holder's charge grows, the
-    sum of one of its scopes would pass that scope's limit.
+    `checked`: refuse the transaction if, in a dimension in which the holder's charge grows, the sum
+    of one of its scopes would pass that scope's limit.
     """
 
     holder: str
@@ -106,8 +106,8 @@ class Charge(Struct, frozen=True, kw_only=True):
 class Limit(Struct, frozen=True, kw_only=True):
     """Replace the limits of a scope. None removes them.
 
-    Goes with the write of the object that states it, even if the amounts are what they were: by
-    that write's revision a store tells who has seen the change.
+    It accompanies the write of the object that states it, even with unchanged amounts: the revision
+    of that write tells a store whether a commit has seen the change.
     """
 
     scope: str
@@ -115,7 +115,7 @@ class Limit(Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """Hand a pod's attempt to its node: an entry of the outbox, removed once it is delivered."""
+    """Deliver a pod's attempt to its node: an entry of the outbox, removed after the delivery."""
 
     pod: str
     attempt: int
@@ -133,9 +133,9 @@ class Event(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tru
 
 
 class Transaction(Struct, frozen=True, kw_only=True):
-    """Writes, charges, limits, deliveries and events that happen together or not at all.
+    """Writes, charges, limits, deliveries and events that are applied together or not at all.
 
-    `subject` names what it is about (a group's key, say) for logs and refusals.
+    `subject` names its object (a group's key, for example) for logs and refusals.
     """
 
     subject: str
@@ -150,24 +150,24 @@ class Word(StrEnum):
     """A store's answer to one transaction."""
 
     OK = "ok"
-    #: The object is not at the expected revision (or exists, or is missing); or `the limits`
-    #: have changed since the revision that the commit has seen.
+    #: The object is not at the expected revision (or exists, or is missing); or `the limits` have
+    #: changed since the revision that the commit has seen.
     CONFLICT = "conflict"
-    #: The object's uid, admission or attempt is another: the writer is superseded.
+    #: The object's uid, admission or attempt differs: the writer is superseded.
     FENCED = "fenced"
     #: The lifecycle has no such move.
     MOVE = "move"
     #: A limit would be passed.
     LIMIT = "limit"
-    #: The whole commit came from a leader that has been succeeded.
+    #: The whole commit came from a former leader.
     EPOCH = "epoch"
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """`word`, and for a refusal: what it was about, in the store's words.
+    """`word`, and for a refusal its subject, in the store's terms.
 
-    For LIMIT: `subject` is the scope, and `resource`, `need` (how much more was asked for),
-    `limit` and `seen` (the sum before) are set.
+    For LIMIT: `subject` is the scope, and `resource`, `need` (the additional request), `limit` and
+    `seen` (the sum before) are set.
     """
 
     word: Word
@@ -186,7 +186,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """What became of the transactions of one call, each in the order given."""
+    """The outcome of the transactions of one call, each list in the given order."""
 
     applied: tuple[Transaction, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -197,8 +197,8 @@ Ledger: TypeAlias = dict[str, dict[str, int]]
 
 
 def fence_of(item: Object) -> str:
-    """What a stale writer would get wrong: `<uid> <admission>` of a group, for a pod its
-    `<group uid> <admission> <attempt>`; empty for anything else.
+    """Return what identifies a stale writer: `<uid> <admission>` of a group, `<group uid>
+    <admission> <attempt>` of a pod; "" for anything else.
     """
     match item:
         case PodGroup():
@@ -211,38 +211,39 @@ def fence_of(item: Object) -> str:
 
 
 def phase_of(item: Object) -> str:
-    """The phase that the lifecycle's tables speak of; empty where there is none."""
+    """Return the phase in the lifecycle's tables; "" for an object without one."""
     return str(item.status.phase) if isinstance(item, PodGroup | Pod) else ""
 
 
 def stop_of(item: Object) -> str:
-    """Why a pod is to stop (`terminating`), for its work-horse to read at each renewal."""
+    """Return why a pod is to stop (`terminating`), for its work-horse to read at each renewal."""
     return item.status.reason if isinstance(item, Pod) and item.status.terminating else ""
 
 
-#: On a Node: how pods are held there to the memory that they request (`cgroup`, `rlimit`, `none`).
+#: Annotation of a Node: how it holds pods to the memory that they request (`cgroup`, `rlimit`,
+#: `none`).
 MEMORY_LIMIT_ANNOTATION = "batchq/memory-limit"
-#: On a Node, as a label: what makes a pod's end the end of its processes (`cgroup`,
-#: `pid-namespace`, `subreaper`).
+#: Label of a Node: how it makes sure that a pod's processes end with it (`cgroup`, `pid-namespace`,
+#: `subreaper`).
 CONTAINMENT_LABEL = "batchq/containment"
-#: For how long a node's work-horses may believe that their pods are theirs, in milliseconds.
+#: Annotation of a Node: the length of its work-horses' leases, in milliseconds.
 LEASE_ANNOTATION = "batchq/lease-ms"
 
 
 def capacity_of(node: Node) -> Amounts:
-    """What fits on a node; one that names no `pods` takes any number."""
+    """Return a node's resources; a node that names no `pods` takes any number."""
     return {PODS: UNLIMITED_PODS, **node.spec.resources}
 
 
 def lease_of(node: Node, *, default_ms: int) -> int:
-    """The longer of what the node's agent states and what the scheduler goes by."""
+    """Return the longer of the lease lengths of the node's agent and of the scheduler."""
     stated = node.metadata.annotations.get(LEASE_ANNOTATION, "")
     is_number = stated.isascii() and stated.isdigit() and len(stated) < 10
     return max(default_ms, int(stated) if is_number else 0)
 
 
 def limit_of_queue(queue: Queue) -> Amounts:
-    """Capability times the queue's own overcommit, and how many groups it may hold."""
+    """Return capability times the queue's own overcommit, and the number of groups it may hold."""
     limit = scaled(queue.spec.capability, queue.spec.overcommit)
     if queue.spec.max_pod_groups is not None:
         limit[POD_GROUPS] = queue.spec.max_pod_groups * ONE_GROUP
@@ -250,7 +251,9 @@ def limit_of_queue(queue: Queue) -> Amounts:
 
 
 def hard_limit(quotas: Iterable[ResourceQuota]) -> Amounts:
-    """The least that the quotas of one namespace allow, per dimension, `podgroups` included."""
+    """Return the least that the quotas of one namespace allow, per dimension,
+    `podgroups` included.
+    """
     least: Amounts = {}
     for quota in quotas:
         hard = quota.spec.hard
@@ -259,5 +262,5 @@ def hard_limit(quotas: Iterable[ResourceQuota]) -> Amounts:
 
 
 def only_groups(hard: Amounts) -> Amounts:
-    """The part of a hard limit that counts unfinished groups."""
+    """Return the part of a hard limit that counts unfinished groups."""
     return {name: units for name, units in hard.items() if name == POD_GROUPS}

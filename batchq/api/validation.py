@@ -1,9 +1,9 @@
-"""Whether one object, by itself, makes sense: bounds, contradictions, and what is not built yet.
+"""Validation of a single object: bounds, contradictions, and unavailable features.
 
-Three sorts of problems. *Contradictions* of a PodGroup (a gang of five with four pods) are errors
-when somebody submits it, and keep it waiting as Misconfigured in a described world. What is *not
-available* in this version is refused everywhere: it must not be ignored silently. The rest (a
-negative count, a name twice, a megabyte of environment) is refused everywhere too.
+There are three sorts of problems. *Contradictions* of a PodGroup (a gang of five with four pods)
+are errors at submission, and keep a group waiting as Misconfigured in a simulated cluster. What is
+*not available* in this version is refused everywhere: it must not be ignored silently. The rest (a
+negative count, a name twice, a megabyte of environment) is refused everywhere, too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from batchq.api.transaction import POD_GROUPS
 from batchq.errors import InvalidInput
 
 MOST_REPLICAS = 1_000_000
-#: The pods that a group needs are made, and bound, in one step of the server.
+#: A group's required pods are made, and bound, in one step of the server.
 MOST_GANG = 50_000
 MOST_TASKS = 1_000
-#: No instant and no ordinal of a pod has more.
+#: The digits of an instant or of a pod's ordinal.
 _MOST_DIGITS = 17
 MOST_GATES = 64
-#: Of a group and its tasks together: who has opened which is kept in one record.
+#: The gates of a group and its tasks together: one record notes who opened which.
 MOST_GATES_IN_ALL = 1_000
 MOST_DEPENDENCIES = 256
 MOST_TAINTS = 64
@@ -56,7 +56,7 @@ MOST_PARAMETERS = 64
 MOST_PARAMETER_BYTES = 64 * 1024
 #: A year.
 MOST_RETRY_DELAY_MINUTES = 525_600
-#: What Linux takes as one argument of a program; the same bound for all of them together.
+#: The longest argument of a program on Linux; here the bound for all of them together.
 MOST_COMMAND_BYTES = 128 * 1024
 MOST_ENV_BYTES = 128 * 1024
 MOST_ANNOTATION_BYTES = 256 * 1024
@@ -66,8 +66,8 @@ MOST_OBJECT_BYTES = 2**20
 def check(obj: Object, *, described: bool = False) -> None:
     """Raise InvalidInput, with the first problem, unless the object can be accepted.
 
-    In a `described` world, contradictions are left to show as Misconfigured, and a task needs no
-    command, since nothing is ever started.
+    In a `described` (simulated) cluster, contradictions show as Misconfigured instead, and a task
+    needs no command, since nothing is started.
     """
     check_names(obj)
     for problem in _problems(obj, described):
@@ -75,7 +75,9 @@ def check(obj: Object, *, described: bool = False) -> None:
 
 
 def contradictions(group: PodGroup) -> list[str]:
-    """What no scheduler could satisfy, because the group's own numbers exclude each other."""
+    """Return what no scheduler could satisfy, because the group's own numbers exclude
+    each other.
+    """
     spec = group.spec
     replicas = sum(task.replicas for task in spec.tasks)
     external = spec.controller == "external"
@@ -111,21 +113,21 @@ def contradictions(group: PodGroup) -> list[str]:
 
 
 def disorder_of(group: PodGroup) -> str:
-    """What in a stored group no scheduler could work with, and none has ever written; '' if there
-    is nothing. Asked of every group that is read, so it is cheap.
+    """Return what in a stored group no scheduler could process or has ever written; "" if nothing.
+    It is called for every group that is read, so it is cheap.
     """
     spec, status = group.spec, group.status
     for numbered in (status.spent, status.evictions.recent, status.evictions.longest_pod_runs):
         for number in numbered:
             if not number.isdecimal() or len(number) > _MOST_DIGITS:
-                return f"its status counts by numbers, and has {shown(number)} for one"
+                return f"its status has {shown(number)} in place of a number"
     if spec.min_member is not None and spec.min_member < 0:
         return f"its minMember is {spec.min_member}"
     names = set()
     pods = 0
     for task in spec.tasks:
         if not 0 <= task.replicas <= MOST_REPLICAS:
-            return f"task {task.name} has {task.replicas} replicas, of 0 to {MOST_REPLICAS:,}"
+            return f"task {task.name} has {task.replicas} replicas; expected 0 to {MOST_REPLICAS:,}"
         names.add(task.name)
         pods += task.replicas
     if len(names) < len(spec.tasks):
@@ -162,7 +164,7 @@ def _problems(obj: Object, described: bool) -> Iterator[str]:
             yield from _gate_problems(obj.spec.scheduling_gates, "spec.schedulingGates")
             if problem := pod_gates_problem(obj):
                 yield f"spec.schedulingGates: {problem}"
-    # Last: any field that is too long by itself has been named by then.
+    # Last: fields that are too long have been reported by then.
     yield from _at_most("its size in bytes", len(msgspec.json.encode(obj)), MOST_OBJECT_BYTES)
 
 
@@ -175,7 +177,7 @@ def _metadata_problems(obj: Object) -> Iterator[str]:
 def _queue_problems(queue: Queue) -> Iterator[str]:
     spec, name = queue.spec, queue.metadata.name
     if name == "root" and spec.parent:
-        yield "spec.parent: the root queue stands above all others and has no parent; leave it out"
+        yield "spec.parent: the root queue has no parent; leave it out"
     if spec.parent == name:
         yield "spec.parent: a queue cannot be its own parent; name another one, or leave it out"
     yield from _within("spec.weight", spec.weight, 0, MOST_WEIGHT)
@@ -210,10 +212,10 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
 
 def _check_problems(check: AdmissionCheck, described: bool) -> Iterator[str]:
     spec = check.spec
-    # Nobody carries a check out in a described world: its steps say what it answers.
+    # A simulated cluster needs no controller: its steps state the check's answers.
     if not (described and not spec.controller_name) and qualified_problem(spec.controller_name):
         yield (
-            "spec.controllerName: expected the name by which its controller finds it, such as"
+            "spec.controllerName: expected the name of its controller, such as"
             f" budget or example.com/budget, found {shown(spec.controller_name)}"
         )
     yield from _within(
@@ -256,7 +258,7 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
                 " found none"
             )
     if spec.controller == "external" and spec.min_member is not None:
-        # It says how many pods there are where no tasks do.
+        # It states the number of pods of a group without tasks.
         yield from _at_most("spec.minMember", spec.min_member, MOST_REPLICAS)
     replicas = sum(task.replicas for task in spec.tasks)
     yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)

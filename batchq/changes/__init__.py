@@ -1,9 +1,9 @@
-"""What a person asks for, as a Transaction: create, edit, delete, cancel, suspend, open a gate …
+"""User requests as Transactions: create, edit, delete, cancel, suspend, open a gate …
 
-Pure functions over a Reader. Each looks at what is stored, refuses what the rules refuse, with a
-sentence, and returns what is to be written, compared against the revisions it saw. None means
-that everything already is as asked. The client commits the result to the live store (and asks
-anew when somebody else was faster: `Word.CONFLICT`), the simulator's timeline to its own.
+Pure functions over a Reader. Each reads what is stored, refuses with a sentence what the rules
+forbid, and returns what to write, compared with the revisions it read; None if there is nothing to
+change. The client commits the result to the live store (and repeats the request after a concurrent
+change: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
 from batchq.changes.edits import (

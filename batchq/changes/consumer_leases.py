@@ -1,16 +1,16 @@
-"""Claims on external groups: what a consumer asks for, as a Transaction.
+"""Consumer leases (claims) on external groups: a consumer's requests as Transactions.
 
-    claim -> token        an admitted group that nobody holds
-    renew(token)          for another while; or hear why to stop
+    claim -> token        take an admitted group without a holder
+    renew(token)          extend the lease; or learn why to stop
     report(token, …)      of the group or of one pod: running, succeeded, failed, evicted
-    release(token)        give it back unfinished
+    release(token)        give the group back unfinished
 
 The token is the fence: it names the group's uid, the admission and, by its secret, the claim; the
-store keeps its digest alone. Whatever else has happened to the group since is a Conflict that says
-so. Every write is compared with the revision it was made on, and a report that was made already
-asks for nothing, so that each may be repeated.
+store keeps only its digest. After any other change of the group a request fails with a Conflict
+that names the change. Every write is compared with the revision that it was made on, and a repeated
+report writes nothing, so each request may be repeated.
 
-What the reports mean for the group is decided by the scheduler (`batchq.scheduler.pod_controller`).
+The scheduler decides what the reports mean for the group (`batchq.scheduler.pod_controller`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 
 Reported: TypeAlias = Literal["running", "succeeded", "failed", "evicted"]
-#: What may be said with the claim itself.
+#: What may be reported with the claim itself.
 AtOnce: TypeAlias = Literal["", "running"]
 
 SHORTEST_TTL_MS = 1 * SECOND
 LONGEST_TTL_MS = 1 * DAY
 LONGEST_HOLDER = 253
 LONGEST_MESSAGE = 1024
-#: Of a group with more pods than fit in so much, it is the group itself that is reported.
+#: A group whose pods exceed this is reported as a whole.
 MOST_REPORTED_BYTES = 512 * 1024
 
 
 class LeaseTaken(Struct, frozen=True, kw_only=True):
-    """What to write for a claim, the token that its holder keeps, and the group as it will be."""
+    """What to write for a claim, the token for its holder, and the group after the write."""
 
     transaction: Transaction
     token: str
@@ -51,10 +51,10 @@ class LeaseTaken(Struct, frozen=True, kw_only=True):
 
 
 class Renewed(Struct, frozen=True, kw_only=True):
-    """What to write for a renewal, and until when the claim then lasts.
+    """What to write for a renewal, and how long the claim then lasts.
 
-    With a `stop_reason` there is nothing to write: the work is to be stopped, and to be reported
-    as `evicted`, before `over_at`, when others may count on its being gone.
+    With a `stop_reason` there is nothing to write: the holder must stop the work, and report it as
+    `evicted`, before `over_at`, when others may assume that it is gone.
     """
 
     transaction: Transaction | None
@@ -64,7 +64,7 @@ class Renewed(Struct, frozen=True, kw_only=True):
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token, taken apart."""
+    """The parts of a token."""
 
     key: str
     uid: str
@@ -73,15 +73,15 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 def read_token(text: str) -> Token:
-    """Take a token apart.
+    """Parse a token.
 
-    Raises InvalidInput, which does not repeat it: it may be nearly right.
+    Raises InvalidInput, which does not quote the text: it may be nearly right.
     """
     parts = text.strip().split("/")
     if len(parts) != 5 or not all(parts) or not parts[3].isdecimal():
         raise InvalidInput(
-            "this is not a token: expected what `batchq external claim` has printed",
-            hint="claim the group anew",
+            "this is not a token: expected the output of `batchq external claim`",
+            hint="claim the group again",
         )
     namespace, name, uid, admission, _ = parts
     digest = hashlib.sha256(text.strip().encode()).hexdigest()
@@ -98,9 +98,9 @@ def claim(
     now_ms: int,
     reported: AtOnce = "",
 ) -> LeaseTaken:
-    """Take a group that is admitted and that nobody holds; `secret` is fresh, out of `[a-z0-9]`.
+    """Claim an admitted group without a holder; `secret` is fresh, of characters `[a-z0-9]`.
 
-    `reported` "running" says in the same write that the work has begun.
+    `reported` "running" reports in the same write that the work has begun.
 
     Raises NotFound, InvalidInput (holder, ttl), Conflict (not external, not admitted, held).
     """
@@ -129,10 +129,11 @@ def claim(
 
 
 def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Renewed:
-    """Hold the claim for `ttl_ms` from now (None: as before), or hear that and why to stop.
+    """Extend the claim to `ttl_ms` from now (None: as long as before), or return the reason to
+    stop.
 
-    Of a group whose end was reported that reason is the end itself.
-    Raises InvalidInput, or Conflict if the claim is over.
+    For a group whose end was reported, the reason is that end. Raises InvalidInput, or Conflict if
+    the claim is over.
     """
     end = _find(reader, token).status.claim.phase
     if end in ("Succeeded", "Failed"):
@@ -152,7 +153,7 @@ def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Ren
     longer = structs.replace(held, expires_at=now_ms + length_ms, ttl=length_ms)
     status = structs.replace(group.status, claim=longer)
     return Renewed(
-        # No event: it would be one every few seconds for as long as the work lasts.
+        # No event: there would be one every few seconds.
         transaction=_write(group, status, "", "", now_ms),
         expires_at=longer.expires_at,
         over_at=longer.over_at,
@@ -162,18 +163,17 @@ def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Ren
 def report(
     reader: Reader, token: str, phase: Reported, *, pod: str = "", message: str = "", now_ms: int
 ) -> Transaction | None:
-    """Say of the group, or of one `pod` of it, that it runs, has succeeded, failed or stopped.
+    """Report that the group, or one `pod` of it, runs, has succeeded, failed or stopped.
 
-    Pods are called as the consumer likes; there are as many as the group has replicas. None if
-    that has been said.
-    Raises InvalidInput, or Conflict: the claim is over, or the work was told to stop, after which
-    only `evicted` can be reported.
+    The consumer names pods freely; there are at most as many as the group's replicas. Returns None
+    for a repeated report. Raises InvalidInput, or Conflict: the claim is over, or the holder was
+    told to stop, after which only `evicted` is accepted.
     """
     _check_report(phase, pod, message)
     if not pod and phase == "evicted":
         return release(reader, token, message=message, now_ms=now_ms)
     if not pod and phase != "running":
-        # Whoever did not hear the answer says it again.
+        # A repeat by a holder that lost the answer.
         said = _find(reader, token).status.claim
         if said.phase == _WORDS[phase]:
             return None
@@ -204,11 +204,10 @@ def report(
 
 
 def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Transaction | None:
-    """Say that nothing of it runs any more, and that it is not done: another may claim it at once.
+    """Give the group back unfinished and stopped: another consumer may claim it at once.
 
-    After being told to stop, this is what frees what the group is charged. None if that has been
-    said.
-    Raises InvalidInput, or Conflict if the claim is over.
+    After a stop, this frees the group's charge. Returns None for a repeat. Raises InvalidInput, or
+    Conflict if the claim is over.
     """
     if _find(reader, token).status.claim.phase == "Released":
         return None
@@ -220,7 +219,7 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
         group.status,
         claim=ended(held, "Released", message),
         reported=final_reports(group.status),
-        # It waits for a consumer anew.
+        # The wait for a consumer starts again.
         in_queue_at=now_ms if waits else group.status.in_queue_at,
     )
     text = f"by {held.holder}" + (f": {message}" if message else "")
@@ -231,9 +230,9 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
 
 
 def _find(reader: Reader, token: str) -> PodGroup:
-    """The group of the token, whose latest claim is the token's.
+    """Return the token's group, if the token is that of its latest claim.
 
-    Raises Conflict where it is not.
+    Raises Conflict otherwise.
     """
     own = read_token(token)
     group = reader.get("PodGroup", own.key)
@@ -247,7 +246,7 @@ def _find(reader: Reader, token: str) -> PodGroup:
     if admission != own.admission:
         raise Conflict(
             f"{title(group)}: the claim was on admission {own.admission}, and the group has been"
-            f" admitted anew since (admission {admission})",
+            f" admitted again since (admission {admission})",
             hint=_STOP_AT_ONCE,
         )
     by = f": {claim.holder} has claimed it since" if claim.holder else ""
@@ -258,9 +257,9 @@ def _find(reader: Reader, token: str) -> PodGroup:
 
 
 def _held(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim]:
-    """The group of the token, and its claim, which is open, if perhaps past its end.
+    """Return the token's group and its open claim, which may be expired.
 
-    Raises Conflict if it is over.
+    Raises Conflict if the claim is over.
     """
     group = _find(reader, token)
     claim = group.status.claim
@@ -277,7 +276,7 @@ def _held(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim
 
 
 def _check_alive(group: PodGroup, now_ms: int) -> None:
-    """Raises Conflict if the token is past its end: that the work may still stop is all it has."""
+    """Raise Conflict for an expired claim: its holder may only report that the work has stopped."""
     claim = group.status.claim
     if claim.expires_at is not None and now_ms >= claim.expires_at:
         raise _lapsed(group)
@@ -299,7 +298,7 @@ def _lapsed(group: PodGroup) -> Conflict:
 
 
 def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
-    """Raises Conflict, with what stands in the way."""
+    """Raise Conflict, with the reason why the group cannot be claimed."""
     status, claim = group.status, group.status.claim
     if group.spec.controller != "external":
         raise Conflict(
@@ -319,7 +318,7 @@ def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
     if status.phase in ADMITTED and status.pledge.awaited_victims:
         victims = counted(len(status.pledge.victims), "victim")
         raise Conflict(
-            f"{title(group)} is promised the room of {victims} that may still run",
+            f"{title(group)} waits for {victims} that may still run",
             hint="claim another group, or this one once they have ended",
         )
     if status.phase in ADMITTED:
@@ -336,12 +335,12 @@ def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
 # --- parts ------------------------------------------------------------------------------------
 
 
-_STOP_AT_ONCE = "stop the work at once: somebody else may run it; then claim anew"
+_STOP_AT_ONCE = "stop the work at once, as another consumer may run it; then claim again"
 _WORDS = {"running": "Running", "succeeded": "Succeeded", "failed": "Failed"}
 
 
 def _with_pod(group: PodGroup, pod: str, phase: Reported) -> PodGroupStatus:
-    """What is known of its pods once this is; ends are final.
+    """Return the group's status with this report added; ends are final.
 
     Raises Conflict or InvalidInput.
     """
@@ -365,12 +364,12 @@ def _with_pod(group: PodGroup, pod: str, phase: Reported) -> PodGroupStatus:
     if len(reported) > most:
         raise InvalidInput(
             f"{title(group)}: pod {pod} would be number {len(reported)} of {most}",
-            hint="names of pods are kept for a claim; report each under one name",
+            hint="pod names are kept for the duration of a claim; report each pod under one name",
         )
     if sum(len(name) + 16 for name in reported) > MOST_REPORTED_BYTES:
         raise InvalidInput(
-            f"{title(group)}: there are too many pods to report each of them",
-            hint="report the group itself: leave the pod out",
+            f"{title(group)}: the group has too many pods to report each of them",
+            hint="report the group itself: leave out the pod",
         )
     return structs.replace(group.status, reported=reported)
 
@@ -407,7 +406,9 @@ def _check_ttl(ttl_ms: int) -> None:
 def _write(
     group: PodGroup, status: PodGroupStatus, reason: str, message: str, now_ms: int
 ) -> Transaction:
-    """The group with this status, over the revision and the admission that were seen."""
+    """Return the transaction that writes this status over the revision and admission that were
+    read.
+    """
     key = key_of(group)
     event = Event(kind="PodGroup", key=key, reason=reason, message=message, at=now_ms)
     return Transaction(

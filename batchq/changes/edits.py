@@ -1,7 +1,4 @@
-"""What an edit changes in a queue, in a few words: `deserved cpu 4 -> unstated, weight 1 -> 2`.
-
-For the line that `apply` prints and for the event that stays.
-"""
+"""Creating, updating and deleting objects, and the summary of an edit."""
 
 from __future__ import annotations
 
@@ -57,7 +54,10 @@ _MOST_DIFFERENCES_NAMED = 8
 
 
 def differences(old: object, new: object) -> str:
-    """Field by field and resource by resource; "" if they say the same, or are no queues."""
+    """Return the differences of two queues by field and resource, for the line that `apply` prints
+    and for the event: `deserved cpu 4 -> unstated, weight 1 -> 2`. "" for equal queues, and for
+    other kinds.
+    """
     if not isinstance(old, Queue) or not isinstance(new, Queue):
         return ""
     found = [*_fields("", old.spec, new.spec), *_beside_spec(old, new)]
@@ -66,7 +66,7 @@ def differences(old: object, new: object) -> str:
 
 
 def _fields(before: str, old: Struct, new: Struct) -> Iterator[str]:
-    """`preemption.borrowing Never -> 0`; fields in alphabetical order."""
+    """Yield `preemption.borrowing Never -> 0`; fields in alphabetical order."""
     names = zip(old.__struct_encode_fields__, old.__struct_fields__, strict=True)
     for written, name in sorted(names):
         was, becomes = getattr(old, name), getattr(new, name)
@@ -94,7 +94,7 @@ def _amount(resource: str, units: int | None) -> str:
 
 
 def _word(field: str, value: object) -> str:
-    """A value as it stands in a manifest."""
+    """Return a value as a manifest states it."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -110,7 +110,7 @@ def _word(field: str, value: object) -> str:
             return str(value)
 
 
-#: What others refer to comes first.
+#: Kinds in the order of their references: referenced objects come first.
 _ORDER = ("PriorityClass", "AdmissionCheck", "Queue", "ResourceQuota", "Node", "PodGroup", "Pod")
 
 
@@ -124,11 +124,10 @@ def create(
     in_part: bool = False,
     by: str = "",
 ) -> Transaction:
-    """Bring an object into being; its status, uid and time of creation are batchq's to set.
+    """Create an object; batchq sets its status, uid and time of creation.
 
-    `by` is who asks for it, for those who look later.
-    Raises InvalidInput, NotFound (a name in it stands for nothing), Conflict (it exists) or
-    Rejected.
+    `by` is the requesting user, for later readers. Raises InvalidInput, NotFound (it names a
+    missing object), Conflict (it exists) or Rejected.
     """
     validation.check(obj, described=described)
     if isinstance(obj, Pod):
@@ -160,12 +159,11 @@ def update(
     in_part: bool = False,
     by: str = "",
 ) -> Transaction | None:
-    """Give a stored object the spec, labels and annotations of `obj`; its status stays, but for
-    who (`by`) opens gates with it.
+    """Give a stored object the spec, labels and annotations of `obj`; its status stays, except for
+    a note of the gates that the edit (`by` a user) opens.
 
-    If `obj` states a revision, it must be the stored one.
-    Raises InvalidInput, NotFound, Conflict (not in this state, or changed since it was read) or
-    Rejected.
+    If `obj` states a revision, it must be the stored one. Raises InvalidInput, NotFound, Conflict
+    (not in this state, or changed since it was read) or Rejected.
     """
     validation.check(obj, described=described)
     if isinstance(obj, Pod):
@@ -201,14 +199,15 @@ def update(
 
 
 def _other_pods(before: PodGroup, after: PodGroup) -> bool:
-    """Whether an edit could give a group pods of other names."""
+    """Whether an edit could change the names of a group's pods."""
     return before.spec.tasks != after.spec.tasks
 
 
 def _with_free_names(reader: Reader, group: PodGroup, transaction: Transaction) -> Transaction:
-    """The transaction, on the condition that no other group's pods have the names of this one's.
+    """Return the transaction, on the condition that no other group's pods have this group's pod
+    names.
 
-    Raises Rejected if such a group is there.
+    Raises Rejected if such a group exists.
     """
     conditions = free_names(reader, group)
     return structs.replace(transaction, writes=(*transaction.writes, *conditions))
@@ -224,7 +223,7 @@ def apply(
     in_part: bool = False,
     by: str = "",
 ) -> Transaction | None:
-    """Create what is not there, update what is; None if nothing changes.
+    """Create a missing object, or update an existing one; None if nothing changes.
 
     Raises what `create` and `update` raise.
     """
@@ -238,7 +237,7 @@ def apply(
 def delete(
     reader: Reader, kind: str, key: str, *, now_ms: int, in_part: bool = False
 ) -> Transaction:
-    """Take an object away, with what belongs to it: a finished group takes its pods along.
+    """Delete an object, with its dependents: a finished group's pods are deleted with it.
 
     Raises NotFound, Conflict (something still needs it) or Rejected.
     """
@@ -260,7 +259,7 @@ def delete(
 
 
 def in_order(objects: Sequence[Object]) -> list[Object]:
-    """The objects of one request so that what is referred to comes first, else as they were.
+    """Return the objects of one request with referenced ones first, otherwise in their order.
 
     Raises Rejected if groups depend on each other in a circle.
     """
@@ -282,7 +281,7 @@ def in_order(objects: Sequence[Object]) -> list[Object]:
 
 
 def found_defaults(reader: Reader, *, now_ms: int, uid: str) -> Transaction | None:
-    """The queue `default`, which is there from the start; None if it is there already."""
+    """Return the creation of the queue `default`; None if it exists."""
     if reader.get("Queue", DEFAULT) is not None:
         return None
     return create(reader, Queue(metadata=Metadata(name=DEFAULT)), now_ms=now_ms, uid=uid)
@@ -305,7 +304,7 @@ def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
         case PodGroup():
             return structs.replace(obj, metadata=meta, status=PodGroupStatus(queue_time=created_at))
         case AdmissionCheck():
-            # Inactive until its controller says that it is there.
+            # Inactive until its controller renews it.
             state = obj.status if described else AdmissionCheckStatus(active=False)
             return structs.replace(obj, metadata=meta, status=state)
         case Node():
@@ -316,14 +315,16 @@ def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
 
 
 def _with_short_parent(obj: Object) -> Object:
-    """`parent: root` says the same as no parent: keep one way of saying it."""
+    """Normalise `parent: root` to no parent, which means the same."""
     if not isinstance(obj, Queue) or obj.spec.parent != ROOT:
         return obj
     return structs.replace(obj, spec=structs.replace(obj.spec, parent=""))
 
 
 def _with_stored_state(obj: Object, stored: Object) -> Object:
-    """The edit's spec, labels and annotations over the stored object's identity and status."""
+    """Return the edit's spec, labels and annotations with the stored object's identity
+    and status.
+    """
     obj = _with_short_parent(obj)
     meta = structs.replace(
         stored.metadata, labels=obj.metadata.labels, annotations=obj.metadata.annotations
@@ -335,7 +336,7 @@ def _with_stored_state(obj: Object, stored: Object) -> Object:
 
 
 def _check_only_default(reader: Reader, obj: Object) -> None:
-    """Two default priority classes would leave it open which one counts."""
+    """Raise Rejected for a second default priority class: only one can count."""
     if not isinstance(obj, PriorityClass) or not obj.spec.default:
         return
     for other in reader.list("PriorityClass"):
@@ -363,8 +364,8 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
     claim = group.status.claim
     if claim.is_open:
         raise Conflict(
-            f"{title(group)} is {group.status.phase}, but {claim.holder}, who has claimed it, must"
-            " stop first",
+            f"{title(group)} is {group.status.phase}, but its consumer {claim.holder} must stop"
+            " first",
             hint="try again when it has reported the end, or its claim has lapsed",
         )
     uid = group.metadata.uid
@@ -401,7 +402,7 @@ def _check_queue_empty(reader: Reader, queue: Queue) -> None:
     name = queue.metadata.name
     if name == DEFAULT:
         raise Rejected(
-            "Queue default is always there and cannot be deleted",
+            "Queue default always exists and cannot be deleted",
             hint="set its spec.stopPolicy to Hold to keep groups from starting",
         )
     count = sum(group.spec.queue == name for group in _unfinished_groups(reader))
@@ -441,7 +442,7 @@ def _keys_needed(group: PodGroup) -> list[str]:
 
 
 def _place(obj: Object, depth: Mapping[str, int], level: Mapping[str, int]) -> int:
-    """How many others of its kind the object comes after at the least."""
+    """Return the least number of objects of its kind that the object comes after."""
     match obj:
         case PodGroup():
             return depth[key_of(obj)]
@@ -456,11 +457,11 @@ def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
 
 
 def taken(stored: Object) -> Conflict:
-    """The refusal of a new object that bears the name of a stored one."""
+    """Return the refusal of a new object with the name of a stored one."""
     if isinstance(stored, PodGroup):
         name = _typed(stored)
         free = (
-            f"delete it first: `batchq delete podgroup {name}`, or leave the name out"
+            f"delete it first: `batchq delete podgroup {name}`, or omit the name"
             if stored.status.phase in TERMINAL
             else f"wait for it with `batchq wait {name}`, end it with `batchq cancel {name}`,"
             " or choose another name"
@@ -470,12 +471,12 @@ def taken(stored: Object) -> Conflict:
 
 
 def _typed(group: PodGroup) -> str:
-    """What people type for a group: its namespace only where it is not `default`."""
+    """Return what people type for a group: its namespace only if it is not `default`."""
     return full_name(group).removeprefix(f"{DEFAULT}/")
 
 
 def _pods_are_made(pod: Pod) -> Rejected:
     return Rejected(
-        f"{title(pod)}: pods are made by batchq from the tasks of a PodGroup, and go with it",
+        f"{title(pod)}: batchq makes pods from the tasks of a PodGroup, and deletes them with it",
         hint="apply or cancel the PodGroup instead",
     )

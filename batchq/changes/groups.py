@@ -1,14 +1,14 @@
-"""Pods of two groups never have one name: groups whose pods would be called alike are refused.
+"""Rules for groups: unique pod names, scheduling gates, references, permitted edits, submission.
 
-A pod is called `<group>-<task>-<index>`. The index is what follows the last hyphen, so pods of two
-groups of a namespace have one name only if `<group>-<task>` of both is the same text: task `b-c` of
-group `a`, and task `c` of group `a-b`. Which groups that could be follows from the text alone: each
-of its hyphens may end the name of a group. So only a few names are looked up, however many groups
-there are, and whichever of the two came first.
+A pod's name is `<group>-<task>-<index>`. The index follows the last hyphen, so pods of two groups
+in a namespace have the same name only if `<group>-<task>` is the same text for both: task `b-c` of
+group `a`, and task `c` of group `a-b`. The text alone determines the possible groups: each of its
+hyphens may end the name of a group. So only a few names are looked up, however many groups exist,
+and whichever of the two came first.
 
-Of two submissions at one moment the script that writes refuses the second: it is written on the
-condition that the groups that were not there still are not. What it cannot see is another group's
-tasks: an edit of those at the very moment of a submission can go unnoticed.
+Of two simultaneous submissions the commit script refuses the second: its condition is that the
+groups that were absent still are. It cannot compare another group's tasks: an edit of those at the
+moment of a submission can go unnoticed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from batchq.ports import Reader, Store
 
 
 def rivals(group: PodGroup) -> dict[str, list[tuple[str, str]]]:
-    """Key of a group that may be there -> (task of `group`, task of that one) whose pods would have
-    one name.
+    """Return the groups whose pods could have the same names: key of such a group -> (task of
+    `group`, task of that group).
     """
     found: dict[str, list[tuple[str, str]]] = {}
     meta = group.metadata
@@ -63,10 +63,10 @@ def rivals(group: PodGroup) -> dict[str, list[tuple[str, str]]]:
 
 
 def free_names(reader: Reader, group: PodGroup) -> tuple[Write, ...]:
-    """What to write with a group so that no other with pods of its names is there, or comes
-    meanwhile: groups that were not there must not be there when it is written.
+    """Return the conditions that keep other groups with the same pod names out: groups that were
+    absent must still be absent when the group is written.
 
-    Raises Rejected if one is, and StoreUnavailable.
+    Raises Rejected if such a group exists, and StoreUnavailable.
     """
     there: dict[str, PodGroup | None] = {}
     for key in rivals(group):
@@ -79,12 +79,12 @@ def free_names(reader: Reader, group: PodGroup) -> tuple[Write, ...]:
 
 
 def must_not_be_there(key: str) -> Write:
-    """A condition of a transaction: there is no group of this name."""
+    """Return the condition that no group of this name exists."""
     return Write(kind="PodGroup", key=key, expect=0, value=None)
 
 
 def check_apart(group: PodGroup, other: PodGroup) -> None:
-    """Raise Rejected if pods of the two would have one name."""
+    """Raise Rejected if pods of the two groups would have the same name."""
     tasks = {task.name for task in _with_pods(other)}
     for mine, theirs in rivals(group).get(key_of(other), ()):
         if theirs in tasks:
@@ -97,36 +97,37 @@ def check_apart(group: PodGroup, other: PodGroup) -> None:
 
 
 def _with_pods(group: PodGroup) -> Iterator[Task]:
-    """The tasks for which there will be pods; an external group has none of ours."""
+    """Return the tasks that have pods; batchq makes no pods for an external group."""
     if group.spec.controller == "external":
         return iter(())
     return (task for task in group.spec.tasks if task.replicas)
 
 
 def _divided(prefix: str) -> Iterator[tuple[str, str]]:
-    """Each way to read a text as `<group>-<task>`."""
+    """Yield each way to read a text as `<group>-<task>`."""
     place = prefix.find("-")
     while place >= 0:
         name, task = prefix[:place], prefix[place + 1 :]
-        # What is left of two labels is one if hyphens do not end or begin it.
+        # Parts of a valid name are valid labels unless a hyphen begins or ends them.
         if name[-1] != "-" and task[0] != "-" and max(len(name), len(task)) <= LABEL_MOST:
             yield name, task
         place = prefix.find("-", place + 1)
 
 
-#: So many gates are named in one event.
+#: Gates named in one event.
 _MOST_GATES_NAMED = 16
 
 
 def open_gate(
     reader: Reader, key: str, gate: str, *, now_ms: int, task: str = "", by: str = ""
 ) -> Transaction | None:
-    """Open one scheduling gate of a group; when the last is open, the group stands in line.
+    """Open one scheduling gate of a group; with its last gate open, the group joins the pending
+    queue.
 
-    Without a `task` the group's own gate of that name, or else those in the templates of its
-    tasks. None if it has been opened already: several may see to the same gate, and one whose
-    answer was lost asks again.
-    Raises NotFound if there is no such group, task or gate, or Conflict if it has finished already.
+    Without a `task`, open the group's own gate of that name or, if it has none, those in its tasks'
+    templates. Returns None if it has been opened already: several controllers may open the same
+    gate, and one that lost the answer repeats the request. Raises NotFound for a missing group,
+    task or gate, Conflict if the group has finished.
     """
     group = _unfinished_with_gates(reader, key)
     _check_task(group, task)
@@ -149,9 +150,9 @@ def open_gate(
 def open_all_gates(
     reader: Reader, key: str, *, now_ms: int, task: str = "", by: str = ""
 ) -> Transaction | None:
-    """Open every gate of a group and of its tasks, or of one task; None if there is none.
+    """Open every gate of a group and its tasks, or of one task; None if there is none.
 
-    Raises NotFound if there is no such group or task, or Conflict if it has finished already.
+    Raises NotFound for a missing group or task, Conflict if the group has finished.
     """
     group = _unfinished_with_gates(reader, key)
     _check_task(group, task)
@@ -160,22 +161,24 @@ def open_all_gates(
 
 
 def with_opened(new: PodGroup, stored: PodGroup, *, now_ms: int, by: str) -> PodGroup:
-    """An edited group, with a note of the gates that the edit opens.
+    """Return an edited group, with a note of the gates that the edit opens.
 
-    Those of a task that the edit takes away were not opened: their pods are not wanted any more.
+    The gates of a removed task do not count as opened: its pods are no longer wanted.
     """
     opened = _gone(stored, new)
     return _noted(new, opened, now_ms, by) if opened else new
 
 
 def opening_events(new: PodGroup, stored: PodGroup, *, now_ms: int, by: str) -> tuple[Event, ...]:
-    """What to tell of the gates that an edit opens: one event, if there are any."""
+    """Return the event about the gates that an edit opens, if there are any."""
     opened = _gone(stored, new)
     return (_gates_event(new, opened, now_ms, by),) if opened else ()
 
 
 def check_only_go(stored: PodGroup, new: PodGroup) -> None:
-    """Gates are set at creation, and afterwards only removed. Raises Conflict."""
+    """Raise Conflict if an edit adds gates: they are set at creation, and afterwards
+    only removed.
+    """
     there = set(gates_of(stored.spec))
     for gate in gates_of(new.spec):
         if gate not in there:
@@ -188,7 +191,9 @@ def check_only_go(stored: PodGroup, new: PodGroup) -> None:
 
 
 def in_stored_gate_order(new: PodGroup, stored: PodGroup) -> PodGroup:
-    """The order of gates means nothing: bring them into the stored one, so that it is no change."""
+    """Return the group with its gates in the stored order: their order has no meaning, and must not
+    count as a change.
+    """
     former = {task.name: task.template.scheduling_gates for task in stored.spec.tasks}
     tasks = tuple(
         with_task_gates(task, _in_order(task.template.scheduling_gates, former.get(task.name, ())))
@@ -200,7 +205,7 @@ def in_stored_gate_order(new: PodGroup, stored: PodGroup) -> PodGroup:
 
 
 def only_gates_differ(one: Sequence[Task], other: Sequence[Task]) -> bool:
-    """Whether two lists of tasks say the same but for the gates in their templates."""
+    """Whether two lists of tasks are equal but for the gates in their templates."""
     return [with_task_gates(task, ()) for task in one] == [
         with_task_gates(task, ()) for task in other
     ]
@@ -236,7 +241,7 @@ def _opened(
 def _opened_on_pods(
     reader: Reader, group: PodGroup, pods: Sequence[Pod], gate: str, now_ms: int, by: str
 ) -> Transaction:
-    """A gate of single pods, which only a described world has."""
+    """Open a gate of single pods, which only a simulated cluster can have."""
     opened = [Gate(task, gate) for task in dict.fromkeys(pod.spec.task for pod in pods)]
     new = _noted(group, opened, now_ms, by)
     event = _gates_event(new, opened, now_ms, by)
@@ -314,7 +319,8 @@ _ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName"})
 def check_references(
     reader: Reader, group: PodGroup, stored: PodGroup | None, *, described: bool
 ) -> None:
-    """The queue and the priority class are there, as far as this request names them anew.
+    """Check that the queue and the priority class exist, unless the stored group names them
+    already.
 
     Raises NotFound or Rejected.
     """
@@ -329,10 +335,10 @@ def check_references(
 def bind_dependencies(
     reader: Reader, group: PodGroup, stored: PodGroup | None, *, described: bool
 ) -> PodGroup:
-    """The group with each name in `dependsOn` bound to the uid that it stands for now.
+    """Return the group with each name in `dependsOn` bound to the uid of the group with that name.
 
-    A name that was bound before keeps its uid, whatever bears the name today.
-    Raises NotFound for a missing one, Rejected for a circle.
+    A name that was bound before keeps its uid, whichever group has the name now. Raises NotFound
+    for a missing group, Rejected for a circle.
     """
     if not group.spec.depends_on:
         return group
@@ -357,8 +363,8 @@ def bind_dependencies(
 
 
 def with_checks(reader: Reader, group: PodGroup) -> PodGroup:
-    """A new group with the checks of its queue and the queues above, all Unknown: each appears
-    from its submission on. What queues list later is the scheduler's to bring in.
+    """Return a new group with the checks of its queue and the queues above, all Unknown, so that
+    they are visible from its submission on. The scheduler adds checks that queues list later.
     """
     names = checks_for(reader, group.spec.queue)
     if not names:
@@ -369,8 +375,8 @@ def with_checks(reader: Reader, group: PodGroup) -> PodGroup:
 
 
 def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
-    """The admission checks of a queue and its ancestors, the root's first, each once."""
-    # A list, since whoever submits many groups at once has asked for it already.
+    """Return the admission checks of a queue and its ancestors, the root's first, each once."""
+    # All queues: a client that submits many groups has them cached.
     there = [item for item in reader.list("Queue") if isinstance(item, Queue)]
     if not any(item.spec.admission_checks for item in there):
         return ()
@@ -385,7 +391,7 @@ def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
 
 
 def _check_queue(reader: Reader, group: PodGroup) -> None:
-    """The group's queue is there, and may hold groups.
+    """Check that the group's queue exists, and may hold groups.
 
     Raises NotFound or Rejected.
     """
@@ -393,11 +399,11 @@ def _check_queue(reader: Reader, group: PodGroup) -> None:
     if name == ROOT:
         raise Rejected(
             f"{title(group)}: spec.queue: the root queue holds no groups",
-            hint="name another queue, or leave it out for default",
+            hint="name another queue, or omit the field for the queue default",
         )
-    # All of them, since a queue does not know what stands below it; a store of 10,000 takes 0.1 s.
+    # All queues, since a queue does not name its children; a store with 10,000 takes 0.1 s.
     there = [queue for queue in reader.list("Queue") if isinstance(queue, Queue)]
-    # `default` is there from the start, even if nobody has written it down yet.
+    # `default` always exists, even before it is first written.
     if name != DEFAULT and all(queue.metadata.name != name for queue in there):
         names = [queue.metadata.name for queue in there]
         raise NotFound(
@@ -407,12 +413,12 @@ def _check_queue(reader: Reader, group: PodGroup) -> None:
         leaves = sorted(QueueTree(there).leaves_below(name))
         raise Rejected(
             f"{title(group)}: spec.queue: queue {name} has queues below it, and holds no groups",
-            hint=f"name one of those below it: {few(leaves)}",
+            hint=f"name a queue below it: {few(leaves)}",
         )
 
 
 def _check_priority_class(reader: Reader, group: PodGroup) -> None:
-    """The group's priority class, if it names one, is there.
+    """Check that the group's priority class exists, if it names one.
 
     Raises NotFound.
     """
@@ -442,7 +448,9 @@ def _uid_of(reader: Reader, group: PodGroup, key: str, described: bool) -> str:
 
 
 def _check_no_circle(reader: Reader, group: PodGroup) -> None:
-    """A new group cannot close a circle, since nothing depends on its uid yet; an edit can."""
+    """Raise Rejected if an edit closes a circle; a new group cannot, since nothing depends on its
+    uid.
+    """
     others = reader.list("PodGroup", namespace=group.metadata.namespace)
     by_uid = {item.metadata.uid: item for item in others if isinstance(item, PodGroup)}
     by_uid[group.metadata.uid] = group
@@ -458,7 +466,7 @@ def _check_no_circle(reader: Reader, group: PodGroup) -> None:
 
 
 def dependency_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
-    """Each id after all that it needs; what is needed but not a key of the graph is left out.
+    """Return each id after all that it needs, without needed ids that are not keys of the graph.
 
     Raises CycleError, which holds the circle.
     """
@@ -467,11 +475,13 @@ def dependency_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def circular(group: PodGroup, circle: list[str]) -> Rejected:
-    """The refusal of groups that wait for each other; `circle` starts and ends with one of them."""
+    """Return the refusal of groups that wait for each other; `circle` starts and ends with the same
+    group.
+    """
     way = " -> ".join(reversed(circle))
     return Rejected(
         f"{title(group)}: spec.dependsOn goes in a circle: {way}",
-        hint="each of them would wait for ever; take one of the dependencies out",
+        hint="each of them would wait for ever; remove one of the dependencies",
     )
 
 
@@ -479,17 +489,14 @@ def circular(group: PodGroup, circle: list[str]) -> Rejected:
 
 
 def check_edit(stored: PodGroup, new: PodGroup) -> None:
-    """Whether the state of the group allows the change.
-
-    Raises Conflict, which names the field.
-    """
+    """Raise Conflict, naming the field, if the group's state does not allow the change."""
     changed = _changed_fields(stored.spec, new.spec)
     if not changed:
         return
     phase = stored.status.phase
     if phase in TERMINAL:
         raise Conflict(
-            f"{title(stored)} is {phase}, so spec.{changed[0]} cannot change any more",
+            f"{title(stored)} is {phase}, so spec.{changed[0]} can no longer change",
             hint="delete it first, or choose another name",
         )
     check_only_go(stored, new)
@@ -507,7 +514,7 @@ def check_edit(stored: PodGroup, new: PodGroup) -> None:
             raise Conflict(
                 f"{title(stored)}: spec.{field} can change only while the group is Pending and"
                 f" nothing is reserved for it; it is {phase}",
-                hint="cancel it and submit it anew",
+                hint="cancel it and submit it again",
             )
 
 
@@ -531,15 +538,15 @@ def _changed_fields(old: PodGroupSpec, new: PodGroupSpec) -> list[str]:
     ]
 
 
-#: What everyday commands change in a group after it was submitted: `suspend`, `resume`.
+#: What everyday commands change in a submitted group: `suspend`, `resume`.
 _MAY_DIFFER = frozenset({"suspend"})
 
 
 class NewGroups:
-    """A Reader for new groups, with a memory: queues, priority classes, and groups depended on.
+    """A caching Reader for new groups: of queues, priority classes, and dependencies.
 
-    What it has read holds until `forget`. Groups that are `noted` count as stored. `before_reading`
-    is called before the store is asked for anything. Belongs to one thread.
+    What it has read stays valid until `forget`. Groups passed to `note` count as stored.
+    `before_reading` is called before each question to the store. Belongs to one thread.
     """
 
     def __init__(self, store: Store, *, before_reading: Callable[[], None] = lambda: None) -> None:
@@ -547,17 +554,17 @@ class NewGroups:
         self._before_reading = before_reading
         self._lists: dict[tuple[str, str], Sequence[Object]] = {}
         self._classes: dict[str, Object | None] = {}
-        #: Key -> uid of a group that is there; "" of one that is not.
+        #: Key -> uid of an existing group; "" for a missing one.
         self._groups: dict[str, str] = {}
-        #: Queue and priority class of a group that was accepted -> the checks of the queue.
+        #: Queue and priority class of an accepted group -> the checks of the queue.
         self._accepted: dict[tuple[str, str], tuple[str, ...]] = {}
-        #: Those that were found to be there whose names begin those of other groups' pods, by key.
+        #: Existing groups whose pods could have the names of other groups' pods, by key.
         self._rivals: dict[str, PodGroup] = {}
-        #: The names to suggest instead of one that is not there, asked for once: by mistakes only.
+        #: The names to suggest for a missing one, read once: only mistakes need them.
         self._neighbours: dict[str, Sequence[Object]] = {}
 
     def forget(self) -> None:
-        """Read queues and priority classes anew when they are asked for next."""
+        """Drop queues and priority classes, so that they are read again."""
         self._lists.clear()
         self._classes.clear()
         self._accepted.clear()
@@ -566,8 +573,8 @@ class NewGroups:
     # --- groups that others depend on ---------------------------------------------------------
 
     def note(self, group: PodGroup) -> None:
-        """The group is stored now, or counts as such."""
-        # No more than its identity is kept: there may be many.
+        """Note that the group is stored now, or counts as such."""
+        # Only its identity is kept: groups may be many.
         self._groups[key_of(group)] = group.metadata.uid
 
     def is_noted(self, key: str) -> bool:
@@ -575,7 +582,7 @@ class NewGroups:
         return bool(self._groups.get(key))
 
     def find_groups(self, keys: Iterable[str]) -> None:
-        """Look up groups that are not known yet, in one round trip. Raises StoreUnavailable."""
+        """Look up unknown groups in one round trip. Raises StoreUnavailable."""
         wanted = list(dict.fromkeys(keys))
         if all(key in self._groups for key in wanted):
             return
@@ -587,27 +594,27 @@ class NewGroups:
             self._groups[key] = item.metadata.uid if item is not None else ""
 
     def forget_groups(self) -> None:
-        """Whatever bears these names later is looked up anew."""
+        """Drop all groups, so that their names are looked up again."""
         self._groups.clear()
 
     def forget_missing(self) -> None:
-        """What was not there may have come since."""
+        """Drop the missing groups: they may exist by now."""
         for key in [key for key, uid in self._groups.items() if not uid]:
             del self._groups[key]
 
     # --- groups whose pods could be called like others' -----------------------------------------
 
     def note_rivals(self, groups: Iterable[Object]) -> None:
-        """These groups are there: what comes is held against them."""
+        """Note these existing groups, to compare new groups with."""
         for group in groups:
             if isinstance(group, PodGroup):
-                # No more than what their pods are called by.
+                # Only the parts that determine the names of its pods.
                 slim = PodGroup(metadata=group.metadata, spec=group.spec)
                 self._rivals[key_of(group)] = slim
 
     def free_names(self, group: PodGroup) -> tuple[Write, ...]:
-        """As `podnames.free_names`, without asking the store: of whom nothing is known must not be
-        there when the group is written.
+        """As the function `free_names`, without asking the store: groups not noted here must be
+        absent when the group is written.
 
         Raises Rejected.
         """
@@ -620,7 +627,7 @@ class NewGroups:
     # --- as a Reader ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object, as far as new groups refer to it: of a group, no more than its identity.
+        """Return the object, as far as new groups refer to it: for a group, only its identity.
 
         Raises StoreUnavailable.
         """
@@ -642,7 +649,7 @@ class NewGroups:
         return self._store.get(kind, key)
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind. Raises StoreUnavailable."""
+        """Return all objects of a kind. Raises StoreUnavailable."""
         kept = self._neighbours if kind == "PodGroup" else None
         found = self._lists.get((kind, namespace)) if kept is None else kept.get(namespace)
         if found is None:
@@ -657,7 +664,8 @@ class NewGroups:
     # --- what is written ------------------------------------------------------------------------
 
     def check(self, group: PodGroup) -> tuple[str, ...]:
-        """The admission checks of the group's queue, which is there, as is its priority class.
+        """Check that the group's queue and priority class exist; return the queue's admission
+        checks.
 
         Raises NotFound, Rejected, StoreUnavailable.
         """
@@ -670,9 +678,9 @@ class NewGroups:
         return checks
 
     def submission(self, group: PodGroup, *, now_ms: int, uid: str, by: str) -> Transaction:
-        """As `create` of a group that is right by itself and whose name is free.
+        """As `create` of a valid group whose name is free.
 
-        Raises NotFound (a name in it stands for nothing), Rejected, StoreUnavailable.
+        Raises NotFound (it names a missing object), Rejected, StoreUnavailable.
         """
         if group.spec.depends_on:
             name = group.metadata.name
@@ -712,10 +720,10 @@ class NewGroups:
 
 
 def check_same(stored: PodGroup, wanted: PodGroup) -> None:
-    """Whether somebody who submits `wanted` may take `stored`, of the same name, for it.
+    """Raise Conflict, naming the difference, unless a submission of `wanted` could have made
+    `stored`.
 
-    What has happened since does not count: gates that were opened, suspended and resumed.
-    Raises Conflict, which names what differs.
+    Later changes by batchq's commands do not count: opened gates, suspension and resumption.
     """
     field = _first_difference(stored, wanted)
     if field:
@@ -740,7 +748,7 @@ def _first_difference(stored: PodGroup, wanted: PodGroup) -> str:
 
 
 def _comparable(spec: PodGroupSpec) -> PodGroupSpec:
-    """Without gates, and without what batchq has filled in."""
+    """Return the spec without gates, and without the fields that batchq fills in."""
     return structs.replace(
         spec,
         scheduling_gates=(),

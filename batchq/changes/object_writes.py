@@ -1,7 +1,7 @@
-"""Objects as transactions: the write, and the limits and charges that belong to it.
+"""Writes of objects, with the limits and charges that belong to them.
 
-Whoever writes a Queue, a ResourceQuota or a Node must move what the ledger is held against in
-the same step; here is the one place that knows how.
+A write of a Queue, a ResourceQuota or a Node must change its limits in the same step; this is the
+only module that knows how.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from batchq.ports import Reader
 def put(
     reader: Reader, obj: Object, *, expect: int, event: Event, charges: tuple[Charge, ...] = ()
 ) -> Transaction:
-    """Write `obj` over revision `expect` (0: it must not exist), with what belongs to it."""
+    """Write `obj` over revision `expect` (0: it must not exist), with its limits and charges."""
     kind, key = kind_of(obj), key_of(obj)
     capacity = (capacity_charge(obj),) if isinstance(obj, Node) else ()
     return Transaction(
@@ -46,7 +46,7 @@ def put(
 
 
 def put_node(node: Node, *, expect: int, event: Event) -> Transaction:
-    """Write a node, its limit, and what it adds to the cluster while it is ready."""
+    """Write a node, its limit, and its contribution to the cluster's capacity while it is ready."""
     name = node.metadata.name
     return Transaction(
         subject=f"Node {name}",
@@ -58,7 +58,7 @@ def put_node(node: Node, *, expect: int, event: Event) -> Transaction:
 
 
 def remove(reader: Reader, obj: Object, *, event: Event) -> Transaction:
-    """Delete `obj` as it was read, and what belonged to it."""
+    """Delete `obj` as it was read, with its limits and charges."""
     kind, key = kind_of(obj), key_of(obj)
     charges: tuple[Charge, ...] = ()
     if isinstance(obj, Node):
@@ -73,13 +73,13 @@ def remove(reader: Reader, obj: Object, *, event: Event) -> Transaction:
 
 
 def capacity_charge(node: Node) -> Charge:
-    """What a node adds to what the cluster has: nothing while it is not ready."""
+    """Return a node's contribution to the cluster's capacity: nothing while it is not ready."""
     amounts = capacity_of(node) if node.status.ready else {}
     return Charge(holder=f"node:{node.metadata.name}", scopes=(CAPACITY,), amounts=amounts)
 
 
 def object_charge(group: PodGroup) -> Charge:
-    """An unfinished group counts towards the `podgroups` of its namespace."""
+    """Return an unfinished group's charge to the `podgroups` of its namespace."""
     return Charge(
         holder=f"object:{group.metadata.uid}",
         scopes=(objects_scope(group.metadata.namespace),),

@@ -1,19 +1,19 @@
-"""The tree of queues as a whole: what one queue may say beside the others.
+"""Rules for the queue tree: what one queue may state beside the others.
 
-By itself a queue says guarantee <= deserved <= capability (batchq.api.validation). Beside the
-others, per resource:
+For a single queue guarantee <= deserved <= capability (batchq.api.validation). Beside the others,
+for each resource:
 
-- what its children are guaranteed fits into its guarantee; where it states none, it has its
-  children's sum, which then has to fit into its deserved and capability, and counts further up;
-- what its children deserve fits into its deserved, where it states one. A child that states none
-  deserves its guarantee at the least.
+- the guarantees of its children fit into its guarantee; a queue that states none has the sum of its
+  children's, which must fit into its deserved and capability, and counts further up;
+- the deserved amounts of its children fit into its deserved, if it states one. A child that states
+  none deserves at least its guarantee.
 
-Whatever is checked here is a statement about several records. Two people who change two of them at
-the same moment must not together bring about what each of them alone would be refused: so every
-change that could matter writes the queue `default` along, unchanged, over the revision that was
-seen before anything else was read. Whoever comes second is answered "conflict", and works it out
-anew. One record for the whole tree is enough, since queues change rarely, and it leaves no gap: a
-guard per parent would have to exist for the root, too, which nobody needs to write down.
+These rules concern several records. Two simultaneous changes of two queues must not together
+produce a state that would be refused to each alone. So every change that could matter also writes
+the queue `default`, unchanged, over the revision that was read before all else. The second request
+gets a conflict, and is checked again. One record for the whole tree is enough, since queues change
+rarely, and it leaves no gap: a guard per parent would need a record for the root, too, which
+usually has none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.ports import Reader
 
-#: How many queues stand below each other at most, the root not counted.
+#: How many levels of queues the tree may have, the root not counted.
 MOST_LEVELS = 16
 MOST_QUEUES = 10_000
 
@@ -57,9 +57,9 @@ Children = Mapping[str, list[str]]
 
 
 def first_contradiction(queues: Iterable[Queue]) -> tuple[str, BatchqError] | None:
-    """What is wrong with these queues together: the queue to look at, and the error to raise.
+    """Return the first contradiction among these queues: the queue's name, and the error to raise.
 
-    The same one in whatever order they come. `default` counts as there.
+    The result does not depend on their order. `default` counts as existing.
     """
     by_name = {DEFAULT: Queue(metadata=Metadata(name=DEFAULT))}
     by_name |= {queue.metadata.name: queue for queue in queues}
@@ -67,17 +67,18 @@ def first_contradiction(queues: Iterable[Queue]) -> tuple[str, BatchqError] | No
 
 
 def settled(reader: Reader, transaction: Transaction) -> Transaction:
-    """The transaction, checked for what it does to the tree, and guarded against others.
+    """Return the transaction, checked against the whole tree, and guarded against concurrent
+    changes.
 
-    `reader` sees what is stored without it. For the whole of a request, since what its parts do
-    may be right only together.
+    `reader` shows the store before it. It takes the transaction of a whole request, since its parts
+    may be valid only together.
 
-    Raises Rejected, NotFound (a parent) or Conflict (a queue to delete has others below it).
+    Raises Rejected, NotFound (a parent) or Conflict (a queue to delete has children).
     """
     written = {write.key: write.value for write in transaction.writes if write.kind == "Queue"}
     if not written:
         return transaction
-    # Read before the others: whoever writes in between writes this one, too.
+    # Read first: any concurrent change that matters also writes this queue.
     guard = reader.get("Queue", DEFAULT)
     before = {item.metadata.name: item for item in reader.list("Queue") if isinstance(item, Queue)}
     if not any(_matters(before.get(name), value) for name, value in written.items()):
@@ -96,8 +97,8 @@ def settled(reader: Reader, transaction: Transaction) -> Transaction:
 
 
 def parents_with_groups(reader: Reader, transaction: Transaction) -> dict[str, str]:
-    """Queue of the transaction -> a sentence about its parent, which is a leaf no longer and still
-    has groups. That is allowed: what waits there shows as Misconfigured.
+    """Return, for queues of the transaction, a warning about a parent that was a leaf and still has
+    groups. That is allowed: its waiting groups become Misconfigured.
     """
     wanted = {
         write.value.spec.parent: write.key
@@ -108,7 +109,7 @@ def parents_with_groups(reader: Reader, transaction: Transaction) -> dict[str, s
         return {}
     for queue in reader.list("Queue"):
         if isinstance(queue, Queue):
-            # It was a parent before: whoever made it one has been told.
+            # It was a parent before: the warning was given then.
             wanted.pop(queue.spec.parent, None)
     counts = dict.fromkeys(wanted, 0)
     for group in reader.list("PodGroup") if wanted else ():
@@ -119,16 +120,18 @@ def parents_with_groups(reader: Reader, transaction: Transaction) -> dict[str, s
         ):
             counts[group.spec.queue] += 1
     return {
-        child: f"Queue {parent} now stands above {child}, and still has"
-        f" {counted(counts[parent], 'unfinished pod group')}: only queues with none below them hold"
-        " groups, so what waits there stays Misconfigured; cancel it and submit it to a queue below"
+        child: f"Queue {parent} is now the parent of {child}, and still has"
+        f" {counted(counts[parent], 'unfinished pod group')}: only queues without children hold"
+        " groups, so waiting groups stay Misconfigured; cancel them and submit them to a child"
         for parent, child in sorted(wanted.items())
         if counts[parent]
     }
 
 
 def parents_first(queues: Iterable[Queue]) -> dict[str, int]:
-    """Name -> how many of the other queues stand above it; any number where they go in a circle."""
+    """Return how many of the other queues are above each, by name; any number for those in a
+    circle.
+    """
     parents = {queue.metadata.name: queue.spec.parent for queue in queues}
     levels: dict[str, int] = {}
     for name in parents:
@@ -149,7 +152,7 @@ def _contradictions(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
     if len(queues) > MOST_QUEUES:
         name = max(name for name in queues if name != DEFAULT)
         text = f"expected at most {MOST_QUEUES} queues, found {len(queues)}"
-        yield name, Rejected(f"Queue {name}: {text}", hint="delete those that nobody uses")
+        yield name, Rejected(f"Queue {name}: {text}", hint="delete unused queues")
         return
     misplaced = False
     for name in queues:
@@ -161,14 +164,14 @@ def _contradictions(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
 
 
 def _misplaced(queues: Queues, name: str) -> Iterator[BatchqError]:
-    """What is wrong with the way from a queue up to the root."""
+    """Yield what is wrong with the path from a queue up to the root."""
     way = [name]
     while (above := _parent(queues, way[-1])) not in ("", ROOT):
         if above == name:
             way = [*way, above]
             yield Rejected(
                 f"Queue {name}: spec.parent goes in a circle: {' -> '.join(way)}",
-                hint="leave one of their parents out",
+                hint="remove one of their parents",
             )
             return
         if above not in queues:
@@ -179,14 +182,14 @@ def _misplaced(queues: Queues, name: str) -> Iterator[BatchqError]:
                 )
             return
         if above in way:
-            # A circle that it only leads into: told of the queues on it.
+            # A circle above this queue is reported for the queues in it.
             return
         way.append(above)
         if len(way) > MOST_LEVELS:
             yield Rejected(
-                f"Queue {name}: spec.parent: expected at most {MOST_LEVELS} queues one below the"
-                f" other, found more: {' > '.join(reversed(way))}",
-                hint="put it below a queue that stands higher",
+                f"Queue {name}: spec.parent: expected at most {MOST_LEVELS} levels of queues,"
+                f" found more: {' > '.join(reversed(way))}",
+                hint="choose a parent on a higher level",
             )
             return
 
@@ -197,7 +200,7 @@ def _parent(queues: Queues, name: str) -> str:
 
 
 def _check_childless(name: str, after: Queues) -> None:
-    """Raises Conflict."""
+    """Raise Conflict if a deleted queue still has children."""
     below = sorted(other for other, queue in after.items() if queue.spec.parent == name)
     if below and name not in after:
         raise Conflict(
@@ -224,7 +227,7 @@ def _numbers(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
 
 
 def _lowest_first(children: Children) -> list[str]:
-    """Every queue after all that stand below it; `root` is the last, written down or not."""
+    """Return every queue after all its descendants; `root` is last, whether or not it is stored."""
     order: list[str] = []
     ahead = [ROOT]
     while ahead:
@@ -237,7 +240,7 @@ def _lowest_first(children: Children) -> list[str]:
 def _over_guaranteed(spec: QueueSpec, below: Mapping[str, Amounts]) -> Iterator[str]:
     needed = total(below.values())
     for resource in sorted(needed):
-        # guarantee <= deserved <= capability: the first that is stated is the least.
+        # guarantee <= deserved <= capability: the first one stated is the smallest.
         for field, stated in (
             ("guarantee", spec.guarantee),
             ("deserved", spec.deserved),
@@ -252,7 +255,7 @@ def _over_guaranteed(spec: QueueSpec, below: Mapping[str, Amounts]) -> Iterator[
 
 def _over_deserved(queues: Queues, spec: QueueSpec, below: Iterable[str]) -> Iterator[str]:
     for resource in sorted(spec.deserved):
-        # One that is silent deserves what the others leave.
+        # A child that states none deserves what the others leave.
         parts = {child: queues[child].spec.deserved.get(resource, 0) for child in below}
         if sum(parts.values()) > spec.deserved[resource]:
             yield _too_little("deserved", resource, spec.deserved, parts, "deserve")
@@ -277,11 +280,11 @@ def _too_little(
 
 
 def _matters(old: Queue | None, new: object) -> bool:
-    """Whether the change could contradict anything that another queue says, now or soon."""
+    """Whether the change could contradict another queue's statements, now or later."""
     if not isinstance(new, Queue):
         return True
     if old is None:
-        # A new queue that asks for nothing, and stands below the root, changes no sum.
+        # A new queue below the root that asks for nothing changes no sum.
         spec = new.spec
         return new.metadata.name == ROOT or bool(spec.parent or spec.guarantee or spec.deserved)
     return _stated(old) != _stated(new)
@@ -293,12 +296,12 @@ def _stated(queue: Queue) -> tuple[str, Amounts, Amounts, Amounts]:
 
 
 def _guard(stored: object, transaction: Transaction) -> Write:
-    """`default` as it is; where nobody has written it down yet, it is founded."""
+    """Return the write of `default` as it is; it is created if it is not stored yet."""
     if isinstance(stored, Queue):
         expect = stored.metadata.revision
         return Write(kind="Queue", key=DEFAULT, expect=expect, value=stored)
     now_ms = max((event.at for event in transaction.events), default=0)
-    # It is never deleted, so there is never another that needs a uid of its own.
+    # It is never deleted, so no other queue of that name needs a uid of its own.
     meta = Metadata(name=DEFAULT, uid=DEFAULT, creation_timestamp=now_ms)
     return Write(kind="Queue", key=DEFAULT, expect=0, value=Queue(metadata=meta))
 
@@ -306,7 +309,7 @@ def _guard(stored: object, transaction: Transaction) -> Write:
 class Overpromised(Struct, frozen=True, kw_only=True):
     """A resource of which more is guaranteed below the root than the ready nodes have.
 
-    `parts`: what is guaranteed to the queues just below the root, the largest first.
+    `parts`: the guarantees of the queues just below the root, the largest first.
     """
 
     resource: str
@@ -315,7 +318,9 @@ class Overpromised(Struct, frozen=True, kw_only=True):
     parts: tuple[tuple[str, int], ...]
 
     def sentence(self) -> str:
-        """`cpu 40 is guaranteed in all (team-a 30, team-b 10), and the ready nodes have 16`"""
+        """Return `cpu 40 is guaranteed in all (team-a 30, team-b 10), and the ready
+        nodes have 16`.
+        """
         named = [f"{name} {describe_quantity(self.resource, units)}" for name, units in self.parts]
         return (
             f"{self.resource} {describe_quantity(self.resource, self.guaranteed)} is guaranteed in"
@@ -325,7 +330,9 @@ class Overpromised(Struct, frozen=True, kw_only=True):
 
 
 def overpromised(queues: Iterable[Queue], nodes: Iterable[Node]) -> list[Overpromised]:
-    """By resource. Nothing as long as no node is ready: then nothing runs for that reason."""
+    """Return the overpromised resources; none while no node is ready: then that is why nothing
+    runs.
+    """
     ready = [capacity_of(node) for node in nodes if node.status.ready]
     if not ready:
         return []
@@ -352,10 +359,10 @@ def overpromised(queues: Iterable[Queue], nodes: Iterable[Node]) -> list[Overpro
 def concerns(
     reader: Reader, transaction: Transaction, held: Callable[[], Ledger]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Object of the transaction, as (kind, key) -> sentences about what its change brings about.
+    """Return warnings about what the transaction brings about, by object as (kind, key).
 
-    `reader` sees what is stored without the transaction; `held` reads the ledger's sums, which is
-    asked for only where a capability is lowered.
+    `reader` shows the store before the transaction; `held` reads the ledger's sums, and is called
+    only if a capability is lowered.
     """
     of_queues = _of_queues(reader, transaction, held)
     for name, sentence in _of_idle_strategies(transaction):
@@ -391,7 +398,7 @@ def _tell_of_guarantees(
     written: Mapping[str, Queue],
     found: dict[str, list[str]],
 ) -> None:
-    """Once for each resource, at the queue of the request that is guaranteed most of it."""
+    """Warn once for each resource, at the queue of the request with the largest guarantee of it."""
     # `default` is often written along, unchanged.
     changed = [name for name, queue in written.items() if stored.get(name) != queue]
     if not any(written[name].spec.guarantee for name in changed):
@@ -402,8 +409,8 @@ def _tell_of_guarantees(
         name = min(own, key=lambda name: (-own[name], name))
         if own[name]:
             found[name].append(
-                f"{one.sentence()}: no queue gets more {one.resource} than it is guaranteed, and"
-                " who is guaranteed none gets none; lower guarantees, or add nodes"
+                f"{one.sentence()}: no queue gets more {one.resource} than its guarantee, and a"
+                " queue without a guarantee gets none; lower guarantees, or add nodes"
             )
 
 
@@ -426,8 +433,8 @@ def _tell_of_capabilities(
         ]
         if over:
             found[name].append(
-                f"Queue {name} now holds more than it may: {few(over)}; what was admitted goes on,"
-                " and nothing more that asks for that is admitted until enough of it has ended"
+                f"Queue {name} now holds more than its limit: {few(over)}; admitted groups go on,"
+                " and no group that requests these is admitted until enough of them have ended"
             )
 
 
@@ -451,8 +458,8 @@ def _tell_of_missing_checks(
             what = f"the admission check{'s' if len(missing) > 1 else ''} {few(missing)}"
             there = "do not exist" if len(missing) > 1 else "does not exist"
             found[name].append(
-                f"Queue {name} asks for {what}, which {there}: nothing of it is admitted until"
-                " that is applied and its controller runs"
+                f"Queue {name} asks for {what}, which {there}: it admits no group until every"
+                " check is applied and its controller runs"
             )
 
 
@@ -477,33 +484,35 @@ def _of_deleted_checks(
             held = f"queue{'s' if len(asking) > 1 else ''} {few(asking)}"
             sentence = (
                 f"{held} still ask{'' if len(asking) > 1 else 's'} for the admission check"
-                f" {check}: nothing more is admitted there until it is applied again, or taken"
-                " off spec.admissionChecks"
+                f" {check}: no group is admitted there until it is applied again, or removed from"
+                " spec.admissionChecks"
             )
             found["AdmissionCheck", check] = (sentence,)
     return found
 
 
 def _of_idle_strategies(transaction: Transaction) -> Iterator[tuple[str, str]]:
-    """`order` and `reservations` say how a Backfill queue fills; nobody else reads them."""
+    """Warn about `order` and `reservations` of a queue whose type is not Backfill, as only that
+    type uses them.
+    """
     for queue in [one.value for one in transaction.writes if isinstance(one.value, Queue)]:
         name, strategy = queue.metadata.name, queue.spec.strategy
         said = [f"order {strategy.order}"] if strategy.order != "fcfs" else []
         if strategy.reservations != "1":
             said.append(f"reservations {strategy.reservations}")
         if said and strategy.type != "Backfill":
-            told = f"strategy {' and '.join(said)} changes nothing while its type is"
-            yield name, f"{told} {strategy.type}; type Backfill goes by it"
+            warning = f"strategy {' and '.join(said)} has no effect while its type is"
+            yield name, f"{warning} {strategy.type}; only type Backfill uses it"
 
 
 def _of_hasty_checks(transaction: Transaction) -> dict[tuple[str, str], tuple[str, ...]]:
     checks = [one.value for one in transaction.writes if isinstance(one.value, AdmissionCheck)]
     names = [one.metadata.name for one in checks if one.spec.retry_delay_minutes == 0]
-    told = (
-        " has retryDelayMinutes 0: a group that it answers False (Retry) is reserved and asked"
+    warning = (
+        " has retryDelayMinutes 0: after an answer False (Retry) the group is reserved and asked"
         " about again at once, many times a second; set 1 or more"
     )
-    return {("AdmissionCheck", name): (f"AdmissionCheck {name}{told}",) for name in names}
+    return {("AdmissionCheck", name): (f"AdmissionCheck {name}{warning}",) for name in names}
 
 
 def _is_check(write: Write) -> bool:

@@ -1,4 +1,4 @@
-"""Finding what a request names, and saying what there is instead when it is not there."""
+"""Looking up the objects that a request names, and the errors for missing or refused ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _FEW = 5
 
 
 def title(obj: Object) -> str:
-    """`PodGroup default/train`"""
+    """Return `PodGroup default/train`."""
     return f"{kind_of(obj)} {full_name(obj)}"
 
 
 def find(reader: Reader, kind: type[T], key: str) -> T:
-    """The object of that kind and key.
+    """Return the object of that kind and key.
 
-    Raises NotFound, with the nearest name there is.
+    Raises NotFound, with the nearest existing name.
     """
     item = reader.get(kind.__name__, key)
     if isinstance(item, kind):
@@ -37,8 +37,8 @@ def find(reader: Reader, kind: type[T], key: str) -> T:
 
 
 def instead(wanted: str, there: list[str]) -> str:
-    """A hint for somebody who named what is not there."""
-    # Names without their namespaces, which alone would make any two of them alike.
+    """Return a hint after a name that does not exist."""
+    # Compare names without namespaces, which would make any two of them similar.
     names = {full.rpartition("/")[2]: full for full in there}
     near = nearest(wanted.rpartition("/")[2], names)
     if near:
@@ -54,7 +54,7 @@ def instead(wanted: str, there: list[str]) -> str:
 
 
 def few(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first few names, and the number of the others."""
     more = len(names) - _FEW
     return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
 
@@ -68,7 +68,7 @@ _SCOPES = {
 
 
 def explain_refusal(refusal: Refusal) -> BatchqError:
-    """The error to raise for a transaction of `batchq.changes` that the store refused."""
+    """Return the error to raise for a transaction of `batchq.changes` that the store refused."""
     transaction, answer = refusal.transaction, refusal.answer
     subject = transaction.subject
     match answer.word:
@@ -76,13 +76,13 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
             return _over_limit(subject, answer)
         case Word.CONFLICT if _forbids(transaction, answer):
             return Conflict(
-                f"{subject}: {answer.subject} is there, whose pods could have the same names",
-                hint="somebody else has just created it; try again",
+                f"{subject}: {answer.subject} exists, and its pods could have the same names",
+                hint="it has just been created; try again",
             )
         case Word.CONFLICT if _creates(transaction, answer):
             return Conflict(
                 f"{answer.subject} exists already",
-                hint="somebody else has just created it; choose another name",
+                hint="it has just been created; choose another name",
             )
         case Word.MOVE:
             return Conflict(
@@ -93,7 +93,7 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
             return Conflict(f"{subject}: another scheduler leads now", hint="try again")
         case _:
             return Conflict(
-                f"{subject} was changed by somebody else at the same moment", hint="try again"
+                f"{subject} was changed by another request at the same moment", hint="try again"
             )
 
 
@@ -114,12 +114,14 @@ def _over_limit(subject: str, answer: Answer) -> Rejected:
     )
     return Rejected(
         f"{subject}: {where} allows at most {limit_text} of {answer.resource}, has {seen_text} in"
-        f" use, and {need} more was asked for"
+        f" use, and {need} more was requested"
     )
 
 
 def _forbids(transaction: Transaction, answer: Answer) -> bool:
-    """Whether it was refused for an object that must not be there, beside what it writes."""
+    """Whether the cause is the existence of an object that the transaction only requires to be
+    absent.
+    """
     return any(
         write.is_condition and f"{write.kind} {write.key}" == answer.subject
         for write in transaction.writes

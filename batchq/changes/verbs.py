@@ -1,4 +1,6 @@
-"""The short requests: cancel, suspend, resume, cordon, stop a queue, set a quota."""
+"""The short requests: cancel, suspend, resume, cordon, stop a queue, set a quota,
+answer a check.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ from batchq.ports import Reader
 
 
 def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Transaction:
-    """End a group: Cancelled at once; its pods are told to stop by the next session.
+    """Cancel a group at once; the next session stops its pods.
 
-    Raises NotFound, or Conflict if it has finished already.
+    Raises NotFound, or Conflict if it has finished.
     """
     group = _unfinished(reader, key, "be cancelled")
     uid = group.metadata.uid
@@ -72,9 +74,9 @@ def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Trans
 
 
 def suspend(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
-    """Hold a group back; if it runs, its pods are stopped and it waits again.
+    """Hold a group back; if it runs, its pods are stopped and it is requeued.
 
-    Raises NotFound, or Conflict if it has finished already.
+    Raises NotFound, or Conflict if it has finished.
     """
     group = _unfinished(reader, key, "be suspended")
     if group.spec.suspend:
@@ -84,9 +86,9 @@ def suspend(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
 
 
 def resume(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
-    """Let a suspended group stand in line again, at its former place.
+    """Put a suspended group back into the pending queue, at its former place.
 
-    Raises NotFound, or Conflict if it has finished already.
+    Raises NotFound, or Conflict if it has finished.
     """
     group = _unfinished(reader, key, "be resumed")
     if not group.spec.suspend:
@@ -96,7 +98,7 @@ def resume(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
 
 
 def cordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
-    """Let no more pods come to a node; those that run there go on.
+    """Bind no more pods to a node; its running pods go on.
 
     Raises NotFound.
     """
@@ -104,7 +106,7 @@ def cordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
 
 
 def uncordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
-    """Let pods come to a node again.
+    """Allow pods to be bound to a node again.
 
     Raises NotFound.
     """
@@ -114,7 +116,8 @@ def uncordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
 def set_stop_policy(
     reader: Reader, name: str, policy: Literal["None", "Hold", "HoldAndDrain"], *, now_ms: int
 ) -> Transaction | None:
-    """Admit nothing to a queue and those below it, send back what was admitted too, or go on.
+    """Stop admission to a queue and those below it (Hold), also requeue admitted groups
+    (HoldAndDrain), or resume (None).
 
     Raises NotFound.
     """
@@ -136,7 +139,7 @@ def set_quota(
     uid: str,
     name: str = DEFAULT,
 ) -> Transaction | None:
-    """Replace what a namespace may hold (units as inside); its other quotas hold beside it.
+    """Replace a namespace's quota of this name (in internal units); its other quotas stay in force.
 
     Raises InvalidInput.
     """
@@ -182,7 +185,7 @@ def _event(group: PodGroup, reason: str, now_ms: int, message: str) -> Event:
 CheckStatus = Literal["True", "False", "Unknown"]
 CheckReason = Literal["", "Retry", "Reject", "PreemptionRequired"]
 
-#: Status -> the reasons that may stand with it. Every other combination is refused.
+#: Status -> the reasons allowed with it. Every other combination is refused.
 COMBINATIONS: dict[str, tuple[str, ...]] = {
     "True": ("",),
     "False": ("Retry", "Reject"),
@@ -201,12 +204,12 @@ def set_check(
     now_ms: int,
     reserved_at: int | None = None,
 ) -> Transaction | None:
-    """Write a check's answer about a group; None if it says so already.
+    """Write a check's answer about a group; None if the stored answer is the same.
 
     `reserved_at`, if given, is the reservation that the answer is about (in milliseconds): an
-    answer about an older one is refused.
-    Raises InvalidInput (a combination that there is not), NotFound (no such group, or its queue
-    asks for no such check) or Conflict (finished, nothing reserved, or another reservation).
+    answer about an older one is refused. Raises InvalidInput (a combination that is not allowed),
+    NotFound (no such group, or its queue has no such check) or Conflict (finished, nothing
+    reserved, or another reservation).
     """
     check_combination(check, status, reason)
     group = find(reader, PodGroup, key)
@@ -247,7 +250,7 @@ def set_check(
 def renew_check(
     reader: Reader, name: str, *, holder: str, expires_at: int, now_ms: int
 ) -> Transaction:
-    """Say that a check's controller lives: it is active until `expires_at`.
+    """Renew the lease of a check's controller: the check is active until `expires_at`.
 
     Raises NotFound, or Conflict while another controller holds it.
     """
@@ -263,12 +266,12 @@ def renew_check(
         expect=check.metadata.revision,
         event=_lease_event(name, "Active", holder, now_ms),
     )
-    # Of renewals there is no event: it would be one every few seconds for as long as it lives.
+    # No event for a renewal: there would be one every few seconds.
     return structs.replace(renewed, events=()) if lasts else renewed
 
 
 def release_check(reader: Reader, name: str, *, holder: str, now_ms: int) -> Transaction | None:
-    """Say that a check's controller stops: the check is inactive at once.
+    """End the lease of a check's controller: the check is inactive at once.
 
     None if another controller has taken over. Raises NotFound.
     """
@@ -290,7 +293,7 @@ def _lease_event(name: str, reason: str, holder: str, now_ms: int) -> Event:
 
 
 def check_combination(check: str, status: str, reason: str) -> None:
-    """Raises InvalidInput for a status and a reason that do not stand together."""
+    """Raise InvalidInput for a reason that is not allowed with the status."""
     reasons = COMBINATIONS.get(status)
     if reasons is None:
         raise InvalidInput(f"check {check}: expected True, False or Unknown, found {status!r}")
@@ -314,9 +317,9 @@ def _check_reservation(group: PodGroup, check: str, reserved_at: int | None) -> 
         )
     if reserved_at is not None and held != reserved_at:
         raise Conflict(
-            f"{title(group)} has reserved anew at {format_instant(held)}, and the answer of check"
-            f" {check} is about what it had reserved at {format_instant(reserved_at)}",
-            hint="look at the group again, and answer for what it has reserved now",
+            f"{title(group)} has a new reservation since {format_instant(held)}, and the answer of"
+            f" check {check} is about the one of {format_instant(reserved_at)}",
+            hint="read the group again, and answer about its present reservation",
         )
 
 

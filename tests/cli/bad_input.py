@@ -343,13 +343,13 @@ TABLE = [
     Bad(
         "deleting a queue that is used",
         12,
-        "Queue default is always there and cannot be deleted",
+        "Queue default always exists and cannot be deleted",
         ("delete", "queue", "default"),
     ),
     Bad(
         "deleting a pod",
         12,
-        "pods are made by batchq from the tasks of a PodGroup",
+        "batchq makes pods from the tasks of a PodGroup",
         ("delete", "pod", "running-w-0"),
     ),
     Bad(

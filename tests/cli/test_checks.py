@@ -173,15 +173,15 @@ def test_apply_and_delete_warn_of_a_queue_that_is_held(batchq: Batchq, stage: St
     missing = batchq("apply", "-f", "-", stdin=queues)
     assert missing.code == 0
     assert missing.err == (
-        "warning: Queue org asks for the admission check approval, which does not exist: nothing of"
-        " it is admitted until that is applied and its controller runs\n"
+        "warning: Queue org asks for the admission check approval, which does not exist: it admits"
+        " no group until every check is applied and its controller runs\n"
     )
     assert batchq("apply", "-f", "-", stdin=check).err == ""
     tried = batchq("delete", "admissioncheck", "approval", "--dry-run")
     assert tried.out == "admissioncheck approval deleted (dry run)\n"
     assert tried.err == (
-        "warning: queue org still asks for the admission check approval: nothing more is admitted"
-        " there until it is applied again, or taken off spec.admissionChecks\n"
+        "warning: queue org still asks for the admission check approval: no group is admitted"
+        " there until it is applied again, or removed from spec.admissionChecks\n"
     )
 
 
@@ -256,8 +256,9 @@ def test_a_check_without_a_delay_is_warned_of(batchq: Batchq, stage: Stage) -> N
     done = batchq("apply", "-f", "-", stdin=check)
     assert (done.code, done.out) == (0, "admissioncheck approval created\n")
     assert done.err == (
-        "warning: AdmissionCheck approval has retryDelayMinutes 0: a group that it answers False"
-        " (Retry) is reserved and asked about again at once, many times a second; set 1 or more\n"
+        "warning: AdmissionCheck approval has retryDelayMinutes 0: after an answer False"
+        " (Retry) the group is reserved and asked about again at once, many times"
+        " a second; set 1 or more\n"
     )
     assert batchq("apply", "-f", "-", stdin=check.replace(": 0", ": 1")).err == ""
 

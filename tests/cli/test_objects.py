@@ -42,9 +42,9 @@ def test_apply_warns_of_groups_in_a_queue_that_others_now_stand_below(
     done = batchq("apply", "-f", "-", stdin=below)
     assert (done.code, done.lines) == (0, ["queue c created"])
     assert done.err == (
-        "warning: Queue a now stands above c, and still has 1 unfinished pod group: only queues"
-        " with none below them hold groups, so what waits there stays Misconfigured; cancel it and"
-        " submit it to a queue below\n"
+        "warning: Queue a is now the parent of c, and still has 1 unfinished pod group: only queues"
+        " without children hold groups, so waiting groups stay Misconfigured; cancel them and"
+        " submit them to a child\n"
     )
 
 

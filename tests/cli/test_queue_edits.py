@@ -74,7 +74,7 @@ def test_a_guarantee_beyond_the_machines_is_warned_of_and_the_doctor_goes_on(
     assert (done.code, done.lines) == (0, ["queue greedy created"])
     assert done.err == (
         "warning: cpu 40 is guaranteed in all (greedy 40), and the ready nodes have 8: no queue"
-        " gets more cpu than it is guaranteed, and who is guaranteed none gets none; lower"
+        " gets more cpu than its guarantee, and a queue without a guarantee gets none; lower"
         " guarantees, or add nodes\n"
     )
     assert warnings_of(batchq) == [("guarantees", "cpu")]
@@ -94,7 +94,7 @@ def test_a_capability_below_what_is_held_is_warned_of(batchq: Batchq, stage: Sta
     stage.turn()
     done = batchq("apply", "-f", "-", "--dry-run", stdin=a_file("a", capability={"cpu": 4}))
     assert (done.code, len(done.lines)) == (0, 1)
-    assert done.err.startswith("warning: Queue a now holds more than it may: cpu 6 of 4; ")
+    assert done.err.startswith("warning: Queue a now holds more than its limit: cpu 6 of 4; ")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_group_for_a_queue_with_others_below_it_is_refused_at_once(
     assert (done.code, done.out) == (12, "")
     assert done.err.splitlines() == [
         "error: PodGroup default/g: spec.queue: queue org has queues below it, and holds no groups",
-        "hint: name one of those below it: a, b",
+        "hint: name a queue below it: a, b",
     ]
     assert stage.client.list("PodGroup") == ()
 

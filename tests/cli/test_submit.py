@@ -282,7 +282,7 @@ def test_a_taken_name_says_how_it_becomes_free(batchq: Batchq, stage: Stage) -> 
     ]
     batchq("cancel", "train")
     assert batchq(*words).err.splitlines()[1] == (
-        "hint: delete it first: `batchq delete podgroup train`, or leave the name out"
+        "hint: delete it first: `batchq delete podgroup train`, or omit the name"
     )
 
 

@@ -60,7 +60,7 @@ def test_those_that_wait_for_an_answer_are_told_from_the_others(stage: Stage) ->
 @pytest.mark.parametrize(
     ("item", "problem"),
     [
-        (a_check(controller=""), "spec.controllerName: expected the name by which its controller"),
+        (a_check(controller=""), "spec.controllerName: expected the name of its controller"),
         (a_check(controller="my boss"), "such as budget or example.com/budget, found 'my boss'"),
         (a_check(retry_delay_minutes=-1), "spec.retryDelayMinutes: expected a number from 0 to"),
         (a_check(unknown_timeout=999), "spec.unknownTimeout: expected at least 1s, found 999ms"),
@@ -82,8 +82,8 @@ def test_a_queue_that_asks_for_a_missing_check_is_taken_with_a_warning(stage: St
     [applied] = stage.client.apply([asking("q", "approval", "budget")])
     [warning] = applied.warnings
     assert warning == (
-        "Queue q asks for the admission checks approval, budget, which do not exist: nothing of it"
-        " is admitted until that is applied and its controller runs"
+        "Queue q asks for the admission checks approval, budget, which do not exist: it admits no"
+        " group until every check is applied and its controller runs"
     )
     both = stage.client.apply([a_check("gpu"), asking("r", "gpu")])
     assert [one.warnings for one in both] == [(), ()]
@@ -95,8 +95,8 @@ def test_a_check_that_queues_ask_for_is_deleted_with_a_warning(stage: Stage) -> 
     [deleted] = stage.client.delete_all([("AdmissionCheck", "approval")])
     [warning] = deleted.warnings
     assert warning == (
-        "queues p, q still ask for the admission check approval: nothing more is admitted there"
-        " until it is applied again, or taken off spec.admissionChecks"
+        "queues p, q still ask for the admission check approval: no group is admitted there"
+        " until it is applied again, or removed from spec.admissionChecks"
     )
     submit(stage, "g")
     group = stage.client.get("PodGroup", "g")

@@ -351,7 +351,7 @@ def test_an_answer_that_comes_after_the_reservation_was_lost_is_refused(asked: S
         asked.turn()
         [request] = watch.poll(SOON_S)
         reserve_anew(asked, request)
-        with pytest.raises(Conflict, match="has reserved anew at"):
+        with pytest.raises(Conflict, match="has a new reservation since"):
             asked.client.checks.set(request, "True")
         [state] = asked.client.checks.list("g")
         assert state.status == "Unknown"

@@ -14,7 +14,7 @@ AnyStore = MemoryStore | RedisStore
 
 
 def fake_store() -> RedisStore:
-    """A store on a server made of Python."""
+    """Return a store on a server implemented in Python."""
     return RedisStore("redis://fake", client=fakeredis.FakeRedis(), hear_every_ms=0)
 
 
@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest) -> AnyStore:
 
 @pytest.fixture
 def next_epoch(store: AnyStore) -> Callable[[], int]:
-    """Another leader takes over; its epoch."""
+    """Let another leader take over; return its epoch."""
     if isinstance(store, MemoryStore):
         return store.next_epoch
     leaders = iter(f"leader {place}" for place in range(100))

@@ -1,4 +1,4 @@
-"""Objects and transactions for tests of stores, with as little in them as possible."""
+"""Minimal objects and transactions for tests of stores."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def answers(commit: Commit) -> list[Answer]:
 
 
 def words(commit: Commit) -> list[str]:
-    """What was refused, as words."""
+    """Return the answers' words."""
     return [str(answer.word) for answer in answers(commit)]
 
 

@@ -1,4 +1,4 @@
-"""A world in which a claimant waits for victims, on any store, and the steps of its pledge."""
+"""A cluster in which a preemptor waits for victims, on any store, and the steps of its pledge."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def ask(store: AnyStore, *asked: Transaction, **how: Any) -> Commit:
 
 
 def cpus(count: int) -> dict[str, int]:
-    """The charge of a group of that many pods."""
+    """Return the charge of a group of that many pods."""
     return {"cpu": 1000 * count, "pods": 1000 * count, "podgroups": 1000} if count else {}
 
 
 def owed(count: int, *, group: bool = True) -> dict[str, dict[str, int]]:
-    """What victims still hold where claimant and victims are both charged."""
+    """Return what victims still hold in the scopes where preemptor and victims are both charged."""
     amounts = {"cpu": 1000 * count, "pods": 1000 * count}
     both = amounts | ({"podgroups": 1000} if group else {})
     return {"cluster": both, "queue:root": both}
@@ -54,7 +54,7 @@ def pods_of(store: AnyStore, uid: str) -> list[Pod]:
 
 
 def rebooked(before: PodGroup, after: PodGroup, *, checked: bool = False) -> tuple[Charge, ...]:
-    """From the names under which the group was charged to those under which it is."""
+    """Return the charges that move a group from its former holders to its present ones."""
     former, now = holders_in_store(before), holders_in_store(after)
     return (
         *(Charge(holder=holder) for holder in former if holder not in now),
@@ -73,7 +73,7 @@ def moved(
     pledge: Pledge | None = None,
     **status: Any,
 ) -> Transaction:
-    """The group with another status, and what it is charged then."""
+    """Return the write of the group with another status, and its charges with it."""
     before = group_of(store, name)
     if pledge is not None:
         status["pledge"] = pledge
@@ -96,7 +96,7 @@ def ended(store: AnyStore, pod: Pod, phase: PodPhase = PodPhase.EVICTED) -> Tran
 
 
 def bound(store: AnyStore, name: str, count: int) -> Transaction:
-    """Pods of the group that are bound to the node."""
+    """Return the bind of that many pods of the group to the node."""
     group = group_of(store, name)
     status = structs.replace(group.status, admission=1)
     made = [
@@ -120,7 +120,7 @@ def bound(store: AnyStore, name: str, count: int) -> Transaction:
 
 
 def together(*transactions: Transaction) -> Transaction:
-    """All of them as one."""
+    """Join transactions into one."""
     return Transaction(
         subject="a claimant and its victims",
         writes=tuple(write for one in transactions for write in one.writes),
@@ -140,8 +140,8 @@ PLEDGE = Pledge(
 
 
 def found(store: AnyStore) -> None:
-    """A node that is full: of queue b's victim (4 pods) and another (2), while a claimant of queue
-    a waits for 4.
+    """Create a full node: with queue b's victim (4 pods) and another group (2), while a preemptor
+    of queue a waits for 4.
     """
     for item in (a_queue("root"), a_queue("a", capability={"cpu": 4}), a_queue("b")):
         assert not ask(store, object_writes.put(store, item, expect=0, event=EVENT)).refused
@@ -169,7 +169,7 @@ def found(store: AnyStore) -> None:
 
 
 def pledged(store: AnyStore) -> Transaction:
-    """The claimant's reservation, beside victims that hold all of it."""
+    """Return the preemptor's reservation, beside victims that hold all of it."""
     return moved(store, "claimant", checked=True, charge=cpus(4), reserved_at=1, pledge=PLEDGE)
 
 
@@ -179,7 +179,7 @@ def everything(store: AnyStore) -> object:
 
 
 def used(store: AnyStore, resource: str = "cpu") -> dict[str, int]:
-    """What groups count for in each scope, in whole units."""
+    """Return each scope's sums, in whole units."""
     return {
         scope: amounts[resource] // 1000
         for scope, amounts in store.ledger().items()
@@ -188,7 +188,7 @@ def used(store: AnyStore, resource: str = "cpu") -> dict[str, int]:
 
 
 def audited(store: AnyStore) -> list[str]:
-    """What the doctor finds wrong with the books: counted anew from charges and from objects."""
+    """Return the doctor's findings about the books, recomputed from charges and from objects."""
     objects = {kind: {key_of(item): item for item in store.list(kind)} for kind in KINDS}
     found = Books(
         revision=1,
@@ -206,7 +206,7 @@ def audited(store: AnyStore) -> list[str]:
 
 
 def end_some(store: AnyStore, count: int) -> Transaction:
-    """So many of the victim's pods end, and the claimant counts for what they leave."""
+    """End `count` of the victim's pods, and charge the preemptor for what they leave."""
     victim = group_of(store, "victim")
     there = [pod for pod in pods_of(store, "victim") if pod.status.phase == PodPhase.BOUND]
     left = len(there) - count

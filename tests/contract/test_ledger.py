@@ -1,4 +1,4 @@
-"""The ledger's sums follow the charges exactly, and a checked charge passes no limit."""
+"""The ledger's sums follow the charges exactly, and no checked charge passes a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 2**53 - 1
 
 
 def ask(store: AnyStore, number: int, *asked: Transaction, overcommit: int = 1000) -> list[Answer]:
-    """The refusals of one commit."""
+    """Return the refusals of one commit."""
     return answers(store.commit(asked, request_id=str(number), overcommit=overcommit))
 
 
@@ -204,7 +204,7 @@ def test_overcommit_of_a_large_cluster_is_exact(
     ],
     ids=["negative", "space", "twice", "negative limit"],
 )
-def test_a_charge_that_none_of_ours_may_build_is_our_mistake(
+def test_an_ill_formed_charge_is_a_broken_invariant(
     store: AnyStore, transaction: Transaction
 ) -> None:
     with pytest.raises(InvariantBroken):

@@ -1,4 +1,4 @@
-"""What was decided under other limits lets nothing grow: the next decision knows the new ones."""
+"""Nothing grows that was decided under other limits; the next decision uses the new ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(store: AnyStore, *asked: Transaction, seen: int | None = None) -> Commit
 
 
 def edited(store: AnyStore, item: Object) -> Transaction:
-    """What an edit of the object writes, with the limits that belong to it."""
+    """Return what an edit of the object writes, with its limits."""
     stored = store.get(kind_of(item), key_of(item))
     expect = 0 if stored is None else stored.metadata.revision
     return object_writes.put(store, item, expect=expect, event=EVENT)
@@ -43,14 +43,14 @@ def delete(store: AnyStore, kind: str, key: str) -> None:
 
 @pytest.fixture
 def world(store: AnyStore) -> AnyStore:
-    """Two queues, a quota and a node."""
+    """Create two queues, a quota and a node."""
     edit(store, a_queue("default"), a_queue("a"), a_queue("b"), a_quota("x", cpu=8))
     edit(store, a_node("n1", cpu=8), a_priority("high", 10))
     return store
 
 
 def admit(name: str = "g", *, queue: str = "a", cpu: int = 1000) -> Transaction:
-    """An admission: a record and its charge."""
+    """Return an admission: a record and its charge."""
     return Transaction(
         subject=f"x/{name}",
         writes=(put(group(name, uid=name)),),
@@ -131,14 +131,14 @@ def test_charges_grow_while_nodes_come_and_fall_silent(world: AnyStore) -> None:
     ]
 
 
-def test_a_commit_that_names_no_revision_seen_is_held_to_single_limits_alone(
+def test_a_commit_without_a_revision_seen_is_held_to_single_limits_only(
     world: AnyStore,
 ) -> None:
     edit(world, a_queue("b", guarantee=amounts(cpu=7)))
     assert ask(world, admit()).refused == ()
 
 
-def test_charges_that_do_not_grow_or_are_not_checked_are_written_all_the_same(
+def test_charges_that_do_not_grow_or_are_not_checked_are_written_anyway(
     world: AnyStore,
 ) -> None:
     ask(world, admit(cpu=3000), admit("over", cpu=1000))
@@ -151,8 +151,8 @@ def test_charges_that_do_not_grow_or_are_not_checked_are_written_all_the_same(
     assert world.ledger()["queue:a"] == {"cpu": 2000}
 
 
-def test_a_bind_within_the_promise_is_written_all_the_same(world: AnyStore) -> None:
-    """Room on a node is held against that node's limit alone, in the store itself."""
+def test_a_bind_within_the_reservation_is_written_anyway(world: AnyStore) -> None:
+    """Capacity on a node is compared only with that node's limit, in the store itself."""
     seen = world.snapshot().revision
     edit(world, a_quota("x", cpu=7))
     bind = charging(charge("pod:p", "node:n1", checked=True, cpu=8000))
@@ -186,7 +186,7 @@ def test_a_transactions_own_limits_were_known_to_it(world: AnyStore) -> None:
     assert ask(world, both, seen=seen).refused == ()
 
 
-def test_limits_of_an_earlier_transaction_of_the_same_commit_were_not(world: AnyStore) -> None:
+def test_limits_of_an_earlier_transaction_of_the_same_commit_were_unknown(world: AnyStore) -> None:
     seen = world.snapshot().revision
     cut = edited(world, a_quota("x", cpu=7))
     commit = ask(world, admit("first"), cut, admit("second"), seen=seen)
@@ -223,7 +223,7 @@ def test_limits_that_come_back_to_what_they_were_have_changed(world: AnyStore) -
 
 
 def test_no_scope_has_a_space_in_it(store: AnyStore) -> None:
-    """`last change` stands beside the scopes."""
+    """The field `last change` is stored beside the scopes."""
     for asked in (
         limiting("last change", cpu=1),
         Transaction(subject="a", limits=(Limit(scope="queue q", amounts=None),)),

@@ -1,4 +1,6 @@
-"""Objects come back as they were written, and are replaced only by who saw the latest."""
+"""Objects are read as they were written, and replaced only by writers that read the latest
+revision.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def test_an_object_that_does_not_exist_is_not_updated(store: AnyStore, expect: i
     assert words(commit) == ["conflict"]
 
 
-def test_only_who_saw_the_latest_revision_may_write(store: AnyStore) -> None:
+def test_only_a_writer_that_read_the_latest_revision_may_write(store: AnyStore) -> None:
     store.commit([writing(put(queue()))], request_id="1")
     first = store.commit([writing(put(queue(), expect=1))], request_id="2")
     second = store.commit([writing(put(queue(), expect=1))], request_id="3")
@@ -226,7 +228,7 @@ def test_a_commit_of_thousands_of_writes(store: AnyStore) -> None:
     ],
     ids=["twice", "nothing compared", "another key"],
 )
-def test_a_transaction_that_none_of_ours_may_build_is_our_mistake(
+def test_an_ill_formed_transaction_is_a_broken_invariant(
     store: AnyStore, transaction: Transaction
 ) -> None:
     with pytest.raises(InvariantBroken):

@@ -1,7 +1,7 @@
-"""A claimant and its victims are counted once where both count.
+"""A preemptor and its victims are counted once where both are charged.
 
-One group is charged under several names then, `group:<uid>` and `group:<uid>:<scope>`; what it
-counts for moves from one to the other, and the sums hold after every step.
+A group then has several holders, `group:<uid>` and `group:<uid>:<scope>`; its charge moves from one
+to the other, and the sums are right after every step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def world(store: AnyStore) -> AnyStore:
     return store
 
 
-def test_a_claimant_counts_in_full_only_where_its_victims_are_not(world: AnyStore) -> None:
+def test_a_preemptor_is_charged_in_full_only_where_its_victims_are_not(world: AnyStore) -> None:
     assert used(world) == {"cluster": 6, "ns:default": 6, "queue:b": 6, "queue:root": 6}
     assert ask(world, pledged(world)).refused == ()
     assert used(world) == {
@@ -54,7 +54,7 @@ def test_a_claimant_counts_in_full_only_where_its_victims_are_not(world: AnyStor
     assert audited(world) == []
 
 
-def test_amounts_victims_leave_move_to_the_claimant_and_the_sums_stand_still(
+def test_amounts_that_victims_leave_move_to_the_preemptor_and_the_sums_stay(
     world: AnyStore,
 ) -> None:
     ask(world, pledged(world))
@@ -64,7 +64,7 @@ def test_amounts_victims_leave_move_to_the_claimant_and_the_sums_stand_still(
         assert audited(world) == []
         told.append((used(world)["cluster"], used(world)["queue:root"], used(world)["queue:b"]))
     assert told == [(6, 6, 5), (6, 6, 3), (6, 6, 2)]
-    # Nothing is owed any more: it is charged under one name again.
+    # The pledge is over: the group has one holder again.
     assert {holder for holder in world.charges() if "claimant" in holder} == {
         "group:claimant",
         "object:claimant",
@@ -75,7 +75,7 @@ def test_amounts_victims_leave_move_to_the_claimant_and_the_sums_stand_still(
     assert used(world, "podgroups")["cluster"] == 2
 
 
-def test_meanwhile_it_is_charged_under_several_names(world: AnyStore) -> None:
+def test_meanwhile_the_preemptor_has_several_holders(world: AnyStore) -> None:
     ask(world, pledged(world), end_some_after_pledge(world))
     held = {holder: what for holder, what in world.charges().items() if ":claimant" in holder}
     part = {"cpu": 3000, "pods": 3000}
@@ -89,7 +89,7 @@ def test_meanwhile_it_is_charged_under_several_names(world: AnyStore) -> None:
 
 
 def end_some_after_pledge(store: AnyStore) -> Transaction:
-    """Three pods of the victim end in the same commit in which the pledge was made."""
+    """Three pods of the victim end in the commit that makes the pledge."""
     before = group_of(store, "claimant")
     after = structs.replace(
         before,
@@ -111,7 +111,7 @@ def end_some_after_pledge(store: AnyStore) -> Transaction:
     )
 
 
-def test_a_claimant_takes_no_more_than_its_victims_leave(world: AnyStore) -> None:
+def test_a_preemptor_takes_no_more_than_its_victims_leave(world: AnyStore) -> None:
     ask(world, pledged(world))
     before = everything(world)
     one_left = structs.replace(PLEDGE, owed=owed(3))
@@ -131,8 +131,8 @@ def test_final_sums_are_compared_in_whatever_order_the_charges_stand(world: AnyS
     assert audited(world) == []
 
 
-def test_an_amount_that_moves_to_another_name_is_not_counted_twice(world: AnyStore) -> None:
-    """The former name is given up in the same step, or the sum would pass the limit."""
+def test_an_amount_that_moves_to_another_holder_is_not_counted_twice(world: AnyStore) -> None:
+    """The former holder's charge is removed in the same step, or the sum would pass the limit."""
     ask(world, pledged(world))
     ask(world, end_some(world, 2))
     done = end_some(world, 2)
@@ -144,7 +144,7 @@ def test_an_amount_that_moves_to_another_name_is_not_counted_twice(world: AnySto
     assert ask(world, done).refused == ()
 
 
-def test_a_pledge_that_ends_gives_back_what_it_held_under_every_name(world: AnyStore) -> None:
+def test_the_end_of_a_pledge_frees_the_charges_of_every_holder(world: AnyStore) -> None:
     before = used(world)
     ask(world, pledged(world))
     ask(world, end_some(world, 2))
@@ -164,7 +164,7 @@ def test_a_pledge_that_ends_gives_back_what_it_held_under_every_name(world: AnyS
         ("group:gone:cluster", "group:gone:cluster cpu"),
     ],
 )
-def test_the_doctor_tells_whose_charge_is_wrong_and_where(
+def test_the_doctor_names_the_holder_and_scope_of_a_wrong_charge(
     world: AnyStore, holder: str, told: str
 ) -> None:
     ask(world, pledged(world))

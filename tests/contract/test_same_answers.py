@@ -1,7 +1,7 @@
 """The same transactions give the same answers, objects and ledger in memory and on a server.
 
-The two were written apart, one in Python and one in Lua: where they agree on whatever hypothesis
-thinks of, the contract is what both say.
+The two implementations are independent, one in Python and one in Lua: if they agree on everything
+that hypothesis generates, the contract is what both do.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ COMMITS: st.SearchStrategy[list[Asked]] = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(commits=COMMITS)
-def test_memory_and_server_are_of_one_mind(
+def test_memory_and_server_agree(
     commits: Sequence[Asked],
     open_redis: Callable[[], RedisStore],
     raw: redis.Redis,
@@ -138,12 +138,12 @@ def test_memory_and_server_are_of_one_mind(
 
 
 def seen_in(real: RedisStore) -> Snapshot:
-    """What the server's store shows, but for how it stands with its server."""
+    """Return the server store's snapshot, without the state of its contact."""
     return structs.replace(real.snapshot(), standing=ContactStanding())
 
 
 def counted(memory: MemoryStore) -> dict[str, dict[str, int]]:
-    """The ledger as it follows from the charges alone."""
+    """Return the ledger as the sum of the charges."""
     sums: dict[str, dict[str, int]] = {}
     for scopes, amounts in memory.charges().values():
         for scope in scopes:

@@ -1,4 +1,4 @@
-"""What a session reads: the snapshot, and what a commit leaves for others: events, deliveries."""
+"""What a session reads from a store, and what a commit leaves: events and deliveries."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_delivery_waits_in_the_outbox_until_it_is_delivered(store: AnyStore) -
     assert list(store.outbox()) == [again]
 
 
-def test_a_refused_transaction_tells_and_delivers_nothing(store: AnyStore) -> None:
+def test_a_refused_transaction_records_no_event_and_delivers_nothing(store: AnyStore) -> None:
     refused = Transaction(
         subject="a",
         writes=(put(queue(), expect=7),),
@@ -117,7 +117,7 @@ def test_a_refused_transaction_tells_and_delivers_nothing(store: AnyStore) -> No
     assert (list(store.events()), list(store.outbox())) == ([], [])
 
 
-def test_a_succeeded_leaders_commit_is_refused_whole(
+def test_a_former_leaders_commit_is_refused_whole(
     store: AnyStore, next_epoch: Callable[[], int]
 ) -> None:
     first = next_epoch()

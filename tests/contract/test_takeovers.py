@@ -1,4 +1,4 @@
-"""A claimant and its victims, groups and pods, are written in one step or not at all."""
+"""A preemptor and its victims, groups and pods, are written in one step or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def world(store: AnyStore) -> AnyStore:
 
 
 def taken_over(store: AnyStore) -> Transaction:
-    """The victim leaves whole, and the claimant is admitted and bound in its place."""
+    """Return the transaction that evicts the whole victim, and admits and binds the preemptor."""
     gone = [ended(store, pod) for pod in pods_of(store, "victim")]
     leaves = moved(store, "victim", phase=PodGroupPhase.PENDING, charge={})
     comes = moved(
@@ -53,7 +53,7 @@ def taken_over(store: AnyStore) -> Transaction:
     return together(*gone, leaves, comes, bound(store, "claimant", 4))
 
 
-def test_claimant_and_victims_are_written_together(world: AnyStore) -> None:
+def test_preemptor_and_victims_are_written_together(world: AnyStore) -> None:
     commit = ask(world, taken_over(world))
     assert (len(commit.applied), commit.refused) == (1, ())
     assert group_of(world, "victim").status.phase == PodGroupPhase.PENDING
@@ -72,20 +72,20 @@ def test_claimant_and_victims_are_written_together(world: AnyStore) -> None:
 
 
 def spoil_pod(asked: Transaction) -> Transaction:
-    """The last pod is no longer as it was read."""
+    """The last pod has changed since it was read."""
     *rest, last = asked.writes
     return structs.replace(asked, writes=(*rest, structs.replace(last, expect=77)))
 
 
 def spoil_victim(asked: Transaction) -> Transaction:
-    """A victim's pod has ended by itself, and is another attempt by now."""
+    """A victim's pod has ended on its own, and is at another attempt by now."""
     first, *rest = asked.writes
     spoilt = structs.replace(first, expect=None, fence="victim 1 2")
     return structs.replace(asked, writes=(spoilt, *rest))
 
 
 def spoil_move(asked: Transaction) -> Transaction:
-    """Someone asks for a move that there is not."""
+    """The transaction asks for a move that does not exist."""
     return structs.replace(asked, writes=tuple(map(_completed, asked.writes)))
 
 
@@ -98,7 +98,7 @@ def _completed(write: Write) -> Write:
 
 
 def spoil_limit(asked: Transaction) -> Transaction:
-    """The claimant asks for more than its queue may hold."""
+    """The preemptor asks for more than its queue's limit."""
     charges = [
         structs.replace(one, amounts=cpus(5)) if one.holder == "group:claimant" else one
         for one in asked.charges
@@ -107,7 +107,7 @@ def spoil_limit(asked: Transaction) -> Transaction:
 
 
 def spoil_room(asked: Transaction) -> Transaction:
-    """One of the victim's pods is not told to go, and still holds its place on the node."""
+    """One of the victim's pods is not evicted, and still occupies the node."""
     kept = asked.charges[0]
     assert kept.holder.startswith("pod:victim")
     return structs.replace(asked, charges=asked.charges[1:])
@@ -123,7 +123,7 @@ SPOILT: Mapping[str, tuple[Callable[[Transaction], Transaction], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "word"), SPOILT.values(), ids=SPOILT)
-def test_or_not_at_all_if(
+def test_nothing_is_written_if(
     world: AnyStore, spoil: Callable[[Transaction], Transaction], word: str
 ) -> None:
     asked, before = taken_over(world), everything(world)
@@ -132,7 +132,7 @@ def test_or_not_at_all_if(
     assert ask(world, asked).refused == ()
 
 
-def test_or_not_at_all_if_limits_have_changed_since(world: AnyStore) -> None:
+def test_nothing_is_written_if_limits_have_changed_since(world: AnyStore) -> None:
     seen = world.snapshot().revision
     asked = taken_over(world)
     queue = world.get("Queue", "b")
@@ -148,7 +148,7 @@ def test_or_not_at_all_if_limits_have_changed_since(world: AnyStore) -> None:
     assert ask(world, asked, seen=world.snapshot().revision).refused == ()
 
 
-def test_or_not_at_all_if_another_leads_by_now(
+def test_nothing_is_written_if_another_leads_by_now(
     world: AnyStore, next_epoch: Callable[[], int]
 ) -> None:
     former = next_epoch()

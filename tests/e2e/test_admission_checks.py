@@ -211,7 +211,9 @@ def test_a_reserved_group_that_is_preempted_is_asked_about_anew_and_old_answers_
         admissions.asks("e-low", "desk-e")
         again = hears(watch, heard, "asked", "e-low")
         assert again.reserved_at != old.reserved_at
-        with pytest.raises(Conflict, match=r"has reserved anew at .* the answer of check desk-e"):
+        with pytest.raises(
+            Conflict, match=r"has a new reservation since .* the answer of check desk-e"
+        ):
             client.checks.set(old, "True")
         assert admissions.answers("e-low")["desk-e"] == "Unknown"
         assert client.checks.set(again, "True")

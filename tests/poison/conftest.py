@@ -1,4 +1,4 @@
-"""What starts processes is marked so, as in tests/e2e."""
+"""Mark tests that start processes, as in tests/e2e."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways in which a record can be damaged, and where records of each kind stand."""
+"""Ways to damage a record, and the keys of each kind's records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from batchq.api.objects import KINDS
 HUGE = b"9" * 400
 DEEP = b"[" * 200_000
 
-#: What no decoder can make a record of, by what is wrong with it.
+#: Bytes that no decoder accepts, by what is wrong with them.
 DAMAGES: dict[str, bytes] = {
     "garbage": b"garbage",
     "empty": b"",
@@ -20,7 +20,7 @@ DAMAGES: dict[str, bytes] = {
 
 
 def damaged_object(kind: str, key: str, damage: str) -> bytes:
-    """An object with that damage, as far as there is a whole one around it."""
+    """Return an object with that damage, otherwise as whole as possible."""
     space, _, name = key.rpartition("/")
     meta = b'{"metadata":{"name":"%s","namespace":"%s","uid":"%s"%s},"spec":%s%s}'
 
@@ -54,7 +54,7 @@ OBJECT_DAMAGES = (
     "another name",
 )
 
-#: Under which key a record of each kind is poisoned.
+#: The key of each kind under which a record is damaged.
 PLACES = {
     kind: "default/poison" if kind in ("PodGroup", "ResourceQuota") else "poison" for kind in KINDS
 }

@@ -1,4 +1,4 @@
-"""What the ledger cannot be trusted for is counted anew from the objects, and said."""
+"""Malformed or false parts of the ledger are recounted from the objects, and reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from batchq.system import RandomIds
 from tests.contract.made import charge, gone, group, pod, put, writing
 from tests.poison.damage import DAMAGES, DEEP, HUGE
 
-#: What somebody may leave where a number should be.
+#: Values that a hostile user may leave in place of a number.
 NO_NUMBERS = (*DAMAGES.values(), b"1e400", b"-", b"1.5", b" 7", b"0x10")
 NO_RECORDS = (
     *DAMAGES.values(),
@@ -43,7 +43,7 @@ def in_books(store: RedisStore, raw: redis.Redis) -> dict[bytes, dict[bytes, byt
 
 @pytest.fixture
 def booked(redis_store: RedisStore) -> RedisStore:
-    """A store with a queue, a node and a pod on it, all charged as they should be."""
+    """A store with a queue, a node and a pod on it, all charged correctly."""
     store = redis_store
     store.lead("me", 60_000)
     for item in (
@@ -90,7 +90,7 @@ def test_the_leaders_limit_for_every_namespace_survives_a_recount(
 def healed_after(
     booked: RedisStore, raw: redis.Redis, spoil: Callable[[redis.Redis], object]
 ) -> None:
-    """The leader's next look finds it, says so, and leaves the books as they were."""
+    """Check that the leader's next look finds the damage, reports it, and restores the books."""
     before = in_books(booked, raw)
     spoil(raw)
     mender = Mender(booked, RandomIds())
@@ -103,7 +103,7 @@ def healed_after(
 
 @pytest.mark.parametrize("damage", NO_NUMBERS)
 @pytest.mark.parametrize("field", ["node:n1 cpu", "capacity cpu", "cluster cpu", "no field"])
-def test_a_sum_that_is_none_is_counted_anew(
+def test_a_malformed_sum_is_recounted(
     booked: RedisStore, raw: redis.Redis, field: str, damage: bytes
 ) -> None:
     healed_after(booked, raw, lambda client: client.hset(keys.LEDGER, field, damage))
@@ -111,7 +111,7 @@ def test_a_sum_that_is_none_is_counted_anew(
 
 @pytest.mark.parametrize("damage", NO_RECORDS)
 @pytest.mark.parametrize("holder", ["pod:u1-1-0", "node:n1", "group:nobody"])
-def test_a_charge_that_is_none_is_counted_anew(
+def test_a_malformed_charge_is_recounted(
     booked: RedisStore, raw: redis.Redis, holder: str, damage: bytes
 ) -> None:
     healed_after(booked, raw, lambda client: client.hset(keys.CHARGES, holder, damage))
@@ -119,13 +119,13 @@ def test_a_charge_that_is_none_is_counted_anew(
 
 @pytest.mark.parametrize("damage", NO_LIMITS)
 @pytest.mark.parametrize("scope", ["queue:default", "node:n1", "ns:nobody"])
-def test_a_limit_that_is_none_is_stated_anew(
+def test_a_malformed_limit_is_restored(
     booked: RedisStore, raw: redis.Redis, scope: str, damage: bytes
 ) -> None:
     healed_after(booked, raw, lambda client: client.hset(keys.LIMITS, scope, damage))
 
 
-def test_when_limits_changed_last_is_now_if_it_cannot_be_read(
+def test_an_unreadable_last_change_of_limits_becomes_the_present_revision(
     booked: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset(keys.LIMITS, keys.LAST_CHANGE, "never")
@@ -134,7 +134,7 @@ def test_when_limits_changed_last_is_now_if_it_cannot_be_read(
 
 
 @pytest.mark.parametrize("damage", [b"4503599627370490", b"-1", b"never"])
-def test_limits_that_say_they_change_later_are_named_and_keep_nobody_out(
+def test_limits_changed_in_the_future_are_reported_and_refuse_no_group(
     booked: RedisStore, raw: redis.Redis, damage: bytes
 ) -> None:
     raw.hset(keys.LIMITS, keys.LAST_CHANGE, damage)
@@ -149,7 +149,7 @@ def test_limits_that_say_they_change_later_are_named_and_keep_nobody_out(
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff", b"1|Bound", b"NaN|a|b|c", HUGE])
 @pytest.mark.parametrize(("kind", "key"), [("Queue", "default"), ("Node", "n1"), ("Pod", "u1-1-0")])
-def test_a_head_that_is_none_is_made_anew_from_its_object(
+def test_a_malformed_head_is_rewritten_from_its_object(
     booked: RedisStore, raw: redis.Redis, kind: str, key: str, damage: bytes
 ) -> None:
     healed_after(booked, raw, lambda client: client.hset(keys.heads(kind), key, damage))
@@ -159,7 +159,7 @@ def test_a_head_that_is_none_is_made_anew_from_its_object(
     "name", [keys.LEDGER, keys.CHARGES, keys.LIMITS, *map(keys.heads, ("Queue", "Node", "Pod"))]
 )
 @pytest.mark.parametrize("type_", ["string", "list"])
-def test_books_of_another_type_are_made_anew(
+def test_books_of_another_type_are_rebuilt(
     booked: RedisStore, raw: redis.Redis, name: str, type_: str
 ) -> None:
     def spoiled(client: redis.Redis) -> None:
@@ -199,7 +199,7 @@ def test_a_transaction_under_an_unreadable_limit_is_refused(
     assert (refused.answer.word, refused.answer.subject) == ("conflict", "the ledger")
 
 
-def test_the_charges_of_what_cannot_be_read_are_kept_until_it_is_deleted(
+def test_the_charge_of_an_unreadable_object_is_kept_until_its_deletion(
     booked: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset(keys.objects("Pod"), "u1-1-0", "garbage")
@@ -220,7 +220,7 @@ def test_the_charges_of_what_cannot_be_read_are_kept_until_it_is_deleted(
     assert booked.ledger() == {}
 
 
-def test_a_damaged_head_of_a_damaged_object_is_taken_out_once(
+def test_a_damaged_head_of_a_damaged_object_is_removed_once(
     booked: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset(keys.objects("Pod"), "poison", "garbage")
@@ -249,14 +249,14 @@ def test_the_doctor_names_every_field_that_cannot_be_read(
     ]
 
 
-def test_another_leader_counts_nothing_anew(booked: RedisStore, raw: redis.Redis) -> None:
+def test_a_former_leader_recounts_nothing(booked: RedisStore, raw: redis.Redis) -> None:
     raw.hset(keys.LEDGER, "cluster cpu", "NaN")
     assert recount(booked, epoch(booked) - 1) is None
     assert raw.hget(keys.LEDGER, "cluster cpu") == b"NaN"
 
 
 @pytest.mark.parametrize("damage", [*NO_NUMBERS, b"-5", b"9007199254740993", b"9" * 19])
-def test_a_count_of_writes_that_is_none_goes_on_behind_the_newest_change(
+def test_a_malformed_count_of_writes_continues_after_the_newest_change(
     booked: RedisStore, raw: redis.Redis, damage: bytes
 ) -> None:
     revision = booked.snapshot().revision
@@ -269,7 +269,7 @@ def test_a_count_of_writes_that_is_none_goes_on_behind_the_newest_change(
     assert booked.snapshot().revision == revision + 1
 
 
-def test_without_a_change_the_count_of_writes_goes_on_above_every_object(
+def test_without_a_change_the_count_of_writes_continues_above_every_object(
     booked: RedisStore, raw: redis.Redis
 ) -> None:
     raw.delete(keys.CHANGES)
@@ -282,13 +282,13 @@ def test_without_a_change_the_count_of_writes_goes_on_above_every_object(
     assert booked.snapshot().queues == ()
 
 
-#: Well formed, and not what the object says.
+#: Well formed, but different from the object's.
 FALSE_HEADS = (b"1|Completed|zz 99|", b"999999999999|Succeeded|zz 99 99|", None)
 
 
 @pytest.mark.parametrize("head", FALSE_HEADS)
 @pytest.mark.parametrize(("kind", "key"), [("Queue", "default"), ("Node", "n1"), ("Pod", "u1-1-0")])
-def test_a_head_that_is_missing_or_false_is_named_and_made_anew(
+def test_a_missing_or_false_head_is_reported_and_rewritten(
     booked: RedisStore, raw: redis.Redis, kind: str, key: str, head: bytes | None
 ) -> None:
     def spoiled(client: redis.Redis) -> None:
@@ -303,7 +303,7 @@ def test_a_head_that_is_missing_or_false_is_named_and_made_anew(
     healed_after(booked, raw, spoiled)
 
 
-def test_a_head_without_an_object_is_taken_out(booked: RedisStore, raw: redis.Redis) -> None:
+def test_a_head_without_an_object_is_removed(booked: RedisStore, raw: redis.Redis) -> None:
     healed_after(booked, raw, lambda client: client.hset(keys.heads("Pod"), "u9", b"7|Bound|a|"))
 
 
@@ -329,7 +329,7 @@ def test_heads_are_looked_through_a_page_at_a_time(
     assert found == {one.metadata.uid for one in made}
 
 
-#: They read well, and are false.
+#: Well formed, and false.
 LIES: dict[str, Callable[[redis.Redis], object]] = {
     "a negative sum": lambda raw: raw.hset(keys.LEDGER, "cluster cpu", "-999999999"),
     "a huge sum": lambda raw: raw.hset(keys.LEDGER, "node:n1 cpu", "99999999999999999"),
@@ -349,7 +349,7 @@ LIES: dict[str, Callable[[redis.Redis], object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_books_that_read_well_and_are_false_are_counted_anew(
+def test_well_formed_false_books_are_recounted(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     monkeypatch.setattr(audit, "APART_S", 0)
@@ -463,7 +463,7 @@ def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: r
     assert keys.REVISION in named.why
 
 
-def test_where_many_heads_are_false_the_next_pages_are_looked_at_at_once(
+def test_with_many_false_heads_the_next_pages_are_checked_at_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "PAGE", 2)

@@ -1,5 +1,5 @@
-"""One bad record on a live stack costs that record: groups of others run, nobody dies, and the
-doctor names it with a remedy that heals it.
+"""One bad record on a live stack costs only that record: other groups run, no process dies, and the
+doctor names the record with a remedy that works.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def written_by(stack: GuardedStack, user: str, poison: Poison) -> None:
 
 
 def findings(stack: GuardedStack) -> list[dict[str, str]]:
-    """What the doctor finds wrong; it must get to its end."""
+    """Return the doctor's findings; it must complete."""
     done = stack.batchq("operator", "doctor", "-o", "json", exits=None)
     assert "Traceback" not in done.stderr
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
@@ -48,7 +48,7 @@ def findings(stack: GuardedStack) -> list[dict[str, str]]:
 
 
 def goes_on(stack: GuardedStack) -> None:
-    """A group of another namespace completes in time, and nobody has died."""
+    """Check that a group of another namespace completes in time, and that no process has died."""
     name = f"other-{next(_NUMBERS)}"
     stack.batchq("submitter", "submit", "--quiet", "-n", "other", "--name", name, "--", "true")
     stack.batchq("submitter", "wait", "-n", "other", name, "--timeout", f"{WITHIN_S}s")
@@ -59,7 +59,7 @@ def goes_on(stack: GuardedStack) -> None:
 
 
 def names_in(stack: GuardedStack) -> str:
-    """What the doctor says of records, mended ones too, as text."""
+    """Return the doctor's findings about records, repaired ones included, as text."""
     done = stack.batchq("operator", "doctor", "-o", "json", exits=None)
     assert "Traceback" not in done.stderr
     found = json.loads(done.stdout)["findings"]
@@ -67,14 +67,14 @@ def names_in(stack: GuardedStack) -> str:
 
 
 def state_of(stack: GuardedStack, node: str) -> str:
-    """As `describe node` has it, without the reason."""
+    """Return the state in `describe node`, without the reason."""
     page = stack.batchq("readonly", "describe", "node", node).stdout
     line = next(line for line in page.splitlines() if line.startswith("State"))
     return line.split(maxsplit=1)[1].partition(":")[0]
 
 
 def restart(stack: GuardedStack) -> None:
-    """All schedulers and agents end, and begin again."""
+    """End all schedulers and agents, and start them again."""
     nodes = list(stack.agents)
     for process in (*stack.schedulers, *stack.agents.values()):
         process.terminate()
@@ -86,7 +86,7 @@ def restart(stack: GuardedStack) -> None:
         stack.start_agent(node)
 
 
-def test_objects_that_cannot_be_read_cost_nobody_else_anything(stack: GuardedStack) -> None:
+def test_unreadable_objects_cost_no_other_group(stack: GuardedStack) -> None:
     def poisoned(client: redis.Redis) -> None:
         client.hset("{bq}:PodGroup", "default/poison", "garbage")
         client.hset("{bq}:PodGroup", b"default/\xff", b"\xff")
@@ -120,7 +120,7 @@ def test_objects_that_cannot_be_read_cost_nobody_else_anything(stack: GuardedSta
     goes_on(stack)
 
 
-def test_books_that_cannot_be_read_are_counted_anew(stack: GuardedStack) -> None:
+def test_unreadable_books_are_recounted(stack: GuardedStack) -> None:
     huge = "9" * 400
 
     def by_submitter(client: redis.Redis) -> None:
@@ -148,7 +148,7 @@ def test_books_that_cannot_be_read_are_counted_anew(stack: GuardedStack) -> None
     until(lambda: findings(stack) == [], what="healed")
 
 
-def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedStack) -> None:
+def test_books_that_are_unreadable_at_the_start_are_recounted(stack: GuardedStack) -> None:
     for process in stack.schedulers:
         process.terminate()
         process.wait(30)
@@ -164,7 +164,7 @@ def test_books_that_cannot_be_read_at_the_start_are_counted_anew(stack: GuardedS
     jobs = stack.batchq("readonly", "jobs", exits=9)
     assert "the leading scheduler" in jobs.stderr
     stack.schedulers.clear()
-    # Whoever asks meanwhile waits for two seconds, and this machine may be busy.
+    # A command waits for two seconds meanwhile, and this machine may be busy.
     with suppress(StoreUnavailable):
         stack.start_scheduler()
     until(lambda: leads(stack), what="a scheduler leads")
@@ -192,7 +192,7 @@ def test_damage_a_node_writes_of_itself_costs_no_other_node(stack: GuardedStack)
     goes_on(stack)
 
 
-def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
+def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     stack: GuardedStack,
 ) -> None:
     def by_worker(client: redis.Redis) -> None:
@@ -209,7 +209,7 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     goes_on(stack)
     until(lambda: "Key {bq}:alive:n1" in names_in(stack), what="told")
     assert "Key {bq}:inbox:n1" in names_in(stack)
-    told = "what stands under its keys in the server cannot be read"
+    told = "its keys in the server cannot be read"
     shown = stack.batchq("readonly", "events", "-A", "--kind", "Node", "-o", "json").stdout
     events = [one for one in json.loads(shown)["items"] if told in one["message"]]
     assert {(one["object"], one["reason"]) for one in events} == {("n1", "NotReady")}
@@ -220,13 +220,13 @@ def test_keys_of_another_type_and_jobs_that_are_none_cost_no_other_node(
     until(lambda: findings(stack) == [], what="healed")
 
 
-def test_a_server_that_has_forgotten_its_scripts_is_given_them_again(stack: GuardedStack) -> None:
+def test_lost_scripts_are_loaded_again(stack: GuardedStack) -> None:
     with stack.server.as_user(ADMIN) as admin:
         admin.script_flush()
     goes_on(stack)
 
 
-def test_a_submitters_script_without_end_is_refused(stack: GuardedStack) -> None:
+def test_an_endless_script_of_a_submitter_is_refused(stack: GuardedStack) -> None:
     endless = "redis.call('SET', KEYS[1], 'x') while true do end"
     with stack.server.as_user("submitter") as client:
         for words in (("EVAL", endless, 1, "{bq}:ledger"), ("SCRIPT", "LOAD", endless)):

@@ -1,4 +1,4 @@
-"""Every decoder under random damage: a value, or an `Unreadable`, and nothing else."""
+"""Every decoder under random damage returns a value or an `Unreadable`, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchq.store.records import SharingReader
 from batchq.worker.rq_delivery import NotOurs, PodAttempt, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
-#: So many inputs for each decoder; `make swarm` sets more.
+#: Inputs for each decoder; `make swarm` sets more.
 INPUTS = int(os.environ.get("BATCHQ_MUTATIONS", "1000"))
 
 OBJECTS: tuple[Object, ...] = (group(), pod(), queue(), node())
@@ -34,7 +34,7 @@ TOKENS = (
 
 
 def mutated(chance: random.Random, stored: bytes) -> bytes:
-    """The same with a few bytes changed, cut out, doubled, or put in."""
+    """Return the bytes with a few of them changed, cut out, doubled, or inserted."""
     for _ in range(chance.randint(1, 4)):
         at = chance.randint(0, len(stored))
         to = min(len(stored), at + chance.randint(0, 12))
@@ -64,7 +64,7 @@ def of_objects() -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
 
 
 def read_job(raw: bytes) -> object:
-    # Nothing is asked of it.
+    # The object is only created.
     job = PodJob("p-1", connection=redis.Redis(), serializer=JSONSerializer)
     try:
         job.restore({b"data": raw, b"origin": raw})
@@ -117,7 +117,7 @@ def test_a_decoder_raises_nothing(name: str) -> None:
         raw = mutated(chance, stored)
         try:
             decode(raw)
-        except BaseException as error:  # whatever it is, the input that did it is to be told
+        except BaseException as error:  # whatever it is, the message must name the input
             pytest.fail(f"input {number}: {type(error).__name__}: {error} for {raw[:200]!r}")
 
 

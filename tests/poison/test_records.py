@@ -1,4 +1,4 @@
-"""A record that cannot be read costs that record: whatever its kind and its damage."""
+"""An unreadable record costs only that record, whatever its kind and its damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def poison(raw: redis.Redis, kind: str, damage: str) -> None:
 
 
 def is_healthy(store: RedisStore) -> None:
-    """Everything else is there, in lists and in the snapshot."""
+    """Check that everything else is present, in lists and in the snapshot."""
     snapshot = store.snapshot()
     assert [key_of(one) for one in snapshot.groups] == ["x/a"]
     assert [key_of(one) for one in snapshot.queues] == ["q"]
@@ -46,7 +46,7 @@ def named(found: object) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("damage", OBJECT_DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unreadable_object_that_is_there_at_the_start_is_named_and_left_out(
+def test_an_object_that_is_unreadable_at_the_start_is_reported_and_left_out(
     redis_store: RedisStore, raw: redis.Redis, kind: str, damage: str
 ) -> None:
     make_healthy(redis_store)
@@ -68,7 +68,7 @@ def test_an_unreadable_object_that_is_there_at_the_start_is_named_and_left_out(
 
 @pytest.mark.parametrize("damage", OBJECT_DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_object_that_is_spoiled_while_it_is_followed_is_named_and_left_out(
+def test_an_object_that_is_damaged_while_it_is_followed_is_reported_and_left_out(
     redis_store: RedisStore, raw: redis.Redis, kind: str, damage: str
 ) -> None:
     make_healthy(redis_store)
@@ -105,7 +105,7 @@ def test_a_readable_record_is_not_discarded(redis_store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("field", [b"\xff", b"default/\xffa", b"a b", b"a\x1b[2J", b"a\\xff", b""])
-def test_a_key_that_is_no_name_is_shown_escaped_and_deleted_by_that(
+def test_a_key_that_is_not_a_name_is_shown_and_deleted_in_escaped_form(
     redis_store: RedisStore, raw: redis.Redis, field: bytes
 ) -> None:
     make_healthy(redis_store)
@@ -144,7 +144,7 @@ def test_a_change_of_a_kind_that_does_not_exist_changes_nothing(
     is_healthy(redis_store)
 
 
-def test_a_record_that_was_repaired_or_taken_out_by_hand_is_no_longer_named(
+def test_a_record_that_was_repaired_or_removed_by_hand_is_no_longer_reported(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     make_healthy(redis_store)

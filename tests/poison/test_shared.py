@@ -1,4 +1,4 @@
-"""What stands in a key that all share, or that one node writes, costs nobody else a decision."""
+"""Damage in a key that all share, or that one node writes, costs no other decision."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from batchq.system import RandomIds
 from tests.daemon.waiting import until
 from tests.poison.damage import DAMAGES, DEEP, HUGE
 
-#: Of another, which a damaged identity may look like, that is waited for.
+#: Short, since a damaged identity may look like another leader, whose lease has to end first.
 LEASE_MS = 200
 
 
-#: What is damaged of a node's own is of the first.
+#: The damage to a node's own keys is done to the first one.
 NODES = ("n1", "n2")
 
 
 class Bound:
-    """An executor that takes what is handed over for started."""
+    """An executor that treats delivered pods as started."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -76,37 +76,37 @@ class Small:
         )
 
     def restart(self) -> None:
-        """Another scheduler begins, with a mirror of its own."""
+        """Start another scheduler, with a mirror of its own."""
         self.store.forget()
         self._begin()
 
     def turn(self) -> None:
-        """What the threads of a scheduler do in a second, whatever the last one met."""
+        """Do what a scheduler's threads do in a second, whatever the last step met."""
         until(lambda: self.store.lead("me", LEASE_MS) is not None)
         self.epoch = self.store.lead("me", LEASE_MS)
-        # As the daemon does: only people look at it.
+        # As in the daemon: this is for display only.
         with suppress(StoreUnavailable):
             attend(self.store, "me", version="1", mirrored=None)
         self._turn.mender.hurry()
         self._turn()
         nodes = self.store.inboxes.rung(0) | self.store.inboxes.nodes() | {"n1"}
         self._desk.apply(sorted(nodes), self.epoch)
-        # Its own key may be in the way of the node, until a leader has seen that.
+        # The node's own key may be in the way, until a leader has repaired it.
         for node in NODES:
             with suppress(StoreUnavailable):
                 self.store.beat(node, self.store.run_id())
-                # As its agent does, of what does not run there: nothing does.
+                # As its agent does for attempts that do not run there: none does.
                 for pod, attempt in self.store.alive.leased(node):
                     self.store.end_lease(node, pod, attempt)
 
     def reason_of(self, node: str) -> str:
-        """Why a node is not ready; empty if it is."""
+        """Return why a node is not ready; "" if it is."""
         found = self.store.get("Node", node)
         assert isinstance(found, Node)
         return "" if found.status.ready else found.status.reason
 
     def completes(self, name: str) -> None:
-        """A group that is submitted now is admitted and bound."""
+        """Check that a group that is submitted now is admitted and bound."""
         self.turn()
         with Client(self.store.url) as client:
             client.submit(name=name, command=("true",), namespace="other")
@@ -125,7 +125,7 @@ def small(redis_store: RedisStore) -> Small:
 
 
 def other_type(raw: redis.Redis, name: str, type_: str) -> None:
-    """Make a key one of another type than it should have."""
+    """Replace a key by one of a wrong type."""
     raw.delete(name)
     if type_ == "string":
         raw.rpush(name, "x")
@@ -134,7 +134,7 @@ def other_type(raw: redis.Redis, name: str, type_: str) -> None:
 
 
 def doctor_ends(small: Small) -> list[str]:
-    """It gets to its end; the subjects of what is wrong with records."""
+    """Run the doctor to its end; return the subjects of its findings about records."""
     findings = examine(small.store.url).findings
     wrong = [one for one in findings if one.check == "records" and one.level == Level.ERROR]
     assert all(one.remedy for one in wrong)
@@ -142,7 +142,9 @@ def doctor_ends(small: Small) -> list[str]:
 
 
 def goes_on(small: Small) -> None:
-    """Groups are admitted, whether the scheduler goes on or begins; in the end all is well."""
+    """Check that groups are admitted by the running scheduler and by a new one, and that the damage
+    is repaired.
+    """
     small.completes("first")
     small.restart()
     small.completes("second")
@@ -158,21 +160,21 @@ def test_a_healthy_cluster_goes_on(small: Small) -> None:
 
 
 @pytest.mark.parametrize("key", SHARED, ids=lambda key: key.name)
-def test_a_shared_key_of_another_type_is_named_taken_out_and_made_anew(
+def test_a_shared_key_of_another_type_is_reported_deleted_and_rebuilt(
     small: Small, raw: redis.Redis, key: keys.Key
 ) -> None:
     is_of_objects = key.name == keys.objects("Node")
     other_type(raw, key.name, key.type)
     assert f"Key {key.name}" in doctor_ends(small)
     if is_of_objects:
-        # The nodes themselves are gone with it, until their agents say that they serve them.
+        # The nodes themselves are deleted with it, until their agents offer them again.
         small.turn()
         small.store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
         small.turn()
     goes_on(small)
 
 
-#: What cannot be read in each of the shared keys that hold one value, or fields of their own.
+#: Unreadable values for each shared key with one value, or with fields of its own.
 FIELDS = (
     *((keys.LEADER, field) for field in ("identity", "epoch", "expires_at")),
     *((keys.SERVER, field) for field in ("run", "generation", "since")),
@@ -184,7 +186,7 @@ FIELDS = (
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda part: part)
-def test_a_field_that_cannot_be_read_costs_nobody_a_decision(
+def test_an_unreadable_field_costs_no_decision(
     small: Small, raw: redis.Redis, name: str, field: str, damage: str
 ) -> None:
     raw.hset(name, field, DAMAGES[damage])
@@ -195,7 +197,7 @@ def test_a_field_that_cannot_be_read_costs_nobody_a_decision(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [keys.REVISION, keys.EPOCH, keys.CONFIG])
-def test_a_value_that_cannot_be_read_costs_nobody_a_decision(
+def test_an_unreadable_value_costs_no_decision(
     small: Small, raw: redis.Redis, name: str, damage: str
 ) -> None:
     raw.set(name, DAMAGES[damage])
@@ -212,7 +214,7 @@ def test_a_value_that_cannot_be_read_costs_nobody_a_decision(
     ("name", "field"),
     [(keys.EVENTS, "event"), (keys.EVENTS, "other"), (keys.CHANGES, "kind"), (keys.BELL, "node")],
 )
-def test_an_entry_that_cannot_be_read_costs_nobody_a_decision(
+def test_an_unreadable_entry_costs_no_decision(
     small: Small, raw: redis.Redis, name: str, field: str, damage: str
 ) -> None:
     raw.xadd(name, {field: DAMAGES[damage], b"\xff": b"\xff"})
@@ -220,7 +222,7 @@ def test_an_entry_that_cannot_be_read_costs_nobody_a_decision(
     goes_on(small)
 
 
-def test_an_epoch_that_was_lost_is_followed_by_a_higher_one(small: Small, raw: redis.Redis) -> None:
+def test_a_lost_epoch_is_followed_by_a_higher_one(small: Small, raw: redis.Redis) -> None:
     before = small.epoch
     assert before is not None
     for damage in (b"NaN", HUGE, b"-1"):
@@ -277,7 +279,7 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
     monkeypatch.setattr(node_reports, "KEPT_OUT_S", 1.0)
     spoil, what = SPOILINGS[spoiling]
     spoil(raw)
-    # What the mirror has heard is older than this.
+    # The mirror's last read is older than this.
     until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
     reason = f"{SPOILED}: {what}"
     assert small.reason_of("n1") == reason
@@ -297,14 +299,14 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("field", [b"beat", b"run", b"u1-1-0-1", b"\xff", b"x-" + b"9" * 5000])
-def test_a_beat_or_lease_that_cannot_be_read_costs_nobody_a_decision(
+def test_an_unreadable_heartbeat_or_lease_costs_no_decision(
     small: Small, raw: redis.Redis, field: bytes, damage: str
 ) -> None:
     raw.hset(keys.alive("n1"), field, DAMAGES[damage])
     goes_on(small)
 
 
-def test_the_doctor_names_what_a_node_and_events_cannot_be_read_by(
+def test_the_doctor_names_unreadable_parts_of_nodes_and_events(
     small: Small, raw: redis.Redis
 ) -> None:
     raw.hset(keys.alive("n1"), mapping={"x-" + "9" * 5000: "1", "beat": "NaN"})
@@ -333,7 +335,7 @@ FACTS = {
 
 @pytest.mark.parametrize("damage", FACTS)
 @pytest.mark.parametrize("subject", [b"node", b"u1-1-0-1", b"\xff"])
-def test_a_fact_that_cannot_be_read_is_taken_out(
+def test_an_unreadable_report_is_removed(
     small: Small, raw: redis.Redis, subject: bytes, damage: str
 ) -> None:
     raw.hset(keys.inbox("n1"), subject, FACTS[damage])
@@ -341,14 +343,14 @@ def test_a_fact_that_cannot_be_read_is_taken_out(
     assert raw.hlen(keys.inbox("n1")) == 0
 
 
-#: No clock and no count of writes comes to these, and nothing can be put behind the first.
+#: No clock and no count of writes reaches these ids, and no entry can follow the first.
 FAR_IDS = (f"{2**64 - 1}-{2**64 - 1}", f"9999999999999999-{2**64 - 1}")
 
 
 @pytest.mark.parametrize("is_left", [True, False], ids=["left there", "taken out again"])
 @pytest.mark.parametrize("id_", FAR_IDS)
 @pytest.mark.parametrize("name", [keys.EVENTS, keys.BELL, keys.doorbell("n1")])
-def test_a_stream_whose_ids_have_come_to_their_end_is_named_and_made_anew(
+def test_a_stream_without_ids_left_is_reported_and_recreated(
     small: Small, raw: redis.Redis, name: str, id_: str, is_left: bool
 ) -> None:
     raw.xadd(name, {"event": "x"}, id=id_, maxlen=None if is_left else 0, approximate=False)
@@ -370,7 +372,7 @@ def test_a_commit_with_events_is_refused_before_it_has_written_anything(
     assert not raw.hexists(keys.objects("PodGroup"), "default/first")
 
 
-def test_a_reader_that_heard_a_ring_from_the_future_hears_the_next_one(
+def test_a_reader_of_a_notification_from_the_future_hears_the_next_one(
     small: Small, raw: redis.Redis
 ) -> None:
     raw.xadd(keys.BELL, {"node": "n1"}, id="4000000000000-0")
@@ -386,7 +388,7 @@ def test_a_reader_that_heard_a_ring_from_the_future_hears_the_next_one(
     assert small.store.events_after(place, 0)[1]
 
 
-def test_an_agent_hears_its_bell_after_it_was_made_anew(
+def test_an_agent_hears_its_channel_after_it_was_recreated(
     small: Small, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 50)
@@ -404,7 +406,7 @@ def test_an_agent_hears_its_bell_after_it_was_made_anew(
     bell.close()
 
 
-def test_leases_without_end_are_named_and_taken_out(small: Small, raw: redis.Redis) -> None:
+def test_endless_leases_are_reported_and_removed(small: Small, raw: redis.Redis) -> None:
     raw.hset(keys.alive("n1"), mapping={f"u{n}-1-0-1": "9" * 13 for n in range(10_001)})
     assert doctor_ends(small) == ["Key {bq}:alive:n1"]
     until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
@@ -426,7 +428,7 @@ def test_nodes_that_were_deleted_past_batchq_come_back_with_their_next_offer(
     assert [small.reason_of(node) for node in NODES] == ["", ""]
 
 
-def test_the_doctor_reads_a_part_of_a_large_inbox_and_says_how_large_it_is(
+def test_the_doctor_reads_a_part_of_a_large_report_queue_and_shows_its_size(
     small: Small, raw: redis.Redis
 ) -> None:
     fact = '{"fact":"claim","pod":"p%d","attempt":1,"agent":"a","fence":"f"}'

@@ -220,7 +220,7 @@ def test_lapsed_its_token_is_dead_at_once_and_after_the_grace_another_may_have_i
     later(stack, 10)
     assert phase(stack) == "InQueue"
     assert refusal(stack, renew, token) == (
-        "PodGroup default/e: the claim was on admission 1, and the group has been admitted anew"
+        "PodGroup default/e: the claim was on admission 1, and the group has been admitted again"
         " since (admission 2)"
     )
     report(stack, claim(stack, holder="worker-2"), "succeeded")

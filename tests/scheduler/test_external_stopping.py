@@ -89,7 +89,7 @@ def test_cancelled_it_is_charged_and_cannot_be_deleted_until_its_consumer_has_st
     stack.until_idle()
     assert renew(stack, token).stop_reason == "Cancelled"
     assert stack.store.ledger()["queue:default"] == CHARGED
-    with pytest.raises(Conflict, match="worker-1, who has claimed it, must stop first"):
+    with pytest.raises(Conflict, match="its consumer worker-1 must stop first"):
         changes.delete(stack.store, "PodGroup", "default/e", now_ms=now)
     later(stack, 90)
     assert stack.store.ledger() == {}
@@ -229,7 +229,7 @@ def test_one_that_was_admitted_cannot_be_claimed_while_others_have_to_stop_for_i
     assert (phase(stack, "high"), phase(stack, goes_on)) == ("InQueue", "Pending")
     claim(stack, "high")
     assert refusal(stack, claim, "mid") == (
-        "PodGroup default/mid is promised the room of 1 victim that may still run"
+        "PodGroup default/mid waits for 1 victim that may still run"
     )
     report(stack, tokens[goes_on], "evicted")
     stack.until_idle()

@@ -75,11 +75,11 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     "a queue that is its own parent": ([queue("a", parent="a")], "cannot be its own parent"),
     "a root below another": (
         [queue("a"), queue("root", parent="a")],
-        "Queue root: spec.parent: the root queue stands above all others",
+        "Queue root: spec.parent: the root queue has no parent",
     ),
     "seventeen queues below each other": (
         [queue("q1"), *(queue(f"q{number}", parent=f"q{number - 1}") for number in range(2, 18))],
-        "Queue q17: spec.parent: expected at most 16 queues one below the other, found more: q1 >",
+        "Queue q17: spec.parent: expected at most 16 levels of queues, found more: q1 >",
     ),
     "more guaranteed than the parent is": (
         [

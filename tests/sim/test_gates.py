@@ -328,7 +328,7 @@ def test_with_the_plugin_off_gates_of_single_pods_are_ignored() -> None:
 )
 def test_a_pod_with_a_node_or_past_pending_has_no_gates(status: Any) -> None:
     bad = gated_pod("g-t-0", "g", 0, "data", **status)
-    said = "a pod that has a node, or is past Pending, cannot have scheduling gates"
+    said = "a pod with a node, or in a phase after Pending, cannot have scheduling gates"
     world = (node("n1", 8), group("g", 2, minMember=2))
     assert refusal(*world, bad) == f"world: Pod default/g-t-0: spec.schedulingGates: {said}"
     assert said in refusal(*world, timeline({"at": 1, "apply": bad}))

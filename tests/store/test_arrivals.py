@@ -1,4 +1,4 @@
-"""A flood of new groups is taken up so many at a time, of every namespace and queue in turn."""
+"""A flood of new groups is taken up in parts, from each namespace and queue in turn."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_group_that_changes_keeps_its_place_and_one_that_is_gone_is_not_taken(
 
 @pytest.fixture
 def leading(redis_store: RedisStore) -> RedisStore:
-    """A store that takes groups up in turns, once it has listed what there was."""
+    """Return a store that takes groups up in turns, after its first list."""
     redis_store.commit([writing(put(waiting("before")))], request_id="before")
     redis_store.take_up_in_turns()
     assert names(redis_store.snapshot_in_turn(1)) == ["before"]
@@ -82,7 +82,9 @@ def names(snapshot: Snapshot) -> list[str]:
     return [group.metadata.name for group in snapshot.groups]
 
 
-def test_a_session_sees_so_many_new_groups_and_the_next_more(leading: RedisStore) -> None:
+def test_a_session_sees_a_part_of_many_new_groups_and_the_next_sees_more(
+    leading: RedisStore,
+) -> None:
     assert names(leading.snapshot_in_turn(2)) == ["before", "f0", "other"]
     assert leading.is_behind
     assert names(leading.snapshot_in_turn(2)) == ["before", "f0", "f1", "f2", "other"]
@@ -124,7 +126,7 @@ def test_changes_of_a_group_that_is_kept_back_are_heard(leading: RedisStore) -> 
     assert names(leading.snapshot()) == ["before", "f0", "f1", "f2", "other"]
 
 
-def test_after_a_list_everything_has_been_there_before(leading: RedisStore) -> None:
+def test_groups_of_a_list_are_not_new(leading: RedisStore) -> None:
     leading.snapshot_in_turn(1)
     leading.forget()
     assert names(leading.snapshot_in_turn(1)) == ["before", "f0", "f1", "f2", "f3", "other"]

@@ -12,7 +12,7 @@ from batchq.api.transaction import Event, Transaction
 from batchq.store import keys
 from batchq.store.redis import EVENTS_KEPT, LOG_PIECES_KEPT, RedisStore
 
-#: Redis trims a stream by whole nodes of a hundred entries, so "about" is that much more.
+#: Redis trims a stream by whole nodes of a hundred entries, so "about" allows that many more.
 ABOUT = 100
 
 
@@ -25,7 +25,7 @@ def write_events(store: RedisStore, raw: redis.Redis) -> None:
 
 
 def write_single_bytes(store: RedisStore, raw: redis.Redis) -> None:
-    """As a pod does that flushes each byte; the server is filled by a shorter way."""
+    """Write as a pod does that flushes each byte; the server is filled by a shorter way."""
     key = keys.log("n1", "u1-1-0", 1)
     pipeline = raw.pipeline(transaction=False)
     for number in range(40_000):
@@ -71,7 +71,7 @@ def test_the_bounds_are_those_of_the_manual() -> None:
         pytest.param(keys.alive("<node>"), 86_400, id="beats and leases"),
     ],
 )
-def test_transient_keys_expire_by_themselves(key: str, seconds: int) -> None:
+def test_transient_keys_expire(key: str, seconds: int) -> None:
     row = keys.declared(key)
     assert row is not None
     assert row.ttl_s == seconds

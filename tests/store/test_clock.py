@@ -1,4 +1,4 @@
-"""The server's clock: whoever goes by it agrees with all others, whatever becomes of the server."""
+"""The server's clock: all its users agree on the time, whatever happens to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.server import Server
 
 
 class ASetClock(redis.Redis):
-    """A server that tells no more than the time, which is set by hand."""
+    """A server that tells only the time, which is set by hand."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""A server that will not do: one sentence that says why, nothing half-applied, no secret told."""
+"""An unusable server gets one sentence that says why, nothing is half-applied, no
+secret is shown.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def test_a_url_is_shown_without_its_password(url: str, seen: str) -> None:
 
 
 def refusal(url: str) -> str:
-    """What opening a store says."""
+    """Return the error of opening a store."""
     with pytest.raises(StoreUnavailable) as caught:
         open_store(url)
     assert "\n" not in caught.value.message
@@ -103,14 +105,14 @@ def test_a_server_that_does_not_run(tmp_path: Path) -> None:
     assert "is not running" in refusal("redis://127.0.0.1:1")
 
 
-def test_a_host_that_nobody_knows() -> None:
-    # What stands there may be a password, where the URL is mistyped.
+def test_an_unknown_host() -> None:
+    # A mistyped URL may have a password in the host's place.
     assert refusal("redis://:secret@no-such-host.invalid:6379") == (
         "the host in the server's URL is unknown"
     )
 
 
-def test_something_else_listens_there() -> None:
+def test_a_port_of_another_protocol() -> None:
     web = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -150,7 +152,7 @@ def test_a_replica() -> None:
 
 
 def everything() -> Transaction:
-    """A bit of everything that a transaction can hold."""
+    """Return a transaction with one of everything that it can hold."""
     return Transaction(
         subject="everything",
         writes=(put(queue("other")),),
@@ -167,7 +169,7 @@ def say(client: redis.Redis, command: str) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that a test may spoil."""
+    """A server that a test may damage."""
     with Server() as server:
         yield server
 
@@ -204,7 +206,7 @@ def test_a_server_that_stops_taking_writes_applies_nothing(
 def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
     store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
     raw.config_set("save", "1 1000000")
-    # The server cannot put its file where a folder is.
+    # The server cannot write its file where there is a folder.
     (own_server.folder / "dump.rdb" / "full").mkdir(parents=True)
     raw.bgsave()
     pause = threading.Event()
@@ -226,13 +228,13 @@ def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
         ({}, "has version 0; expected 6.2"),
     ],
 )
-def test_a_server_that_says_it_will_not_do(info: dict[str, object], told: str) -> None:
+def test_an_unusable_server_is_refused(info: dict[str, object], told: str) -> None:
     with pytest.raises(StoreUnavailable, match=told):
         check_info(info, "redis://host")
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.2.4", "10.0.0"])
-def test_a_server_that_will_do(version: str) -> None:
+def test_a_usable_server_is_accepted(version: str) -> None:
     check_info({"redis_version": version, "role": "master"}, "redis://host")
 
 

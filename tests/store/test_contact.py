@@ -1,4 +1,4 @@
-"""What a reader knows of its server: since when it is in touch, and what the last restart lost."""
+"""A reader's knowledge of its server: how long it has been in contact, and what a restart lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def standing(store: RedisStore) -> ContactStanding:
     return store.snapshot().standing
 
 
-def test_contact_counts_from_its_first_word() -> None:
+def test_contact_counts_from_the_first_answer() -> None:
     hands = Hands()
     contact = Contact(hands.now_ms)
     contact.made()
@@ -67,7 +67,7 @@ def test_a_call_that_failed_is_a_break_however_short() -> None:
     assert contact.since == 1_001
 
 
-def test_contact_counts_anew_when_the_servers_clock_was_set_back() -> None:
+def test_contact_starts_again_when_the_servers_clock_was_set_back() -> None:
     hands = Hands()
     contact = Contact(hands.now_ms)
     hands.at = 3_600_000
@@ -122,7 +122,7 @@ def test_a_restart_is_a_break_and_a_new_generation() -> None:
         store.close()
 
 
-def test_a_restart_that_lost_the_last_writes_is_known_to_who_had_read_them() -> None:
+def test_a_reader_of_the_last_writes_recognises_a_restart_that_lost_them() -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         reader, fresh = RedisStore(server.url), RedisStore(server.url)
         reader.lead("one", 30_000)
@@ -134,7 +134,7 @@ def test_a_restart_that_lost_the_last_writes_is_known_to_who_had_read_them() -> 
         server.restore(older)
         server.start()
         reader.lead("one", 30_000)
-        # As many writes as were lost, but others.
+        # As many other writes as were lost.
         fresh.commit([writing(put(queue("c")))], request_id="c")
         assert standing(reader).forgot
         assert not standing(fresh).forgot

@@ -1,4 +1,4 @@
-"""Every key in use is declared, with its type and how long it lives."""
+"""Every key in use is declared, with its type and its lifetime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contract.made import charge, gone, group, node, pod, put, queue
 
 
 def use_everything(store: RedisStore) -> None:
-    """Leave something in every key there is."""
+    """Write something under every key."""
     everything = Transaction(
         subject="everything",
         writes=(
@@ -62,7 +62,7 @@ def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis)
     assert sorted(used) == sorted(key.name for key in keys.TABLE)
 
 
-def test_a_deleted_world_leaves_only_what_is_bounded(
+def test_deleting_all_objects_leaves_only_bounded_keys(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     use_everything(redis_store)
@@ -87,7 +87,7 @@ def test_a_deleted_world_leaves_only_what_is_bounded(
         "{bq}:revision",
         "{bq}:server",
     ]
-    # When there last was a change of limits is remembered: what was decided before may come yet.
+    # The last change of limits is kept: an earlier decision may still be committed.
     assert raw.hkeys("{bq}:limits") == [b"last change"]
 
 

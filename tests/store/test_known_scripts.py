@@ -1,5 +1,5 @@
-"""Scripts are loaded by schedulers and called by all others; no call of one takes long, whatever it
-is given by someone who means harm.
+"""Schedulers load the scripts and all other roles call them; no call takes long, not even one with
+hostile arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend
 from tests.harness.guarded import ADMIN, GuardedServer, password_of
 
-#: A loop without end takes all of it; a call of ordinary size some milliseconds.
+#: An endless loop takes all of it; a call of ordinary size some milliseconds.
 WITHIN_S = 10.0
 EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
 
@@ -44,7 +44,7 @@ def _empty(guarded: GuardedServer) -> None:
 
 @pytest.fixture
 def open_as(guarded: GuardedServer) -> Iterator[Callable[[str], RedisStore]]:
-    """Opens stores as users."""
+    """Open stores as users."""
     stores: list[RedisStore] = []
 
     def opened(user: str) -> RedisStore:
@@ -58,7 +58,7 @@ def open_as(guarded: GuardedServer) -> Iterator[Callable[[str], RedisStore]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a scheduler to load scripts does so for a moment."""
+    """Wait only a moment for a scheduler to load scripts."""
     monkeypatch.setattr(link, "LONGEST_ASK_S", 0.2)
 
 
@@ -75,7 +75,7 @@ def refusal_of(store: RedisStore) -> StoreUnavailable:
 # --- who loads them ---------------------------------------------------------------------------
 
 
-def test_a_scheduler_loads_every_script_when_it_meets_one_that_is_not_known(
+def test_a_scheduler_loads_every_script_when_one_is_missing(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     assert open_as("scheduler").lead("me", 1_000) is not None
@@ -105,7 +105,7 @@ def test_a_user_who_may_load_no_scripts_waits_until_a_scheduler_has_loaded_them(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_without_a_scheduler_it_is_said_that_none_runs(
+def test_the_error_without_a_scheduler_says_that_none_is_running(
     open_as: Callable[[str], RedisStore],
 ) -> None:
     error = refusal_of(open_as("submitter"))
@@ -116,7 +116,7 @@ def test_without_a_scheduler_it_is_said_that_none_runs(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_beside_schedulers_of_another_version_it_is_said_what_to_upgrade_first(
+def test_the_error_beside_schedulers_of_another_version_names_the_upgrade(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     attend(open_as("scheduler"), "other", version="0.0.9", mirrored=None)
@@ -130,7 +130,7 @@ def test_beside_schedulers_of_another_version_it_is_said_what_to_upgrade_first(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_beside_a_scheduler_that_may_load_none_its_user_is_to_be_renewed(
+def test_the_error_beside_a_scheduler_that_may_not_load_names_its_user(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     attend(open_as("scheduler"), "other", version=__version__, mirrored=None)
@@ -187,7 +187,7 @@ def test_a_claim_without_its_lease_is_never_left(
         assert admin.xlen(keys.BELL) == 1
 
 
-def test_leases_are_renewed_though_no_scheduler_has_loaded_anything(
+def test_leases_are_renewed_without_loaded_scripts(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     worker = open_as("worker-n1")
@@ -204,7 +204,7 @@ def test_leases_are_renewed_though_no_scheduler_has_loaded_anything(
 
 
 class Caller:
-    """A submitter who calls scripts with whatever it likes."""
+    """A submitter that calls scripts with arbitrary arguments."""
 
     def __init__(self, guarded: GuardedServer) -> None:
         self._client = redis.Redis(
@@ -216,7 +216,7 @@ class Caller:
         )
 
     def call(self, script: scripts.Script, names: list[str], *arguments: str | int | bytes) -> str:
-        """What the server answers, an error too; it must do so in time."""
+        """Return the server's answer or error; it must come in time."""
         try:
             return repr(self._client.evalsha(script.sha, len(names), *names, *arguments))
         except redis.exceptions.ResponseError as error:
@@ -247,9 +247,7 @@ def caller(guarded: GuardedServer, open_as: Callable[[str], RedisStore]) -> Iter
 @pytest.mark.parametrize(
     "counts", [[0, 0, 0, 0, -5], [0, -1, 0, 0, -2], [0.5, 0, 0, 0, 0], [1e300, 0, 0, 0, 0], ["a"]]
 )
-def test_counts_that_are_none_do_not_keep_the_server_busy(
-    caller: Caller, counts: list[object]
-) -> None:
+def test_malformed_counts_do_not_keep_the_server_busy(caller: Caller, counts: list[object]) -> None:
     assert "cut off" in caller.commit([*counts, "x", "x", "x", "x", "x"])
 
 
@@ -272,7 +270,7 @@ def test_more_values_than_one_call_may_carry_are_refused(caller: Caller) -> None
     assert "TOOLARGE" in caller.commit([0, 0, 0, 0, 0], values=300_000)
 
 
-def test_a_charge_of_scopes_without_number_is_refused(caller: Caller) -> None:
+def test_a_charge_of_very_many_scopes_is_refused(caller: Caller) -> None:
     many = [f"s{number}" for number in range(20_000)]
     record = json.dumps([many, [[name, "1"] for name in many]])
     assert "the ledger" in caller.commit([0, 1, 0, 0, 0, "holder", record, ""])
@@ -286,7 +284,7 @@ def test_many_charges_of_many_parts_are_refused(caller: Caller) -> None:
     assert "TOOLARGE" in caller.commit([0, 5_000, 0, 0, 0, *charges])
 
 
-def test_a_fence_of_digits_without_end_is_compared_at_once(caller: Caller) -> None:
+def test_a_very_long_fence_is_compared_at_once(caller: Caller) -> None:
     digits = "1" * 20_000
     caller.set("{bq}:PodGroup:head", "default/a", f"1|Pending|{digits}  x||")
     words = [1, "PodGroup", "default/a", "", "", "Pending", "u 1", "", "yes"]
@@ -294,7 +292,7 @@ def test_a_fence_of_digits_without_end_is_compared_at_once(caller: Caller) -> No
 
 
 @pytest.mark.parametrize("script", [scripts.FOLDED, scripts.SETTLED], ids=lambda one: one.name)
-def test_a_count_of_facts_that_are_not_there_does_not_keep_the_server_busy(
+def test_a_count_of_missing_reports_does_not_keep_the_server_busy(
     caller: Caller, script: scripts.Script
 ) -> None:
     caller.commit([0, 0, 0, 0, 0])
@@ -304,7 +302,7 @@ def test_a_count_of_facts_that_are_not_there_does_not_keep_the_server_busy(
     caller.call(script, ["{bq}:request:x", "{bq}:PodGroup", "{bq}:Pod"], 1, 1, "x", 10**15)
 
 
-def test_output_of_which_little_is_kept_is_removed_a_part_at_a_time(
+def test_old_output_is_removed_a_part_at_a_time(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     open_as("scheduler").link.keep_scripts()

@@ -13,14 +13,14 @@ from tests.harness.server import Server
 
 
 def until_past(store: RedisStore, instant_ms: int) -> None:
-    """Returns once the server's clock has passed the instant."""
+    """Wait until the server's clock has passed the instant."""
     pause = threading.Event()
     while store.now_ms() <= instant_ms:
         pause.wait(0.002)
 
 
 def counted_epoch(store: RedisStore, identity: str, lease_ms: int = 30_000) -> int | None:
-    """The epoch of who asks to lead, as people count it."""
+    """Return the epoch of a process that asks to lead, as people count it."""
     epoch = store.lead(identity, lease_ms)
     return None if epoch is None else count_of(epoch)
 
@@ -53,14 +53,14 @@ def test_another_leads_once_the_lease_has_ended(open_redis: Callable[[], RedisSt
     assert first.lead("one", 30_000) is None
 
 
-def test_a_late_leader_goes_on_in_its_epoch_if_nobody_led_meanwhile(
+def test_a_late_leader_keeps_its_epoch_if_no_other_led_meanwhile(
     redis_store: RedisStore,
 ) -> None:
     assert counted_epoch(redis_store, "one", lease_ms=0) == 1
     assert counted_epoch(redis_store, "one") == 1
 
 
-def test_a_resigning_leader_makes_room_at_once(redis_store: RedisStore) -> None:
+def test_another_leads_at_once_after_a_resignation(redis_store: RedisStore) -> None:
     redis_store.lead("one", 30_000)
     redis_store.resign("two")
     assert redis_store.lead("two", 30_000) is None
@@ -77,7 +77,7 @@ def test_the_leaders_lease_ends_by_the_servers_clock(redis_store: RedisStore) ->
     assert before + 5_000 <= leader.expires_at <= redis_store.now_ms() + 5_000
 
 
-def test_a_server_that_was_restored_from_an_older_file_hands_no_epoch_out_again() -> None:
+def test_a_server_restored_from_an_older_file_repeats_no_epoch() -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         store = RedisStore(server.url)
         before = store.lead("one", 0)
@@ -95,7 +95,7 @@ def test_a_server_that_was_restored_from_an_older_file_hands_no_epoch_out_again(
         store.close()
 
 
-def test_an_epoch_from_before_a_restart_is_refused_even_while_nobody_has_led_since() -> None:
+def test_an_epoch_from_before_a_restart_is_refused_even_without_a_new_leader() -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         store = RedisStore(server.url)
         epoch = store.lead("one", 30_000)
@@ -104,7 +104,7 @@ def test_an_epoch_from_before_a_restart_is_refused_even_while_nobody_has_led_sin
         server.start()
         late = store.commit([a_write("b")], request_id="2", epoch=epoch)
         assert [refusal.answer.word for refusal in late.refused] == [Word.EPOCH]
-        # What carries no epoch compares what it changes, as ever.
+        # A transaction without an epoch is only compared with what it changes.
         assert store.commit([a_write("c")], request_id="3").applied
         again = store.lead("one", 30_000)
         assert store.commit([a_write("d")], request_id="4", epoch=again).applied
@@ -113,7 +113,7 @@ def test_an_epoch_from_before_a_restart_is_refused_even_while_nobody_has_led_sin
         store.close()
 
 
-def test_after_a_restart_whoever_asks_first_leads() -> None:
+def test_after_a_restart_the_first_to_ask_leads() -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         store = RedisStore(server.url)
         store.lead("one", 30_000)

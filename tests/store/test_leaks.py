@@ -1,4 +1,4 @@
-"""The judgement on leaks sees each kind of them."""
+"""The leak check finds each kind of leak."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_keys_of_a_deleted_object_are_a_leak(full: redis.Redis, key: str, field:
     assert orphans(full) == [f"{key}: {field}"]
 
 
-def test_keys_left_by_a_deleted_node_expire_by_themselves(full: redis.Redis) -> None:
+def test_keys_left_by_a_deleted_node_expire(full: redis.Redis) -> None:
     for key in (keys.alive("gone"), keys.inbox("gone")):
         full.hset(key, "beat", "1")
         full.expire(key, 60)

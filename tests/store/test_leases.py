@@ -1,4 +1,4 @@
-"""What work-horses and agents tell: renewals, beats, output."""
+"""What work-horses and agents write: renewals, heartbeats, output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.contract.made import gone, node, pod, put, writing
 
 
 def running(store: RedisStore, *, stop: str = "", attempt: int = 1) -> None:
-    """One running pod on n1, made anew."""
+    """Create one running pod on n1, or replace it."""
     made = pod(0, phase=PodPhase.RUNNING, attempt=attempt, stop=stop, node="n1")
     store.commit([writing(put(made))], request_id=f"running {stop} {attempt}")
 
 
-def test_a_renewed_lease_stands_in_the_snapshot(redis_store: RedisStore) -> None:
+def test_a_snapshot_shows_a_renewed_lease(redis_store: RedisStore) -> None:
     running(redis_store)
     before = redis_store.now_ms()
     assert redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000) == Renewal(word="ok")
@@ -30,7 +30,7 @@ def test_a_terminating_pod_is_told_why_and_keeps_its_lease(redis_store: RedisSto
     assert list(redis_store.snapshot().leases) == ["u1-1-0"]
 
 
-def test_a_superseded_attempt_is_told_so_and_its_lease_is_nobodys(
+def test_a_superseded_attempt_is_fenced_and_its_lease_is_ignored(
     redis_store: RedisStore,
 ) -> None:
     running(redis_store, attempt=2)
@@ -42,7 +42,7 @@ def test_a_superseded_attempt_is_told_so_and_its_lease_is_nobodys(
     assert redis_store.snapshot().leases == {}
 
 
-def test_a_pod_that_was_written_off_renews_nothing(redis_store: RedisStore) -> None:
+def test_a_lost_pod_cannot_renew_its_lease(redis_store: RedisStore) -> None:
     running(redis_store)
     redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     evicted = put(pod(0, phase=PodPhase.EVICTED, attempt=1, node="n1"), expect=1)
@@ -51,7 +51,7 @@ def test_a_pod_that_was_written_off_renews_nothing(redis_store: RedisStore) -> N
     assert redis_store.snapshot().leases == {}
 
 
-def test_the_lease_that_another_node_claims_for_a_pod_is_nobodys(redis_store: RedisStore) -> None:
+def test_the_lease_that_another_node_writes_for_a_pod_is_ignored(redis_store: RedisStore) -> None:
     running(redis_store)
     redis_store.renew("n2", "u1-1-0", 1, "u1 1 1", 30_000)
     redis_store.commit([writing(put(node("n2")))], request_id="n2")
@@ -74,7 +74,7 @@ def test_a_lease_goes_with_its_attempt_at_once_however_seldom_leases_are_read(
     store.close()
 
 
-def test_a_lease_that_is_ended_is_gone_and_what_has_one_is_listed(redis_store: RedisStore) -> None:
+def test_an_ended_lease_is_removed_and_leased_attempts_are_listed(redis_store: RedisStore) -> None:
     running(redis_store)
     redis_store.beat("n1")
     redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
@@ -98,7 +98,7 @@ def test_strange_fields_in_a_nodes_own_hash_do_no_harm(
     assert snapshot.nodes[0].status.heartbeat == 0
 
 
-def test_a_beat_stands_in_the_nodes_status(redis_store: RedisStore) -> None:
+def test_a_nodes_status_shows_its_heartbeat(redis_store: RedisStore) -> None:
     redis_store.commit([writing(put(node("n1")), put(node("n2")))], request_id="1")
     redis_store.beat("n1")
     beats = redis_store.beats()
@@ -108,9 +108,7 @@ def test_a_beat_stands_in_the_nodes_status(redis_store: RedisStore) -> None:
     assert abs(redis_store.now_ms() - beats["n1"]) < 10_000
 
 
-def test_a_beat_of_a_node_that_is_gone_goes_by_itself(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
+def test_the_heartbeat_of_a_deleted_node_expires(redis_store: RedisStore, raw: redis.Redis) -> None:
     redis_store.commit([writing(put(node("n1")))], request_id="1")
     redis_store.beat("n1")
     redis_store.commit([writing(gone(node("n1"), expect=1))], request_id="2")
@@ -157,7 +155,7 @@ def test_one_large_piece_of_output_is_cut(redis_store: RedisStore) -> None:
     assert LOG_BYTES_KEPT <= size <= LOG_BYTES_KEPT + 2 * 65_536
 
 
-def test_a_renewal_that_arrives_late_takes_back_no_later_one(redis_store: RedisStore) -> None:
+def test_a_late_renewal_does_not_shorten_a_lease(redis_store: RedisStore) -> None:
     running(redis_store)
     redis_store.commit([writing(put(node("n1")))], request_id="n1")
     redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)

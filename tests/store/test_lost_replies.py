@@ -1,4 +1,4 @@
-"""A reply is lost after the server has done what it was asked: it is done once, and said so."""
+"""A reply is lost after the server has executed the request: it is executed once, and reported."""
 
 from __future__ import annotations
 

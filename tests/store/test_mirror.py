@@ -82,7 +82,7 @@ def test_a_restarted_server_that_kept_its_file_has_everything() -> None:
         store.close()
 
 
-def test_the_comparison_finds_what_was_changed_behind_our_back(
+def test_the_comparison_finds_changes_made_past_batchq(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     make(redis_store, "a", "b", "c")
@@ -159,7 +159,7 @@ def test_waiting_for_a_change_ends_with_it_or_in_time(
         {"kind": b"\xff", "key": "a", "value": ""},
     ],
 )
-def test_a_change_that_nobody_of_ours_wrote_is_not_believed_and_holds_up_no_leader(
+def test_a_foreign_change_is_ignored_and_does_not_stop_the_leader(
     redis_store: RedisStore, raw: redis.Redis, far: str, entry: dict[str, str]
 ) -> None:
     make(redis_store, "a")
@@ -172,9 +172,7 @@ def test_a_change_that_nobody_of_ours_wrote_is_not_believed_and_holds_up_no_lead
     assert names(redis_store) == ["a", "b"]
 
 
-def test_a_change_that_was_taken_back_holds_up_no_commit(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
+def test_a_deleted_change_does_not_stop_commits(redis_store: RedisStore, raw: redis.Redis) -> None:
     make(redis_store, "a")
     raw.xadd("{bq}:changes", {"kind": "x"}, id="99999999-0")
     raw.xdel("{bq}:changes", "99999999-0")

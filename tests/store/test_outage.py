@@ -1,4 +1,4 @@
-"""Waiting for a store that is away, and saying so once."""
+"""Waiting for an unavailable store, and reporting it once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchq.store.rq_link import RqLink
 from tests.daemon.waiting import until
 
 
-def test_waits_double_up_to_a_bound_and_begin_anew_after_success() -> None:
+def test_waits_double_up_to_a_bound_and_start_again_after_success() -> None:
     backoff = Backoff(first_ms=100, longest_ms=1000, chance=random.Random(1))
     waits = [backoff.next_ms() for _ in range(8)]
     steps = [100, 200, 400, 800, 1000, 1000, 1000, 1000]
@@ -71,7 +71,7 @@ def test_patience_tells_each_outage_once_and_ends_with_its_time() -> None:
     assert soon <= 0.05
 
 
-def test_patience_does_not_wait_for_what_waiting_does_not_mend() -> None:
+def test_patience_does_not_wait_out_lasting_errors() -> None:
     told: list[str] = []
     refused = StoreUnavailable("the server does not permit this", lasts=True)
     assert Patience(told.append).next_wait_s(refused) is None

@@ -1,4 +1,4 @@
-"""Names of objects are read from their heads, and from the objects where heads do not help."""
+"""Names of objects are read from their heads, or from the objects where heads are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.server import Server
 
 @pytest.fixture
 def filled(redis_store: RedisStore) -> RedisStore:
-    """Three groups, of which the names and the uids sort otherwise, and a pod."""
+    """A store with three groups, whose names and uids sort differently, and a pod."""
     items = [
         *(group(name, uid=uid) for name, uid in (("c", "u1"), ("a", "u2"), ("b", "u3"))),
         group("far", uid="u0", namespace="y"),
@@ -55,7 +55,7 @@ def test_a_token_names_a_place_in_the_list(filled: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("heads", ["gone", "a string", "garbage"])
-def test_objects_whose_heads_are_none_are_listed(
+def test_objects_with_malformed_heads_are_listed(
     filled: RedisStore, raw: redis.Redis, heads: str
 ) -> None:
     raw.delete(keys.heads("PodGroup"))
@@ -67,7 +67,7 @@ def test_objects_whose_heads_are_none_are_listed(
     assert sorted(entries) == [(b"", b"x/a", b""), (b"", b"x/b", b""), (b"", b"x/c", b"")]
 
 
-def test_a_key_that_holds_no_objects_counts_none(filled: RedisStore, raw: redis.Redis) -> None:
+def test_a_key_of_another_type_counts_no_objects(filled: RedisStore, raw: redis.Redis) -> None:
     assert count_objects(filled.link, "PodGroup") == 4
     raw.set(keys.objects("PodGroup"), "x")
     assert count_objects(filled.link, "PodGroup") == 0
@@ -75,7 +75,7 @@ def test_a_key_that_holds_no_objects_counts_none(filled: RedisStore, raw: redis.
 
 @pytest.fixture
 def of_before(server: Server, raw: redis.Redis) -> Iterator[RedisStore]:
-    """The store of a user whose role has not got HLEN, as those of before."""
+    """The store of a user whose role lacks HLEN, as in older ACL files."""
     raw.acl_setuser(
         "before", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-hlen"]
     )

@@ -1,4 +1,4 @@
-"""Several processes write at once: what they admit together stays within the limits."""
+"""Concurrent writers: what several processes admit together stays within the limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contract.made import charge, charging, limiting, put, queue, writing
 
 
 def together(*workers: Callable[[], None]) -> None:
-    """Run them at the same time; a failure in one fails the test."""
+    """Run the workers at the same time; a failure in one fails the test."""
     failures: list[BaseException] = []
     barrier = threading.Barrier(len(workers))
 
@@ -19,7 +19,7 @@ def together(*workers: Callable[[], None]) -> None:
         barrier.wait(timeout=30)
         try:
             worker()
-        except BaseException as error:  # told to the test's own thread, whatever it is
+        except BaseException as error:  # passed on to the test's own thread, whatever it is
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]

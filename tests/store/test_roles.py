@@ -1,4 +1,4 @@
-"""What each role may not do: tried, on a real server, with the very permissions of the table."""
+"""What each role may not do, tried on a real server with the permissions of the table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WRITTEN: dict[str, Object] = {
 }
 REQUESTS = itertools.count()
 EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
-#: Who may write which keys. Whatever is not named here, each is refused.
+#: Which users may write which keys. All other combinations are refused.
 OF_N1 = {
     *("{bq}:inbox:n1", "{bq}:alive:n1", "{bq}:doorbell:n1", "{bq}:bell"),
     *("{bq}:log:n1:p-1", "{bq}:result:n1:p-1"),
@@ -87,7 +87,7 @@ MAY_WRITE = {
 
 
 def every_key() -> list[tuple[str, str]]:
-    """Names of keys, and their types."""
+    """Return the names of keys, and their types."""
     found = set()
     for key in keys.TABLE:
         for node in ("n1", "n2"):
@@ -107,7 +107,7 @@ def guarded() -> Iterator[GuardedServer]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _scripts(guarded: GuardedServer) -> None:
-    """As a scheduler loads them, that has been there before."""
+    """Load the scripts, as an earlier scheduler does."""
     store = RedisStore(guarded.url_of("scheduler"))
     assert store.link.keep_scripts()
     store.close()
@@ -130,7 +130,7 @@ def write(client: redis.Redis, name: str, type_: str) -> Any:
 
 
 def may(client: redis.Redis, *words: str) -> bool:
-    """Whether the server lets a user do so, whatever comes of it."""
+    """Whether the server permits the command to a user, whatever its result."""
     try:
         client.execute_command(*words)
     except redis.exceptions.NoPermissionError:
@@ -140,7 +140,7 @@ def may(client: redis.Redis, *words: str) -> bool:
     return True
 
 
-def test_every_key_of_the_table_is_somebodys_to_write() -> None:
+def test_some_role_may_write_every_key_of_the_table() -> None:
     assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"]
 
 
@@ -161,7 +161,7 @@ def test_only_permitted_roles_may_write_each_key(
 
 @pytest.mark.parametrize(("name", "type_"), KEYS)
 @pytest.mark.parametrize("user", USERS)
-def test_a_script_may_write_no_more_than_who_calls_it(
+def test_a_script_may_write_no_more_than_its_caller(
     guarded: GuardedServer, user: str, name: str, type_: str
 ) -> None:
     call = {"hash": "'HSET', {}, 'f', 'v'", "stream": "'XADD', {}, '*', 'f', 'v'"}
@@ -226,7 +226,7 @@ def test_only_a_scheduler_may_run_scripts_of_its_own(
 
 
 @pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "scheduler"])
-def test_only_an_operator_may_read_settings_among_which_are_passwords(
+def test_only_an_operator_may_read_settings_which_include_passwords(
     guarded: GuardedServer, user: str
 ) -> None:
     with guarded.as_user(user) as client, guarded.as_user("operator") as operator:
@@ -247,12 +247,14 @@ def test_only_its_worker_and_schedulers_touch_what_rq_keeps_for_a_node(
 ) -> None:
     with guarded.as_user(user) as client:
         assert not may(client, *words.format("{bq}-rq:n1:", "{bq}-rq:n1:").split())
-        # What other programs have there with RQ is none of batchq's.
+        # RQ's keys of other programs are not batchq's.
         assert not may(client, *words.format("rq:", "rq:").split())
 
 
 @pytest.mark.parametrize("node", ["n11", "n1.example", "n", "*", "?1"])
-def test_a_node_whose_name_begins_alike_is_another(guarded: GuardedServer, node: str) -> None:
+def test_a_node_name_with_the_same_beginning_is_another_node(
+    guarded: GuardedServer, node: str
+) -> None:
     with guarded.as_user("worker-n1") as client:
         for name in (keys.inbox(node), keys.alive(node), keys.result(node, "p", 1)):
             assert not may(client, "HSET", name, "f", "v")
@@ -343,7 +345,7 @@ def test_a_submitter_is_held_to_limits_that_it_may_not_write(guarded: GuardedSer
 
 
 @pytest.mark.parametrize("user", ["submitter", "controller", "operator", "scheduler"])
-def test_when_limits_last_changed_is_compared_for_whoever_may_only_read_it(
+def test_users_who_may_only_read_limits_are_held_to_their_last_change(
     guarded: GuardedServer, user: str
 ) -> None:
     limits = (Limit(scope="namespace:x", amounts={"cpu": 1}),)
@@ -363,7 +365,7 @@ def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_everybody_may_read_everything_of_batchqs(guarded: GuardedServer, user: str) -> None:
+def test_all_users_may_read_all_keys_of_batchq(guarded: GuardedServer, user: str) -> None:
     with guarded.as_user(user) as client:
         for name, type_ in KEYS:
             word = {"hash": "HGETALL", "stream": "XREVRANGE", "string": "GET"}[type_]
@@ -374,7 +376,7 @@ def test_every_role_is_tried() -> None:
     assert {role for role, _ in USERS.values()} == {role.name for role in ROLES}
 
 
-# --- What is left to whoever means harm: shown, so that nobody is told otherwise -----------------
+# --- What a hostile user can still do: tested, so that the documentation stays true ---------------
 
 
 def test_a_submitter_can_write_the_ledger_itself(guarded: GuardedServer) -> None:
@@ -386,9 +388,7 @@ def test_a_submitter_can_write_the_ledger_itself(guarded: GuardedServer) -> None
 
 
 @pytest.mark.parametrize("far", ["99999999-0", f"{2**64 - 1}-{2**64 - 1}"])
-def test_a_change_from_the_far_future_brings_no_commit_to_a_stand(
-    guarded: GuardedServer, far: str
-) -> None:
+def test_a_change_from_the_far_future_stops_no_commit(guarded: GuardedServer, far: str) -> None:
     with guarded.as_user("submitter") as client:
         client.xadd(keys.CHANGES, {"kind": "x"}, id=far)
     commit(guarded, "scheduler", writes=(a_write("Queue"),))
@@ -398,7 +398,7 @@ def test_a_change_from_the_far_future_brings_no_commit_to_a_stand(
     reader.close()
 
 
-def test_a_worker_can_spoil_the_bell_and_what_others_say_is_found_without_it(
+def test_a_worker_can_damage_the_channel_and_reports_are_found_without_it(
     guarded: GuardedServer,
 ) -> None:
     with guarded.as_user("worker-n1") as client:

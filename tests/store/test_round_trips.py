@@ -1,6 +1,6 @@
-"""What a session writes, hands over and hears costs a few round trips, however much it is.
+"""A session's writes, deliveries and reads take a few round trips, however many there are.
 
-Counted are the times that a connection sends: whoever has sent waits for the answers.
+The tests count how often a connection sends: each sender waits for its answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def relay(redis_store: RedisStore) -> Iterator[Relay]:
 
 
 def binding(number: int) -> Transaction:
-    """A group that is admitted, and its pod, which is made and bound."""
+    """Return a group's admission, with the creation and bind of its pod."""
     uid = f"u{number}"
     node = f"n{number % NODES}"
     bound = pod(0, group_uid=uid, phase=PodPhase.PENDING, attempt=1, node=node)
@@ -64,19 +64,19 @@ def warm(redis_store: RedisStore, relay: Relay) -> RedisStore:
 
 
 @pytest.mark.parametrize("groups", [10, 100, 1_000, 5_000])
-def test_a_session_that_binds_any_number_of_groups_takes_as_few(
+def test_a_session_that_binds_any_number_of_groups_takes_few_round_trips(
     warm: RedisStore, relay: Relay, trips: Trips, groups: int
 ) -> None:
     decided = [binding(number) for number in range(groups)]
     assert trips.of(lambda: warm.commit(decided, request_id="1")) == 1
     assert trips.of(relay.deliver) == (2 if groups <= DELIVERIES_AT_ONCE else 3)
     assert warm.outbox() == ()
-    # The changes are pulled in one; in another, now and then, nodes are heard.
+    # Changes are read in one round trip; heartbeats, now and then, in another.
     assert trips.of(warm.snapshot) <= 2
     assert len(warm.snapshot().groups) == groups + 1
 
 
-def test_pods_a_session_has_just_bound_are_handed_over_in_one_round_trip(
+def test_pods_that_a_session_has_bound_are_delivered_in_one_round_trip(
     warm: RedisStore, relay: Relay, trips: Trips
 ) -> None:
     commit = warm.commit([binding(1), binding(2)], request_id="1")
@@ -86,7 +86,7 @@ def test_pods_a_session_has_just_bound_are_handed_over_in_one_round_trip(
 
 
 @pytest.mark.parametrize("number", [1, DELIVERIES_AT_ONCE + 1])
-def test_deliveries_that_cannot_be_handed_over_stay_in_the_outbox(
+def test_failed_deliveries_stay_in_the_outbox(
     warm: RedisStore, relay: Relay, raw: redis.Redis, number: int
 ) -> None:
     commit = warm.commit([binding(one) for one in range(number)], request_id="1")
@@ -102,7 +102,7 @@ def test_deliveries_that_cannot_be_handed_over_stay_in_the_outbox(
 
 
 @pytest.mark.parametrize(("pods", "most"), [(1, 5), (10, 5), (1_000, 6), (5_000, 6)])
-def test_facts_on_any_number_of_pods_are_folded_in_a_few_round_trips(
+def test_reports_on_any_number_of_pods_are_applied_in_a_few_round_trips(
     warm: RedisStore, raw: redis.Redis, trips: Trips, pods: int, most: int
 ) -> None:
     bound = [
@@ -117,8 +117,8 @@ def test_facts_on_any_number_of_pods_are_folded_in_a_few_round_trips(
         lambda uid: Ended(pod=uid, attempt=1, author="horse", outcome=PodOutcome(exit_code=0)),
     ):
         post_all(raw, bound, fact)
-        # The bell, the inboxes with the pods of few facts, those of many, and the commit, which
-        # takes out what is done with; and the clock and the sweep, when they are due.
+        # The channel, the queues with the pods of few reports, the pods of many, and the commit,
+        # which removes applied reports; and the clock and the sweep, when they are due.
         assert trips.of(lambda: desk.turn(None)) <= most
     ended = warm.get_many("Pod", [one.metadata.uid for one in bound])
     assert {one.status.phase for one in ended.values() if isinstance(one, Pod)} == {
@@ -130,7 +130,7 @@ def test_facts_on_any_number_of_pods_are_folded_in_a_few_round_trips(
 def post_all(
     raw: redis.Redis, pods: Sequence[Pod], fact_about: Callable[[str], StartClaim | Ended]
 ) -> None:
-    """Leave a fact about each, as their nodes would, by a shorter way."""
+    """Post a report about each, as their nodes would, by a shorter way."""
     pipeline = raw.pipeline(transaction=False)
     for one in pods:
         fact = fact_about(one.metadata.uid)
@@ -141,16 +141,14 @@ def post_all(
 
 
 @pytest.mark.parametrize("nodes", [10, 1_000])
-def test_the_inboxes_of_any_number_of_nodes_are_looked_through_in_one(
+def test_the_report_queues_of_any_number_of_nodes_are_read_in_one_round_trip(
     warm: RedisStore, trips: Trips, nodes: int
 ) -> None:
     names = [f"n{number}" for number in range(nodes)]
     assert trips.of(lambda: warm.inboxes.look(names)) == 1
 
 
-def test_a_server_that_does_not_know_the_script_is_told_it_once(
-    warm: RedisStore, raw: redis.Redis, trips: Trips
-) -> None:
+def test_a_missing_script_is_loaded_once(warm: RedisStore, raw: redis.Redis, trips: Trips) -> None:
     raw.script_flush()
     decided = [binding(number) for number in range(2_000)]
     assert trips.of(lambda: warm.commit(decided, request_id="1")) == 3
@@ -175,7 +173,7 @@ def test_a_commit_that_fails_halfway_applies_its_rest_only_when_asked_again(
     warm: RedisStore, raw: redis.Redis
 ) -> None:
     decided = [asked(f"q{number:04}") for number in range(4 * commits.TRANSACTIONS_A_CALL)]
-    # The second call's answer cannot be kept: a key of another type stands in its place.
+    # The second call's answer cannot be kept: a key of another type is in its place.
     raw.lpush(keys.request("1.1"), "spoiled")
     with pytest.raises(StoreUnavailable):
         warm.commit(decided, request_id="1")
@@ -186,7 +184,7 @@ def test_a_commit_that_fails_halfway_applies_its_rest_only_when_asked_again(
     assert len(warm.list("Queue")) == 4 * commits.TRANSACTIONS_A_CALL
 
 
-def test_a_spoiled_charge_refuses_the_transaction_about_it_and_no_other(
+def test_a_malformed_charge_refuses_only_the_transaction_that_changes_it(
     warm: RedisStore, raw: redis.Redis
 ) -> None:
     before = warm.snapshot().revision

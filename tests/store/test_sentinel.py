@@ -1,4 +1,4 @@
-"""A URL of sentinels leads to the primary, whichever server that is, and says what is wrong."""
+"""A URL of sentinels leads to the primary, whichever server that is, and errors name the cause."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_no_password_is_shown(url: str, seen: str) -> None:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Watched]:
-    """A primary with its replica and sentinels, all with passwords; nothing dies here."""
+    """A primary with its replica and sentinels, all with passwords; no test kills them."""
     with Watched(password="pw-server", sentinel_password="pw-sentinel") as made:
         yield made
 
 
 def refusal(url: str) -> tuple[str, str]:
-    """What opening a store says, and what it advises."""
+    """Return the message and the hint of opening a store."""
     with pytest.raises(StoreUnavailable) as caught:
         open_store(url)
     assert "\n" not in caught.value.message
@@ -152,7 +152,7 @@ def test_the_primary_is_found_though_the_first_sentinel_is_not_there(watched: Wa
 
 @pytest.fixture
 def dying() -> Iterator[Watched]:
-    """A primary that may be killed."""
+    """A primary that tests may kill."""
     with Watched() as made:
         yield made
 
@@ -165,7 +165,7 @@ def store(dying: Watched) -> Iterator[RedisStore]:
 
 
 def insist(store: RedisStore, name: str) -> None:
-    """Write a queue, asking again with the same request until the server has answered."""
+    """Write a queue, repeating the request until the server has answered."""
 
     def is_written() -> bool:
         try:
@@ -227,7 +227,7 @@ def other_than(watched: Watched, port: int) -> int:
     return next(one for one in watched.servers if one != port)
 
 
-def test_a_former_primary_that_wakes_up_is_given_nothing_more(
+def test_a_former_primary_that_wakes_up_gets_no_more_writes(
     dying: Watched, store: RedisStore
 ) -> None:
     insist(store, "early")
@@ -245,10 +245,10 @@ def test_a_former_primary_that_wakes_up_is_given_nothing_more(
     assert not holds(dying, before, "late")
 
 
-def test_a_primary_that_becomes_a_replica_in_the_middle_is_an_outage_and_no_end(
+def test_a_primary_that_becomes_a_replica_causes_a_bounded_outage(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody asks the sentinels until the server itself refuses.
+    # The sentinels are not asked until the server itself refuses.
     monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 600.0)
     store = open_store(watched.url)
     insist(store, "early")
@@ -263,11 +263,11 @@ def test_a_primary_that_becomes_a_replica_in_the_middle_is_an_outage_and_no_end(
     store.close()
 
 
-def test_while_no_primary_is_chosen_it_is_said_which_is_down(
+def test_the_error_without_a_primary_names_the_one_that_is_down(
     dying: Watched, store: RedisStore
 ) -> None:
     dead = dying.primary()
-    # Nobody is left to be chosen.
+    # No server is left to be chosen.
     dying.kill(other_than(dying, dead))
     dying.kill(dead)
 

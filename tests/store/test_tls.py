@@ -1,4 +1,4 @@
-"""`rediss://` to a server behind TLS, and what is said where it is not agreed on."""
+"""`rediss://` to a server behind TLS, and the errors when the handshake fails."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.harness.tls import AUTHORITY, CERTIFICATES, tls_in_front_of
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing gets better by waiting here."""
+    """Do not wait between tries: waiting does not help here."""
     monkeypatch.setattr("batchq.store.link.FIRST_DELAY_S", 0)
 
 
 def refusal(url: str) -> tuple[str, str]:
-    """What opening a store says after the server's address, and its hint."""
+    """Return what opening a store says after the server's address, and its hint."""
     with pytest.raises(StoreUnavailable) as caught:
         open_store(url)
     return caught.value.message.partition("/0 ")[2], caught.value.hint
@@ -44,7 +44,7 @@ def test_a_client_shows_its_certificate_where_one_is_asked_for(server: Server) -
         said, hint = refusal(f"rediss://localhost:{port}/0?ssl_ca_certs={AUTHORITY}")
     assert said in (
         "asks for a TLS certificate of the client, or refuses it",
-        # Where the connection is ended before the reason can be read.
+        # The connection may end before the reason can be read.
         "ends the connection during the TLS handshake",
     )
     assert "ssl_certfile" in hint
@@ -93,12 +93,12 @@ def test_a_certificate_error_is_one_clear_sentence(
     assert "_ssl.c" not in told + hint
 
 
-def test_a_certificate_is_not_looked_at_where_the_url_says_so(server: Server) -> None:
+def test_a_url_can_turn_the_certificate_check_off(server: Server) -> None:
     with tls_in_front_of(Path(server.socket), certificate="expired") as port:
         open_store(f"rediss://localhost:{port}/0?ssl_cert_reqs=none").close()
 
 
-def test_a_server_with_tls_that_is_spoken_to_without_is_told_how(server: Server) -> None:
+def test_the_error_without_tls_to_a_tls_server_names_the_remedy(server: Server) -> None:
     with tls_in_front_of(Path(server.socket)) as port:
         told, hint = refusal(f"redis://localhost:{port}/0")
     assert told.startswith("cannot be reached: ")
@@ -106,7 +106,7 @@ def test_a_server_with_tls_that_is_spoken_to_without_is_told_how(server: Server)
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
-def test_a_file_that_is_not_there_is_told_by_its_option(option: str) -> None:
+def test_a_missing_file_is_named_by_its_option(option: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         open_store(f"rediss://localhost:1/0?{option}=/nowhere/hunter2")
     assert caught.value.message == (
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_there_is_told_by_its_option(option: str) -> None:
         ("[SSL: NO_PROTOCOLS_AVAILABLE] no protocols available", "fails the TLS handshake"),
     ],
 )
-def test_the_words_of_openssl_are_put_into_ours(text: str, said: str) -> None:
+def test_errors_of_openssl_are_translated(text: str, said: str) -> None:
     told = trouble(text)
     assert told is not None
     assert told[0] == said

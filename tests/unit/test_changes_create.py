@@ -275,7 +275,8 @@ def test_pods_are_not_made_by_hand(world: World) -> None:
     with pytest.raises(Rejected) as caught:
         world.asked("Pod", "g-w-0", {"podGroup": "g", "task": "w"})
     assert caught.value.message == (
-        "Pod default/g-w-0: pods are made by batchq from the tasks of a PodGroup, and go with it"
+        "Pod default/g-w-0: batchq makes pods from the tasks of a PodGroup, and deletes them with"
+        " it"
     )
 
 

@@ -165,7 +165,7 @@ def test_scheduled_with_gates_create_and_update_are_refused(
 ) -> None:
     bad = pod("data", **status)
     said = (
-        "Pod default/g-w-0: spec.schedulingGates: a pod that has a node, or is past Pending,"
+        "Pod default/g-w-0: spec.schedulingGates: a pod with a node, or in a phase after Pending,"
         " cannot have scheduling gates"
     )
     for change in (

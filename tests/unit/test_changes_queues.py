@@ -158,7 +158,7 @@ def test_sixteen_queues_stand_below_each_other_and_no_more(store: MemoryStore) -
     error = refusal(store, queue("q17", "q16"))
     assert isinstance(error, Rejected)
     assert error.message == (
-        "Queue q17: spec.parent: expected at most 16 queues one below the other, found more: q1 >"
+        "Queue q17: spec.parent: expected at most 16 levels of queues, found more: q1 >"
         " q2 > q3 > q4 > q5 > q6 > q7 > q8 > q9 > q10 > q11 > q12 > q13 > q14 > q15 > q16 > q17"
     )
     # What stands below goes along.
@@ -397,9 +397,9 @@ def test_putting_a_queue_below_one_with_groups_gives_a_warning(store: MemoryStor
     assert [one.warnings for one in planned.applied] == [
         (
             (
-                "Queue p now stands above a, and still has 2 unfinished pod groups: only queues"
-                " with none below them hold groups, so what waits there stays Misconfigured; cancel"
-                " it and submit it to a queue below"
+                "Queue p is now the parent of a, and still has 2 unfinished pod groups: only queues"
+                " without children hold groups, so waiting groups stay Misconfigured; cancel"
+                " them and submit them to a child"
             ),
         ),
         (),

@@ -157,7 +157,7 @@ def test_a_finished_group_is_what_it_was(store: MemoryStore) -> None:
     with pytest.raises(Conflict) as caught:
         apply(store, manifest("PodGroup", "a", work(suspend=True)))
     assert caught.value.message == (
-        "PodGroup default/a is Cancelled, so spec.suspend cannot change any more"
+        "PodGroup default/a is Cancelled, so spec.suspend can no longer change"
     )
 
 

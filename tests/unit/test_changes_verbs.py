@@ -214,7 +214,7 @@ def test_an_unfinished_group_is_to_be_cancelled_first(store: MemoryStore) -> Non
 
 
 def test_the_default_queue_stays(store: MemoryStore) -> None:
-    with pytest.raises(Rejected, match="Queue default is always there"):
+    with pytest.raises(Rejected, match="Queue default always exists"):
         changes.delete(store, "Queue", "default", now_ms=NOW)
 
 
@@ -267,7 +267,7 @@ def test_without_its_quota_a_namespace_has_no_limit(store: MemoryStore) -> None:
 
 def test_pods_are_not_deleted_by_hand(store: MemoryStore) -> None:
     put_pod(store, PodPhase.RUNNING)
-    with pytest.raises(Rejected, match="pods are made by batchq"):
+    with pytest.raises(Rejected, match="batchq makes pods"):
         changes.delete(store, "Pod", "uid-of-a-1-0", now_ms=NOW)
 
 

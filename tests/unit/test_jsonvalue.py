@@ -48,7 +48,7 @@ def test_a_json_value_stays_what_it_is(value: Any, written: str | None) -> None:
         ({1, 2}, "", "a builtins.set"),
         ([b"x"], "[0]", "a builtins.bytes"),
         ({"when": datetime.date(2026, 1, 1)}, ".when", "a datetime.date"),
-        ({"a": {1: 2}}, ".a", "a key that is no text (1)"),
+        ({"a": {1: 2}}, ".a", "a key that is not text (1)"),
         ("\ud800", "", "text that is not Unicode"),
         ({"\ud800": 1}, "", "text that is not Unicode"),
         (10**300, "", "a number of more than 300 digits"),

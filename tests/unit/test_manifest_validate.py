@@ -319,8 +319,7 @@ def test_the_root_queue_has_no_parent() -> None:
     data = {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": "root"}}
     check(decode({**data, "spec": {"capability": {"cpu": 4}, "deserved": {"cpu": 4}}}))
     assert problem(decode({**data, "spec": {"parent": "org"}})) == (
-        "Queue root: spec.parent: the root queue stands above all others and has no parent; leave"
-        " it out"
+        "Queue root: spec.parent: the root queue has no parent; leave it out"
     )
 
 

@@ -188,8 +188,8 @@ def test_more_guaranteed_than_there_is_is_told_once_with_the_largest(store: Memo
         (
             (
                 "cpu 9 is guaranteed in all (org 7, small 2), and the ready nodes have 8: no queue"
-                " gets more cpu than it is guaranteed, and who is guaranteed none gets none; lower"
-                " guarantees, or add nodes"
+                " gets more cpu than its guarantee, and a queue without a guarantee gets none;"
+                " lower guarantees, or add nodes"
             ),
         ),
         (),
@@ -231,8 +231,8 @@ def test_a_capability_below_what_is_held_is_told(store: MemoryStore) -> None:
     assert [one.warnings for one in planned(store, *lower, held=held).applied] == [
         (
             (
-                f"Queue {name} now holds more than it may: cpu 6 of {most}; what was admitted goes"
-                " on, and nothing more that asks for that is admitted until enough of it has ended"
+                f"Queue {name} now holds more than its limit: cpu 6 of {most}; admitted groups go"
+                " on, and no group that requests these is admitted until enough of them have ended"
             ),
         )
         for name, most in (("a", 4), ("b", 5))
@@ -261,7 +261,7 @@ def test_a_group_for_a_queue_with_others_below_it_is_refused_with_the_leaves(
     assert caught.value.message == (
         "PodGroup default/g: spec.queue: queue org has queues below it, and holds no groups"
     )
-    assert caught.value.hint == "name one of those below it: crew, lab"
+    assert caught.value.hint == "name a queue below it: crew, lab"
     assert [one.effect for one in apply(store, group("g", "lab"))] == ["created"]
 
 

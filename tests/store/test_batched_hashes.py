@@ -1,4 +1,4 @@
-"""What a call of the commit script reads and writes together is as if it had been one by one."""
+"""Batched reads and writes of the commit script have the effect of single ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def calls_of(raw: redis.Redis) -> dict[str, int]:
 
 
 def making(number: int) -> Transaction:
-    """A pod that is made and bound, and counted in two scopes."""
+    """Return the creation and bind of a pod that is charged in two scopes."""
     uid = f"u{number}"
     return Transaction(
         subject=uid,
@@ -34,7 +34,7 @@ def test_a_hash_is_read_and_written_once_for_many_transactions(
     redis_store.commit([making(number) for number in range(100)], request_id="1")
     calls = calls_of(raw)
     # Heads and charges; then objects, heads, charges and sums. The sums of two scopes are read, and
-    # of each of the four hashes the type.
+    # the type of each of the four hashes.
     assert (calls["hmget"], calls["hset"], calls["hget"]) == (2, 4, 2 + 4)
     assert calls["xadd"] == 200
     assert redis_store.ledger() == {"node:n1": {"cpu": 100}, "ns:x": {"cpu": 100}}

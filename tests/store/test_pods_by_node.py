@@ -1,4 +1,4 @@
-"""The pods on a node are found: at the cost of those that its agent knows of, and never fewer."""
+"""The pods on a node are found at the cost of those that its agent knows, and none is missed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def on(node: str, number: int, phase: PodPhase = PodPhase.RUNNING) -> Pod:
 
 
 def taking(one: Pod) -> Transaction:
-    """It takes a place on its node, as a bind does."""
+    """Return the pod's creation with a charge on its node, as a bind makes it."""
     uid = one.metadata.uid
     taken = charge(f"pod:{uid}", f"node:{one.status.node}", cpu=1000, pods=1000)
     return Transaction(subject=uid, writes=(put(one),), charges=(taken,))
 
 
 def leaving(one: Pod, revision: int) -> Transaction:
-    """It has ended: its place is free."""
+    """Return the pod's end, which removes its charge."""
     uid, attempt = one.metadata.uid, one.status.attempt
     ended = on(one.status.node, int(one.status.group_uid[1:]), PodPhase.SUCCEEDED)
     assert ended.status.attempt == attempt
@@ -49,7 +49,7 @@ def uids(pods: Sequence[Pod]) -> list[str]:
 
 @pytest.fixture
 def asked(raw: redis.Redis) -> Callable[[Callable[[], object]], dict[str, int]]:
-    """How often each command was called meanwhile, without those of the counting."""
+    """Count the calls of each command in the meantime, without those of the count."""
 
     def of(act: Callable[[], object]) -> dict[str, int]:
         raw.config_resetstat()
@@ -84,19 +84,19 @@ def test_known_pods_are_found_in_one_query_however_many_pods_run_elsewhere(
     assert asked(lambda: store.pods_on("n2", known=())) == {"multi": 1, "hget": 1, "exec": 1}
 
 
-def test_a_pod_that_its_agent_does_not_know_of_is_found(store: RedisStore) -> None:
+def test_a_pod_unknown_to_its_agent_is_found(store: RedisStore) -> None:
     commit(store, [taking(one) for one in MINE], "1")
     for known in ([], KNOWN[:1], KNOWN[1:], ["u99999-1-0"], ["u99999-1-0", *KNOWN[:2]]):
         assert uids(store.pods_on("n1", known=known)) == KNOWN
 
 
-def test_a_pod_that_is_known_and_has_gone_hides_no_other(store: RedisStore) -> None:
+def test_a_known_pod_that_is_gone_hides_no_other(store: RedisStore) -> None:
     commit(store, [taking(one) for one in MINE], "1")
     commit(store, [leaving(MINE[0], 1), taking(on("n1", 7))], "2")
     assert uids(store.pods_on("n1", known=KNOWN)) == [*KNOWN[1:], "u00007-1-0"]
 
 
-def test_a_pod_that_is_known_and_has_been_moved_hides_no_other(store: RedisStore) -> None:
+def test_a_known_pod_that_has_moved_hides_no_other(store: RedisStore) -> None:
     moved = pod(0, group_uid="u00001", phase=PodPhase.RUNNING, attempt=2, node="n2")
     commit(store, [taking(one) for one in (MINE[0], moved, MINE[2], on("n1", 7))], "1")
     assert uids(store.pods_on("n1", known=KNOWN)) == ["u00000-1-0", "u00002-1-0", "u00007-1-0"]
@@ -111,7 +111,7 @@ def test_an_ended_pod_is_on_no_node_though_its_agent_knows_it(store: RedisStore)
     assert store.pods_on("n1", known=KNOWN) == ()
 
 
-def test_an_agent_that_names_no_known_pods_is_told_all_of_its_node(store: RedisStore) -> None:
+def test_an_agent_without_known_pods_gets_all_pods_of_its_node(store: RedisStore) -> None:
     commit(store, [taking(one) for one in MINE], "1")
     assert uids(store.pods_on("n1")) == KNOWN
 
@@ -125,7 +125,7 @@ def test_a_ledger_that_counts_another_number_hides_nothing(
     assert uids(store.pods_on("n1", known=KNOWN)) == KNOWN
 
 
-def test_a_ledger_that_counts_too_few_hides_a_pod_for_so_many_looks_and_no_longer(
+def test_a_ledger_that_counts_too_few_hides_a_pod_for_a_bounded_number_of_looks(
     store: RedisStore, raw: redis.Redis
 ) -> None:
     commit(store, [taking(one) for one in MINE], "1")

@@ -1,4 +1,4 @@
-"""What a submitter could do past our client, meaning harm: as docs/security.md says."""
+"""What a hostile submitter can do past batchq's client, as docs/security.md says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.harness.guarded import ADMIN, GuardedServer
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[GuardedServer]:
-    """A server with users, of which nobody has written anything."""
+    """A server with users, and without data."""
     with GuardedServer() as server:
         assert isinstance(server, GuardedServer)
         yield server

@@ -1,4 +1,4 @@
-"""The doorbell of a node: whoever listens is told, and whatever breaks hides no ring."""
+"""A node's wake-up channel: its listener is notified, and no failure hides a notification."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def bell(redis_store: RedisStore) -> Iterator[WakeUpChannel]:
 
 
 def is_heard(bell: WakeUpChannel, *, within_ms: int) -> bool:
-    """Whether a ring wakes whoever polls."""
+    """Whether a notification wakes the poller."""
     return bool(words_heard(bell, within_ms=within_ms))
 
 
 def words_heard(bell: WakeUpChannel, *, within_ms: int = 10_000) -> frozenset[WakeReason]:
-    """What whoever polls is woken for."""
+    """Return the reasons that the poller is woken for."""
     descriptor = bell.fileno()
     assert descriptor is not None
     poll = select.poll()
@@ -41,7 +41,7 @@ def words_heard(bell: WakeUpChannel, *, within_ms: int = 10_000) -> frozenset[Wa
     return bell.hear() if poll.poll(within_ms) else frozenset()
 
 
-def test_a_listener_is_woken_once_for_each_ring(
+def test_a_listener_is_woken_once_for_each_notification(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     assert bell.fileno() is None
@@ -52,7 +52,7 @@ def test_a_listener_is_woken_once_for_each_ring(
         assert is_heard(bell, within_ms=10_000)
 
 
-def test_no_listener_is_woken_by_the_bell_of_another_node(
+def test_no_listener_is_woken_by_the_channel_of_another_node(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     bell.listen()
@@ -60,7 +60,7 @@ def test_no_listener_is_woken_by_the_bell_of_another_node(
     assert not is_heard(bell, within_ms=50)
 
 
-def test_rings_before_the_first_listener_are_heard(
+def test_notifications_before_the_first_listener_are_heard(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     ring(redis_store.link, ["n1"], WakeReason.PODS)
@@ -71,7 +71,7 @@ def test_rings_before_the_first_listener_are_heard(
     assert not is_heard(bell, within_ms=20)
 
 
-def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
+def test_a_wait_that_ends_is_not_a_notification_and_the_next_wait_hears(
     redis_store: RedisStore, bell: WakeUpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 10)
@@ -83,7 +83,7 @@ def test_a_wait_that_ends_is_no_ring_and_the_next_one_hears(
     assert is_heard(bell, within_ms=10_000)
 
 
-def test_a_connection_that_breaks_counts_as_a_ring_and_another_is_made(
+def test_a_broken_connection_counts_as_a_notification_and_is_replaced(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "_AGAIN_S", 0.0)
@@ -109,7 +109,7 @@ def test_a_connection_that_says_nothing_for_too_long_is_given_up(
     assert first not in {one["id"] for one in raw.client_list()}
 
 
-def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once(
+def test_a_damaged_channel_does_not_stop_the_listener_and_is_retried_later(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     raw.set(KEY, "spoiled")
@@ -121,7 +121,7 @@ def test_a_spoiled_bell_keeps_nobody_from_working_and_is_not_asked_again_at_once
     assert bell.fileno() is None
 
 
-def test_a_server_that_is_away_is_told_of() -> None:
+def test_an_unavailable_server_is_reported() -> None:
     with Server() as server:
         bell = WakeUpChannel(server.url, "n1")
         bell.listen()
@@ -136,7 +136,7 @@ def test_a_server_that_is_away_is_told_of() -> None:
         bell.close()
 
 
-def test_a_listener_hears_the_reason_of_a_ring_or_all_reasons_if_rings_may_be_missed(
+def test_a_listener_hears_the_wake_reason_or_all_reasons_if_some_may_be_missed(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     for rung, heard in (
@@ -154,7 +154,9 @@ def test_a_listener_hears_the_reason_of_a_ring_or_all_reasons_if_rings_may_be_mi
     assert words_heard(bell) == EVERYTHING
 
 
-def test_only_a_few_of_many_rings_are_kept(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_only_a_few_of_many_notifications_are_kept(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
     for _ in range(50):
         ring(redis_store.link, ["n1"], WakeReason.PODS)
     assert raw.xlen(KEY) == 8
@@ -162,7 +164,7 @@ def test_only_a_few_of_many_rings_are_kept(redis_store: RedisStore, raw: redis.R
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_pods_that_are_handed_over_ring_where_they_are_to_run(
+def test_delivered_pods_notify_their_nodes(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel, spoiled: bool
 ) -> None:
     if spoiled:

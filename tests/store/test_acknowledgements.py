@@ -1,4 +1,4 @@
-"""Facts that are taken out of their inboxes with the commit that they have led to."""
+"""Node reports are removed from their queues together with the commit that applies them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def making(name: str) -> Transaction:
 
 
 def making_twice() -> Transaction:
-    """One that is refused: there is such a queue."""
+    """Return a transaction that is refused: the queue exists."""
     return writing(put(queue("there")))
 
 
-def test_the_fact_of_an_applied_transaction_is_taken_out_and_rung_for(
+def test_the_report_of_an_applied_transaction_is_removed_and_acknowledged(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.inboxes.post("n1", claim())
@@ -67,7 +67,7 @@ def test_the_fact_of_an_applied_transaction_is_taken_out_and_rung_for(
     assert 0 < raw.ttl(BELL) <= 24 * 3600
 
 
-def test_no_bell_is_rung_that_was_not_asked_for(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_only_requested_notifications_are_sent(redis_store: RedisStore, raw: redis.Redis) -> None:
     redis_store.inboxes.post("n1", END)
     [entry] = look(redis_store)
     commit(redis_store, (making("a"), Settled(entry=entry)))
@@ -75,7 +75,7 @@ def test_no_bell_is_rung_that_was_not_asked_for(redis_store: RedisStore, raw: re
     assert not raw.exists(BELL)
 
 
-def test_facts_of_refused_transactions_stay_and_no_bell_is_rung(
+def test_reports_of_refused_transactions_stay_without_a_notification(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.commit([making("there")], request_id="0")
@@ -96,7 +96,7 @@ def test_facts_of_refused_transactions_stay_and_no_bell_is_rung(
     assert not raw.exists(BELL, "{bq}:doorbell:n2")
 
 
-def test_a_fact_that_came_in_place_of_a_settled_one_stays(redis_store: RedisStore) -> None:
+def test_a_newer_report_stays(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     redis_store.inboxes.post("n1", END)
@@ -104,7 +104,7 @@ def test_a_fact_that_came_in_place_of_a_settled_one_stays(redis_store: RedisStor
     assert left(redis_store) == [END]
 
 
-def test_a_leader_of_before_takes_nothing_out(redis_store: RedisStore) -> None:
+def test_a_former_leader_removes_nothing(redis_store: RedisStore) -> None:
     epoch = redis_store.lead("a", 60_000)
     assert epoch is not None
     redis_store.inboxes.post("n1", claim())
@@ -116,7 +116,7 @@ def test_a_leader_of_before_takes_nothing_out(redis_store: RedisStore) -> None:
     assert left(redis_store) == [claim()]
 
 
-def test_a_spoiled_bell_is_done_without(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_a_damaged_channel_is_ignored(redis_store: RedisStore, raw: redis.Redis) -> None:
     raw.set(BELL, "spoiled")
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
@@ -125,7 +125,7 @@ def test_a_spoiled_bell_is_done_without(redis_store: RedisStore, raw: redis.Redi
     assert left(redis_store) == []
 
 
-def test_asked_again_it_is_done_once(redis_store: RedisStore) -> None:
+def test_a_repeated_request_is_done_once(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     for _ in range(2):
@@ -134,9 +134,7 @@ def test_asked_again_it_is_done_once(redis_store: RedisStore) -> None:
     assert left(redis_store) == []
 
 
-def test_a_server_that_knows_neither_script_is_told_both(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
+def test_both_missing_scripts_are_loaded(redis_store: RedisStore, raw: redis.Redis) -> None:
     for name in ("a", "b"):
         redis_store.inboxes.post("n1", claim())
         [entry] = look(redis_store)
@@ -145,13 +143,13 @@ def test_a_server_that_knows_neither_script_is_told_both(
         assert left(redis_store) == []
 
 
-def test_each_call_of_a_large_commit_settles_its_own(redis_store: RedisStore) -> None:
+def test_each_call_of_a_large_commit_acknowledges_its_own(redis_store: RedisStore) -> None:
     number = commits.TRANSACTIONS_A_CALL + 2
     for place in range(number):
         redis_store.inboxes.post("n1", claim(place))
     by_subject = {entry.subject: entry for entry in look(redis_store)}
     redis_store.commit([making("there")], request_id="0")
-    # The first of the second call is refused.
+    # The first transaction of the second call is refused.
     transactions = [making(f"q{place}") for place in range(number)]
     transactions[-2] = making_twice()
     pairs = [
@@ -170,14 +168,14 @@ def bound(store: RedisStore, number: int) -> Pod:
     return stored
 
 
-def test_facts_come_with_the_pods_that_they_are_about(redis_store: RedisStore) -> None:
+def test_reports_are_read_with_their_pods(redis_store: RedisStore) -> None:
     there = bound(redis_store, 0)
     redis_store.inboxes.post("n1", claim(0))
     redis_store.inboxes.post("n1", claim(1))
     assert [entry.pod for entry in look(redis_store)] == [there, None]
 
 
-def test_only_a_few_of_many_pods_are_read_with_the_facts(
+def test_only_a_few_of_many_pods_are_read_with_the_reports(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "POD_BYTES_A_CALL", 1)

@@ -1,4 +1,4 @@
-"""What is read is what stands in the store; equal parts of it are one object, in bounded room."""
+"""Stored objects are read faithfully; equal parts share one object, in bounded memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stored(item: Object) -> bytes:
 
 
 def group(number: int, *, at: int = 7, cpu: int = 1000, **meta: Any) -> PodGroup:
-    """A group that waits since `at`."""
+    """Return a group that has been waiting since `at`."""
     template = PodTemplate(command=("true",), requests={"cpu": cpu})
     return PodGroup(
         metadata=Metadata(
@@ -132,20 +132,20 @@ def test_other_kinds_are_read_as_they_are() -> None:
     read(SharingReader(), a_node("n1", cpu=4))
 
 
-def test_a_group_of_which_nothing_is_said_has_what_is_taken_for_granted() -> None:
+def test_a_group_without_fields_has_the_defaults() -> None:
     bare = PodGroup(metadata=Metadata(name="g", namespace="n"))
     assert stored(bare) == b'{"metadata":{"name":"g","namespace":"n"}}'
     assert read_group(SharingReader(), bare).status.phase == PodGroupPhase.PENDING
 
 
-def test_a_task_of_which_nothing_is_said_is_written_as_it_was() -> None:
+def test_a_task_without_fields_is_written_as_it_was() -> None:
     bare = structs.replace(group(1), spec=PodGroupSpec(tasks=(Task(name="w"), Task(name="v"))))
     assert b'"tasks":[{"name":"w"},{"name":"v"}]' in stored(bare)
     found = read_group(SharingReader(), bare)
     assert found.spec.tasks[0].template is Task(name="other").template
 
 
-def test_fields_written_by_a_newer_batchq_are_passed_over() -> None:
+def test_fields_written_by_a_newer_batchq_are_ignored() -> None:
     text = b'{"metadata":{"name":"g","new":1},"spec":{"queue":"q","new":2},"new":{"a":[3]}}'
     expected = PodGroup(metadata=Metadata(name="g"), spec=PodGroupSpec(queue="q"))
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_a_long_spec_is_read_and_not_remembered() -> None:
     assert one.status is other.status
 
 
-def test_little_is_remembered_of_much_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_different_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MOST_BYTES", 10_000)
     reader = SharingReader()
     for number in range(1_000):

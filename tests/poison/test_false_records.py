@@ -1,5 +1,5 @@
-"""Records that are well formed and lie, as whoever may write them can make them: what no scheduler
-could work with is unreadable, and over all else a session is held.
+"""Records that are well formed and false, as a hostile user can write them: what no scheduler could
+process is unreadable, and a session runs with all others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from batchq.store import records
 from tests.contract.made import group
 from tests.worlds.wide import wide_world
 
-#: So many lies are told of each of the worlds; `make swarm` sets more.
+#: False records tried on each cluster; `make swarm` sets more.
 LIES = int(os.environ.get("BATCHQ_MUTATIONS", "1000")) // 20
 WORLDS = range(8)
 
@@ -46,7 +46,7 @@ _OF_SNAPSHOT = ("groups", "queues", "nodes", "quotas", "priority_classes", "admi
 
 @dataclass(frozen=True, slots=True)
 class Recording(Scheduler):
-    """A scheduler that keeps what it has seen."""
+    """A scheduler that keeps its snapshots."""
 
     seen: list[tuple[Snapshot, int]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Recording(Scheduler):
 
 
 def recording(seed: int) -> Recording:
-    """The scheduler of a busy world that has been played."""
+    """Return the scheduler of a busy simulated cluster."""
     world = wide_world(seed)
     made = assemble(read_config(world.config_text, "scheduler.yaml"))
     scheduler = Recording(made.actions, made.plugins, made.settings)
@@ -65,7 +65,7 @@ def recording(seed: int) -> Recording:
 
 
 def in_full(value: Any) -> Any:
-    """An object as JSON has it, with all that is left out since it is the default."""
+    """Return an object as JSON, defaults included."""
     match value:
         case Struct():
             names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
@@ -81,9 +81,7 @@ def in_full(value: Any) -> Any:
 
 
 def lie_about(chance: random.Random, item: Object) -> bytes | None:
-    """The record with one to four values that nobody would have written; None if they are of types
-    that the decoder refuses.
-    """
+    """Return the record with one to four wrong values; None if the decoder refuses their types."""
     told = in_full(item)
     for _ in range(chance.choice((1, 1, 2, 4))):
         places = [place for place in _places(told) if place]
@@ -102,7 +100,7 @@ def lie_about(chance: random.Random, item: Object) -> bytes | None:
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to each value within one."""
+    """Return the path of each value within one."""
     found = [place]
     if isinstance(value, dict):
         for name, one in value.items():
@@ -132,7 +130,7 @@ def _other(chance: random.Random, value: Any) -> Any:
 
 
 def with_instead(snapshot: Snapshot, item: Object, lie: Object) -> Snapshot:
-    """The snapshot, in which one record is another."""
+    """Return the snapshot with one record replaced."""
     for name in _OF_SNAPSHOT:
         there = getattr(snapshot, name)
         if any(one is item for one in there):
@@ -147,7 +145,7 @@ def with_instead(snapshot: Snapshot, item: Object, lie: Object) -> Snapshot:
 
 
 @pytest.mark.parametrize("seed", WORLDS)
-def test_a_session_is_held_over_records_that_lie(seed: int) -> None:
+def test_a_session_runs_over_false_records(seed: int) -> None:
     chance = random.Random(seed)
     scheduler = recording(seed)
     held = 0
@@ -168,15 +166,15 @@ def test_a_session_is_held_over_records_that_lie(seed: int) -> None:
         try:
             told = with_instead(snapshot, item, lie)
             Scheduler.decide(scheduler.without_memory(), told, now_ms)
-        except Exception as error:  # whatever it is, the record that did it is to be told
+        except Exception as error:  # whatever it is, the message must name the record
             pytest.fail(f"lie {number}: {type(error).__name__}: {error} for {stored[:2000]!r}")
         held += 1
     assert held > LIES // 10
 
 
 @pytest.mark.parametrize("seed", WORLDS)
-def test_a_session_is_held_over_groups_that_say_they_are_another(seed: int) -> None:
-    """One session has seen them as they are, and the next one has not."""
+def test_a_session_runs_over_groups_with_the_identity_of_another(seed: int) -> None:
+    """One session has seen them unchanged, and the next one has not."""
     chance = random.Random(seed)
     scheduler = recording(seed)
     for snapshot, now_ms in chance.choices(scheduler.seen, k=20):
@@ -204,8 +202,11 @@ def why_unreadable(made: PodGroup) -> str:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (PodGroupSpec(tasks=tasks(-1)), "task t0 has -1 replicas, of 0 to 1,000,000"),
-        (PodGroupSpec(tasks=tasks(10**9)), "task t0 has 1000000000 replicas, of 0 to 1,000,000"),
+        (PodGroupSpec(tasks=tasks(-1)), "task t0 has -1 replicas; expected 0 to 1,000,000"),
+        (
+            PodGroupSpec(tasks=tasks(10**9)),
+            "task t0 has 1000000000 replicas; expected 0 to 1,000,000",
+        ),
         (PodGroupSpec(tasks=tasks(1) * 2), "two of its tasks have the same name"),
         (PodGroupSpec(tasks=tasks(1), min_member=-5), "its minMember is -5"),
         (
@@ -214,7 +215,7 @@ def why_unreadable(made: PodGroup) -> str:
         ),
     ],
 )
-def test_a_group_that_no_scheduler_could_work_with_is_unreadable(
+def test_a_group_that_no_scheduler_could_process_is_unreadable(
     spec: PodGroupSpec, why: str
 ) -> None:
     assert why_unreadable(structs.replace(group(), spec=spec)) == why
@@ -228,6 +229,6 @@ def test_a_group_that_no_scheduler_could_work_with_is_unreadable(
         PodGroupStatus(evictions=Evictions(longest_pod_runs={"x": 1})),
     ],
 )
-def test_a_group_that_counts_by_what_is_no_number_is_unreadable(status: PodGroupStatus) -> None:
+def test_a_group_with_text_in_place_of_a_number_is_unreadable(status: PodGroupStatus) -> None:
     told = why_unreadable(structs.replace(group(), status=status))
-    assert told == "its status counts by numbers, and has 'x' for one"
+    assert told == "its status has 'x' in place of a number"

@@ -1,4 +1,4 @@
-"""A shelf's snapshots share what did not change, and hold what was put there last."""
+"""An object table's snapshots share unchanged parts, and hold the latest objects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def uids(pods: Mapping[str, tuple[Pod, ...]]) -> dict[str, list[str]]:
     return {group: [one.metadata.uid for one in of_it] for group, of_it in pods.items()}
 
 
-def test_groups_and_pods_stand_in_order() -> None:
+def test_groups_and_pods_are_in_order() -> None:
     snapshot = a_shelf().snapshot(1)
     assert names(snapshot) == ["a", "b"]
     assert uids(snapshot.pods) == {"u-a": ["a1", "a2"], "u-b": ["b1", "b2"]}
@@ -77,7 +77,7 @@ def test_the_pods_of_a_group_are_one_object_until_one_of_them_changes() -> None:
     assert after.groups is before.groups
 
 
-def test_snapshots_say_the_same_where_only_signs_of_life_changed() -> None:
+def test_snapshots_that_differ_in_heartbeats_and_leases_share_their_objects() -> None:
     shelf = a_shelf()
     shelf.put("Node", "n1", a_node("n1"))
     before = shelf.snapshot(1)
@@ -99,7 +99,7 @@ def test_a_group_that_changed_is_the_one_difference() -> None:
     assert after.pods is before.pods
 
 
-def test_a_pod_that_goes_to_another_group_is_there_alone() -> None:
+def test_a_pod_that_moves_to_another_group_is_in_that_group_only() -> None:
     shelf = a_shelf()
     shelf.snapshot(1)
     shelf.put("Pod", "a1", pod("a1", "b"))
@@ -117,7 +117,7 @@ def test_the_pods_of_a_group_are_known_between_snapshots() -> None:
     assert uids(shelf.snapshot(1).pods) == {"u-b": ["b1", "b2"]}
 
 
-def test_a_filled_shelf_is_like_one_to_which_all_was_put() -> None:
+def test_filling_a_table_equals_adding_each_object() -> None:
     running = pod("a1", "a")
     status = structs.replace(running.status, node="n9", phase=PodPhase.RUNNING)
     running = structs.replace(running, status=status)

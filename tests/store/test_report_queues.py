@@ -1,4 +1,4 @@
-"""What nodes leave for the leader: the last fact on a subject, until it is folded."""
+"""Report queues: the last report on a subject is kept until it is applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLAIM = StartClaim(pod="u1-1-0", attempt=1, author="horse")
 END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="horse")
 
 
-def test_only_the_last_fact_on_a_subject_is_kept(redis_store: RedisStore) -> None:
+def test_only_the_last_report_on_a_subject_is_kept(redis_store: RedisStore) -> None:
     there = redis_store.inboxes
     there.post("n1", CLAIM)
     there.post("n1", Leaves(agent="a"))
@@ -31,7 +31,7 @@ def test_only_the_last_fact_on_a_subject_is_kept(redis_store: RedisStore) -> Non
     assert sorted(there.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
 
 
-def test_a_folded_fact_is_taken_out_but_not_one_that_came_in_its_place(
+def test_an_applied_report_is_removed_but_not_a_newer_one(
     redis_store: RedisStore,
 ) -> None:
     there = redis_store.inboxes
@@ -44,12 +44,12 @@ def test_a_folded_fact_is_taken_out_but_not_one_that_came_in_its_place(
     assert [(one.node, one.fact) for one in there.look(["n1", "n2"])] == [("n1", END)]
 
 
-def test_an_inbox_goes_by_itself_in_the_end(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_a_report_queue_expires(redis_store: RedisStore, raw: redis.Redis) -> None:
     redis_store.inboxes.post("n1", CLAIM)
     assert 604_000 < raw.ttl("{bq}:inbox:n1") <= 604_800
 
 
-def test_the_bell_tells_who_has_rung_also_before_anybody_listened(
+def test_notifications_before_the_first_reader_are_read(
     redis_store: RedisStore,
 ) -> None:
     there = redis_store.inboxes
@@ -62,9 +62,7 @@ def test_the_bell_tells_who_has_rung_also_before_anybody_listened(
     assert there.rung(1000) == {"n3"}
 
 
-def test_a_bell_that_is_rung_without_end_is_bounded(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
+def test_the_leaders_wake_up_channel_is_bounded(redis_store: RedisStore, raw: redis.Redis) -> None:
     for _ in range(3):
         pipeline = raw.pipeline()
         for _ in range(1_000):
@@ -74,13 +72,13 @@ def test_a_bell_that_is_rung_without_end_is_bounded(
     assert raw.xlen("{bq}:bell") <= 1_200
 
 
-def test_names_that_no_node_has_are_not_heard(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_invalid_node_names_are_ignored(redis_store: RedisStore, raw: redis.Redis) -> None:
     for fields in ({"node": "N 1"}, {"node": b"\xff"}, {"other": "n1"}, {"node": "x" * 300}):
         raw.xadd("{bq}:bell", fields)
     assert redis_store.inboxes.rung(0) == set()
 
 
-def test_an_unreadable_fact_is_told_once_counted_and_taken_out(
+def test_an_unreadable_report_is_logged_once_counted_and_removed(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset(
@@ -104,7 +102,7 @@ def test_an_unreadable_fact_is_told_once_counted_and_taken_out(
     assert max(len(str(entry)) for entry in told) < 600
 
 
-def test_a_look_takes_a_bounded_part_of_an_inbox(redis_store: RedisStore) -> None:
+def test_a_look_takes_a_bounded_part_of_a_report_queue(redis_store: RedisStore) -> None:
     for number in range(FACTS_A_CALL + 5):
         redis_store.inboxes.post("n1", StartClaim(pod=f"p{number}", attempt=1, author="a"))
     seen = redis_store.inboxes.look(["n1"])
@@ -113,7 +111,7 @@ def test_a_look_takes_a_bounded_part_of_an_inbox(redis_store: RedisStore) -> Non
     assert len(redis_store.inboxes.look(["n1"])) == 5
 
 
-def test_a_fact_of_a_neighbouring_version_is_understood(
+def test_a_report_of_a_neighbouring_version_is_understood(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset("{bq}:inbox:n1", "node", '{"fact":"serves","agent":"a","resources":{"cpu":1000}}')
@@ -121,12 +119,12 @@ def test_a_fact_of_a_neighbouring_version_is_understood(
     assert seen.fact == Serves(agent="a", resources={"cpu": 1000}, protocol=1)
 
 
-def test_the_nodes_that_there_are_are_known_by_name(redis_store: RedisStore) -> None:
+def test_registered_nodes_are_listed_by_name(redis_store: RedisStore) -> None:
     redis_store.commit([writing(put(node("n1")), put(node("n2")))], request_id="1")
     assert redis_store.inboxes.nodes() == {"n1", "n2"}
 
 
-def test_a_node_with_many_facts_keeps_no_other_from_being_heard(
+def test_a_node_with_many_reports_does_not_starve_others(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "FACTS_A_CALL", 10)
@@ -142,7 +140,7 @@ def test_a_node_with_many_facts_keeps_no_other_from_being_heard(
     assert [len(found), more] == [10, ["n1"]]
 
 
-def test_a_look_opens_a_bounded_number_of_inboxes(
+def test_a_look_opens_a_bounded_number_of_report_queues(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "INBOXES_A_CALL", 2)
@@ -154,7 +152,7 @@ def test_a_look_opens_a_bounded_number_of_inboxes(
     assert more == ["n4"]
 
 
-def test_facts_that_are_long_leave_the_rest_to_the_next_look(
+def test_long_reports_leave_the_rest_to_the_next_look(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_channels, "BYTES_A_CALL", 300)

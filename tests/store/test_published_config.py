@@ -1,4 +1,4 @@
-"""By which configuration the leader goes is published, and only by who leads."""
+"""The leader's configuration is published, and only by the leader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_configuration_stays_when_the_leader_has_resigned(redis_store: Redis
     assert read_config_text(redis_store) == "actions: [enqueue]\n"
 
 
-def test_how_many_groups_a_namespace_may_have_is_published_by_who_leads(
+def test_only_the_leader_publishes_the_limit_of_groups_in_a_namespace(
     open_redis: Callable[[], RedisStore],
 ) -> None:
     former, present = open_redis(), open_redis()
@@ -61,6 +61,6 @@ def test_how_many_groups_a_namespace_may_have_is_published_by_who_leads(
     assert read_object_limit(former) == 10_000
 
 
-def test_a_published_number_that_cannot_be_read_is_none(redis_store: RedisStore) -> None:
+def test_an_unreadable_published_number_reads_as_none(redis_store: RedisStore) -> None:
     redis_store.link.ask(lambda client: client.hset(keys.LIMITS, "objects:*", b"\xff"))
     assert read_object_limit(redis_store) is None

@@ -2,12 +2,13 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+DOCS := .venv-docs
 # 3.11 first: it is the version that everything is tested with.
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench swarm format clean
+.PHONY: help run test check bench swarm format docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -42,8 +43,13 @@ format: $(VENV)/.installed-test  ## format the code and mend what can be mended
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-clean:  ## remove .venv and the tools' caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+docs: $(DOCS)/.installed  ## the documentation as a site with search, in build/docs; links are checked
+	$(DOCS)/bin/python docs/reference.py docs/reference
+	$(DOCS)/bin/sphinx-build -W --keep-going -n -q -b html -c docs . build/docs
+	@echo "build/docs/index.html"
+
+clean:  ## remove the environments and the tools' caches
+	rm -rf $(VENV) $(DOCS) docs/reference .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing batchq into $(VENV) (once)"
@@ -54,6 +60,13 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/pip
 	@echo "Installing batchq and what its tests need into $(VENV) (once)"
 	@$(PIP) --editable '.[test]'
 	@touch $(VENV)/.installed $@
+
+# In an environment of its own: neither batchq nor its tests need what builds the site.
+$(DOCS)/.installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing what builds the documentation into $(DOCS) (once)"
+	@$(BIN)/python -m venv --clear --without-pip $(DOCS)
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(DOCS)/bin/python install --quiet --editable '.[docs]'
+	@touch $@
 
 # A folder without pip is one that was interrupted. Debian keeps ensurepip in a package of its own
 # (python3-venv); where that is missing, the system's pip can put a pip into the new folder.

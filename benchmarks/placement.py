@@ -154,9 +154,9 @@ def _plain_rate(world: Snapshot, nodes: int) -> float:
     began = time.process_time()
     for place in range(pods):
         shape = shapes[place % len(shapes)]
-        ranks = [rank_of(session, shape, node) for node in session.nodes.values()]
+        ranks = [rank_of(session, shape, node) for node in session.nodes.by_name.values()]
         best = min(rank for rank in ranks if rank is not None)
-        session.nodes[best[1]].take(shape.requests)
+        session.nodes.by_name[best[1]].take(shape.requests)
     return pods / (time.process_time() - began)
 
 

@@ -91,7 +91,7 @@ def _place_gangs(
         group = lines[name].popleft()
         # One that has come back after pods of it succeeded is ready, and has places all the same.
         is_ready = session.group_ready(group)
-        if is_ready and group.uid not in session.kept:
+        if is_ready and group.uid not in session.nodes.kept:
             continue
         pods = least_first(session, group)
         if bind_kept(session, group, pods):
@@ -129,7 +129,7 @@ def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> 
             for uid, pod in group.pods.items()
             if pod.status.phase in ON_NODE and not _was_on_node(before.get(uid))
         )
-    if _has_waited_long(session, group) and group.uid not in session.rooms:
+    if _has_waited_long(session, group) and group.uid not in session.nodes.held:
         hold_room(session, group, found)
 
 

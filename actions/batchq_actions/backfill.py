@@ -63,7 +63,7 @@ class Backfill:
     name = "backfill"
 
     def execute(self, session: Session) -> None:
-        if session.binding_refused is None:
+        if session.nodes.binding_refused is None:
             _fill(session, _blocked_lines(session))
         place_what_asks_for_nothing(session)
 

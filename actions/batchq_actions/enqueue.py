@@ -260,7 +260,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
             create_pods(statement, group, wanted_ordinals(group))
         statement.commit()
     if places is not None:
-        session.kept[group.uid] = places
+        session.nodes.kept[group.uid] = places
     if waits_for:
         session.asides.pop(group.uid, None)
         session.refuse(group, waits_for)
@@ -310,7 +310,9 @@ def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdi
     """
     if group.is_external or group.status.pledge.stands or not nodes_decide(session):
         return None
-    if group.uid in session.kept or (group.reserved and session.binding_refused is not None):
+    if group.uid in session.nodes.kept or (
+        group.reserved and session.nodes.binding_refused is not None
+    ):
         return None
     found = seek(session, group)
     return (found,) if isinstance(found, Verdict) else found
@@ -353,7 +355,7 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
     """Whether nodes, labels or taints have changed since the reservation, so that not even empty
     nodes take the group: then it goes back to Pending.
     """
-    if group.is_external or group.status.pledge.stands or not session.nodes:
+    if group.is_external or group.status.pledge.stands or not session.nodes.by_name:
         return False
     gang = gang_of(session, group)
     if fits_when_empty(session, gang):

@@ -236,12 +236,12 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 
 def _no_room(session: Session, group: GroupState, verdict: Verdict) -> str:
-    if not any(node.ready for node in session.nodes.values()):
+    if not any(node.ready for node in session.nodes.by_name.values()):
         return "bring a node up: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
     free = _free(verdict)
     if group.min_member == 1 and not group.is_external:
         # One pod gets what one node has, whatever they have together.
-        nodes = [node for node in session.nodes.values() if node.open]
+        nodes = [node for node in session.nodes.by_name.values() if node.open]
         free = min(free, max((node.free.get(verdict.resource, 0) for node in nodes), default=0))
     return f"wait until others end, {_at_most(group, verdict, free)}have nodes added"
 

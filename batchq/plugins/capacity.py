@@ -70,7 +70,7 @@ class Capacity:
                 # Nothing is guaranteed to anybody.
                 continue
             beside, of_machines = most_beside_siblings(
-                session, group, queue, left, session.could_have
+                session, group, queue, left, session.nodes.could_have
             )
             left = plus(left, guaranteed_beside(session, queue))
             subject = f"queue {queue}, beside what its siblings are guaranteed,"
@@ -85,7 +85,7 @@ class Capacity:
                     _who_is_guaranteed, session, group.chain[group.chain.index(queue) :]
                 ),
             )
-        if group.is_external or not session.nodes:
+        if group.is_external or not session.nodes.by_name:
             return verdicts
         return [*verdicts, *self._beyond_machines(session, group)]
 
@@ -94,7 +94,7 @@ class Capacity:
         claim = claim_of(group)
         beyond = never_fits(
             group,
-            _UNBOUNDED | session.could_have,
+            _UNBOUNDED | session.nodes.could_have,
             plugin=self.name,
             subject="the cluster, with every node that was seen within a day,",
             absent=0,
@@ -112,7 +112,7 @@ class Capacity:
 
     def _over(self, session: Session, group: GroupState) -> list[Verdict]:
         claim = claim_of(group)
-        ready = any(node.ready for node in session.nodes.values())
+        ready = any(node.ready for node in session.nodes.by_name.values())
         in_cluster = ready and not group.is_external
         queues = (queue_scope(queue) for queue in reversed(group.chain))
         scopes = (*queues, *((CLUSTER,) if in_cluster else ()))
@@ -124,7 +124,7 @@ class Capacity:
         if ready or group.is_external:
             verdicts = verdicts or over_guarantees(session, group, claim, plugin=self.name)
             return self._on_empty_nodes(session, group, verdicts) if verdicts else []
-        return [*verdicts, _no_node(self.name, len(session.nodes))]
+        return [*verdicts, _no_node(self.name, len(session.nodes.by_name))]
 
     def _on_empty_nodes(
         self, session: Session, group: GroupState, full: list[Verdict]

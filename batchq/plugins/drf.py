@@ -45,5 +45,5 @@ def dominant_share(session: Session, held: Mapping[str, int]) -> Share:
 
     What no node has, as an external group may ask for, is nobody's share of the cluster.
     """
-    cluster = session.ready_resources
+    cluster = session.nodes.ready
     return share_of({name: units for name, units in held.items() if name in cluster}, cluster)

@@ -90,8 +90,8 @@ class Overcommit:
         if not group.is_external:
             yield _Bound(
                 CLUSTER,
-                now=self._overcommitted(session.ready_resources),
-                ever=self._overcommitted(session.known_resources),
+                now=self._overcommitted(session.nodes.ready),
+                ever=self._overcommitted(session.nodes.known),
             )
 
     def _overcommitted(self, resources: Mapping[str, int]) -> Amounts:

@@ -122,7 +122,7 @@ def _groups_missing_checks(session: Session) -> list[GroupState]:
 
 
 def _notice_silent_nodes(session: Session) -> None:
-    for node in session.nodes.values():
+    for node in session.nodes.by_name.values():
         if node.record.status.ready and not node.ready:
             session.unready.append(node.name)
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))

@@ -135,5 +135,5 @@ def _unsatisfiable(session: Session, group: GroupState) -> list[Verdict]:
     return [
         verdict
         for verdict in session.refusals_at("admissible", group)
-        if not session.nodes or verdict.reason in NEVER_FITS
+        if not session.nodes.by_name or verdict.reason in NEVER_FITS
     ]

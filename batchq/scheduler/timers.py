@@ -39,7 +39,7 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
     if status.phase == PodPhase.RUNNING and ends_at is not None:
         # The last renewal was one lease before the end, unless the server was unreachable then.
         return max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace
-    node = session.nodes.get(status.node)
+    node = session.nodes.by_name.get(status.node)
     if node is not None and (node.ready or node.record.status.heartbeat is None):
         return None
     heartbeat = 0 if node is None else node.record.status.heartbeat or 0
@@ -104,7 +104,7 @@ def _of_world(session: Session) -> list[int]:
     timeout_ms = session.settings.node_timeout_ms
     due = [
         since(session, node.record.status.heartbeat) + timeout_ms
-        for node in session.nodes.values()
+        for node in session.nodes.by_name.values()
         if node.ready and node.record.status.heartbeat is not None
     ]
     if session.spares_the_new:

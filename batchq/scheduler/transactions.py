@@ -43,7 +43,7 @@ Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
 def transactions_of(session: Session) -> list[Transaction]:
     """Return all transactions: those that free before those that take, else in decision order."""
     by_group = _by_group(session.intents)
-    result = [_node_falls_silent(session.nodes[name].record) for name in session.unready]
+    result = [_node_falls_silent(session.nodes.by_name[name].record) for name in session.unready]
     frees: list[Transaction] = []
     moves: list[Transaction] = []
     takes: list[Transaction] = []

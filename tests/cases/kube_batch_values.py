@@ -121,7 +121,9 @@ def _runs(of: str, place: int, on: str = "n1", phase: str = "Running") -> Manife
 def _idle(*manifests: Manifest, cycles: int = 5) -> Amounts:
     """What is free on node n1 in the end, `pods` apart."""
     _, session = _stage(*manifests, cycles=cycles)
-    return {name: units for name, units in session.nodes["n1"].free.items() if name != "pods"}
+    return {
+        name: units for name, units in session.nodes.by_name["n1"].free.items() if name != "pods"
+    }
 
 
 RUNNING: Manifest = {"phase": "Running"}

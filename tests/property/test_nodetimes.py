@@ -68,7 +68,7 @@ def holds(draw: st.DrawFn) -> list[Hold]:
 
 def free_at(session: Session, held: list[Hold], instant: int) -> dict[str, dict[str, int]]:
     """What is free on each open node at an instant."""
-    free = {name: dict(node.free) for name, node in session.nodes.items() if node.open}
+    free = {name: dict(node.free) for name, node in session.nodes.by_name.items() if node.open}
     for end in ends(session):
         for pod in end.group.pods.values() if end.at <= instant else ():
             if pod.status.node in free:

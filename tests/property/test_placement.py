@@ -22,7 +22,7 @@ from batchq.core.placement import placement
 from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
 from batchq.core.placement.node_order import Judge, rank_of
-from batchq.core.placement.placement import fill_nodes, find_node, slots_for
+from batchq.core.placement.placement import RANKINGS, fill_nodes, find_node, slots_for
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
@@ -178,11 +178,11 @@ def plainly(session: Session, shape: TaskShape, count: int) -> list[str]:
     """The names of the nodes on which the pods go, each node asked for each of them."""
     names = []
     for _ in range(count):
-        ranks = (rank_of(session, shape, node) for node in session.nodes.values())
+        ranks = (rank_of(session, shape, node) for node in session.nodes.by_name.values())
         best = min((rank for rank in ranks if rank is not None), default=None)
         if best is None:
             break
-        session.nodes[best[1]].take(shape.requests)
+        session.nodes.by_name[best[1]].take(shape.requests)
         names.append(best[1])
     return names
 
@@ -210,18 +210,16 @@ def test_a_ranking_follows_whatever_happens_to_nodes(
     taken: list[tuple[NodeState, TaskShape]] = []
     for _ in range(data.draw(st.integers(1, 20))):
         shape = data.draw(st.sampled_from(shapes))
-        ranks = [rank_of(session, shape, node) for node in session.nodes.values()]
+        ranks = [rank_of(session, shape, node) for node in session.nodes.by_name.values()]
         best = min((rank for rank in ranks if rank is not None), default=None)
         found = find_node(session, shape)
         assert (found and found.name) == (best and best[1])
         if data.draw(st.booleans()) and taken:
             node, former = taken.pop(data.draw(st.integers(0, len(taken) - 1)))
-            node.give(former.requests)
-            session.node_changes.append(node.name)
+            session.nodes.give(node, former.requests)
         elif found is not None:
-            found.take(shape.requests)
+            session.nodes.take(found, shape.requests)
             taken.append((found, shape))
-            session.node_changes.append(found.name)
 
 
 @given(schedulers(), nodes(), tasks())
@@ -230,13 +228,15 @@ def test_ranks_of_all_nodes_at_once_are_the_ranks_of_each(
 ) -> None:
     session = scheduler.open(a_snapshot(*machines, a_group("g", tasks=(task,))), 0)
     shape = session.by_key["default/g"].tasks[0]
-    each = [rank_of(session, shape, node) for node in session.nodes.values()]
+    each = [rank_of(session, shape, node) for node in session.nodes.by_name.values()]
     best = min((rank for rank in each if rank is not None), default=None)
     found = find_node(session, shape)
     assert (found and found.name) == (best and best[1])
     judge = Judge(session, shape)
-    assert judge.ranks(list(session.nodes.values())) == [rank for rank in each if rank is not None]
-    assert [judge.rank(node) for node in session.nodes.values()] == each
+    assert judge.ranks(list(session.nodes.by_name.values())) == [
+        rank for rank in each if rank is not None
+    ]
+    assert [judge.rank(node) for node in session.nodes.by_name.values()] == each
 
 
 @given(nodes(), tasks())
@@ -298,7 +298,7 @@ def test_pods_bound_at_once_are_taken_back_without_a_trace(
     assert dump(session) == before
     for group in session.groups.values():
         for shape in group.tasks:
-            each = [rank_of(session, shape, node) for node in session.nodes.values()]
+            each = [rank_of(session, shape, node) for node in session.nodes.by_name.values()]
             best = min((rank for rank in each if rank is not None), default=None)
             found = find_node(session, shape)
             assert (found and found.name) == (best and best[1])
@@ -317,14 +317,14 @@ def test_amounts_beyond_what_64_bits_hold_are_ranked_one_by_one(
     shape = session.by_key["default/g"].tasks[0]
     filled: list[NodeState] = []
     fill_nodes(session, shape, 6, filled)
-    assert isinstance(session.rankings[shape.shape], RowRanking) is by_columns
+    assert isinstance(session.get(RANKINGS)[shape.shape], RowRanking) is by_columns
     assert [node.name for node in filled] == ["n0", "n1", "n2"] * 2
 
 
 def test_few_nodes_are_ranked_without_numpy() -> None:
     placement.MANY_NODES = 64
     session = assemble(SchedulerConfig()).open(a_snapshot(a_node(cpu=4), a_group("g")), 0)
-    assert find_node(session, session.by_key["default/g"].tasks[0]) is session.nodes["n1"]
+    assert find_node(session, session.by_key["default/g"].tasks[0]) is session.nodes.by_name["n1"]
     assert session.peek(NODE_ROWS) is None
 
 
@@ -344,4 +344,4 @@ def test_a_pod_made_before_its_task_was_edited_takes_what_it_was_made_for() -> N
     edited = a_group("g", 3, cpu=1, status=group.status)
     done = decide(a_node(cpu=8), edited, *old)
     assert sorted(done.bound) == ["default/g-w-0", "default/g-w-1", "default/g-w-2"]
-    assert done.session.nodes["n1"].free["cpu"] == 2_000
+    assert done.session.nodes.by_name["n1"].free["cpu"] == 2_000

@@ -28,7 +28,7 @@ _SCHEDULER = assemble(SchedulerConfig())
 
 @given(worlds())
 def test_no_node_is_oversubscribed(world: list[Any]) -> None:
-    for node in decide(*world).session.nodes.values():
+    for node in decide(*world).session.nodes.by_name.values():
         assert all(units >= 0 for units in node.free.values())
 
 
@@ -122,7 +122,7 @@ def _move_at_random(session: Session, statement: Any, data: st.DataObject) -> No
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
         case "bind":
-            node = data.draw(st.sampled_from(sorted(session.nodes)))
+            node = data.draw(st.sampled_from(sorted(session.nodes.by_name)))
             for pod in list(group.pods.values()):
                 if pod.status.phase == PodPhase.PENDING:
                     bind(statement, group, pod, node)

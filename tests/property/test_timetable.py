@@ -121,7 +121,7 @@ def _holds(session: Session, group: GroupState, gang: list[tuple[TaskShape, int]
     """Whether limits and nodes take a group as they are, less what is kept for claimants."""
     if over_any_limit(session, group):
         return False
-    free = {name: dict(node.free) for name, node in session.nodes.items() if node.open}
+    free = {name: dict(node.free) for name, node in session.nodes.by_name.items() if node.open}
     for _, pledge in standing_pledges(session):
         for name, room in kept_room(session, pledge).items():
             for resource, units in room.items():

@@ -81,7 +81,9 @@ def subjects(session: Session, point: str) -> Iterator[tuple[Any, ...]]:
             yield from ((group, pod) for group in groups for pod in group.pods.values())
         case "predicate" | "score":
             shapes = [shape for group in groups for shape in group.tasks]
-            yield from ((shape, node) for shape in shapes for node in session.nodes.values())
+            yield from (
+                (shape, node) for shape in shapes for node in session.nodes.by_name.values()
+            )
         case "preemptable" | "reclaimable":
             yield from (
                 (claimant, victim)

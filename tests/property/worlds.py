@@ -65,7 +65,7 @@ def worlds(draw: st.DrawFn) -> list[Any]:
 def dump(session: Session) -> dict[str, Any]:
     """Everything a Statement may change, as plain values."""
     return {
-        "nodes": {name: dict(node.free) for name, node in session.nodes.items()},
+        "nodes": {name: dict(node.free) for name, node in session.nodes.by_name.items()},
         "groups": {
             uid: (group.status, dict(group.pods), dict(group.held), dict(group.placed))
             for uid, group in session.groups.items()

@@ -89,7 +89,7 @@ def test_the_memory_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     done = decide(a_node(cpu=5), *groups)
     assert done.admitted == ["default/g1", "default/g2"]
     assert done.reasons("g5") == ["WaitingForResources"]
-    assert len(done.session.machines.known_when_empty().takes) == 1
+    assert len(done.session.nodes.known_when_empty().takes) == 1
 
 
 def _reasons(done: Any, group: Any) -> list[str]:

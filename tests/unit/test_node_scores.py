@@ -18,7 +18,7 @@ def score(plugin: str, config: dict[str, object] | None = None, **requests: Any)
     group = a_group("g", tasks=(a_task(requests=requests),))
     session = opened(*WORLD, group, plugins=(plugin,), plugin_config={plugin: config or {}})
     shape = session.by_key["default/g"].tasks[0]
-    return session.score(shape, session.nodes["n1"])
+    return session.score(shape, session.nodes.by_name["n1"])
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_binpack_fills_up_by_any_resource_or_by_several_with_weights() -> None:
 def test_a_node_without_memory_is_not_balanced() -> None:
     session = opened(a_node(cpu=8), a_group("g"), plugins=("balancedAllocation",))
     shape = session.by_key["default/g"].tasks[0]
-    assert session.score(shape, session.nodes["n1"]) == 0
+    assert session.score(shape, session.nodes.by_name["n1"]) == 0

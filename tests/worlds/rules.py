@@ -285,7 +285,7 @@ def _is_held_off(last: Session, group: GroupState) -> bool:
 
 
 def _bindable(session: Session, group: GroupState) -> Iterator[str]:
-    if session.binding_refused is not None or gives_way_to(session, group) is not None:
+    if session.nodes.binding_refused is not None or gives_way_to(session, group) is not None:
         return
     if waits_behind(session, group):
         return

@@ -11,7 +11,7 @@ def state_of(session: Session) -> dict[str, Any]:
     """By name, so that a difference can be told; zeros and empty places are nothing."""
     ledger = session.ledger
     return {
-        "nodes": {name: _named(node.free) for name, node in session.nodes.items()},
+        "nodes": {name: _named(node.free) for name, node in session.nodes.by_name.items()},
         "phases": {uid: group.phase for uid, group in session.groups.items()},
         "statuses": {uid: group.status for uid, group in session.groups.items()},
         "pods": {uid: dict(group.pods) for uid, group in session.groups.items()},
@@ -25,7 +25,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "claimants": {uid: sorted(owners) for uid, owners in ledger.claimants.items() if owners},
         "aside": dict(ledger.aside),
         "pledged": dict(session.pledged),
-        "rooms": {uid: dict(room) for uid, room in session.rooms.items() if room},
+        "rooms": {uid: dict(room) for uid, room in session.nodes.held.items() if room},
         "intents": list(session.intents),
         "lacking": session.lacking,
         "lines": {name: [group.uid for group in one.line] for name, one in session.queues.items()},

@@ -127,13 +127,13 @@ def nodes_decide(session: Session) -> bool:
     return (
         "allocate" in session.actions
         and session.settings.overcommit <= _NO_OVERCOMMIT
-        and bool(session.nodes)
+        and bool(session.nodes.by_name)
     )
 
 
 def is_one_machine(session: Session) -> bool:
     """Whether all that counts in the ledger of the cluster is one open node."""
-    ready = list(islice((node for node in session.nodes.values() if node.ready), 2))
+    ready = list(islice((node for node in session.nodes.by_name.values() if node.ready), 2))
     return len(ready) == 1 and ready[0].open
 
 
@@ -146,7 +146,7 @@ class NodeTimeline:
         owed = _Owed(session)
         changes: dict[str, dict[int, Amounts]] = {}
         for at, name, amounts in _changes(owed, known):
-            if name in session.nodes:
+            if name in session.nodes.by_name:
                 mine = changes.setdefault(name, {})
                 mine[at] = _sum(mine[at], amounts) if at in mine else amounts
         #: Nodes' names, in order -> how they fare. Those that fare alike share one.
@@ -155,7 +155,7 @@ class NodeTimeline:
         self._instants: list[int] = []
         self._changed_at: dict[int, frozenset[str]] = {}
         made: dict[object, Profile] = {}
-        for name, node in sorted(session.nodes.items()):
+        for name, node in sorted(session.nodes.by_name.items()):
             if node.open:
                 free, mine = less(node.free, owed.not_yet_taken(name)), changes.get(name, {})
                 alike = (*free.items(), *((at, *mine[at].items()) for at in sorted(mine)))
@@ -226,7 +226,7 @@ class NodeTimeline:
         """Node -> what is free there at this moment, and booked for others before `end`."""
         found = {}
         for name in self._booked:
-            free = self._session.nodes[name].free
+            free = self._session.nodes.by_name[name].free
             if room := minus(free, self._profiles[name].least(self._now, end)):
                 found[name] = room
         return found
@@ -242,7 +242,7 @@ class NodeTimeline:
         """The room of a gang on nodes that would take its pods if they were empty: each pod where
         most of what it asks for is free now, by name among equals.
         """
-        nodes = {name: self._session.nodes[name] for name in self._profiles}
+        nodes = {name: self._session.nodes.by_name[name] for name in self._profiles}
         free = {name: dict(node.free) for name, node in nodes.items()}
         empty = {name: dict(node.total) for name, node in nodes.items()}
         room: dict[str, Amounts] = {}
@@ -279,7 +279,7 @@ class NodeTimeline:
         """The nodes that take a pod of a shape while they are empty, in order."""
         found = self._suits.get(shape.shape)
         if found is None:
-            sizes = {name: self._session.nodes[name].total for name in self._profiles}
+            sizes = {name: self._session.nodes.by_name[name].total for name in self._profiles}
             ranks = self._trials.judge(shape).ranks(list(self._trials.nodes(sizes).values()))
             found = self._suits[shape.shape] = tuple(sorted(name for _, name in ranks))
         return found
@@ -456,8 +456,8 @@ class _Owed:
 
     def __init__(self, session: Session) -> None:
         #: Group's uid -> node -> what is kept for it there.
-        self._kept = {uid: dict(rooms) for uid, rooms in session.rooms.items()}
-        for uid, places in session.kept.items():
+        self._kept = {uid: dict(rooms) for uid, rooms in session.nodes.held.items()}
+        for uid, places in session.nodes.kept.items():
             self._kept[uid] = places.room()
         #: Victim's pod -> its claimant, the room that this is to have, and who else is there.
         self._owed: dict[str, tuple[str, Amounts]] = {}
@@ -466,7 +466,7 @@ class _Owed:
         #: What a session that has closed no longer takes off its nodes.
         self._not_taken: dict[str, Amounts] = {}
         for claimant, pledge in standing_pledges(session):
-            if claimant.uid not in session.rooms:
+            if claimant.uid not in session.nodes.held:
                 self._kept[claimant.uid] = kept_room(session, pledge)
                 for name, room in self._kept[claimant.uid].items():
                     self._not_taken[name] = plus(self._not_taken.get(name, {}), room)
@@ -528,7 +528,7 @@ class _Trials:
     def _with_free(self, name: str, free: Amounts) -> NodeState:
         node = self._nodes.get(name)
         if node is None:
-            real = self._session.nodes[name]
+            real = self._session.nodes.by_name[name]
             node = self._nodes[name] = NodeState(real.record, ready=real.ready, heard=real.heard)
         # The profile's own: it is copied before anything is taken.
         node.free = free
@@ -583,7 +583,7 @@ class _Trials:
         placed = place_largest_first(
             gang,
             nodes.values(),
-            self._session.ready_resources,
+            self._session.nodes.ready,
             choices=lambda shape: len(usable_nodes(self._session, shape)),
             takes=lambda shape, node: self.judge(shape).rank(node) is not None,
             take=take,

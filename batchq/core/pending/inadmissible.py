@@ -178,7 +178,7 @@ class InadmissibleGroups:
             snapshot.queues,
             snapshot.quotas,
             snapshot.priority_classes,
-            session.machines_version,
+            session.nodes.version,
         )
         if not _same(world, self._world):
             self._world = world

@@ -30,10 +30,10 @@ from batchq.core.session.statement import Statement
 
 def keep_places(session: Session) -> None:
     """Keep places for pods within a promise, then for gangs that have waited for long."""
-    if session.binding_refused is None:
+    if session.nodes.binding_refused is None:
         _seek_and_hold(session)
     # Also where nothing is held now: what was held before is free again, and may wake others.
-    session.note_what_is_held()
+    session.nodes.note_held_less()
 
 
 def _seek_and_hold(session: Session) -> None:
@@ -45,14 +45,14 @@ def _seek_and_hold(session: Session) -> None:
             if waits and has_waited_long(session, group, group.status.in_queue_at):
                 late.setdefault(group.queue, group)
         elif isinstance(places := seek(session, group), KeptPlaces):
-            session.kept[group.uid] = places
+            session.nodes.kept[group.uid] = places
     for group in sorted(session.waits_for_nodes.values(), key=session.group_key):
         if _may_hold(session, group):
             late.setdefault(group.queue, group)
     for group in late.values():
         if not _has_reservation(session, group):
             hold(session, group)
-            if group.uid in session.kept:
+            if group.uid in session.nodes.kept:
                 # It is to be tried, though another one that asks for the same finds no nodes now.
                 wake_crowd(session, group)
 
@@ -75,7 +75,7 @@ def _promised(session: Session) -> Iterator[GroupState]:
 def _lacks_places(session: Session, group: GroupState) -> bool:
     if group.is_external or group.status.pledge.stands or group.queue not in session.queues:
         return False
-    if group.uid in session.kept:
+    if group.uid in session.nodes.kept:
         return False
     if is_admitted(group):
         return not group.has_all_placed and not session.group_ready(group)

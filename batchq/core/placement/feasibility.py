@@ -37,7 +37,7 @@ def why_no_known_node(session: Session, gang: Gang) -> str:
     """Why these pods would not fit on the nodes that were seen within a day, if all of them were
     there, empty and not cordoned; '' if they would, or if no node is known.
     """
-    known = session.machines.known_when_empty()
+    known = session.nodes.known_when_empty()
     if not known.nodes or _are_taken_by(session, gang, known):
         return ""
     asked = tuple((shape.task.name, shape.shape, count) for shape, count in gang)
@@ -58,7 +58,7 @@ def fits_when_empty(session: Session, gang: Gang) -> bool:
 
     Looked up once for each gang and set of nodes.
     """
-    return _are_taken_by(session, gang, session.machines.open_when_empty())
+    return _are_taken_by(session, gang, session.nodes.open_when_empty())
 
 
 def why_not_when_empty(session: Session, gang: Gang) -> str:
@@ -69,7 +69,7 @@ def why_not_when_empty(session: Session, gang: Gang) -> str:
         if not session.is_taken_when_empty(shape):
             empty = (
                 NodeState(node.record, ready=node.ready, heard=node.heard)
-                for node in session.nodes.values()
+                for node in session.nodes.by_name.values()
             )
             return count_fitting(session, shape, empty)[0]
     return _too_many(gang)
@@ -77,7 +77,7 @@ def why_not_when_empty(session: Session, gang: Gang) -> str:
 
 def largest_node(session: Session, resource: str) -> int:
     """The most of a resource that one node has, of those seen within a day."""
-    nodes = session.nodes.values()
+    nodes = session.nodes.by_name.values()
     known = (node for node in nodes if is_known(node, session.now_ms, session.settings))
     return max((node.total.get(resource, 0) for node in known), default=0)
 

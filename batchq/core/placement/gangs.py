@@ -140,16 +140,15 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
     stopped, limits are asked again: others may have come meanwhile. `waiting`: its pods without a
     node.
     """
-    places = session.kept.get(group.uid)
-    if places is None or session.binding_refused is not None:
+    places = session.nodes.kept.get(group.uid)
+    if places is None or session.nodes.binding_refused is not None:
         return False
     chosen = _pods_for(places, waiting)
     if chosen is None or _grows_over(session, group, places):
         return False
-    del session.kept[group.uid]
+    del session.nodes.kept[group.uid]
     with Statement(session) as statement:
-        statement.also_undo(lambda: session.kept.__setitem__(group.uid, places))
-        statement.also_undo(lambda: places.take(session.node_changes))
+        statement.also_undo(lambda: session.nodes.keep(group.uid, places))
         for pods, (_, nodes) in zip(chosen, places.parts, strict=True):
             bind_where_room_is_taken(statement, group, pods, nodes)
         if not session.group_ready(group):
@@ -249,8 +248,8 @@ def node_for(
     Small pods on the best nodes might leave no node for a large one, and others have been evicted
     for all of them.
     """
-    if plan and session.binding_refused is None:
-        node = session.nodes.get(plan.get(str(ordinal), ""))
+    if plan and session.nodes.binding_refused is None:
+        node = session.nodes.by_name.get(plan.get(str(ordinal), ""))
         if node is not None and session.refused_by(shape, node) is None:
             return node
     return find_node(session, shape)

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 
 def drop(session: Session, group: GroupState) -> None:
     """Give back what is kept for a group; nothing happens if nothing is."""
-    places = session.kept.pop(group.uid, None)
-    if places is not None:
-        places.give(session.node_changes)
+    if group.uid in session.nodes.kept:
+        session.nodes.release(group.uid)
 
 
 def release(statement: Statement, group: GroupState) -> None:
     """Give back what is kept for a group that leaves; undone, it is kept again."""
-    session = statement.session
-    places = session.kept.get(group.uid)
-    if places is not None:
-        drop(session, group)
-        statement.also_undo(lambda: _keep(session, group, places))
+    nodes, uid = statement.session.nodes, group.uid
+    if uid in nodes.kept:
+        places = nodes.release(uid)
+        statement.also_undo(lambda: nodes.keep(uid, places))
     if group.status.places:
         statement.set_status(group, places={})
 
@@ -40,13 +38,8 @@ def release(statement: Statement, group: GroupState) -> None:
 def keep_again(statement: Statement, group: GroupState, places: KeptPlaces) -> None:
     """Keep places again that were released; undone, they are not kept."""
     session = statement.session
-    _keep(session, group, places)
+    session.nodes.keep(group.uid, places)
     statement.also_undo(lambda: drop(session, group))
-
-
-def _keep(session: Session, group: GroupState, places: KeptPlaces) -> None:
-    places.take(session.node_changes)
-    session.kept[group.uid] = places
 
 
 def keep_stored(session: Session) -> None:
@@ -55,7 +48,7 @@ def keep_stored(session: Session) -> None:
         if group.status.places and (group.reserved or is_admitted(group)):
             places = _stored(session, group)
             if places is not None:
-                _keep(session, group, places)
+                session.nodes.keep(group.uid, places)
 
 
 def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
@@ -63,7 +56,7 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
     parts = []
     for task, names in group.status.places.items():
         shape = group.shape.by_task.get(task)
-        nodes = [session.nodes[name] for name in names if name in session.nodes]
+        nodes = [session.nodes.by_name[name] for name in names if name in session.nodes.by_name]
         if (
             shape is None
             or len(nodes) < len(names)
@@ -73,17 +66,21 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
         parts.append((shape, tuple(nodes)))
     places = KeptPlaces(tuple(parts))
     room = places.room().items()
-    return places if all(covers(session.nodes[name].free, asked) for name, asked in room) else None
+    return (
+        places
+        if all(covers(session.nodes.by_name[name].free, asked) for name, asked in room)
+        else None
+    )
 
 
 def store_kept_places(session: Session) -> None:
     """Write down what is still kept at the end of a session and is to be kept in the next."""
-    for uid, places in session.kept.items():
+    for uid, places in session.nodes.kept.items():
         group = session.groups[uid]
         if group.reserved or is_admitted(group):
             _write(session, group, places.by_task())
     for group in list(session.placed.values()):
-        if group.uid not in session.kept:
+        if group.uid not in session.nodes.kept:
             _write(session, group, {})
 
 

@@ -32,7 +32,7 @@ def binding_held_until(session: Session) -> int | None:
     standing = session.snapshot.standing
     if standing.restarted_at is None:
         return None
-    nodes = session.nodes.values() if standing.forgot else _unreported(session)
+    nodes = session.nodes.by_name.values() if standing.forgot else _unreported(session)
     leases = [_lease_ms(session, node) for node in nodes]
     if standing.forgot:
         leases.append(session.settings.pod_lease_ms)
@@ -53,7 +53,7 @@ def _unreported(session: Session) -> list[NodeState]:
     standing = session.snapshot.standing
     restarted_at = standing.restarted_at or 0
     found = []
-    for node in session.nodes.values():
+    for node in session.nodes.by_name.values():
         lease_ms = _lease_ms(session, node)
         heard_at = node.record.status.heartbeat or 0
         may_run = node.ready or heard_at + lease_ms > restarted_at

@@ -38,11 +38,12 @@ class NodeRows:
     """
 
     def __init__(self, session: Session) -> None:
-        self.nodes: list[NodeState] = [session.nodes[name] for name in sorted(session.nodes)]
+        by_name = session.nodes.by_name
+        self.nodes: list[NodeState] = [by_name[name] for name in sorted(by_name)]
         self.row_of = {node.name: row for row, node in enumerate(self.nodes)}
         #: Whether no node has so much that 64 bits might not do.
         self.are_exact = all(max(node.total.values()) <= LARGEST for node in self.nodes)
-        self._changes = session.node_changes
+        self._changes = session.nodes.changes
         self._seen = len(self._changes)
         self._free: dict[str, Column] = {}
         self._sizes: dict[str, tuple[Column, Column]] = {}
@@ -122,7 +123,7 @@ _SWEEP_PART = 50
 class RowRanking:
     """The nodes that take one shape, by score; follows the session's journal of node changes."""
 
-    __slots__ = ("_changes", "_judge", "_rows", "_scores", "_seen", "_shape", "_takes", "_values")
+    __slots__ = ("_judge", "_nodes", "_rows", "_scores", "_seen", "_shape", "_takes", "_values")
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class RowRanking:
         self._judge = Judge(session, shape)
         self._takes = takes
         self._scores = scores
-        self._changes = session.node_changes
-        self._seen = len(self._changes)
+        self._nodes = session.nodes
+        self._seen = len(self._nodes.changes)
         self._values = np.empty(len(rows.nodes), dtype=np.int64)
         self._sweep()
 
@@ -151,19 +152,18 @@ class RowRanking:
     def fill(self, count: int, filled: list[NodeState]) -> None:
         """Let up to `count` pods each take the best node as it is then; see `ShapeRanking.fill`."""
         self._follow()
-        values, nodes, changes = self._values, self._rows.nodes, self._changes
+        values, nodes = self._values, self._rows.nodes
         judge, requests = self._judge, self._shape.requests
         for _ in range(count):
             row = int(values.argmax())
             if values[row] == _NOBODY:
                 break
             node = nodes[row]
-            node.take(requests)
+            self._nodes.take(node, requests)
             filled.append(node)
-            changes.append(node.name)
             rank = judge.rank(node)
             values[row] = _NOBODY if rank is None else -rank[0]
-        self._seen = len(changes)
+        self._seen = len(self._nodes.changes)
 
     def slots(self, most: int) -> int:
         """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
@@ -175,7 +175,7 @@ class RowRanking:
         return min(most, int(np.minimum(found, most).sum()))
 
     def _follow(self) -> None:
-        changes = self._changes
+        changes = self._nodes.changes
         if self._seen == len(changes):
             return
         changed = dict.fromkeys(changes[self._seen :])

@@ -76,9 +76,9 @@ class ShapeRanking:
         self._session = session
         self._shape = shape
         self._judge = Judge(session, shape)
-        self._seen = len(session.node_changes)
+        self._seen = len(session.nodes.changes)
         #: Lowest first: how nodes are ranked now, and how they were, which `_rank` tells apart.
-        self._heap = self._judge.ranks(list(session.nodes.values()))
+        self._heap = self._judge.ranks(list(session.nodes.by_name.values()))
         self._rank = {rank[1]: rank for rank in self._heap}
         heapq.heapify(self._heap)
 
@@ -94,15 +94,14 @@ class ShapeRanking:
         `count` if no node takes the next.
         """
         self._follow()
-        session, requests = self._session, self._shape.requests
-        heap, ranks, changes, judge = self._heap, self._rank, session.node_changes, self._judge
+        nodes, requests = self._session.nodes, self._shape.requests
+        heap, ranks, judge = self._heap, self._rank, self._judge
         for _ in range(count):
             node = self._top()
             if node is None:
                 break
-            node.take(requests)
+            nodes.take(node, requests)
             filled.append(node)
-            changes.append(node.name)
             # Only this node's rank has changed, and it is on top.
             rank = judge.rank(node)
             if rank is None:
@@ -111,12 +110,12 @@ class ShapeRanking:
             else:
                 ranks[node.name] = rank
                 heapq.heapreplace(heap, rank)
-        self._seen = len(changes)
+        self._seen = len(nodes.changes)
 
     def slots(self, most: int) -> int:
         """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
         self._follow()
-        nodes, requests = self._session.nodes, list(self._shape.requests.items())
+        nodes, requests = self._session.nodes.by_name, list(self._shape.requests.items())
         found = 0
         for name in self._rank:
             free = nodes[name].free
@@ -130,18 +129,18 @@ class ShapeRanking:
         while heap:
             rank = heap[0]
             if ranks.get(rank[1]) == rank:
-                return self._session.nodes[rank[1]]
+                return self._session.nodes.by_name[rank[1]]
             heapq.heappop(heap)
         return None
 
     def _follow(self) -> None:
-        changes = self._session.node_changes
+        changes = self._session.nodes.changes
         if self._seen < len(changes):
             self._rank_anew(changes[self._seen :])
             self._seen = len(changes)
 
     def _rank_anew(self, names: Iterable[str]) -> None:
-        nodes, ranks = self._session.nodes, self._rank
+        nodes, ranks = self._session.nodes.by_name, self._rank
         for name in dict.fromkeys(names):
             rank = self._judge.rank(nodes[name])
             if rank is None:

@@ -60,8 +60,8 @@ class NodeRefusals:
 
     def begin(self, session: Session) -> None:
         """Forget all if nodes have come, gone or changed in more than what is free."""
-        if self._version != session.machines_version:
-            self._version = session.machines_version
+        if self._version != session.nodes.version:
+            self._version = session.nodes.version
             self._known.clear()
             self._alike.clear()
 
@@ -72,11 +72,11 @@ class NodeRefusals:
         known = self._known.get(wanted)
         if known is None:
             return None
-        if known.at != session.freed.count:
+        if known.at != session.nodes.freed.count:
             if known.verdict.in_line and _helps(session, known):
                 del self._known[wanted]
                 return None
-            self._known[wanted] = known._replace(at=session.freed.count)
+            self._known[wanted] = known._replace(at=session.nodes.freed.count)
         return known.verdict
 
     def asks_for_more(self, session: Session, wanted: Wanted) -> tuple[Any, ...] | None:
@@ -96,7 +96,7 @@ class NodeRefusals:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[wanted] = _Refused(
-            tuple([one for one, _ in gang]), verdict, session.freed.count
+            tuple([one for one, _ in gang]), verdict, session.nodes.freed.count
         )
         if len(wanted) == 1 and verdict.in_line:
             alike = self._alike.setdefault(wanted[0][0][1:], {})
@@ -151,9 +151,9 @@ class NodeRefusals:
 def _helps(session: Session, known: _Refused) -> bool:
     """Whether a node on which something was freed since takes any pod of the gang now."""
     return any(
-        session.refused_by(shape, session.nodes[name]) is None
-        for name in session.freed.since(known.at)
-        if name in session.nodes
+        session.refused_by(shape, session.nodes.by_name[name]) is None
+        for name in session.nodes.freed.since(known.at)
+        if name in session.nodes.by_name
         for shape in known.shapes
     )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity
 from batchq.core.placement.node_order import Judge, ShapeRanking
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import pod_of
-from batchq.core.session.session import Ranking, Session
+from batchq.core.session.session import Session, StateKey
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 
@@ -100,35 +101,49 @@ def _free_part(names: Iterable[str], node: NodeState, whole: Amounts) -> int:
     return sum(node.free.get(name, 0) * _PARTS // whole[name] for name in names)
 
 
+class Ranking(Protocol):
+    """The nodes that take one shape."""
+
+    def best(self) -> NodeState | None:
+        """The best node now, or None if no node takes the shape."""
+
+    def slots(self, most: int) -> int:
+        """How many pods of the shape fit now; counts up to `most`."""
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods each take the best node as it is then; append these."""
+
+
 #: From so many nodes on, sweeps over columns are faster than asking about one after the other.
 MANY_NODES = 64
 
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
     """The best node that takes a pod of this shape now, or None."""
-    return None if session.binding_refused is not None else _ranking(session, shape).best()
+    return None if session.nodes.binding_refused is not None else _ranking(session, shape).best()
 
 
 def fill_nodes(session: Session, shape: TaskShape, count: int, filled: list[NodeState]) -> None:
     """Let up to `count` pods of this shape take the best node each; see `ShapeRanking.fill`."""
-    if session.binding_refused is None:
+    if session.nodes.binding_refused is None:
         _ranking(session, shape).fill(count, filled)
 
 
 def slots_for(session: Session, shape: TaskShape, most: int) -> int:
     """How many pods of this shape fit on the nodes now, if no others come; up to `most`."""
-    return 0 if session.binding_refused is not None else _ranking(session, shape).slots(most)
+    return 0 if session.nodes.binding_refused is not None else _ranking(session, shape).slots(most)
 
 
 def _ranking(session: Session, shape: TaskShape) -> Ranking:
-    ranking = session.rankings.get(shape.shape)
+    rankings = session.get(RANKINGS)
+    ranking = rankings.get(shape.shape)
     if ranking is None:
-        ranking = session.rankings[shape.shape] = _ranked(session, shape)
+        ranking = rankings[shape.shape] = _ranked(session, shape)
     return ranking
 
 
 def _ranked(session: Session, shape: TaskShape) -> Ranking:
-    if len(session.nodes) < MANY_NODES:
+    if len(session.nodes.by_name) < MANY_NODES:
         return ShapeRanking(session, shape)
     # NumPy is loaded where there are many nodes: small clusters and other commands do without.
     from batchq.core.placement.node_matrix import NODE_ROWS, row_ranking
@@ -142,13 +157,14 @@ def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
     """The nodes that would take a pod of this shape if they were empty; all that are open, if none
     would. Worked out once a session.
     """
-    found = session.usable.get(shape.shape)
+    known = session.get(USABLE_NODES)
+    found = known.get(shape.shape)
     if found is None:
-        open_nodes = [node for node in session.nodes.values() if node.open]
+        open_nodes = [node for node in session.nodes.by_name.values() if node.open]
         empty = [NodeState(node.record, ready=True) for node in open_nodes]
         names = {name for _, name in Judge(session, shape).ranks(empty)}
         usable = [node for node in open_nodes if node.name in names]
-        found = session.usable[shape.shape] = usable or open_nodes
+        found = known[shape.shape] = usable or open_nodes
     return found
 
 
@@ -213,17 +229,15 @@ def fill_largest_first(
     """
 
     def take(shape: TaskShape, node: NodeState) -> None:
-        node.take(shape.requests)
-        session.node_changes.append(node.name)
+        session.nodes.take(node, shape.requests)
 
     def give_back(shape: TaskShape, node: NodeState) -> None:
-        node.put_back(shape.requests)
-        session.node_changes.append(node.name)
+        session.nodes.put_back(node, shape.requests)
 
     return place_largest_first(
         parts,
-        session.nodes.values(),
-        session.ready_resources,
+        session.nodes.by_name.values(),
+        session.nodes.ready,
         choices=lambda shape: len(usable_nodes(session, shape)),
         takes=lambda shape, node: session.refused_by(shape, node) is None,
         take=take,
@@ -233,9 +247,9 @@ def fill_largest_first(
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     """One verdict out of every node's refusal: `0/3 nodes fit: 2 insufficient cpu, 1 cordoned`."""
-    detail, fitting = count_fitting(session, shape, session.nodes.values())
-    if fitting and session.binding_refused is not None:
-        return session.binding_refused
+    detail, fitting = count_fitting(session, shape, session.nodes.by_name.values())
+    if fitting and session.nodes.binding_refused is not None:
+        return session.nodes.binding_refused
     passing = _most_free(session, shape)
     return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail, passing=passing)
 
@@ -254,10 +268,20 @@ def count_fitting(
 
 def _most_free(session: Session, shape: TaskShape) -> str:
     """What a pod needs and the node with most of it has, in the first dimension that lacks."""
-    nodes = [node for node in session.nodes.values() if node.open]
+    nodes = [node for node in session.nodes.by_name.values() if node.open]
     for resource, need in shape.requests.items() if nodes else ():
         most, name = max((node.free.get(resource, 0), node.name) for node in nodes)
         if most < need:
             needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
             return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
     return ""
+
+
+#: Shape -> the nodes that take it, best first, in a session.
+RANKINGS: StateKey[dict[tuple[object, ...], Ranking]] = StateKey(
+    "rankings", lambda _: {}, ends_with_session=True
+)
+#: Shape -> the nodes that would take it if they were empty, in a session.
+USABLE_NODES: StateKey[dict[tuple[object, ...], list[NodeState]]] = StateKey(
+    "usable nodes", lambda _: {}
+)

@@ -55,26 +55,19 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     Pods are tried in the gang's order, each on the best node; if that fails, the largest pods come
     first, each on the fullest node that takes it.
     """
-    if session.binding_refused is not None:
-        return session.binding_refused
-    if group.uid not in session.rooms:
+    if session.nodes.binding_refused is not None:
+        return session.nodes.binding_refused
+    if group.uid not in session.nodes.held:
         return _seek(session, group)
     # What is held for it already is its own.
-    room = session.rooms.pop(group.uid)
-    _put_back(session, room)
+    room = session.nodes.put_back_hold(group.uid)
     found = _seek(session, group)
     if isinstance(found, KeptPlaces):
         for name in room:
-            session.freed.note(name)
+            session.nodes.freed.note(name)
     else:
         hold_room(session, group, room)
     return found
-
-
-def _put_back(session: Session, room: dict[str, Amounts]) -> None:
-    for name, amounts in room.items():
-        session.nodes[name].put_back(amounts)
-        session.node_changes.append(name)
 
 
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
@@ -119,7 +112,7 @@ def _beside_heads(
     found = _try(session, gang)
     if isinstance(found, TaskShape):
         return found
-    found.put_back(session.node_changes)
+    session.nodes.put_back_places(found)
     heads = ", ".join(queue for queue in session.ledger.aside if queue != group.queue)
     detail = f"nodes that have room for its gang are set aside for the head of {heads}"
     return Verdict(
@@ -145,11 +138,11 @@ def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
 
 def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return why nodes do not take a group's gang now, if they do not; leaves no trace."""
-    if group.is_external or not nodes_decide(session) or group.uid in session.kept:
+    if group.is_external or not nodes_decide(session) or group.uid in session.nodes.kept:
         return ()
     found = seek(session, group)
     if isinstance(found, KeptPlaces):
-        found.put_back(session.node_changes)
+        session.nodes.put_back_places(found)
         return ()
     return (found,)
 
@@ -176,7 +169,7 @@ def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
         fill_nodes(session, shape, count, filled)
         parts.append((shape, tuple(filled)))
         if len(filled) < count:
-            KeptPlaces(tuple(parts)).put_back(session.node_changes)
+            session.nodes.put_back_places(KeptPlaces(tuple(parts)))
             return shape
     return KeptPlaces(tuple(parts))
 
@@ -207,7 +200,7 @@ def _what_is_free(session: Session, shape: TaskShape) -> str:
     if it is not for that that no node takes the pod.
     """
     for resource, need in shape.requests.items():
-        units, name = session.most_free(resource)
+        units, name = session.nodes.most_free(resource)
         if name and units < need:
             free = describe_quantity(resource, max(0, units))
             return f"and the most {resource} that one node has free is {free}, on {name}"
@@ -242,12 +235,11 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
         if shape is None or group.requests_of(pod) != shape.requests:
             # It was made before its task was edited: allocate finds it a node.
             return True
-        parts.setdefault(pod.spec.task, []).append(session.nodes[pod.status.node])
+        parts.setdefault(pod.spec.task, []).append(session.nodes.by_name[pod.status.node])
     places = KeptPlaces(
         tuple((group.shape.by_task[task], tuple(nodes)) for task, nodes in parts.items())
     )
-    places.take(session.node_changes)
-    session.kept[group.uid] = places
+    session.nodes.keep(group.uid, places)
     return True
 
 
@@ -266,7 +258,7 @@ def hold(session: Session, group: GroupState) -> None:
     waits = bool(group.pods) and waits_for_its_own(group, gang)
     found = None if waits else _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
-        session.kept[group.uid] = found
+        session.nodes.kept[group.uid] = found
         return
     stands = group.status.set_aside_on
     if stands and all(_would_hold(session, name, amounts) for name, amounts in stands.items()):
@@ -283,16 +275,15 @@ def hold(session: Session, group: GroupState) -> None:
             if fullest is None:
                 break
             part = {name: min(units, fullest.free[name]) for name, units in _there(fullest, shape)}
-            fullest.take(part)
-            session.node_changes.append(fullest.name)
+            session.nodes.take(fullest, part)
             room[fullest.name] = plus(room.get(fullest.name, {}), part)
     if room:
-        session.rooms[group.uid] = room
+        session.nodes.held[group.uid] = room
 
 
 def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
     """Whether an open node of this name would have so much if it were empty."""
-    node = session.nodes.get(name)
+    node = session.nodes.by_name.get(name)
     return node is not None and node.open and covers(node.total, amounts)
 
 
@@ -300,7 +291,7 @@ def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
     """What is free of certain room now."""
     found: dict[str, Amounts] = {}
     for name, amounts in room.items():
-        part = minus(smaller(amounts, session.nodes[name].free), {})
+        part = minus(smaller(amounts, session.nodes.by_name[name].free), {})
         if part:
             found[name] = part
     return found
@@ -315,7 +306,7 @@ def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
     """The node that would take a pod if it were empty and has most free of what it asks for."""
     takers = [
         node
-        for node in session.nodes.values()
+        for node in session.nodes.by_name.values()
         if node.open
         and len(_there(node, shape)) == len(shape.requests)
         and session.refused_by(shape, NodeState(node.record, ready=True)) is None

@@ -161,7 +161,7 @@ def choose_anew(session: Session, action: str) -> None:
     its room is lost or cordoned, others make room elsewhere; if there are none, and some were told
     to stop, the claimant waits for the node until its pledge expires.
     """
-    if session.binding_refused is not None:
+    if session.nodes.binding_refused is not None:
         return
     session.undoable = session.standing_by_rank = None
     waiting = [
@@ -459,8 +459,8 @@ _PREEMPTABLE = "preemptable"
 
 def claims_nothing(session: Session, group: GroupState) -> str:
     """Why a group that lacks room is no claimant at all; '' if it is one."""
-    if session.binding_refused is not None:
-        return f"nobody is evicted while nothing may be bound: {session.binding_refused.message()}"
+    if (refused := session.nodes.binding_refused) is not None:
+        return f"nobody is evicted while nothing may be bound: {refused.message()}"
     if group.status.pledge.stands:
         return "others have been told to make room for it already"
     if others := waits_for_more_than_room(session, group):

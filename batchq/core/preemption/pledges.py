@@ -164,7 +164,7 @@ def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
             node = pod.status.node
             there[node] = plus(there.get(node, {}), of_pod(pod.spec.requests))
     rooms = {node: minus(room, there.get(node, {})) for node, room in pledge.room.items()}
-    return {node: room for node, room in rooms.items() if room and node in session.nodes}
+    return {node: room for node, room in rooms.items() if room and node in session.nodes.by_name}
 
 
 def has_lost_room(session: Session, pledge: Pledge) -> bool:
@@ -184,7 +184,7 @@ def nodes_awaited(session: Session, pledge: Pledge) -> list[str]:
 
 def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
     for name in pledge.room:
-        node = session.nodes.get(name)
+        node = session.nodes.by_name.get(name)
         if node is None or not node.open:
             yield name
 
@@ -195,7 +195,7 @@ def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
 def keep_rooms(session: Session) -> None:
     """Take what is kept for claimants off the nodes, until the session ends."""
     for claimant, pledge in standing_pledges(session):
-        _take_room(session, claimant, kept_room(session, pledge))
+        session.nodes.hold(claimant.uid, kept_room(session, pledge))
 
 
 def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
@@ -210,35 +210,18 @@ def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
 def hold_room(session: Session, group: GroupState, room: dict[str, Amounts]) -> None:
     """Keep room for a group that waits, for the rest of this session only."""
     if room:
-        _take_room(session, group, room)
-
-
-def _take_room(session: Session, claimant: GroupState, rooms: dict[str, Amounts]) -> None:
-    session.rooms[claimant.uid] = rooms
-    for name, room in rooms.items():
-        session.nodes[name].take(room)
-        session.node_changes.append(name)
-
-
-def _give_room(session: Session, claimant: GroupState) -> dict[str, Amounts]:
-    rooms = session.rooms.pop(claimant.uid, {})
-    for name, room in rooms.items():
-        session.nodes[name].give(room)
-        session.node_changes.append(name)
-    return rooms
+        session.nodes.hold(group.uid, room)
 
 
 def enter_room(statement: Statement, claimant: GroupState) -> None:
     """Let the claimant use what was kept for it."""
-    session = statement.session
-    if claimant.uid in session.rooms:
-        rooms = _give_room(session, claimant)
-        statement.also_undo(lambda: _take_room(session, claimant, rooms))
-    if claimant.uid in session.kept:
-        places = session.kept.pop(claimant.uid)
-        places.give(session.node_changes)
-        statement.also_undo(lambda: places.take(session.node_changes))
-        statement.also_undo(lambda: session.kept.__setitem__(claimant.uid, places))
+    nodes, uid = statement.session.nodes, claimant.uid
+    if uid in nodes.held:
+        amounts = nodes.give_hold(uid)
+        statement.also_undo(lambda: nodes.hold(uid, amounts))
+    if uid in nodes.kept:
+        places = nodes.release(uid)
+        statement.also_undo(lambda: nodes.keep(uid, places))
 
 
 def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
@@ -253,8 +236,8 @@ def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
     """Victims have ended: keep what they have left for the claimant, too."""
     session = statement.session
     enter_room(statement, claimant)
-    _take_room(session, claimant, kept_room(session, claimant.status.pledge))
-    statement.also_undo(lambda: _drop_room(session, claimant))
+    session.nodes.hold(claimant.uid, kept_room(session, claimant.status.pledge))
+    statement.also_undo(lambda: _drop_hold(session, claimant))
 
 
 def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
@@ -264,14 +247,14 @@ def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) ->
     statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
     # What it held already on nodes is part of what it is to have.
     enter_room(statement, claimant)
-    _take_room(session, claimant, kept_room(session, pledge))
-    statement.also_undo(lambda: _drop_room(session, claimant))
+    session.nodes.hold(claimant.uid, kept_room(session, pledge))
+    statement.also_undo(lambda: _drop_hold(session, claimant))
     # Noted only now, its victims count for it.
     session.ledger.recharge(claimant)
 
 
-def _drop_room(session: Session, claimant: GroupState) -> None:
-    _give_room(session, claimant)
+def _drop_hold(session: Session, claimant: GroupState) -> None:
+    session.nodes.give_hold(claimant.uid)
 
 
 def end_pledge(statement: Statement, claimant: GroupState) -> None:

@@ -72,7 +72,7 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
 
     A group that is refused as not the first of its line, or for what no room helps, claims nothing.
     """
-    if session.binding_refused is not None:
+    if session.nodes.binding_refused is not None:
         return Claimants([])
     alone = {group.uid: group for group in session.busy()}
     for line in session.lines():
@@ -246,7 +246,7 @@ def _new_pods(session: Session, group: GroupState) -> list[Pod]:
 
 def elastic_claimants(session: Session) -> Claimants:
     """Groups that run with fewer pods than they would like."""
-    if session.binding_refused is not None:
+    if session.nodes.binding_refused is not None:
         return Claimants([])
     return Claimants([group for group in session.busy() if is_elastic_claimant(session, group)])
 

@@ -293,7 +293,7 @@ class _SearchTrial:
 
     def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
-        kept = self._session.kept.get(group.uid)
+        kept = self._session.nodes.kept.get(group.uid)
         self._taken.append(Taken(kind, victim, (group.status, dict(group.pods)), kept))
         leave(self._statement, victim)
 
@@ -436,7 +436,7 @@ def _restore(statement: Statement, taken: Taken) -> None:
             statement.put_pod(group, pods[pod.metadata.uid])
     else:
         _put(statement, group, status, pods)
-        if taken.kept is not None and group.uid not in statement.session.kept:
+        if taken.kept is not None and group.uid not in statement.session.nodes.kept:
             keep_again(statement, group, taken.kept)
 
 

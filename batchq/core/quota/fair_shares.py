@@ -203,7 +203,7 @@ def ask_for(session: Session, group: GroupState) -> None:
 def resources_named(session: Session) -> list[str]:
     """Every dimension that a node or a queue names, in order."""
     named: set[str] = set()
-    for node in session.nodes.values():
+    for node in session.nodes.by_name.values():
         named.update(node.record.spec.resources)
     for queue in session.queues.values():
         spec = queue.record.spec
@@ -350,7 +350,7 @@ def _children(session: Session) -> dict[str, tuple[str, ...]]:
 
 
 def _of_root(session: Session, resources: list[str]) -> Amounts:
-    available = total(node.total for node in session.nodes.values() if node.open)
+    available = total(node.total for node in session.nodes.by_name.values() if node.open)
     root = session.tree.records.get(ROOT)
     stated = root.spec.deserved if root is not None else {}
     return {name: stated.get(name, available.get(name, 0)) for name in resources}

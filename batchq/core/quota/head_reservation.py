@@ -353,7 +353,7 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
     length = length_of(session, head)
     known = session.get(HEAD_PLACES).get(head.uid)
     former: Room = head.status.set_aside_on if known is None else known.room
-    if former and head.uid in session.rooms and table.could_stand(head, former):
+    if former and head.uid in session.nodes.held and table.could_stand(head, former):
         return HeadPlace(None, former)
     start = table.slot(head, length)
     if start is not None:
@@ -373,7 +373,7 @@ def room_against(session: Session, group: GroupState) -> Room:
     heads = [
         one.head
         for queue, one in session.ledger.aside.items()
-        if queue != group.queue and one.against(group) and one.head not in session.rooms
+        if queue != group.queue and one.against(group) and one.head not in session.nodes.held
     ]
     return together(_places_of(session)[uid].room for uid in heads) if heads else {}
 
@@ -451,17 +451,17 @@ def _places_of(session: Session) -> Mapping[str, HeadPlace]:
 def keeping_off(session: Session, room: Room) -> Iterator[None]:
     """For a while, nodes have so much less free."""
     nodes = [
-        (session.nodes[name], amounts) for name, amounts in room.items() if name in session.nodes
+        (session.nodes.by_name[name], amounts)
+        for name, amounts in room.items()
+        if name in session.nodes.by_name
     ]
     for node, amounts in nodes:
-        node.take(amounts)
-        session.node_changes.append(node.name)
+        session.nodes.take(node, amounts)
     try:
         yield
     finally:
         for node, amounts in nodes:
-            node.put_back(amounts)
-            session.node_changes.append(node.name)
+            session.nodes.put_back(node, amounts)
 
 
 def store_head_places(session: Session) -> None:

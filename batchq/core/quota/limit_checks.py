@@ -196,7 +196,7 @@ def most_beside_siblings(
     if parent is None:
         return {}, set()
     above = stated = session.ledger.limits.get(queue_scope(parent), {})
-    if parent == ROOT and not group.is_external and session.nodes:
+    if parent == ROOT and not group.is_external and session.nodes.by_name:
         above = {**machines, **stated}
     own, others = tree.guarantee(queue), plus(guaranteed_beside(session, queue), left)
     most = {

@@ -112,24 +112,3 @@ class KeptPlaces:
             for node in nodes:
                 found[node.name] = plus(found.get(node.name, {}), shape.requests)
         return found
-
-    def take(self, changes: list[str]) -> None:
-        """Take the room off the nodes; their names are added to `changes`."""
-        for shape, nodes in self.parts:
-            for node in nodes:
-                node.take(shape.requests)
-                changes.append(node.name)
-
-    def give(self, changes: list[str]) -> None:
-        """Give the room back, and note the nodes in the same way."""
-        for shape, nodes in self.parts:
-            for node in nodes:
-                node.give(shape.requests)
-                changes.append(node.name)
-
-    def put_back(self, changes: list[str]) -> None:
-        """Give the room back that was taken for a trial: nothing is free that was not before."""
-        for shape, nodes in self.parts:
-            for node in nodes:
-                node.put_back(shape.requests)
-                changes.append(node.name)

@@ -40,5 +40,5 @@ def open_session(
         actions=actions,
     )
     carried.divide_classes(session)
-    session.binding_refused = refusal_to_bind(session)
+    session.nodes.binding_refused = refusal_to_bind(session)
     return session

@@ -19,7 +19,7 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Condition, Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
-from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus
+from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts
 from batchq.core.cache.chunks import Ordered, uid_order
 from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.points import ExtensionPoint, Registration
@@ -27,7 +27,8 @@ from batchq.core.extension.traits import Rule
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
-from batchq.core.session.node_state import KeptPlaces, NodeState
+from batchq.core.session.node_state import NodeState
+from batchq.core.session.session_nodes import SessionNodes
 from batchq.core.session.settings import Settings
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.specs import TaskShape
@@ -52,19 +53,6 @@ class Action(Protocol):
 
     def execute(self, session: Session) -> None:
         """Take one turn."""
-
-
-class Ranking(Protocol):
-    """The nodes that take one shape."""
-
-    def best(self) -> NodeState | None:
-        """The best node now, or None if no node takes the shape."""
-
-    def slots(self, most: int) -> int:
-        """How many pods of the shape fit now; counts up to `most`."""
-
-    def fill(self, count: int, filled: list[NodeState]) -> None:
-        """Let up to `count` pods each take the best node as it is then; append these."""
 
 
 class RegisteredPlugins(Protocol):
@@ -220,9 +208,6 @@ class Session:
         self.unplanned: set[str] = set()
         #: Groups whose changes become true together or not at all, by uid.
         self.joined: list[tuple[str, ...]] = []
-        #: Group's uid -> node -> the room that is kept for it there in this session: what was
-        #: promised to it, or what a gang that waits for long has found.
-        self.rooms: dict[str, dict[str, Amounts]] = {}
         #: Why groups stand aside, once asked (batchq.core.pending.queue).
         self.asides: dict[str, tuple[Verdict, ...]] = {}
         #: What groups that ask for the same were told, and at which version of the ledger.
@@ -235,17 +220,6 @@ class Session:
         self.lacking: frozenset[str] = frozenset()
         #: Scope -> what its sum is going to fall by, meanwhile: what victims owe to others.
         self.leaving: Mapping[str, Amounts] = {}
-        #: The names of nodes on which something was taken or given back, in that order.
-        self.node_changes: list[str] = []
-        #: Resource -> what `most_free` says of it, and at how many changes of nodes.
-        self._most_free: dict[str, tuple[int, str]] = {}
-        self._most_free_at = -1
-        #: Group's uid -> the places on nodes that are kept for its gang; their room is taken.
-        self.kept: dict[str, KeptPlaces] = {}
-        #: Shape -> the nodes that take it, best first (batchq.core.placement.placement).
-        self.rankings: dict[tuple[object, ...], Ranking] = {}
-        #: Shape -> the nodes that would take it if they were empty, once asked.
-        self.usable: dict[tuple[object, ...], list[NodeState]] = {}
         #: Victims' uids (of pods, of external groups) -> the uid of the claimant they are owed to.
         self.pledged: dict[str, str] = {}
 
@@ -280,15 +254,13 @@ class Session:
         for line in self.lines():
             line.order_by(self.group_key)
         #: Whether anything says how many pods there may be, and so how many a queue deserves.
-        self.pods_are_bounded = self.ready_resources.get(PODS, 0) < UNLIMITED_PODS or any(
+        self.pods_are_bounded = self.nodes.ready.get(PODS, 0) < UNLIMITED_PODS or any(
             PODS in queue.spec.deserved for queue in snapshot.queues
         )
         self.all_reclaimable = all(queue.spec.reclaimable for queue in snapshot.queues)
         self.admission_checks_are_asked_for = any(
             queue.spec.admission_checks for queue in snapshot.queues
         )
-        #: Why nothing at all is bound in this session; None if pods may be.
-        self.binding_refused: Verdict | None = None
 
     # What other modules keep here --------------------------------------------------------------
 
@@ -312,16 +284,7 @@ class Session:
 
     def adopt(self, carried: CarriedState) -> None:
         """Take over what the session before has left, put right; for the cache."""
-        machines = carried.machines
-        self.machines = machines
-        self.nodes = machines.nodes
-        self.machines_version = machines.version
-        self._taken_when_empty = machines.taken_when_empty
-        #: What all ready nodes have together, and all that were seen within a day, ready or not.
-        self.ready_resources = machines.ready
-        self.known_resources = machines.known
-        #: What the cluster could ever have: rule 1 asks for every group.
-        self.could_have = machines.could_have
+        self.nodes = SessionNodes(carried.machines)
         self.tree = carried.tree
         self.groups = carried.groups
         self.by_key = carried.by_key
@@ -331,8 +294,6 @@ class Session:
         self.ledger = carried.ledger
         self.dependents = carried.dependents
         self.watches = carried.watches
-        #: The nodes on which something has been freed, and how often.
-        self.freed = machines.freed
         #: The groups whose records say which places are kept for them, by uid; and those that wait
         #: for nothing but nodes and say since when.
         self.placed = carried.placed
@@ -361,28 +322,13 @@ class Session:
 
         Looked up once for each shape and set of nodes.
         """
-        known = self._taken_when_empty.get(shape.shape)
+        taken = self.nodes.taken_when_empty
+        known = taken.get(shape.shape)
         if known is None:
-            if len(self._taken_when_empty) >= _MOST_SHAPES:
-                self._taken_when_empty.clear()
-            known = self._taken_when_empty[shape.shape] = any(
-                self.refused_by(shape, node) is None
-                for node in self.machines.open_when_empty().nodes.values()
-            )
-        return known
-
-    def most_free(self, resource: str) -> tuple[int, str]:
-        """Return the most of a resource that one open node has free, and its name; 0 and '' without
-        such a node.
-        """
-        if self._most_free_at != len(self.node_changes):
-            self._most_free_at, self._most_free = len(self.node_changes), {}
-        known = self._most_free.get(resource)
-        if known is None:
-            free = (
-                (node.free.get(resource, 0), node.name) for node in self.nodes.values() if node.open
-            )
-            known = self._most_free[resource] = max(free, default=(0, ""))
+            if len(taken) >= _MOST_SHAPES:
+                taken.clear()
+            nodes = self.nodes.open_when_empty().nodes.values()
+            known = taken[shape.shape] = any(self.refused_by(shape, node) is None for node in nodes)
         return known
 
     def score(self, shape: TaskShape, node: NodeState) -> int:
@@ -501,42 +447,12 @@ class Session:
 
     def close(self) -> None:
         """End the turn: what was only held is undone."""
-        held: dict[str, Amounts] = {}
-        while self.rooms:
-            _, rooms = self.rooms.popitem()
-            for name, room in rooms.items():
-                self.nodes[name].put_back(room)
-                held[name] = plus(held.get(name, {}), room)
-        while self.kept:
-            _, places = self.kept.popitem()
-            for shape, nodes in places.parts:
-                for node in nodes:
-                    node.put_back(shape.requests)
-                    held[node.name] = plus(held.get(node.name, {}), shape.requests)
-        self._cache.machines.held = held
-
-    def note_what_is_held(self) -> None:
-        """Note the nodes on which less is kept for groups than at the end of the last session."""
-        former = self._cache.machines.held
-        if not former:
-            return
-        held: dict[str, Amounts] = {}
-        for rooms in self.rooms.values():
-            for name, room in rooms.items():
-                held[name] = plus(held.get(name, {}), room)
-        for places in self.kept.values():
-            for shape, nodes in places.parts:
-                for node in nodes:
-                    held[node.name] = plus(held.get(node.name, {}), shape.requests)
-        for name, room in former.items():
-            if minus(room, held.get(name, {})):
-                self.freed.note(name)
+        self.nodes.end()
 
     def end(self) -> None:
         """Everything is decided and written down: the next session may take this one over."""
         self._cache.end()
         # They know the session: left here, both were a cycle, which only the collector frees.
-        self.rankings.clear()
         for key in [key for key in self._parts if key.ends_with_session]:
             del self._parts[key]
 

@@ -5,7 +5,8 @@
         if enough:
             statement.commit()   # without it, leaving the block undoes every move
 
-Each change stores its own undo. Only Statements change a session's groups and nodes.
+Each change stores its own undo. Only Statements change a session's groups; what is free on nodes
+changes through `session.nodes`, which Statements use, too.
 """
 
 from __future__ import annotations
@@ -164,15 +165,14 @@ class Statement:
     def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
         if pod is None or pod.status.phase not in ON_NODE:
             return
-        node = self.session.nodes.get(pod.status.node)
+        node = self.session.nodes.by_name.get(pod.status.node)
         if node is None:
             return
         requests = of_pod(pod.spec.requests)
         if taken:
-            node.take(requests)
+            self.session.nodes.take(node, requests)
         else:
-            node.give(requests)
-        self.session.node_changes.append(node.name)
+            self.session.nodes.give(node, requests)
 
     def _follow(self, group: GroupState) -> None:
         session = self.session

@@ -104,7 +104,7 @@ def levels_of(session: Session) -> Levels:
         gated_since={name: count.gated_since for name, count in everywhere.items()},
         waiting_since={name: count.waiting_since for name, count in everywhere.items()},
         queues=_queues(session, counts),
-        nodes=_nodes(session.nodes.values()),
+        nodes=_nodes(session.nodes.by_name.values()),
         checks={
             name: _active_until(check, session.now_ms)
             for name, check in sorted(session.admission_checks.items())

@@ -83,7 +83,7 @@ def others_alive(session: Session) -> Iterator[Object]:
 
 def _beating(session: Session, node: Node) -> Node:
     """A node that beats goes on to; one that has fallen silent stays so."""
-    state = session.nodes[node.metadata.name]
+    state = session.nodes.by_name[node.metadata.name]
     if not (state.ready and state.heard):
         return node
     return structs.replace(node, status=structs.replace(node.status, heartbeat=None))
@@ -99,7 +99,9 @@ def _renewing(check: AdmissionCheck, now_ms: int) -> AdmissionCheck:
 
 def _leases_to_keep(session: Session) -> Iterator[tuple[str, int]]:
     """Those that run out: on silent nodes, and where nobody has renewed them in time."""
-    silent = {name for name, node in session.nodes.items() if not (node.ready and node.heard)}
+    silent = {
+        name for name, node in session.nodes.by_name.items() if not (node.ready and node.heard)
+    }
     nodes = {
         pod.metadata.uid: pod.status.node for pods in session.snapshot.pods.values() for pod in pods
     }

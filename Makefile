@@ -30,14 +30,15 @@ bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
 	$(BIN)/python -m benchmarks
 
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
-	HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
+	BATCHQ_EFFORT=swarm HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
+	BATCHQ_EFFORT=swarm $(BIN)/pytest tests/sim tests/client tests/days tests/traces
 	$(BIN)/python -m tests.faults --seeds 10000
 	$(BIN)/python -m tests.worlds --seeds 5000
 	$(BIN)/python -m tests.worlds --wide --seeds 5000
 	$(BIN)/python -m tests.days --days 200
 	$(BIN)/python -m tests.swarm --kills 500
 	BATCHQ_MUTATIONS=91000 $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
-	$(BIN)/pytest -m slow tests/e2e
+	$(BIN)/pytest -m slow
 
 format: $(VENV)/.installed-test  ## format the code and mend what can be mended
 	$(BIN)/ruff format

@@ -27,9 +27,10 @@ from batchq.lab.simulation.clock import CountedIds, VirtualClock, write
 from batchq.lab.simulation.initial_state import found, overbooked
 from batchq.lab.simulation.world import World, read_world
 from batchq.scheduler.cycle import Cycle, CycleReport
+from tests.effort import usually
 from tests.worlds.making import described
 
-SEEDS = 120
+SEEDS = usually(60, 120)
 UID = "999999"
 
 

@@ -1,4 +1,4 @@
-"""How hard the properties are tried: a hundred worlds each, or thousands by `make swarm`."""
+"""How hard the properties are tried: forty worlds each, or thousands by `make swarm`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("usual", max_examples=100, deadline=None)
+settings.register_profile("usual", max_examples=40, deadline=None)
 settings.register_profile(
     "swarm",
     max_examples=5_000,

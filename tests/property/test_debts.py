@@ -18,9 +18,10 @@ from batchq.core.preemption.pledges import (
 from batchq.core.quota.ledger import counted
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from tests.effort import usually
 from tests.worlds.play import failure_of
 
-SEEDS = range(40)
+SEEDS = range(usually(20, 40))
 
 
 def test_sums_that_follow_what_changes_are_those_of_all_pledges(

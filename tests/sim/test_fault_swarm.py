@@ -12,6 +12,7 @@ from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.clock import VirtualClock
 from tests.builders import a_group, a_pod
+from tests.effort import usually
 from tests.faults import scenario
 from tests.faults.checker import Judge
 from tests.faults.dramas import drama_of
@@ -19,7 +20,7 @@ from tests.faults.machines import Process
 from tests.faults.play import failures_of, play
 from tests.faults.server import Server
 
-SEEDS = 150
+SEEDS = usually(100, 150)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))

@@ -27,6 +27,7 @@ from batchq.lab.simulation.player import WorldStage
 from batchq.lab.simulation.world import read_world
 from batchq.plugins.drf import Drf
 from batchq.plugins.sla import Sla, SlaArguments
+from tests.effort import usually
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
 
@@ -163,9 +164,9 @@ def test_plugins_that_promise_nothing_decide_the_same_of_classes_and_of_single_g
         assert told == _told(world, *plugins, carried=Solitary), f"seed {seed}"
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, usually(24, 60), 12))
 def test_a_world_goes_the_same_way_whatever_sessions_remember(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 12):
         world = described(seed)
         told = _told(world)
         assert told == _told(world, sleeps=False), f"seed {seed}"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import thousand
+
+#: What is measured takes its time.
+pytestmark = pytest.mark.slow
 
 
 def test_a_few_agents_are_measured_idle_and_with_pods_beside_as_many_workers_of_rq() -> None:

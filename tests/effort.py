@@ -1,0 +1,30 @@
+"""How much of the long evidence a run plays: a sample, or with BATCHQ_EFFORT=swarm all of it.
+
+`make test` plays the sample on every change; `make swarm` plays everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+THOROUGH = os.environ.get("BATCHQ_EFFORT") == "swarm"
+
+
+def usually(few: int, all_of_them: int) -> int:
+    """Return how many seeds to play: `few`, or all of them in a thorough run."""
+    return all_of_them if THOROUGH else few
+
+
+def sample(items: Iterable[T], most: int) -> Sequence[T]:
+    """Return at most `most` items at even distances, the first and the last among them.
+
+    A thorough run gets all items.
+    """
+    every = list(items)
+    if THOROUGH or len(every) <= most:
+        return every
+    return [every[place * (len(every) - 1) // (most - 1)] for place in range(most)]

@@ -18,7 +18,7 @@ from batchq.api.objects import PodGroup
 from tests.builders import a_priority, a_queue
 from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage
-from tests.harness.proxy import Road
+from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 
 SOON_S = 30
@@ -418,13 +418,13 @@ def assert_the_rest_is_added(batchq: Batchq, stage: Stage, many: str, there: int
 
 
 @pytest.fixture
-def road(server: Server) -> Iterator[Road]:
-    with Road(server.socket) as made:
+def road(server: Server) -> Iterator[ControlledProxy]:
+    with ControlledProxy(server.socket) as made:
         yield made
 
 
 def test_a_server_that_goes_away_in_the_middle_is_waited_for(
-    server: Server, stage: Stage, many: str, road: Road
+    server: Server, stage: Stage, many: str, road: ControlledProxy
 ) -> None:
     with ThreadPoolExecutor(max_workers=1) as threads:
         done: Future[Ran] = threads.submit(run, "submit", "--from-file", many, url=road.url)

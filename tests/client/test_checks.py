@@ -15,7 +15,7 @@ from tests.builders import a_priority, amounts
 from tests.client.checking import a_check, asking
 from tests.client.stage import Stage
 from tests.daemon.waiting import until
-from tests.harness.proxy import Road
+from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 
 SOON_S = 20
@@ -130,7 +130,7 @@ def test_a_lease_that_nobody_renews_lapses_and_another_takes_over(
     asked: Stage, server: Server, other: Client
 ) -> None:
     with (
-        Road(server.socket) as road,
+        ControlledProxy(server.socket) as road,
         Client(road.url) as far,
         far.checks.watch("boss", lease_s=1) as cut_off,
     ):
@@ -303,7 +303,7 @@ def test_the_wait_ends_when_it_is_told_to_stop(asked: Stage) -> None:
 
 def test_a_server_that_is_away_is_waited_for(asked: Stage, server: Server) -> None:
     with (
-        Road(server.socket) as road,
+        ControlledProxy(server.socket) as road,
         Client(road.url) as client,
         client.checks.watch("boss", lease_s=30) as watch,
     ):
@@ -321,7 +321,7 @@ def test_a_controller_regaining_its_lease_is_told_everything_again(
 ) -> None:
     submit(asked)
     with (
-        Road(server.socket) as road,
+        ControlledProxy(server.socket) as road,
         Client(road.url) as client,
         client.checks.watch("boss", lease_s=1) as watch,
     ):

@@ -25,7 +25,7 @@ from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
 from tests.client.stage import Stage
-from tests.harness.proxy import LossyProxy, Road
+from tests.harness.proxy import ControlledProxy, LossyProxy
 from tests.harness.server import Server
 
 
@@ -421,7 +421,7 @@ def test_an_answer_that_the_server_has_forgotten_too_is_known_by_the_uids(
 def test_a_server_that_is_away_is_told_and_the_iteration_goes_on_when_it_is_back(
     stage: Stage, server: Server
 ) -> None:
-    with Road(server.socket) as road, Client(road.url) as client:
+    with ControlledProxy(server.socket) as road, Client(road.url) as client:
         submission = client.submit_many(lines(50))
         first = [next(submission)]
         road.cut()

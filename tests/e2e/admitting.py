@@ -1,4 +1,4 @@
-"""A stack with both controllers of conf/examples at work, and queues that ask both of them."""
+"""A stack with both controllers of conf/examples, and queues that ask both of them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from tests.swarm.judge import broken, left_over
 from tests.swarm.load import Design
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
-#: The controller that a test carries out itself, to see what it is told.
+#: A controller that the test itself plays, to see what it is asked.
 DESK = "desk"
-#: Until it is told to go: no test waits for its end.
+#: Runs until it is told to stop: no test waits for its end.
 SLEEPS = ("sleep", "600")
-#: Of a killed controller, its checks are inactive so soon.
+#: The checks of a killed controller are inactive after this time.
 LEASE_S = 4
-#: In the example it is the default: 30 seconds.
+#: The example uses the default of 30 seconds.
 _WATCHES = "client.checks.watch(CONTROLLER)"
 _CLASSES = {"kind": "PriorityClass", "metadata": {"name": "high"}, "spec": {"value": 10}}
 
 
 class Admissions:
     """Server, scheduler, an agent and both controllers, for all tests of a module; a context
-    manager. Each test has a queue of its own, with checks of its own.
+    manager.
+
+    Each test has its own queue, with its own checks.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -62,31 +64,31 @@ class Admissions:
     # --- processes ----------------------------------------------------------------------------
 
     def at_work(self) -> None:
-        """Start whichever controller does not run: a test may have ended one."""
+        """Start each controller that does not run, because a test may have ended it."""
         if self.approval is None or self.approval.poll() is not None:
             self.start_approval()
         if self.budget is None or self.budget.poll() is not None:
             self.start_budget()
 
     def start_scheduler(self) -> None:
-        """One more, once it leads or stands by."""
+        """Start another scheduler, and return once it leads or follows."""
         started = self.machine.start("scheduler", "--config", str(self.machine.quick))
         until(lambda: "leader." in self.machine.output_of(started), what="a scheduler is there")
 
     def leader(self) -> int:
-        """The process that leads."""
+        """Return the pid of the leader."""
         with self.machine.store() as store:
             leader = store.leader()
         assert leader is not None
         return int(leader.identity.split(":")[1])
 
     def start_approval(self) -> None:
-        """`batchq checks serve approval`, as its example says."""
+        """Start `batchq checks serve approval`, as its example says."""
         lease = ("--lease", f"{LEASE_S}s")
         self.approval = self.machine.start("checks", "serve", "approval", *lease)
 
     def start_budget(self) -> None:
-        """`python3 budget.py FILE`, the example as it is but for a shorter lease."""
+        """Start `python3 budget.py FILE`, the example with a shorter lease."""
         text = (EXAMPLES / "budget.py").read_text()
         assert _WATCHES in text, "the example takes its lease elsewhere now"
         program = self.machine.file(
@@ -104,7 +106,7 @@ class Admissions:
             )
 
     def kill_controllers(self) -> None:
-        """`kill -9` to both."""
+        """`kill -9` both controllers."""
         assert self.approval is not None
         assert self.budget is not None
         for process in (self.approval, self.budget):
@@ -112,7 +114,7 @@ class Admissions:
             process.wait()
 
     def spans(self) -> dict[str, list[Any]]:
-        """What the budget has written down: "uid/admission" -> namespace, cpus, from, until."""
+        """Return what the budget has recorded: "uid/admission" -> namespace, cpus, from, until."""
         text = self.hours.with_suffix(".ledger.json").read_text()
         found: dict[str, list[Any]] = json.loads(text)
         return found
@@ -122,7 +124,7 @@ class Admissions:
     def queue(
         self, name: str, *, cpus: int = 2, controllers: Sequence[str] = ("budget", "approval")
     ) -> None:
-        """A queue of so many cpus, with a check of its own of each controller: budget-NAME, say."""
+        """Create a queue of `cpus` with a check of each controller, such as budget-NAME."""
         for controller in controllers:
             self.check(f"{controller}-{name}")
         names = [f"{controller}-{name}" for controller in controllers]
@@ -132,7 +134,7 @@ class Admissions:
         until(lambda: set(ours) <= self.active(), what=f"{ours} are active")
 
     def check(self, name: str, *, retry_delay_minutes: int = 30) -> None:
-        """Apply a check, or edit it; its controller is what its name begins with."""
+        """Apply or change a check; its controller is the first part of its name."""
         spec = {
             "controllerName": name.partition("-")[0],
             "retryDelayMinutes": retry_delay_minutes,
@@ -140,18 +142,20 @@ class Admissions:
         self._apply({"kind": "AdmissionCheck", "metadata": {"name": name}, "spec": spec})
 
     def active(self) -> set[str]:
-        """The checks that somebody keeps active."""
+        """Return the checks that a controller keeps active."""
         return {one.name for one in self.client.checks.records() if one.active}
 
     def submit(self, queue: str, name: str, *command: str, **request: Any) -> None:
-        """A gang of two pods of a cpu each; of itself it does not end."""
+        """Submit a gang of two pods of a cpu each, which runs until it is told to stop."""
         pods = {"cpus": 1, "replicas": 2, "min_member": 2}
         self.client.submit(
             command=list(command or SLEEPS), name=name, queue=queue, **{**pods, **request}
         )
 
     def submit_diary(self, queue: str, name: str, *, namespace: str = "default") -> None:
-        """A pod of a cpu that keeps a diary, and writes a checkpoint when it is told to stop."""
+        """Submit a pod of a cpu that keeps a diary and writes a checkpoint when it is told to
+        stop.
+        """
         design = Design(
             name=name, kind="single", queue=queue, tenths=100_000, manner="saves", grace="20s"
         )
@@ -160,26 +164,26 @@ class Admissions:
         self.client.submit(manifest)
 
     def runs_of(self, name: str) -> list[Run]:
-        """What the pod of a group wrote, one for each time that it ran."""
+        """Return the runs in the diary of a group's pod."""
         return read_runs(self.diaries).get(f"{name}-main-0", [])
 
     def set(self, name: str, check: str, *answer: str, exits: int = 0) -> str:
-        """`batchq checks set`; what it says on stderr."""
+        """Run `batchq checks set`, and return its stderr."""
         return self.machine.batchq("checks", "set", name, check, *answer, exits=exits).stderr
 
     # --- what is there ------------------------------------------------------------------------
 
     def is_reserved(self, name: str) -> bool:
-        """Whether quota is kept for a group that waits."""
+        """Return whether quota is reserved for a group that waits."""
         status = group(self.client, name).status
         return status.phase == "Pending" and status.reserved_at is not None
 
     def answers(self, name: str) -> dict[str, str]:
-        """Check -> its status."""
+        """Return check -> status of a group."""
         return {state.name: state.status for state in self.client.checks.list(name)}
 
     def asks(self, name: str, check: str) -> None:
-        """Wait until quota is reserved for the group, and of its checks this one alone is open."""
+        """Wait until quota is reserved for the group and only this check of it is open."""
         until(
             lambda: (
                 self.is_reserved(name)
@@ -190,17 +194,15 @@ class Admissions:
         )
 
     def runs(self, name: str) -> None:
-        """Wait until a group does."""
+        """Wait until a group runs."""
         until(lambda: phase(self.client, name) == "Running", what=f"{name} runs")
 
     def reasons(self, name: str) -> list[str]:
-        """For what a group waits."""
+        """Return the reasons for which a group waits."""
         return [str(verdict.reason) for verdict in group(self.client, name).status.reasons]
 
     def events(self, name: str, *wanted: str) -> list[str]:
-        """What has happened to a group, of what is asked for: the reason, and of an answer the
-        check.
-        """
+        """Return the wanted events of a group: the reason, and the check if it is an answer."""
         key = name if "/" in name else f"default/{name}"
         return [
             f"{event.reason} {event.message.split(':')[0].removeprefix('check ')}"
@@ -211,8 +213,8 @@ class Admissions:
         ]
 
     def settles(self) -> None:
-        """End what has not ended. Nothing is left then, the ledger is the sum of what it counts,
-        and no process has met a mistake of its own.
+        """Cancel what has not ended; then check that nothing is left, that the ledger is even, and
+        that no process has logged a bug.
         """
         for found in self.client.list("PodGroup"):
             if isinstance(found, PodGroup) and found.status.phase not in TERMINAL:

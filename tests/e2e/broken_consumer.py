@@ -1,4 +1,4 @@
-"""A consumer with one fault, which its argument names; every check of consumers must find it."""
+"""A consumer with one fault, named by its argument; the check of consumers must find each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(claim: Claim) -> None:
             claim.report("running")
         while work.poll() is None:
             if claim.stopping.wait(0.05) and FAULT != "never-renews":
-                # It only says that the work has stopped.
+                # It only reports that the work has stopped.
                 claim.release()
                 break
         else:
@@ -44,7 +44,7 @@ def run(claim: Claim) -> None:
 def main() -> None:
     with Client() as client:
         if FAULT == "shares-nothing":
-            # It begins before it has claimed, as if it were alone in the world.
+            # It starts groups without claiming them, as if no other consumer existed.
             while True:
                 for group in client.external.waiting(queue=QUEUE):
                     work = start(group)

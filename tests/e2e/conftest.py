@@ -1,4 +1,4 @@
-"""Machines for tests, whose processes are ended with them."""
+"""Machines for tests, whose processes end with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.machine import Machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here starts processes."""
+    """Mark every test here as e2e, because all start processes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)

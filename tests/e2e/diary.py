@@ -1,10 +1,10 @@
-"""What pods write about themselves while they run, which tells whether one ran twice at once."""
+"""What pods write about themselves while they run, which shows whether one ran twice at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: After `sh -c`: $0 is the diary, $1 how many tenths of a second the pod lives.
+#: For `sh -c`: $0 is the diary, $1 how many tenths of a second the pod lives.
 SCRIPT = """
 write() { echo "$BATCHQ_INDEX $$ $1" >> "$0"; }
 write start; left=$1
@@ -14,12 +14,12 @@ write end
 
 
 def command(diary: Path, tenths: int) -> list[str]:
-    """What a pod runs that keeps a diary."""
+    """Return the command of a pod that keeps a diary."""
     return ["sh", "-c", SCRIPT, str(diary), str(tenths)]
 
 
 class Diary:
-    """The entries in the order in which they were made: (index, pid, word)."""
+    """The entries in the order in which they were written: (index, pid, word)."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines() if path.exists() else []
@@ -27,14 +27,14 @@ class Diary:
         self.entries = [(int(row[0]), int(row[1]), row[2]) for row in rows if len(row) == 3]
 
     def count(self, word: str) -> dict[int, int]:
-        """How often each pod wrote the word, by its index."""
+        """Return how often each pod wrote the word, by its index."""
         found: dict[int, int] = {}
         for index, _, said in self.entries:
             found[index] = found.get(index, 0) + (said == word)
         return found
 
     def overlaps(self) -> list[str]:
-        """Where a former process of a pod still wrote after the next one had begun."""
+        """Return the entries that a process of a pod wrote after the next one had started."""
         faults: list[str] = []
         seen: dict[int, list[int]] = {}
         for place, (index, pid, word) in enumerate(self.entries):

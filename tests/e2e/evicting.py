@@ -1,4 +1,4 @@
-"""A small cluster on real processes on which groups take each other's room, and what they tell."""
+"""A small cluster of real processes on which groups evict each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.load import Design
 
-#: Long enough to be there until it is told to go: no test waits for its end.
-FOR_EVER = 100_000
+#: Long enough to run until it is told to stop: no test waits for its end.
+FOREVER = 100_000
 
 CLASSES = """
 apiVersion: batchq/v1
@@ -24,7 +24,7 @@ spec: {value: 10}
 
 
 def two_queues(a: str, b: str) -> str:
-    """Queues a and b, each with such a spec."""
+    """Return manifests of the queues a and b with these specs."""
     return f"""
 apiVersion: batchq/v1
 kind: Queue
@@ -63,42 +63,42 @@ class Cluster:
         self._closing.close()
 
     def start_scheduler(self) -> None:
-        """One more, with the quick settings and the actions and plugins that everybody has."""
+        """Start another scheduler, with the quick settings and the default actions and plugins."""
         config = ("--config", str(self.machine.quick))
         self.schedulers.append(self.machine.start("scheduler", *config))
 
     def agent(self, name: str, cpus: int = 2) -> None:
-        """A node with so many cpus, once it is ready."""
+        """Start an agent with `cpus`, and wait until its node is ready."""
         self.agents[name] = self.machine.agent(name, f"cpu={cpus},memory=512Mi")
 
     def kill_leader(self) -> None:
-        """`kill -9`."""
+        """`kill -9` the leader."""
         with self.machine.store() as store:
             leader = store.leader()
         assert leader is not None
         kill(int(leader.identity.split(":")[1]))
 
     def kill_server(self) -> None:
-        """`kill -9`; it is back at once, with what it has written."""
+        """`kill -9` the server; it is restarted at once with its data."""
         server = embedded.running_server(self.machine.home)
         assert server is not None
         kill(server.pid)
         embedded.ensure_server(self.machine.home)
 
     def submit(self, design: Design) -> None:
-        """A group whose pods keep diaries."""
+        """Submit a group whose pods keep diaries."""
         self.client.submit(design.manifest(self.diaries))
 
     def runs(self) -> dict[str, list[Run]]:
-        """What the pods wrote, by their names; no entry for one that never began."""
+        """Return the runs of each pod by the pod's name; pods that never started have no entry."""
         return read_runs(self.diaries)
 
     def runs_of(self, name: str) -> list[list[Run]]:
-        """The same of the pods of one group."""
+        """Return the runs of each pod of one group."""
         return [runs for pod, runs in self.runs().items() if pod.startswith(f"{name}-main-")]
 
     def begins(self, name: str, pods: int) -> None:
-        """Wait until so many pods of a group have begun."""
+        """Wait until `pods` pods of a group have started."""
         until(lambda: len(self.runs_of(name)) >= pods, what=f"{pods} pods of {name} have begun")
 
     def resumes(self, name: str) -> None:
@@ -106,15 +106,15 @@ class Cluster:
         until(lambda: all(len(runs) >= 2 for runs in self.runs_of(name)), what=f"{name} runs again")
 
     def is_promised(self, name: str) -> bool:
-        """Whether something is pledged to a group."""
+        """Return whether a group has a pledge."""
         return group(self.client, name).status.pledge.stands
 
     def spent(self, name: str) -> Evictions:
-        """What evictions have cost a group."""
+        """Return what evictions have cost a group."""
         return group(self.client, name).status.evictions
 
     def completed(self, *names: str, within_s: float = 60.0) -> None:
-        """Wait until all these groups are."""
+        """Wait until all these groups have completed."""
         for name in names:
             until(
                 lambda name=name: phase(self.client, name) == "Completed",  # type: ignore[misc]
@@ -123,5 +123,5 @@ class Cluster:
             )
 
     def held(self, name: str) -> list[Pod]:
-        """The pods of a group that are on a node."""
+        """Return the pods of a group that are on a node."""
         return [pod for pod in pods_of(self.client, name) if pod.status.phase in ON_NODE]

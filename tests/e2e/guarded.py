@@ -1,4 +1,4 @@
-"""A stack on a server that knows users: each process has the user of its role, and no other."""
+"""A stack on a server with users: each process has the user of its role, and no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.guarded import NODES, GuardedServer
 class GuardedStack:
     """Server, two schedulers and two agents; a context manager that leaves no process.
 
-    What is not said to be of another user is of the operator.
+    Commands run as the operator unless they name another user.
     """
 
     def __init__(self, server: GuardedServer | None = None) -> None:
@@ -26,7 +26,7 @@ class GuardedStack:
 
     def __enter__(self) -> GuardedStack:
         with ExitStack() as undo:
-            # Who does not get as far as the end leaves no process either.
+            # A failed start must not leave a process either.
             undo.push(self.__exit__)
             self.start_scheduler()
             self.start_scheduler()
@@ -45,7 +45,9 @@ class GuardedStack:
         self.server.discard()
 
     def start_scheduler(self) -> None:
-        """One more scheduler, by the command line that everybody could read; one leads then."""
+        """Start another scheduler, with its credentials on the command line; one of them leads
+        then.
+        """
         self.schedulers.append(
             self.machine.start(
                 *("--redis-url", self.server.url_of("scheduler"), "scheduler"),
@@ -56,7 +58,7 @@ class GuardedStack:
             until(lambda: client.schedulers().leader is not None, what="a scheduler leads")
 
     def start_agent(self, node: str) -> None:
-        """The agent of a node, once that is ready."""
+        """Start the agent of a node, and wait until the node is ready."""
         url = self.server.url_of(f"worker-{node}")
         self.agents[node] = self.machine.agent(node, url=url)
 
@@ -67,5 +69,5 @@ class GuardedStack:
         return self.machine.batchq(*arguments, exits=exits, url=self.server.url_of(user))
 
     def client(self, user: str) -> Client:
-        """The Python API as a user."""
+        """Return the Python API as a user."""
         return Client(self.server.url_of(user))

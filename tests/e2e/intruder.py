@@ -1,8 +1,8 @@
-"""Another Unix user of the machine, as a program: tries every door that it is told of.
+"""Another Unix user of the machine, as a program that tries every door it is given.
 
-Standard library only, since it is run by an interpreter that the other user may not share. Reads
-`{"paths": [...], "sockets": [...], "ports": [...], "pids": [...]}` from stdin, and writes a list of
-what it could do.
+It uses only the standard library, because the other user may run an interpreter without batchq. It
+reads `{"paths": [...], "sockets": [...], "ports": [...], "pids": [...]}` from stdin, and writes a
+list of what it could do.
 """
 
 import json
@@ -26,7 +26,7 @@ TRIES = (
 
 
 def main():
-    """Try, and tell."""
+    """Try everything, and print what succeeded."""
     given = json.load(sys.stdin)
     done = [f"I am {os.getuid()}"]
     for path in given["paths"]:
@@ -42,7 +42,7 @@ def main():
 
 
 def succeeds(how, what):
-    """Whether it did no less than that."""
+    """Return whether the call succeeds."""
     try:
         how(what)
     except OSError:
@@ -51,7 +51,7 @@ def succeeds(how, what):
 
 
 def asked(port):
-    """What a server answers that is no refusal."""
+    """Return what a server answers, unless it refuses."""
     for words in TRIES:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(f"{words}\r\n".encode())

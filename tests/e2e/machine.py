@@ -1,4 +1,6 @@
-"""A machine of its own for a test: a BATCHQ_HOME, commands run in it, and what they left ended."""
+"""A machine for one test: a BATCHQ_HOME, commands that run in it, and the end of their
+processes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from batchq.paths import Home, default_url
 from batchq.store.connect import open_store
 from batchq.store.redis import RedisStore
 
-#: Everything happens much sooner than by default, so that failures are noticed in seconds.
+#: Much shorter times than the defaults, so that failures are noticed within seconds.
 QUICK = """
 schedulePeriod: 200ms
 nodeTimeout: 3s
@@ -34,7 +36,7 @@ backoffFirst: 100ms
 inQueueTimeout: 20s
 recoveryTimeout: 20s
 """
-#: What pods say of pids, and of their parents, holds outside.
+#: The pids and parents that pods print are valid outside.
 _AGENT_OF_PIDS = ("--containment", "subreaper")
 QUICK_AGENT = (*_AGENT_OF_PIDS, "--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
 COMMAND_WITHIN_S = 90.0
@@ -44,8 +46,8 @@ class Machine:
     """Commands of batchq in a home of their own; a context manager that leaves no process."""
 
     def __init__(self, *, url: str = "") -> None:
-        """`url` is that of a server elsewhere; without it there will be one of its own here."""
-        # Short, since the socket's path is bounded.
+        """`url`: a server elsewhere; without it the machine starts its own."""
+        # Short, because the length of a socket's path is limited.
         self.root = Path(tempfile.mkdtemp(prefix="bq"))
         self.home = Home(self.root / "home")
         self.quick = self.file("quick.yaml", QUICK)
@@ -53,7 +55,7 @@ class Machine:
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
         } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1"}
-        #: Where commands go, and this test; each may be led another way.
+        #: The server of commands and of this test; each may be given another one.
         self.url = url or default_url(self.home)
         if url:
             self._environ["BATCHQ_REDIS_URL"] = url
@@ -82,7 +84,7 @@ class Machine:
         shutil.rmtree(self.root)
 
     def file(self, name: str, text: str) -> Path:
-        """A file on this machine."""
+        """Write a file on this machine."""
         path = self.root / name
         path.write_text(text)
         return path
@@ -110,7 +112,7 @@ class Machine:
         return done
 
     def start(self, *arguments: str, url: str = "") -> subprocess.Popen[str]:
-        """Start a command that goes on, on the server at `url`; it is ended with the machine."""
+        """Start a command that keeps running, on the server at `url`; it ends with the machine."""
         place = len(self._started)
         with (
             self._log(arguments[0], place, "out").open("w") as output,
@@ -130,7 +132,7 @@ class Machine:
         return process
 
     def piped(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command whose output the caller reads; and ends it."""
+        """Start a command whose output the caller reads; the caller ends it."""
         return subprocess.Popen(
             self._command(arguments),
             env=self._environ,
@@ -142,29 +144,31 @@ class Machine:
         )
 
     def output_of(self, process: subprocess.Popen[str]) -> str:
-        """What a started command has written to stderr."""
+        """Return what a started command has written to stderr."""
         place = self._started.index(process)
         [log] = self.root.glob(f"*-{place}.err")
         return log.read_text()
 
     def talks(self, process: subprocess.Popen[str], *, sockets: int = 2) -> bool:
-        """Whether a started command is past its beginnings: it has so many connections."""
+        """Return whether a started command has `sockets` connections, and so has finished its
+        start.
+        """
         try:
             links = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         except FileNotFoundError:
-            # One of them was closed just now.
+            # One of them was closed a moment ago.
             return False
         return sum("socket:" in link for link in links) >= sockets
 
     def up(self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi") -> None:
-        """Server and scheduler, with quick settings, and agents as `batchq up` has them."""
+        """Start server, scheduler with quick settings, and agents, with `batchq up`."""
         config = ("--config", str(self.quick))
         self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
 
     def agent(
         self, name: str, resources: str = "cpu=2,memory=512Mi", *, url: str = ""
     ) -> subprocess.Popen[str]:
-        """A node agent with quick settings, once its node is ready."""
+        """Start an agent with quick settings, and return it once its node is ready."""
         options = ("--name", name, "--resources", resources, *QUICK_AGENT)
         process = self.start("worker", *options, url=url)
         with self.client() as client:
@@ -174,12 +178,12 @@ class Machine:
         return process
 
     def client(self) -> Client:
-        """The Python API."""
+        """Return a client of the Python API."""
         return Client(self.url)
 
     @contextmanager
     def store(self) -> Iterator[RedisStore]:
-        """The store itself, to look at the ledger."""
+        """Open the store, to look at the ledger."""
         store = open_store(self.url)
         try:
             yield store
@@ -201,7 +205,7 @@ class Machine:
         return self.root / f"{name}-{place}.{stream}"
 
     def _tell(self) -> None:
-        """On failure: the ends of all logs, which pytest shows."""
+        """On failure, print the ends of all logs, which pytest shows."""
         for log in [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]:
             print(f"--- {log.name}\n{detached.tail(log, lines=25)}")  # noqa: T201
 
@@ -209,7 +213,7 @@ class Machine:
 def until(
     true: Callable[[], bool], *, within_s: float = 30.0, what: str = "", every_s: float = 0.05
 ) -> None:
-    """Return once `true()` holds; fail when it does not in time."""
+    """Return once `true()` holds; fail if it does not in time."""
     deadline = time.monotonic() + within_s
     never = threading.Event()
     while not true():
@@ -218,27 +222,27 @@ def until(
 
 
 def group(client: Client, name: str) -> PodGroup:
-    """A group as it is now."""
+    """Return a group in its current state."""
     found = client.get("PodGroup", name)
     assert isinstance(found, PodGroup)
     return found
 
 
 def pods_of(client: Client, name: str) -> list[Pod]:
-    """Its pods."""
+    """Return the pods of a group."""
     return list(client.pods(group(client, name)))
 
 
 def phase(client: Client, name: str) -> str:
-    """The phase of a group."""
+    """Return the phase of a group."""
     return str(group(client, name).status.phase)
 
 
 def kill(pid: int) -> None:
-    """`kill -9`, and wait until it is gone."""
+    """`kill -9`, and wait until the process is gone."""
     process = psutil.Process(pid)
     process.kill()
-    # A child of this very process stays a zombie until it is waited for.
+    # A child of this process stays a zombie until it is collected.
     until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 

@@ -1,7 +1,7 @@
-"""Admission in two steps on real processes: what quota is kept, who is asked, and who is killed.
+"""Tests of admission checks on real processes: the reserved quota, the answers, and killed parts.
 
-Both controllers of conf/examples run as their users start them. Every group is asked about by a
-budget, which answers by itself, and by a person, who answers by command.
+Both controllers of conf/examples run as their users start them. The budget answers for every group
+automatically; a person answers by command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.e2e.admitting import DESK, Admissions
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 from tests.swarm.diary import twice_at_once
 
-#: The steps of an admission, as events tell them.
+#: The steps of an admission, as events show them.
 STEPS = ("QuotaReserved", "CheckTrue", "CheckFalse", "CheckUnknown", "Admitted", "Completed")
 
 
@@ -33,7 +33,7 @@ def whole() -> Iterator[Admissions]:
 
 @pytest.fixture
 def admissions(whole: Admissions) -> Iterator[Admissions]:
-    """The stack with both controllers at work; afterwards nothing is left, in the ledger either."""
+    """The stack with both controllers running; after the test nothing may be left, nor charged."""
     whole.at_work()
     yield whole
     whole.settles()
@@ -43,10 +43,12 @@ def says(found: PodGroup, condition: str) -> bool:
     return any((one.type, one.status) == (condition, "True") for one in found.status.conditions)
 
 
-# --- The way of a group ---------------------------------------------------------------------------
+# --- An admission ---------------------------------------------------------------------------------
 
 
-def test_quota_is_reserved_both_answer_and_only_then_there_are_pods(admissions: Admissions) -> None:
+def test_pods_exist_only_after_quota_is_reserved_and_both_checks_are_true(
+    admissions: Admissions,
+) -> None:
     client = admissions.client
     admissions.queue("a")
     with admissions.machine.store() as store:
@@ -99,7 +101,7 @@ def test_a_retry_frees_its_quota_at_once_for_another_group_of_the_queue(
     )
     assert "no quota reserved" in admissions.set("b-first", "approval-b", "True", exits=8)
 
-    # The delay is over: all is asked anew, of the budget too, once there is room.
+    # The delay is over: both checks are asked again, the budget too, once quota is free.
     admissions.check("approval-b", retry_delay_minutes=0)
     until(lambda: admissions.answers("b-first") == {"budget-b": "Unknown", "approval-b": "Unknown"})
     until(lambda: admissions.reasons("b-first")[:1] == ["WaitingForQuota"])
@@ -114,7 +116,7 @@ def test_a_retry_frees_its_quota_at_once_for_another_group_of_the_queue(
     assert group(client, "b-first").status.admission == 1, "it was never let in before"
 
 
-def test_a_reject_is_the_end_and_whoever_waits_for_the_group_is_told(
+def test_a_reject_fails_the_group_and_ends_a_wait_for_it(
     admissions: Admissions,
 ) -> None:
     admissions.queue("c")
@@ -122,7 +124,7 @@ def test_a_reject_is_the_end_and_whoever_waits_for_the_group_is_told(
     admissions.asks("c-no", "approval-c")
     admissions.submit("c", "c-next")
     waits = admissions.machine.start("wait", "c-no", "-o", "json")
-    # It has a connection for what it asks and one for what it hears.
+    # It has one connection for requests and one for events.
     until(lambda: admissions.machine.talks(waits), what="somebody waits for the group")
     admissions.set("c-no", "approval-c", "False", "--reason", "Reject", "-m", "not this year")
     assert waits.wait(60) == 10
@@ -136,7 +138,9 @@ def test_a_reject_is_the_end_and_whoever_waits_for_the_group_is_told(
     admissions.asks("c-next", "approval-c")
 
 
-def test_a_budget_that_runs_out_stops_what_runs_until_there_is_more(admissions: Admissions) -> None:
+def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
+    admissions: Admissions,
+) -> None:
     client, hours = admissions.client, admissions.hours
     # A cpu for 1.8 seconds.
     hours.write_text("default: 40\nlab: 0.0005\n")
@@ -147,10 +151,10 @@ def test_a_budget_that_runs_out_stops_what_runs_until_there_is_more(admissions: 
     admissions.runs("lab/d-meter")
     admissions.submit("d", "d-next", "true", replicas=1, min_member=1)
 
-    # Its room is another's once its process has ended.
+    # Another group gets its quota once its process has ended.
     admissions.asks("d-next", "approval-d")
     [run] = admissions.runs_of("d-meter")
-    assert (run.told, run.end) == ("CheckRetry", "saved")
+    assert (run.stop_reason, run.end) == ("CheckRetry", "saved")
     assert phase(client, "lab/d-meter") == "Pending"
     [spent] = [one for one in client.checks.list("lab/d-meter") if one.name == "budget-d"]
     assert (spent.status, spent.reason) == ("False", "Retry")
@@ -169,11 +173,11 @@ def test_a_budget_that_runs_out_stops_what_runs_until_there_is_more(admissions: 
     until(lambda: {f"{uid}/1", f"{uid}/2"} <= set(admissions.spans()), what="both are counted")
 
 
-# --- What becomes of a reservation ----------------------------------------------------------------
+# --- The end of a reservation ---------------------------------------------------------------------
 
 
 def hears(watch: CheckWatch, heard: list[CheckRequest], kind: str, name: str) -> CheckRequest:
-    """The next that a controller is told of a group, which is of this kind."""
+    """Return the next request that a controller receives about a group; it must be of this kind."""
     found: list[CheckRequest] = []
 
     def is_told() -> bool:
@@ -187,7 +191,7 @@ def hears(watch: CheckWatch, heard: list[CheckRequest], kind: str, name: str) ->
     return found[0]
 
 
-def test_a_reserved_group_that_is_preempted_is_asked_about_anew_and_old_answers_are_refused(
+def test_checks_of_a_preempted_reserved_group_start_again_and_old_answers_are_refused(
     admissions: Admissions,
 ) -> None:
     client = admissions.client
@@ -224,10 +228,10 @@ def test_a_reserved_group_that_is_preempted_is_asked_about_anew_and_old_answers_
     ]
 
 
-# --- Who is killed --------------------------------------------------------------------------------
+# --- Killed processes -----------------------------------------------------------------------------
 
 
-def test_controllers_that_are_killed_hold_the_queue_and_those_that_follow_answer_what_waits(
+def test_killed_controllers_hold_the_queue_and_their_successors_answer_waiting_groups(
     admissions: Admissions,
 ) -> None:
     client = admissions.client
@@ -240,7 +244,7 @@ def test_controllers_that_are_killed_hold_the_queue_and_those_that_follow_answer
     admissions.asks("f-early", "approval-f")
 
     admissions.kill_controllers()
-    # It is reserved, and a person asks to look again at what nobody looks at now.
+    # The group is reserved, and a person asks for a new answer while no controller runs.
     admissions.set("f-early", "budget-f", "Unknown")
     until(lambda: admissions.active() == set(), what="their leases have lapsed")
     admissions.submit("f", "f-late")
@@ -263,8 +267,8 @@ def test_controllers_that_are_killed_hold_the_queue_and_those_that_follow_answer
     assert answered["f-late"] == once
     assert answered["f-early"] == [*once[:2], "CheckUnknown budget-f", *once[1:]]
     [run] = admissions.runs_of("f-runs")
-    assert (run.told, run.end) == ("", "")
-    # Its use is counted from its start, and once.
+    assert (run.stop_reason, run.end) == ("", "")
+    # Its use is counted once, from its start.
     found = group(client, "f-runs")
     until(lambda: f"{found.metadata.uid}/1" in admissions.spans())
     assert admissions.spans()[f"{found.metadata.uid}/1"][:3] == [
@@ -283,7 +287,7 @@ def test_a_scheduler_that_dies_between_an_answer_and_its_session_leaves_it_to_th
     leader = admissions.leader()
     os.kill(leader, signal.SIGSTOP)
     try:
-        # Whoever has a session next, and on a slow machine that is soon, it is not this one.
+        # Another scheduler may have a session soon; this one has none.
         client.checks.set("g-one", "True", check="approval-g")
     finally:
         kill(leader)

@@ -1,4 +1,4 @@
-"""The end-to-end benchmark runs what it says it runs."""
+"""Tests of the end-to-end benchmark: it runs what it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission checks on a real stack, with both controllers of conf/examples."""
+"""Tests of admission checks on a real stack, with both controllers of conf/examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.machine import Machine, group, phase, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
 SLEEPS = ["sh", "-c", "sleep 600"]
-#: One check answered by command; a queue of two cpus that asks for it, and two priorities.
+#: A check that is answered by command, a queue of two cpus with that check, and two priorities.
 WORLD: list[dict[str, Any]] = [
     {
         "kind": "AdmissionCheck",
@@ -58,7 +58,7 @@ def submit(client: Client, name: str, cpus: int = 2, **request: Any) -> None:
 
 @contextmanager
 def budget(machine: Machine, hours: str) -> Iterator[Path]:
-    """The example's controller, with these cpu-hours; yields their file."""
+    """Run the example's controller with these cpu-hours, and yield the file that holds them."""
     file = machine.file("hours.yml", hours)
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / "budget.py"), str(file), str(machine.root / "ledger")],
@@ -95,7 +95,9 @@ def test_a_group_is_reserved_approved_and_run(machine: Machine) -> None:
         assert [check.active for check in client.checks.records()] == [False]
 
 
-def test_a_budget_lets_in_refuses_and_stops_what_runs_when_it_is_spent(machine: Machine) -> None:
+def test_a_budget_admits_refuses_and_stops_running_groups_when_it_is_spent(
+    machine: Machine,
+) -> None:
     machine.up()
     machine.agent("n1", "cpu=4,memory=512Mi")
     machine.batchq("apply", "-f", str(EXAMPLES / "budget.yaml"))
@@ -107,7 +109,7 @@ def test_a_budget_lets_in_refuses_and_stops_what_runs_when_it_is_spent(machine: 
             assert state.message.startswith("20.000 cpu-hours asked, 1.000 left this week of 2")
             assert not reserved(client, "too-long")
         client.cancel("too-long")
-        # Nothing of what it has used is forgotten by the one that is started next.
+        # The next controller knows all that was used before.
         with budget(machine, "default: 0.001"):
             until(lambda: phase(client, "fits") in ("Pending", "Completed"), within_s=60)
             client.submit(command=SLEEPS, name="more", queue="metered", walltime="1h")

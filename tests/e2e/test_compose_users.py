@@ -1,4 +1,4 @@
-"""The users that docker-compose.yml has made: the same script, on a server of its own."""
+"""Tests of the users that docker-compose.yml creates: the same script, on a server of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = ROOT / "conf" / "acl" / "users.sh"
 
 
 class Users:
-    """A folder with users, as the service `users` leaves it, and a server that knows them."""
+    """A folder with users, as the service `users` leaves it, and a server that uses them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Users:
         )
 
     def url_of(self, name: str) -> str:
-        """The URL in a user's file, with the place of this server in it."""
+        """Return the URL in a user's file, with the address of this server."""
         written = (self.folder / name / "url").read_text().strip()
         assert written.startswith("redis://")
         assert written.endswith("@valkey:6379/0")
@@ -67,13 +67,13 @@ def opened(users: Users) -> Iterator[dict[str, RedisStore]]:
         store.close()
 
 
-def test_no_client_gets_in_without_a_password(users: Users) -> None:
+def test_a_client_without_a_password_is_refused(users: Users) -> None:
     client = redis.Redis(unix_socket_path=str(users.server.socket))
     with client, pytest.raises(redis.AuthenticationError):
         client.get("{bq}:revision")
 
 
-def test_the_healthcheck_may_ask_whether_the_server_answers_and_nothing_else(users: Users) -> None:
+def test_the_healthcheck_may_ping_the_server_and_do_nothing_else(users: Users) -> None:
     words = SERVICES["valkey"]["healthcheck"]["test"]
     user, password = words[words.index("--user") + 1], words[words.index("--pass") + 1]
     path = str(users.server.socket)
@@ -83,7 +83,7 @@ def test_the_healthcheck_may_ask_whether_the_server_answers_and_nothing_else(use
             client.get("{bq}:revision")
 
 
-def test_each_may_do_what_its_role_is_for(opened: dict[str, RedisStore]) -> None:
+def test_each_user_may_do_what_its_role_requires(opened: dict[str, RedisStore]) -> None:
     assert opened["scheduler"].lead("me", 10_000) is not None
     assert opened["client"].link.user == "operator-client"
     assert [opened[name].link.user for name in ("node-1", "node-2")] == [
@@ -100,13 +100,13 @@ def test_only_the_scheduler_leads(opened: dict[str, RedisStore], name: str) -> N
         opened[name].lead("other", 10_000)
 
 
-def test_a_node_speaks_for_no_other(opened: dict[str, RedisStore]) -> None:
+def test_a_node_cannot_report_for_another(opened: dict[str, RedisStore]) -> None:
     opened["node-1"].inboxes.post("node-1", Leaves(agent="a"))
     with pytest.raises(StoreUnavailable, match="does not permit"):
         opened["node-1"].inboxes.post("node-2", Leaves(agent="a"))
 
 
-def test_passwords_are_for_their_owner_alone_and_stay_when_it_is_run_again(users: Users) -> None:
+def test_only_the_owner_can_read_a_password_and_a_second_run_keeps_it(users: Users) -> None:
     before = {name: (users.folder / name / "url").read_text() for name in ROLES}
     acl = (users.folder / "server" / "users.acl").read_text()
     users.make()

@@ -1,4 +1,4 @@
-"""Stopping, and stopping to stop: what is said, and what is left, with real commands."""
+"""Tests of interrupted stops with real commands: what is printed, and what is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
 
 
-def test_a_run_that_is_interrupted_twice_says_what_is_left_and_down_now_ends_it(
+def test_a_run_interrupted_twice_names_what_is_left_and_down_now_ends_it(
     machine: Machine,
 ) -> None:
     machine.up(agents=1)
@@ -46,5 +46,5 @@ def test_a_run_that_is_interrupted_twice_says_what_is_left_and_down_now_ends_it(
     done = machine.batchq("down", "--now", within_s=25)
     server, scheduler, busy, idle = done.stdout.splitlines()[1:]
     assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3
-    # Nothing ran there: it has ended by itself, or was about to.
+    # Nothing ran on that node, so its agent has ended or is about to.
     assert "not running" in idle or idle.split()[1] == "ended"

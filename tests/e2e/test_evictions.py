@@ -1,4 +1,6 @@
-"""Preempt and reclaim on real processes: who has to go is told, has its grace, and comes back."""
+"""Tests of preempt and reclaim on real processes: victims are told, have their grace, and
+return.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from itertools import chain
 import pytest
 from msgspec.structs import replace
 
-from tests.e2e.evicting import FOR_EVER, Cluster, two_queues
+from tests.e2e.evicting import FOREVER, Cluster, two_queues
 from tests.e2e.machine import Machine, group, kill, phase, until
 from tests.swarm.diary import Run, twice_at_once
 from tests.swarm.load import Design
@@ -21,7 +23,7 @@ LOW = Design(
     name="low", kind="gang", replicas=4, min_member=4, tenths=30, manner="saves", grace="10s"
 )
 HIGH = Design(name="high", kind="gang", replicas=4, min_member=4, tenths=10, priority="high")
-#: As important as the claimant, later, and content with any room for a pod.
+#: As important as the preemptor, submitted later, and small enough for any free resources.
 LATE = replace(HIGH, name="late", kind="array", min_member=1, tenths=5)
 
 EVEN = two_queues(*["{deserved: {cpu: 2}, preemption: {reclaim: Any}}"] * 2)
@@ -41,14 +43,14 @@ def first_of(runs: list[Run]) -> float:
 
 
 def at_once(runs: list[Run]) -> int:
-    """The most that ran at any instant."""
+    """Return the highest number that ran at any instant."""
     return max(sum(run.began_at <= at.began_at <= run.last_at for run in runs) for at in runs)
 
 
 # --- Within a queue -------------------------------------------------------------------------------
 
 
-def test_a_more_important_gang_takes_the_room_and_the_victims_save_and_come_back(
+def test_a_gang_of_higher_priority_preempts_victims_that_save_and_return(
     machine: Machine,
 ) -> None:
     with Cluster(machine) as cluster:
@@ -56,13 +58,13 @@ def test_a_more_important_gang_takes_the_room_and_the_victims_save_and_come_back
         cluster.agent("n2")
         cluster.submit(LOW)
         cluster.begins("low", 4)
-        cluster.submit(replace(HIGH, tenths=FOR_EVER))
+        cluster.submit(replace(HIGH, tenths=FOREVER))
         until(lambda: cluster.is_promised("high"), what="room is promised to the gang")
         assert phase(cluster.client, "high") == "Pending"
         cluster.begins("high", 4)
 
         saved = [runs[0] for runs in cluster.runs_of("low")]
-        assert [(run.told, run.end) for run in saved] == [("Preempted", "saved")] * 4
+        assert [(run.stop_reason, run.end) for run in saved] == [("Preempted", "saved")] * 4
         assert last_of(saved) < first_of(flat(cluster.runs_of("high")))
 
         told = "made room for default/high of queue default, priority 10"
@@ -86,7 +88,7 @@ def test_a_more_important_gang_takes_the_room_and_the_victims_save_and_come_back
         assert group(cluster.client, "low").status.admission == 2
 
 
-def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_claimant_starts_then(
+def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preemptor_starts_then(
     machine: Machine,
 ) -> None:
     with Cluster(machine) as cluster:
@@ -116,7 +118,7 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_claiman
 # --- Between queues -------------------------------------------------------------------------------
 
 
-def test_a_lender_takes_back_what_it_lent_and_the_borrower_goes_on_with_the_rest(
+def test_a_lender_reclaims_its_share_and_the_borrower_continues_with_the_rest(
     machine: Machine,
 ) -> None:
     with Cluster(machine, EVEN) as cluster:
@@ -127,13 +129,13 @@ def test_a_lender_takes_back_what_it_lent_and_the_borrower_goes_on_with_the_rest
         cluster.submit(replace(HIGH, queue="a", priority="", replicas=2, min_member=2, tenths=30))
         cluster.completed("high", "array")
 
-        sent_back = [runs[0] for runs in cluster.runs_of("array") if runs[0].told]
-        assert [(run.told, run.end) for run in sent_back] == [("Reclaimed", "saved")] * 2
+        sent_back = [runs[0] for runs in cluster.runs_of("array") if runs[0].stop_reason]
+        assert [(run.stop_reason, run.end) for run in sent_back] == [("Reclaimed", "saved")] * 2
         assert last_of(sent_back) < first_of(flat(cluster.runs_of("high")))
         ends = sorted([run.end for run in runs] for runs in cluster.runs_of("array"))
         assert ends == [["done"]] * 6 + [["saved", "done"]] * 2
         assert twice_at_once(cluster.runs()) == []
-        # The array itself never left, and what it lost is no failure of its pods.
+        # The array itself was never evicted, and the evictions of its pods are not failures.
         assert group(cluster.client, "array").status.admission == 1
         spent = cluster.spent("array")
         assert (spent.groups, spent.pods) == (0, 2)
@@ -145,8 +147,9 @@ def evicted_pods(cluster: Cluster) -> int:
 
 
 def leave_each_other_alone(cluster: Cluster, *, for_s: float) -> None:
-    """One array has everything; the other comes, and has its half. Then nobody is evicted, while
-    pods end and are replaced.
+    """Start an array that uses everything, and another that takes its half of it.
+
+    Then no pod is evicted while pods end and are replaced.
     """
     cluster.submit(replace(ARRAY, replicas=2_000))
     cluster.begins("array", 4)
@@ -165,9 +168,9 @@ def leave_each_other_alone(cluster: Cluster, *, for_s: float) -> None:
     assert max(held) <= 2, "each has its half"
     new = len(cluster.runs()) - began
     assert new >= for_s / 2, "pods end all the time, and others take their place"
-    told = [run.told for run in flat(list(cluster.runs().values())) if run.told]
-    assert told == ["Reclaimed"] * len(told)
-    assert len(told) <= 2
+    stopped = [run.stop_reason for run in flat(list(cluster.runs().values())) if run.stop_reason]
+    assert stopped == ["Reclaimed"] * len(stopped)
+    assert len(stopped) <= 2
     assert twice_at_once(cluster.runs()) == []
     print(f"{for_s:.0f} s: {new} pods began, 2 evictions, all of them at first")  # noqa: T201
 
@@ -175,10 +178,10 @@ def leave_each_other_alone(cluster: Cluster, *, for_s: float) -> None:
 @pytest.mark.parametrize(
     "for_s", [30.0, pytest.param(300.0, marks=pytest.mark.slow)], ids=["30s", "5min"]
 )
-def test_two_equal_queues_that_want_everything_evict_nobody_once_they_are_even(
+def test_two_equal_queues_that_want_everything_evict_no_group_once_they_are_even(
     machine: Machine, for_s: float
 ) -> None:
-    # The watch that ends a test that hangs is set back: this one takes its time.
+    # Set back the watchdog that ends hanging tests: this test takes its time.
     faulthandler.dump_traceback_later(for_s + 300, exit=True, file=sys.__stderr__)
     with Cluster(machine, two_queues(*["{preemption: {reclaim: Any}}"] * 2)) as cluster:
         cluster.agent("n1")
@@ -190,10 +193,11 @@ def test_two_equal_queues_that_want_everything_evict_nobody_once_they_are_even(
 
 
 def stopping(cluster: Cluster) -> None:
-    """low and quick run and are told to stop for high, which waits. quick's room is free soon, and
-    late comes, and would like to have it.
+    """Start low and quick, which are then told to stop for the waiting high.
+
+    quick's resources are soon free, and late, which is submitted then, could use them.
     """
-    two = replace(LOW, replicas=2, min_member=2, tenths=FOR_EVER)
+    two = replace(LOW, replicas=2, min_member=2, tenths=FOREVER)
     cluster.submit(replace(two, manner="stubborn", grace="8s"))
     cluster.submit(replace(two, name="quick"))
     cluster.begins("low", 2)
@@ -203,8 +207,8 @@ def stopping(cluster: Cluster) -> None:
     cluster.submit(LATE)
 
 
-def kept_to(cluster: Cluster) -> None:
-    """What was promised is: both end, high starts, and late only when that has had its turn."""
+def assert_the_pledge_was_kept(cluster: Cluster) -> None:
+    """Check that the pledge was kept: both victims end, high starts, and late only after it."""
     cluster.completed("high", "late")
     high, late = flat(cluster.runs_of("high")), flat(cluster.runs_of("late"))
     former = [runs[0] for name in ("low", "quick") for runs in cluster.runs_of(name)]
@@ -215,46 +219,46 @@ def kept_to(cluster: Cluster) -> None:
     assert at_once(flat(list(cluster.runs().values()))) == 4
     assert [run.end for run in high] == ["done"] * 4
     assert twice_at_once(cluster.runs()) == []
-    # Those who made way come back, in their turn.
+    # The victims return later.
     for name in ("low", "quick"):
         cluster.resumes(name)
         assert cluster.spent(name).groups == 1
     assert not cluster.is_promised("high")
 
 
-def test_a_follower_keeps_what_the_leader_has_promised(machine: Machine) -> None:
+def test_a_follower_keeps_the_leaders_pledge(machine: Machine) -> None:
     with Cluster(machine, schedulers=2) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
         stopping(cluster)
         cluster.kill_leader()
-        kept_to(cluster)
+        assert_the_pledge_was_kept(cluster)
 
 
-def test_a_scheduler_that_is_started_again_keeps_what_was_promised(machine: Machine) -> None:
+def test_a_restarted_scheduler_keeps_a_pledge(machine: Machine) -> None:
     with Cluster(machine) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
         stopping(cluster)
         cluster.kill_leader()
         cluster.start_scheduler()
-        kept_to(cluster)
+        assert_the_pledge_was_kept(cluster)
 
 
-def test_a_server_that_is_started_again_keeps_what_was_promised(machine: Machine) -> None:
+def test_a_restarted_server_keeps_a_pledge(machine: Machine) -> None:
     with Cluster(machine) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
         stopping(cluster)
         cluster.kill_server()
-        kept_to(cluster)
+        assert_the_pledge_was_kept(cluster)
 
 
-def test_victims_whose_agent_dies_while_they_stop_have_ended(machine: Machine) -> None:
+def test_victims_end_if_their_agent_dies_while_they_stop(machine: Machine) -> None:
     with Cluster(machine) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
         stopping(cluster)
         kill(cluster.agents["n2"].pid)
         cluster.agent("n2")
-        kept_to(cluster)
+        assert_the_pledge_was_kept(cluster)

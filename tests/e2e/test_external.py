@@ -1,4 +1,4 @@
-"""External groups with real consumers: the example, its check, and consumers that break it."""
+"""Tests of external groups with real consumers: the example, its check, and faulty consumers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROKEN = Path(__file__).with_name("broken_consumer.py")
 
 
 def check_broken(fault: str, promise: str) -> PromiseFinding:
-    """What the check says of a consumer with this fault about one promise."""
+    """Return the finding of the check about one promise, for a consumer with this fault."""
     [finding] = check_consumer(
         [sys.executable, str(BROKEN), fault], tell=lambda _: None, only=[promise], patience_s=8
     )
@@ -52,7 +52,7 @@ def test_the_examples_run_together(machine: Machine) -> None:
     assert [item["phase"] for item in listed] == ["Completed"]
 
 
-def test_a_scheduler_that_dies_finds_what_was_claimed_and_reported_meanwhile(
+def test_a_restarted_scheduler_finds_claims_and_reports_made_in_between(
     machine: Machine,
 ) -> None:
     machine.up(agents=0)
@@ -77,7 +77,7 @@ def test_a_scheduler_that_dies_finds_what_was_claimed_and_reported_meanwhile(
             assert group(client, "f").status.admission == 1
 
 
-def test_our_own_example_keeps_every_promise(machine: Machine) -> None:
+def test_the_example_keeps_every_promise(machine: Machine) -> None:
     done = machine.batchq(
         "external", "check", "-o", "json", "--", sys.executable, str(CONSUMER), within_s=240
     )
@@ -117,14 +117,14 @@ def test_our_own_example_keeps_every_promise(machine: Machine) -> None:
         ("shares-nothing", "shares", "ran twice at once"),
     ],
 )
-def test_a_broken_consumer_is_found_out(fault: str, promise: str, why: str) -> None:
+def test_the_check_finds_the_fault_of_a_broken_consumer(fault: str, promise: str, why: str) -> None:
     finding = check_broken(fault, promise)
     assert not finding.ok
     assert why in finding.why
     assert str(finding).startswith("FAILED  ")
 
 
-def test_a_consumer_that_cannot_start_is_quoted() -> None:
+def test_the_check_quotes_a_consumer_that_cannot_start() -> None:
     [finding] = check_consumer(
         [sys.executable, "-c", "raise SystemExit('no licence')"],
         tell=lambda _: None,

@@ -1,4 +1,4 @@
-"""kill -9 of each kind of process: the work finishes, and nothing runs twice at once."""
+"""Tests of kill -9 of each kind of process: the work finishes, and nothing runs twice at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENTHS = 25
 
 
 def gang(diary: Path) -> str:
-    """Two pods of one cpu each, for a machine with two."""
+    """Return two pods of one cpu each, for a machine with two."""
     template = {"command": command(diary, TENTHS), "requests": {"cpu": 1}, "terminationGrace": "1s"}
     task = {"name": "main", "replicas": 2, "template": template}
     manifest = {
@@ -33,7 +33,7 @@ def gang(diary: Path) -> str:
 
 
 class Scene:
-    """Two pods in the middle of their work, and who is there to be killed."""
+    """Two pods in the middle of their work, and the processes that can be killed."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -44,24 +44,24 @@ class Scene:
         until(lambda: len(Diary(self.diary).count("alive")) == 2, what="both pods run")
 
     def kill_a_work_horse(self) -> None:
-        """One of the two; the agent lives on."""
+        """Kill the work-horse of one pod; the agent lives on."""
         kill(psutil.Process(self.agent.pid).children()[0].pid)
 
     def kill_the_agent(self) -> None:
-        """And start it again, as its supervisor would."""
+        """Kill the agent and start it again, as its supervisor would."""
         kill(self.agent.pid)
         self.agent.wait()
         self.agent = self.machine.agent("n1")
 
     def kill_the_scheduler(self) -> None:
-        """And start it again."""
+        """Kill the scheduler and start it again."""
         record = detached.read_record(self.machine.home.run / "scheduler.json")
         assert record is not None
         kill(record.pid)
         self.machine.up()
 
     def kill_the_server(self) -> None:
-        """And start it again: what it had acknowledged is in its file."""
+        """Kill the server and start it again; acknowledged writes are in its file."""
         server = embedded.running_server(self.machine.home)
         assert server is not None
         kill(server.pid)
@@ -96,7 +96,7 @@ def test_the_work_is_finished_once_after_the_death_of(
 
 
 def assert_the_ledger_is_even(machine: Machine) -> None:
-    """The sums are those of the charges, and nothing is charged but what the nodes have."""
+    """Check that the sums are those of the charges, and that only nodes are charged."""
     with machine.store() as store:
         until(lambda: set(store.ledger()) <= {"capacity"}, what="nothing is held any more")
         recount: dict[str, Counter[str]] = {}
@@ -106,13 +106,13 @@ def assert_the_ledger_is_even(machine: Machine) -> None:
         assert store.ledger() == {scope: dict(sums) for scope, sums in recount.items()}
 
 
-def test_a_diary_tells_overlapping_runs(tmp_path: Path) -> None:
+def test_a_diary_shows_overlapping_runs(tmp_path: Path) -> None:
     path = tmp_path / "diary"
     path.write_text("0 11 start\n0 12 start\n0 11 alive\n0 12 end\n")
     assert Diary(path).overlaps() == ["entry 2: pod 0, process 11 wrote alive too late"]
 
 
-def test_a_diary_keeper_writes_what_is_read(tmp_path: Path) -> None:
+def test_a_diary_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "diary"
     subprocess.run(command(path, 1), check=True, env={"BATCHQ_INDEX": "7", "PATH": "/usr/bin:/bin"})
     assert [(index, word) for index, _, word in Diary(path).entries] == [

@@ -1,4 +1,4 @@
-"""Looking ahead from a real stack: what is foretold happens, and nothing is touched by asking."""
+"""Tests of look-aheads from a real stack: predictions come true, and asking changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ spec:
       template: {command: [sleep, "600"], requests: {cpu: 2}, terminationGrace: 2s}
 """
 
-#: `top` may not take anything before it is looked at.
+#: `top` must not start before the look-ahead.
 MORE = """
 apiVersion: batchq/v1
 kind: PodGroup
@@ -57,7 +57,7 @@ def looked_ahead(machine: Machine, *words: str) -> dict[str, Any]:
 
 
 def futures(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Of a group, under each configuration."""
+    """Return the futures of a group, one for each configuration."""
     [mine] = [one for one in found["podGroups"] if one["name"] == name]
     of_group: list[dict[str, Any]] = mine["futures"]
     return of_group
@@ -79,11 +79,11 @@ def test_a_look_ahead_comes_true_and_changes_nothing(machine: Machine) -> None:
         assert (store.snapshot().revision, store.ledger(), pods_of(client, "low")) == before
         assert found["evictions"] == []
         for future in futures(found, "after"):
-            # When the rest of an hour is over, whatever the configuration.
+            # Both configurations wait for the rest of an hour.
             assert 3500 < future["startsInSeconds"] <= 3601
         assert [one["waitsFor"][0]["reason"] for one in futures(found, "top")] == ["Suspended"] * 2
 
-        # The scheduler is stopped, so that what it would do next can be foretold.
+        # The scheduler is stopped, so that its next decisions can be predicted.
         machine.batchq("down", "--keep-server", exits=None)
         client.resume("top")
         live, without = futures(foretold := looked_ahead(machine, "--config", new), "top")
@@ -114,11 +114,11 @@ spec:
 """
 
 
-def test_ctrl_c_ends_it_and_says_that_nothing_was_changed(machine: Machine) -> None:
+def test_ctrl_c_ends_a_look_ahead_which_says_that_nothing_was_changed(machine: Machine) -> None:
     machine.up()
     machine.agent("n1", "cpu=2,memory=512Mi")
     machine.submit(MANY)
-    # Opened with nobody there to let it in: the live state is one in which all is yet to come.
+    # Opened without a scheduler: in the live state nothing has been admitted yet.
     machine.batchq("down", "--keep-server")
     with machine.client() as client:
         client.open_gate("many", "later")

@@ -1,4 +1,4 @@
-"""docs/from-rq.md: its two files are run as they stand, against a whole stack."""
+"""Tests of docs/from-rq.md: its two files run unchanged, against a whole stack."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_files_of_the_page_do_what_it_says(machine: Machine) -> None:
     ]
 
 
-def test_the_same_from_a_shell(machine: Machine) -> None:
+def test_a_function_runs_from_a_shell(machine: Machine) -> None:
     machine.file("tasks.py", "def add(one, other):\n    return one + other\n")
     machine.up(agents=1)
     machine.batchq("submit", "--name", "sum", "--function", "tasks:add", "--args", "[2, 3]")

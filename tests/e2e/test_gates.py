@@ -1,7 +1,7 @@
-"""Scheduling gates on real processes, with a scheduler that only events wake.
+"""Tests of scheduling gates on real processes, with a scheduler that only events wake.
 
-The sequence of KEP-3521's e2e test: create a gated group, see that it is not scheduled for 15 s,
-clear the gates, see it scheduled within 5 s.
+They follow KEP-3521's e2e test: create a gated group, check that it is not scheduled for 15 s,
+clear the gates, and check that it is scheduled within 5 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchq.client import Client
 from tests.e2e.machine import Machine, group, phase, pods_of, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
-#: No sweep comes to anybody's help.
+#: No periodic session can hide a lost event.
 LAZY = "schedulePeriod: 1h\n"
 
 
@@ -34,7 +34,7 @@ def shown(client: Client, name: str) -> str:
 
 
 def stays_gated(client: Client, name: str, for_s: float) -> None:
-    """Nothing happens to it all the while."""
+    """Check that the group stays pending for that time."""
     never, deadline = threading.Event(), time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert (phase(client, name), pods_of(client, name)) == ("Pending", [])
@@ -42,7 +42,7 @@ def stays_gated(client: Client, name: str, for_s: float) -> None:
 
 
 @pytest.mark.parametrize("for_s", [1.5, pytest.param(15.0, marks=pytest.mark.slow)])
-def test_gated_it_waits_and_is_scheduled_as_soon_as_the_last_gate_opens(
+def test_a_gated_group_is_scheduled_as_soon_as_its_last_gate_opens(
     machine: Machine, for_s: float
 ) -> None:
     up(machine)
@@ -57,7 +57,7 @@ def test_gated_it_waits_and_is_scheduled_as_soon_as_the_last_gate_opens(
             "Scheduling is blocked due to non-empty scheduling gates: foo, bar"
         )
         assert shown(client, "g") == "SchedulingGated"
-        # Two programs at once, each with its own gate: the later wakes the group.
+        # Two programs open one gate each at the same time; the later one wakes the group.
         openers = [machine.start("gates", "open", "g", gate) for gate in ("bar", "foo")]
         for opener in openers:
             assert opener.wait(60) == 0

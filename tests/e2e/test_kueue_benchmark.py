@@ -1,4 +1,4 @@
-"""The benchmark of Kueue's loads, in small: what it says of a run is true, and it notices a lie."""
+"""Tests of the benchmark with Kueue's loads, on a small load: its checks pass and detect faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.kueue.truth import Story, faults
 
 pytestmark = pytest.mark.e2e
 
-#: One cohort of two queues, whose large groups come while small ones hold everything, and long.
+#: One cohort of two queues. Its large groups come while small, long ones hold everything.
 SMALL = replace(
     BASELINE,
     cohorts=1,
@@ -31,7 +31,7 @@ def outcome() -> Outcome:
     return run(SMALL)
 
 
-def test_every_group_was_completed_once_and_never_more_was_held_than_there_is(
+def test_every_group_completes_once_and_usage_never_exceeds_the_capacity(
     outcome: Outcome,
 ) -> None:
     assert outcome.faults == []
@@ -39,8 +39,8 @@ def test_every_group_was_completed_once_and_never_more_was_held_than_there_is(
     assert outcome.story.most["0"] == 40
 
 
-def test_every_group_evicted_while_it_ran_was_run_again(outcome: Outcome) -> None:
-    # On a slow machine nobody is: the large ones come together with the small ones then.
+def test_every_group_evicted_while_running_runs_again(outcome: Outcome) -> None:
+    # On a slow machine no group may be evicted, because large and small ones then come together.
     lost = [run for run in outcome.runs if run[3] != "succeeded"]
     assert sum(outcome.story.evictions.values()) >= len(lost)
     assert len([run for run in outcome.runs if run[3] == "succeeded"]) == 56
@@ -50,19 +50,19 @@ def test_lost_runs_are_counted_with_the_floor(outcome: Outcome) -> None:
     twice = replace(outcome, runs=[*outcome.runs, ("large-0-0-0", 0.0, 2.0, "evicted")])
     [[_, wall_s, to_floor, *_], _, [_, floor_s, *_]] = rows_of(outcome)
     [_, _, [_, floor_with_lost_s, *_]] = rows_of(twice)
-    # 20 units for 2 s, of the 40 that there are.
+    # 20 units for 2 s, of the 40 units in total.
     assert floor_with_lost_s == pytest.approx(floor_s + 1.0)
     assert to_floor == pytest.approx(wall_s / floor_s)
 
 
-def test_the_table_stands_beside_what_kueue_publishes(outcome: Outcome) -> None:
+def test_the_table_shows_the_figures_that_kueue_publishes(outcome: Outcome) -> None:
     ours, theirs, floor = rows_of(outcome)
     assert (ours[0], ours[-1]) == ("batchq, baseline", "holds")
     assert theirs[:2] == ["Kueue's CI, published", 351.116]
     assert floor[2] == 1.0
 
 
-def test_a_run_that_was_lost_doubled_or_too_large_is_noticed(outcome: Outcome) -> None:
+def test_a_lost_doubled_or_too_large_run_is_detected(outcome: Outcome) -> None:
     runs = outcome.runs
     done = next(run for run in runs if run[3] == "succeeded")
     name = done[0]

@@ -1,4 +1,4 @@
-"""After a day's work in a minute, the server keeps nothing of what is over."""
+"""Tests that the server keeps nothing of finished work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def raw(machine: Machine) -> Iterator[redis.Redis]:
         connection.close()
 
 
-def test_ended_groups_expire_with_everything_that_belonged_to_them(machine: Machine) -> None:
+def test_ended_groups_expire_with_all_their_data(machine: Machine) -> None:
     machine.up()
     machine.agent("stays")
     leaves = machine.agent("leaves")

@@ -1,4 +1,4 @@
-"""Metrics and health of real schedulers, asked over HTTP."""
+"""Tests of metrics and health of real schedulers over HTTP."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ kind: Queue
 metadata: {name: small}
 spec: {capability: {cpu: 1}}
 """
-#: On nobody's list of words.
+#: A word that appears nowhere else.
 WEIRD = "xylophone-zq7"
 
 
 def served_at(machine: Machine, process: subprocess.Popen[str]) -> str:
-    """Where a scheduler that chose its port itself can be asked."""
+    """Return the address of a scheduler that chose its port itself."""
     found: list[str] = []
 
     def told() -> bool:
@@ -45,7 +45,7 @@ def leads(url: str) -> bool:
     return seen.value("leader") == 1 and seen.value("nodes", state="ready") is not None
 
 
-def test_a_scrape_tells_who_waits_why_and_what_was_done(machine: Machine) -> None:
+def test_a_scrape_shows_which_groups_wait_and_why_and_what_was_done(machine: Machine) -> None:
     embedded.ensure_server(machine.home)
     _, url = scheduler(machine)
     until(lambda: leads(url))
@@ -80,13 +80,13 @@ def test_a_scrape_tells_who_waits_why_and_what_was_done(machine: Machine) -> Non
 SUCCEEDED = {"queue": "default", "phase": "Completed", "reason": "Succeeded"}
 
 
-def test_no_series_tells_what_a_group_is_called(machine: Machine) -> None:
+def test_no_series_contains_the_name_of_a_group(machine: Machine) -> None:
     embedded.ensure_server(machine.home)
     _, url = scheduler(machine)
     until(lambda: leads(url))
     machine.agent("n1", "cpu=1,memory=512Mi")
     for suffix, command in (("runs", ("sleep", "600")), ("ends", ("true",))):
-        # The one that runs has all the room, so the second waits.
+        # The running one uses all resources, so the second waits.
         name = f"{WEIRD}-{suffix}"
         machine.batchq("submit", "--name", name, "--cpus", "1", "--", *command)
     with machine.client() as client:
@@ -102,7 +102,7 @@ def test_no_series_tells_what_a_group_is_called(machine: Machine) -> None:
         assert "xylophone" not in text
 
 
-def test_one_leads_one_stands_by_and_both_are_ready(machine: Machine) -> None:
+def test_leader_and_follower_are_both_ready(machine: Machine) -> None:
     embedded.ensure_server(machine.home)
     first, url = scheduler(machine)
     until(lambda: leads(url))
@@ -116,7 +116,7 @@ def test_one_leads_one_stands_by_and_both_are_ready(machine: Machine) -> None:
     assert scrape(other).value("leader_epoch") == 2
 
 
-def test_a_server_that_hangs_or_dies_makes_it_unready_and_not_dead(machine: Machine) -> None:
+def test_a_hanging_or_dead_server_makes_a_scheduler_unready_and_not_dead(machine: Machine) -> None:
     server = embedded.ensure_server(machine.home)
     _, url = scheduler(machine)
     until(lambda: get(f"{url}/readyz") == (200, "ok\n"))

@@ -1,5 +1,5 @@
-"""A part of the stack loses the server, or the server comes back another: nothing is lost, nothing
-runs twice at once, and each process says so once.
+"""Tests of outages of a part or all of the stack: nothing is lost, nothing runs twice at once, and
+each process logs the outage once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from batchq.client import Client
 from batchq.daemon.local_stack import embedded_server as embedded
 from batchq.store.redis import Leader
 from tests.e2e.machine import QUICK_AGENT, Machine, phase, pods_of, until
-from tests.harness.proxy import Road
+from tests.harness.proxy import ControlledProxy
 from tests.swarm.diary import Run, read_runs, twice_at_once
 from tests.swarm.load import Design
 
-#: Long enough for every lease of the quick settings to end: pods', nodes' and the leader's.
+#: Long enough for every lease of the quick settings to end: those of pods, nodes and the leader.
 ALL_LEASES_S = 7.0
 SETTLED_WITHIN_S = 60.0
 
 
 class Stack:
-    """A server, and schedulers and agents that each have a road of their own to it."""
+    """A server, and schedulers and agents that each reach it through a proxy of their own."""
 
     def __init__(self, machine: Machine, stack: ExitStack) -> None:
         self.machine = machine
@@ -35,29 +35,29 @@ class Stack:
         self.diaries.mkdir()
         self._stack = stack
         self._server = embedded.ensure_server(machine.home)
-        self.roads: dict[str, Road] = {}
+        self.proxies: dict[str, ControlledProxy] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.client: Client = stack.enter_context(machine.client())
 
     def scheduler(self, name: str, config: Path | None = None) -> None:
-        """Start one, with the quick settings or those of a file; the first leads."""
+        """Start a scheduler with the quick settings or those of a file; the first one leads."""
         self._start(name, "scheduler", "--config", str(config or self.machine.quick))
         if len(self.processes) == 1:
             until(lambda: self.leads(name), what=f"{name} leads")
 
     def agent(self, name: str, *options: str) -> None:
-        """Start one with two cpus, and wait for its node."""
+        """Start an agent with two cpus, and wait for its node."""
         resources = ("--resources", "cpu=2,memory=512Mi")
         self._start(name, "worker", "--name", name, *resources, *(options or QUICK_AGENT))
         until(lambda: self.is_ready(name), what=f"{name} is ready")
 
     def _start(self, name: str, *command: str) -> None:
-        road = self._stack.enter_context(Road(self.machine.home.socket))
-        self.roads[name] = road
-        self.processes[name] = self.machine.start(*command, url=road.url)
+        proxy = self._stack.enter_context(ControlledProxy(self.machine.home.socket))
+        self.proxies[name] = proxy
+        self.processes[name] = self.machine.start(*command, url=proxy.url)
 
     def leader(self) -> Leader | None:
-        """Who leads, as the server knows it."""
+        """Return the leader, as the server knows it."""
         with self.machine.store() as store:
             return store.leader()
 
@@ -69,12 +69,12 @@ class Stack:
         return any(node.metadata.name == name and node.status.ready for node in self.client.nodes())
 
     def submit(self, name: str, *, replicas: int = 1, tenths: int = 5) -> None:
-        """A group whose pods keep diaries."""
+        """Submit a group whose pods keep diaries."""
         design = Design(name=name, kind="array", replicas=replicas, tenths=tenths)
         self.client.submit(design.manifest(self.diaries))
 
     def completed(self, *names: str, within_s: float = SETTLED_WITHIN_S) -> None:
-        """Wait until all these groups are."""
+        """Wait until all these groups have completed."""
         for name in names:
             until(
                 lambda name=name: phase(self.client, name) == "Completed",  # type: ignore[misc]
@@ -83,26 +83,26 @@ class Stack:
             )
 
     def runs(self) -> dict[str, list[Run]]:
-        """What the pods wrote, by their names."""
+        """Return the runs of each pod by the pod's name."""
         return read_runs(self.diaries)
 
     def has_begun(self, pod: str, times: int = 1) -> bool:
         return len(self.runs().get(pod, ())) >= times
 
     def said(self, name: str, word: str) -> int:
-        """How many lines of a process say so; those of its work-horses apart."""
+        """Return how many log lines of a process, without its work-horses, contain the word."""
         lines = self.machine.output_of(self.processes[name]).splitlines()
         return sum(word in line and "pod=" not in line for line in lines)
 
     def node_of(self, group: str) -> str:
-        """Where its only pod is."""
+        """Return the node of a group's only pod."""
         [pod] = pods_of(self.client, group)
         return str(pod.status.node)
 
 
 @pytest.fixture
 def stack(machine: Machine) -> Iterator[Stack]:
-    """A server, and nothing else yet."""
+    """A server without other processes."""
     with ExitStack() as closing:
         yield Stack(machine, closing)
 
@@ -110,24 +110,24 @@ def stack(machine: Machine) -> Iterator[Stack]:
 BREAKS = pytest.mark.parametrize(
     "break_",
     [
-        pytest.param(Road.cut, id="cut", marks=pytest.mark.slow),
-        pytest.param(Road.block, id="blocked"),
+        pytest.param(ControlledProxy.cut, id="cut", marks=pytest.mark.slow),
+        pytest.param(ControlledProxy.block, id="blocked"),
     ],
 )
 
 
 def for_s(seconds: float, meanwhile: Callable[[], bool] = lambda: True) -> None:
-    """So long it must stay so."""
+    """Check that the condition holds for that time."""
     with pytest.raises(AssertionError, match="not within"):
         until(lambda: not meanwhile(), within_s=seconds)
 
 
-# --- a part of the stack without the server -----------------------------------------------------
+# --- An outage for a part of the stack ------------------------------------------------------------
 
 
 @BREAKS
-def test_a_leader_without_the_server_is_succeeded_and_decides_nothing_more(
-    stack: Stack, break_: Callable[[Road], None]
+def test_a_leader_without_the_server_is_replaced_and_decides_nothing_more(
+    stack: Stack, break_: Callable[[ControlledProxy], None]
 ) -> None:
     stack.scheduler("first")
     stack.scheduler("second")
@@ -137,11 +137,11 @@ def test_a_leader_without_the_server_is_succeeded_and_decides_nothing_more(
     leader = stack.leader()
     assert leader is not None
 
-    break_(stack.roads["first"])
+    break_(stack.proxies["first"])
     stack.submit("meanwhile", replicas=4)
     until(lambda: stack.leads("second"), what="the other leads")
     for_s(2.0)
-    stack.roads["first"].mend()
+    stack.proxies["first"].mend()
 
     stack.completed("early", "meanwhile")
     successor = stack.leader()
@@ -159,7 +159,7 @@ def test_a_leader_without_the_server_is_succeeded_and_decides_nothing_more(
 
 @BREAKS
 def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
-    stack: Stack, break_: Callable[[Road], None]
+    stack: Stack, break_: Callable[[ControlledProxy], None]
 ) -> None:
     stack.scheduler("scheduler")
     stack.agent("n1")
@@ -167,11 +167,11 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
     until(lambda: stack.has_begun("moved-main-0"))
     stack.agent("n2")
 
-    break_(stack.roads["n1"])
+    break_(stack.proxies["n1"])
     until(lambda: stack.has_begun("moved-main-0", 2), what="it runs elsewhere")
     stack.submit("later", replicas=3)
     for_s(2.0)
-    stack.roads["n1"].mend()
+    stack.proxies["n1"].mend()
 
     stack.completed("moved", "later")
     runs = stack.runs()
@@ -191,9 +191,9 @@ def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: 
     stack.agent("n1", "--beat", "500ms", "--lease", "20s", "--drain-timeout", "0s")
     stack.submit("steady", tenths=50)
     until(lambda: stack.has_begun("steady-main-0"))
-    stack.roads["n1"].cut()
+    stack.proxies["n1"].cut()
     until(lambda: stack.said("n1", "store.unavailable") == 1)
-    stack.roads["n1"].mend()
+    stack.proxies["n1"].mend()
     stack.completed("steady")
     assert [len(runs) for runs in stack.runs().values()] == [1]
     assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
@@ -207,12 +207,12 @@ def test_a_server_that_is_slower_than_the_leases_runs_nothing_twice_at_once(stac
     stack.submit("early", replicas=2, tenths=40)
     until(lambda: stack.has_begun("early-main-0"))
 
-    for road in stack.roads.values():
-        road.slow(2.5)
+    for proxy in stack.proxies.values():
+        proxy.slow(2.5)
     stack.submit("meanwhile", replicas=4, tenths=20)
     for_s(2 * ALL_LEASES_S)
-    for road in stack.roads.values():
-        road.mend()
+    for proxy in stack.proxies.values():
+        proxy.mend()
 
     stack.completed("early", "meanwhile")
     assert twice_at_once(stack.runs()) == []
@@ -230,22 +230,22 @@ def test_with_the_usual_leases_a_server_that_takes_ten_seconds_runs_nothing_twic
     stack.submit("early", replicas=4, tenths=300)
     until(lambda: all(stack.has_begun(f"early-main-{index}") for index in range(4)))
 
-    for road in stack.roads.values():
-        road.slow(10.0)
+    for proxy in stack.proxies.values():
+        proxy.slow(10.0)
     stack.submit("meanwhile", replicas=4, tenths=20)
     for_s(90.0)
-    for road in stack.roads.values():
-        road.mend()
+    for proxy in stack.proxies.values():
+        proxy.mend()
 
     stack.completed("early", "meanwhile", within_s=180.0)
     assert twice_at_once(stack.runs()) == []
 
 
-# --- all of the stack without the server --------------------------------------------------------
+# --- An outage for the whole stack ----------------------------------------------------------------
 
 
 def killed(machine: Machine) -> Callable[[], None]:
-    """`kill -9`; it comes back with what it has written."""
+    """`kill -9` the server; it comes back with what it has written."""
     server = embedded.running_server(machine.home)
     assert server is not None
     subprocess.run(["kill", "-9", str(server.pid)], check=True)
@@ -253,13 +253,13 @@ def killed(machine: Machine) -> Callable[[], None]:
 
 
 def stopped(machine: Machine) -> Callable[[], None]:
-    """In good order."""
+    """Stop the server in good order."""
     embedded.stop_server(machine.home)
     return lambda: void(embedded.ensure_server(machine.home))
 
 
 def emptied(machine: Machine) -> Callable[[], None]:
-    """It comes back with nothing."""
+    """Stop the server and remove its data."""
     back = stopped(machine)
     for path in machine.home.data.glob("appendonlydir/*"):
         path.unlink()
@@ -267,7 +267,7 @@ def emptied(machine: Machine) -> Callable[[], None]:
 
 
 def paused(machine: Machine) -> Callable[[], None]:
-    """SIGSTOP and SIGCONT."""
+    """Pause the server with SIGSTOP; it continues with SIGCONT."""
     server = embedded.running_server(machine.home)
     assert server is not None
     subprocess.run(["kill", f"-{signal.SIGSTOP}", str(server.pid)], check=True)
@@ -275,10 +275,10 @@ def paused(machine: Machine) -> Callable[[], None]:
 
 
 def void(_: object) -> None:
-    """Whatever it answers."""
+    """Drop a result."""
 
 
-#: Longer than an answer is waited for, so that it is noticed.
+#: Longer than clients wait for an answer, so that they notice it.
 PAUSED_S = 13.0
 
 
@@ -290,7 +290,7 @@ PAUSED_S = 13.0
         pytest.param(paused, PAUSED_S, id="paused"),
     ],
 )
-def test_everything_waits_for_a_server_that_is_away_and_says_so_once(
+def test_everything_waits_for_an_unavailable_server_and_logs_that_once(
     machine: Machine, strike: Callable[[Machine], Callable[[], None]], away_s: float
 ) -> None:
     with ExitStack() as closing:
@@ -320,14 +320,14 @@ def test_everything_waits_for_a_server_that_is_away_and_says_so_once(
         assert twice_at_once(stack.runs()) == []
         for name in ("first", "second", "n1"):
             until(lambda name=name: stack.said(name, "store.back") == 1)  # type: ignore[misc]
-        told = {name: stack.said(name, "store.unavailable") for name in ("first", "second", "n1")}
-        assert told == {"first": 1, "second": 1, "n1": 1}
+        logged = {name: stack.said(name, "store.unavailable") for name in ("first", "second", "n1")}
+        assert logged == {"first": 1, "second": 1, "n1": 1}
         for name in ("wait", "logs", "progress"):
             assert stack.said(name, "; waiting for it") == 1, name
             assert stack.said(name, "the server is back after") == 1, name
 
 
-def test_a_server_that_comes_back_with_nothing_is_furnished_anew(stack: Stack) -> None:
+def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
     machine = stack.machine
     stack.scheduler("scheduler")
     stack.agent("n1")
@@ -352,7 +352,7 @@ def test_a_server_that_comes_back_with_nothing_is_furnished_anew(stack: Stack) -
     assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
 
 
-def test_a_pod_that_ends_while_the_server_is_away_is_completed_with_its_first_attempt(
+def test_a_pod_that_ends_in_an_outage_is_completed_with_its_first_attempt(
     stack: Stack,
 ) -> None:
     machine = stack.machine

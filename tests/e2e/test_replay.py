@@ -1,4 +1,6 @@
-"""`batchq replay`: a log becomes real processes, each exactly once, and nothing stays."""
+"""Tests of `batchq replay`: a log becomes real processes, each exactly once, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from batchq.lab.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 
-#: Number, submit, run time and processors of jobs on a machine with four processors.
+#: Number, submit time, run time and processors of jobs on a machine with four processors.
 JOBS = [
     (1, 0, 40, 4),
     (2, 10, 30, 2),
@@ -30,7 +32,7 @@ JOBS = [
 
 
 def log_text(jobs: list[tuple[int, int, int, int]], processors: int = 4) -> str:
-    """A log in the Standard Workload Format."""
+    """Return a log in the Standard Workload Format."""
     lines = [
         f"{number} {submit} -1 {run} {size} -1 -1 {size} {2 * run} -1 1 1 1 -1 1 -1 -1 -1"
         for number, submit, run, size in jobs
@@ -47,7 +49,7 @@ def test_every_job_of_a_small_log_finishes_exactly_once(machine: Machine) -> Non
     assert (report["jobs"], report["finishedExactlyOnce"], report["problems"]) == (6, 6, [])
     assert report["processors"] == 4
     assert "Still running: server, scheduler. `batchq down` stops them" in done.stderr
-    # Job 1 holds the whole machine for 40 s, so job 2 waits for 30 s at least.
+    # Job 1 uses the whole machine for 40 s, so job 2 waits for 30 s at least.
     assert report["meanWaitS"] >= (30 + 30 + 25) / 6
     assert report["makespanS"] >= 100
     assert 0 < report["utilisation"] <= (160 + 60 + 40 + 10 + 180 + 20) / (4 * 100)
@@ -74,7 +76,9 @@ def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
 
 
 class PressedAtSubmit(Client):
-    """Ctrl-C comes after the server has taken the second group, and before its answer is here."""
+    """A client that gets Ctrl-C after the server took the second group, before it sees the
+    answer.
+    """
 
     def submit(self, *what: Any, **fields: Any) -> PodGroup:
         group = super().submit(*what, **fields)
@@ -108,7 +112,7 @@ def _runs(item: Object) -> bool:
     return isinstance(item, Pod) and item.status.phase == PodPhase.RUNNING
 
 
-def test_a_file_that_is_no_log_starts_nothing(machine: Machine) -> None:
+def test_a_file_that_is_not_a_log_starts_nothing(machine: Machine) -> None:
     log = machine.file("no.swf", "; MaxProcs: 4\nthis is prose\n")
     done = machine.batchq("replay", str(log), exits=1)
     assert done.stderr == (
@@ -127,12 +131,12 @@ def test_starts_are_written_in_seconds_of_the_log(machine: Machine) -> None:
         ("9", "1010"),
     ]
     assert 1000 <= float(first["start"]) < 1020
-    # The machine is the first one's for 20 s at least.
+    # The first one uses the machine for 20 s at least.
     assert float(second["start"]) >= float(first["start"]) + 20
 
 
-def test_the_order_of_starts_is_the_simulators_where_the_machine_keeps_up(machine: Machine) -> None:
-    # 15 of these 20 jobs wait, and 5 go past others that came before them.
+def test_jobs_start_in_the_simulators_order_if_the_machine_keeps_up(machine: Machine) -> None:
+    # 15 of these 20 jobs wait, and 5 start before others that were submitted earlier.
     log = real_log("KTH-SP2-1996-2")
     slice_of_it = ("--skip", "11756", "--jobs", "20", "--speed", "1800")
     done = machine.batchq(
@@ -142,7 +146,7 @@ def test_the_order_of_starts_is_the_simulators_where_the_machine_keeps_up(machin
     against = report["against"]
     assert (report["jobs"], report["finishedExactlyOnce"]) == (20, 20)
     assert (against["jobs"], against["pairs"], against["causes"]["open"]) == (20, 159, 0)
-    # Where a process needs half a second to start, one may well overtake another.
+    # If a process needs half a second to start, one may overtake another.
     if against["latencyMs"] < 500:
         assert (against["same"], against["tau"], against["differing"]) == (159, 1.0, [])
 

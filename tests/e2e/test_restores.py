@@ -1,4 +1,6 @@
-"""The machine's server dies, stands still, or comes back older: pods go on, or begin once more."""
+"""Tests of a machine's server that dies, is paused or comes back older: pods continue or run
+again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.e2e.machine import Machine, group, phase, pods_of, until
 
 pytestmark = pytest.mark.e2e
 
-#: Twice the quick lease: without an answer for so long, a work-horse would end its pod.
+#: Twice the quick lease: without an answer for this long, a work-horse would end its pod.
 AWAY_S = 4.0
 TENTHS = 70
 SETTLED_WITHIN_S = 60.0
@@ -34,7 +36,7 @@ class Stage:
         machine.up()
 
     def submit(self, name: str = "long") -> None:
-        """One pod that takes a while."""
+        """Submit one pod that takes a while."""
         template = {
             "command": command(self.machine.root / "diary", TENTHS),
             "requests": {"cpu": 1},
@@ -49,7 +51,7 @@ class Stage:
         self.machine.submit(yaml.safe_dump(manifest))
 
     def words(self, word: str) -> int:
-        """How often the pod has written it."""
+        """Return how often the pod has written a word."""
         return sum(Diary(self.machine.root / "diary").count(word).values())
 
     def server_pid(self) -> int:
@@ -58,22 +60,22 @@ class Stage:
         return record.pid
 
     def kill_server(self) -> None:
-        """As a power cut would, but for its page cache."""
+        """Kill the server as a power cut would, except that its page cache survives."""
         record = detached.read_record(embedded_server.record_path(self.machine.home))
         assert record is not None
         os.kill(record.pid, signal.SIGKILL)
         assert detached.await_end([record], patience_s=10)
 
     def start_server(self) -> None:
-        """From its files."""
+        """Start the server with its files."""
         embedded_server.ensure_server(self.machine.home)
 
     def files(self) -> Path:
-        """What the server has written so far."""
+        """Return the folder with what the server has written so far."""
         return self.machine.home.data / "appendonlydir"
 
     def ends_once_more(self) -> None:
-        """Wait for the end, and see that the pod never ran twice at once."""
+        """Wait for the end, and check that the pod never ran twice at once."""
         with self.machine.client() as client:
             until(lambda: phase(client, "long") == "Completed", within_s=SETTLED_WITHIN_S)
         assert Diary(self.machine.root / "diary").overlaps() == []
@@ -89,7 +91,7 @@ def wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def test_a_pod_goes_on_while_the_server_of_its_machine_is_dead_for_longer_than_a_lease(
+def test_a_pod_continues_while_the_server_of_its_machine_is_dead_for_longer_than_a_lease(
     stage: Stage,
 ) -> None:
     stage.machine.agent("n1")
@@ -102,7 +104,7 @@ def test_a_pod_goes_on_while_the_server_of_its_machine_is_dead_for_longer_than_a
     assert (stage.words("start"), stage.words("end")) == (1, 1)
 
 
-def test_a_pod_goes_on_while_the_server_of_its_machine_stands_still_for_longer_than_a_lease(
+def test_a_pod_continues_while_the_server_of_its_machine_is_paused_for_longer_than_a_lease(
     stage: Stage,
 ) -> None:
     stage.machine.agent("n1")

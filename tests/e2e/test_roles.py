@@ -1,4 +1,4 @@
-"""The usual story on a server that knows users, each process with the rights of its role alone."""
+"""Tests of a whole stack on a server with users, each process with the rights of its role only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def running() -> Iterator[GuardedStack]:
 
 @pytest.fixture
 def stack(running: GuardedStack) -> Iterator[GuardedStack]:
-    """The stack; at the end nobody must have been refused anything that the test did not expect."""
+    """The stack; after the test, no user may have been refused anything that the test did not
+    expect.
+    """
     running.server.refusals()
     yield running
     assert running.server.refusals() == set()
@@ -84,7 +86,7 @@ def test_a_submitter_has_gangs_arrays_retries_and_functions_run(stack: GuardedSt
         stack.batchq("submitter", "delete", "podgroup", name)
 
 
-def test_a_submitter_holds_back_opens_gates_and_cancels(stack: GuardedStack) -> None:
+def test_a_submitter_suspends_opens_gates_and_cancels(stack: GuardedStack) -> None:
     stack.batchq("submitter", "submit", "--name", "held", "--gate", "data", "--", "true")
     stack.batchq("submitter", "suspend", "held")
     stack.batchq("submitter", "gates", "open", "held", "data")
@@ -97,7 +99,7 @@ def test_a_submitter_holds_back_opens_gates_and_cancels(stack: GuardedStack) -> 
         until(lambda: pods_of(client, "endless")[0].status.phase == PodPhase.EVICTED)
 
 
-def test_a_submitter_claims_external_groups_and_reports(stack: GuardedStack) -> None:
+def test_a_submitter_claims_external_groups_and_reports_their_end(stack: GuardedStack) -> None:
     with stack.client("submitter") as client:
         client.submit(external=True, name="outside")
         until(lambda: phase(client, "outside") == "InQueue", what="it is admitted")
@@ -144,7 +146,7 @@ def test_an_operator_changes_queues_quotas_classes_and_nodes(stack: GuardedStack
     stack.batchq("operator", "delete", "podgroup", "urgent")
     stack.batchq("operator", "delete", "queue", "research")
     stack.batchq("operator", "delete", "priorityclass", "urgent")
-    # Another test of this module may have ended an agent just now, which the doctor would tell.
+    # Another test of this module may have ended an agent, which the doctor would report.
     report = json.loads(stack.batchq("operator", "doctor", "-o", "json", exits=None).stdout)
     [asked] = [one for one in report["findings"] if one["check"] == "permissions"]
     assert asked["found"] == (
@@ -161,8 +163,8 @@ def test_a_reader_sees_everything_and_changes_nothing(stack: GuardedStack) -> No
         stack.batchq("readonly", *words)
     assert stack.batchq("readonly", "logs", "seen").stdout == "hello\n"
     assert stack.server.refusals() == set()
-    told = stack.batchq("readonly", "doctor", exits=None).stdout
-    assert "user readonly (by its name a readonly) may not read: CONFIG GET;" in told
+    message = stack.batchq("readonly", "doctor", exits=None).stdout
+    assert "user readonly (by its name a readonly) may not read: CONFIG GET;" in message
     assert stack.server.refusals() == {("readonly", "config|get")}
     for words in (["submit", "--", "true"], ["suspend", "seen"], ["cancel", "seen"]):
         assert stack.batchq("readonly", *words, exits=None).returncode != 0
@@ -182,7 +184,7 @@ def test_a_reader_sees_everything_and_changes_nothing(stack: GuardedStack) -> No
         ("submitter", ["apply", "-f", "queues.yaml"], "Queues and PriorityClasses", "operator"),
     ],
 )
-def test_a_user_without_permission_is_told_in_a_sentence_which_role_has_it(
+def test_the_error_of_a_missing_permission_names_the_role_that_has_it(
     stack: GuardedStack, user: str, words: list[str], what: str, role: str
 ) -> None:
     stack.machine.file("queues.yaml", QUEUES)
@@ -197,12 +199,12 @@ def test_a_user_without_permission_is_told_in_a_sentence_which_role_has_it(
 @pytest.mark.parametrize(
     "words", [["worker", "--name", "n3", "--resources", "cpu=1"], ["scheduler"]], ids=" ".join
 )
-def test_a_daemon_with_the_wrong_credentials_says_what_it_lacks(
+def test_a_daemon_with_the_wrong_credentials_logs_what_it_lacks(
     stack: GuardedStack, words: list[str]
 ) -> None:
     process = stack.machine.start(*words, url=stack.server.url_of("submitter"))
-    told = "use a user of another role: a submitter submits"
-    until(lambda: told in stack.machine.output_of(process), what=told)
+    message = "use a user of another role: a submitter submits"
+    until(lambda: message in stack.machine.output_of(process), what=message)
     process.terminate()
     process.wait(timeout=30)
     assert {name for name, _ in stack.server.refusals()} == {"submitter"}
@@ -210,7 +212,7 @@ def test_a_daemon_with_the_wrong_credentials_says_what_it_lacks(
         assert {node.metadata.name for node in client.nodes()} == {"n1", "n2"}
 
 
-def test_the_death_of_an_agent_and_of_the_leader_is_survived(stack: GuardedStack) -> None:
+def test_work_survives_the_death_of_an_agent_and_of_the_leader(stack: GuardedStack) -> None:
     with stack.client("submitter") as client:
         lasts = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done"
         two = ("-N", "2", "--cpus", "2", "--retries", "2")
@@ -231,7 +233,7 @@ def test_the_death_of_an_agent_and_of_the_leader_is_survived(stack: GuardedStack
 
 @pytest.fixture
 def elsewhere(stack: GuardedStack) -> Iterator[Pod]:
-    """A pod that runs on n2, and whose end is not n1's to tell."""
+    """A pod that runs on n2, so that n1 must not report its end."""
     with stack.client("operator") as client:
         client.cordon("n1")
         client.submit(command=["sh", "-c", SLEEPER], name="elsewhere", cpus=1)
@@ -245,8 +247,8 @@ def elsewhere(stack: GuardedStack) -> Iterator[Pod]:
         client.delete("PodGroup", "elsewhere")
 
 
-def facts_about(pod: Pod) -> list[NodeReport]:
-    """Whatever can be said of a pod and its attempts."""
+def reports_about(pod: Pod) -> list[NodeReport]:
+    """Return every kind of report about a pod and its attempts."""
     uid, attempt = pod.metadata.uid, pod.status.attempt
     success = PodOutcome(exit_code=0)
     return [
@@ -259,16 +261,16 @@ def facts_about(pod: Pod) -> list[NodeReport]:
     ]
 
 
-def test_a_worker_can_say_nothing_of_a_pod_on_another_node(
+def test_a_worker_cannot_report_on_a_pod_of_another_node(
     stack: GuardedStack, elsewhere: Pod
 ) -> None:
     store = open_store(stack.server.url_of("worker-n1"))
     before = store.counts().get(SUPERSEDED, 0)
     ledger = store.ledger()
-    facts = facts_about(elsewhere)
-    for number, fact in enumerate(facts, start=1):
-        store.inboxes.post("n1", fact)
-        until(lambda: not store.inboxes.own("n1"), what="it is folded")
+    reports = reports_about(elsewhere)
+    for number, report in enumerate(reports, start=1):
+        store.inboxes.post("n1", report)
+        until(lambda: not store.inboxes.own("n1"), what="it is applied")
         until(lambda: store.counts().get(SUPERSEDED, 0) == before + number, what="it is counted")  # noqa: B023
     assert store.get("Pod", elsewhere.metadata.uid) == elsewhere
     assert store.ledger() == ledger
@@ -280,21 +282,21 @@ def is_ready(store: RedisStore, name: str) -> bool:
     return isinstance(node, Node) and node.status.ready
 
 
-def test_a_worker_can_say_nothing_of_another_node(stack: GuardedStack) -> None:
-    """In an inbox there is no word for another node: what is said there is said of its own."""
+def test_a_worker_cannot_report_on_another_node(stack: GuardedStack) -> None:
+    """A node's report queue has no field for another node: each report is about its own node."""
     store = open_store(stack.server.url_of("worker-n1"))
     other = store.get("Node", "n2")
     assert isinstance(other, Node)
     before = store.counts().get(UNREADABLE, 0)
     of_n2 = Serves(agent=other.metadata.annotations["batchq/agent"], resources={"cpu": 1})
-    # The agent of n2 does not serve n1, so it cannot leave there.
+    # The agent of n2 does not serve n1, so it cannot withdraw n1.
     store.inboxes.post("n1", Leaves(agent=of_n2.agent))
-    until(lambda: not store.inboxes.own("n1"), what="it is folded")
+    until(lambda: not store.inboxes.own("n1"), what="it is applied")
     assert is_ready(store, "n1")
     store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
     until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")
     assert is_ready(store, "n2")
-    # Its own node takes no pods for a while, as what it says cannot be read.
+    # Its own node takes no pods for a while, because its report was unreadable.
     until(lambda: not is_ready(store, "n1"), what="n1 is out of service")
     until(lambda: is_ready(store, "n1"), what="n1 is back")
     now = store.get("Node", "n2")
@@ -319,7 +321,7 @@ def test_an_attempt_a_worker_puts_into_its_own_queue_runs_where_it_is_bound(
 
 
 def _serves(process: psutil.Process, pod: str) -> bool:
-    """Whether it is the first process of a pod."""
+    """Return whether the process is the first one of a pod."""
     try:
         environ = process.environ()
         return environ.get("BATCHQ_POD_UID") == pod and process.pid == _group_of(process.pid)
@@ -336,7 +338,7 @@ def _group_of(pid: int) -> int:
 
 @pytest.fixture
 def revealing(stack: GuardedStack) -> Iterator[Pod]:
-    """A pod that prints its environment and goes on."""
+    """A pod that prints its environment and keeps running."""
     with stack.client("submitter") as client:
         client.submit(command=["sh", "-c", f"env; cat /proc/$PPID/cmdline; {SLEEPER}"], name="env")
         until(lambda: phase(client, "env") == "Running", what="it runs")
@@ -362,16 +364,16 @@ def test_no_password_is_in_a_command_line_or_the_environment_of_a_pod(
             pods.append(process.pid)
             assert CANARY not in str(environ)
         elif CANARY in str(environ):
-            # Where it has to be, which the user of the process alone may read.
+            # The URL must be here; only the user of the process can read it.
             ours.append(process.pid)
     started = {one.pid for one in (*stack.schedulers, *stack.agents.values())}
-    # One work-horse stands between the agent and its pod.
+    # The parent of the pod's process is a work-horse of the agent.
     assert started < set(ours)
     assert len(pods) >= 1
 
 
 def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> None:
-    """Nothing stands between two processes of one user: docs/security.md says what to do."""
+    """Processes of one user are not separated: docs/security.md says what to do."""
     reads = "tr '\\0' '\\n' < /proc/$PPID/environ | grep -c '^BATCHQ_REDIS_URL='"
     with stack.client("submitter") as client:
         client.submit(command=["sh", "-c", reads], name="curious")
@@ -380,7 +382,7 @@ def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> Non
 
 
 def test_no_password_is_in_any_file(stack: GuardedStack, revealing: Pod) -> None:
-    """Logs, records of what runs, output of pods; and the server's own files."""
+    """Logs, run files and output of pods, and the server's own files."""
     read = [
         (path, path.read_bytes())
         for folder in (stack.machine.root, stack.server.folder)
@@ -413,7 +415,7 @@ def test_no_password_is_in_the_server(stack: GuardedStack, revealing: Pod) -> No
     ],
     ids=" ".join,
 )
-def test_no_password_is_in_what_is_answered(
+def test_no_password_is_in_the_output_of_a_command(
     stack: GuardedStack, revealing: Pod, words: list[str]
 ) -> None:
     done = stack.batchq("operator", *words, exits=None)
@@ -421,7 +423,7 @@ def test_no_password_is_in_what_is_answered(
     assert CANARY not in done.stdout + done.stderr
 
 
-def test_a_wrong_password_is_not_repeated(stack: GuardedStack) -> None:
+def test_a_wrong_password_is_not_printed(stack: GuardedStack) -> None:
     url = stack.server.url_of("operator").replace("operator", "nobody", 1)
     done = stack.machine.batchq("jobs", exits=9, url=url)
     assert done.stderr == (

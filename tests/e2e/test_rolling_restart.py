@@ -1,4 +1,4 @@
-"""Everything is restarted, one process at a time, under load: nothing fails, nothing waits long."""
+"""Tests of a rolling restart of all processes under load: nothing fails, and waits stay short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 AGENTS = ("n1", "n2")
 _APART_S = 0.25
-#: Between two restarts, for work to go on.
+#: The pause between two restarts, in which work continues.
 _BREATH_S = 1.0
 
 
@@ -35,7 +35,7 @@ class Load(threading.Thread):
         self.names: list[str] = []
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Submit groups until `stop`."""
         while not self._stopping.wait(_APART_S):
             self._submit(f"g{len(self.names)}")
 
@@ -52,14 +52,14 @@ class Load(threading.Thread):
                 self._stopping.wait(0.1)
 
     def stop(self) -> None:
-        """And let go of the connection."""
+        """Stop, and close the connection."""
         self._stopping.set()
         self.join()
         self._client.close()
 
 
 class Stage:
-    """Two schedulers, two agents and a server, each of which can be restarted in good order."""
+    """Two schedulers, two agents and a server, which can be restarted one by one in good order."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -69,7 +69,7 @@ class Stage:
 
     def _scheduler(self) -> subprocess.Popen[str]:
         started = self._machine.start("scheduler", "--config", str(self._machine.quick))
-        # Before it leads or follows it may not hear yet that it is to end.
+        # Before it leads or follows, it may not react to SIGTERM yet.
         until(lambda: "leader." in self._machine.output_of(started))
         return started
 
@@ -79,22 +79,22 @@ class Stage:
         )
 
     def restart_scheduler(self, place: int) -> None:
-        """The leader or the other one."""
+        """Restart one of the schedulers."""
         _end(self._schedulers[place])
         self._schedulers[place] = self._scheduler()
 
     def restart_agent(self, name: str) -> None:
-        """It drains first."""
+        """Restart an agent, which drains first."""
         _end(self._agents[name])
         self._agents[name] = self._agent(name)
 
     def restart_server(self) -> None:
-        """From its file."""
+        """Restart the server with its data."""
         embedded_server.stop_server(self._machine.home)
         embedded_server.ensure_server(self._machine.home)
 
     def is_ready(self) -> bool:
-        """Whether both nodes are."""
+        """Return whether both nodes are ready."""
         with self._machine.client() as client:
             return sorted(node.metadata.name for node in client.nodes() if node.status.ready) == [
                 *AGENTS
@@ -143,8 +143,9 @@ def _phases(client: Client) -> set[str]:
 
 
 def _admitted_after_ms(client: Client, group: PodGroup) -> int:
-    """How long the group waited before it was admitted; with a node that drains it may have had to
-    wait for room a second time.
+    """Return how long the group waited before its admission.
+
+    If a node drains, it may have waited for free resources a second time.
     """
     key = f"{group.metadata.namespace}/{group.metadata.name}"
     events = client.events(kind="PodGroup", key=key)

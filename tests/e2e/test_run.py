@@ -1,4 +1,4 @@
-"""`batchq run`: its exit codes, what it prints, and what it leaves behind."""
+"""Tests of `batchq run`: its exit codes, what it prints, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ spec:
 
 
 def pod(stack: Machine, name: str, script: str) -> str:
-    """A file with a group of one pod."""
+    """Write a file with a group of one pod, and return its path."""
     return str(stack.file(f"{name}.yaml", POD.format(name=name, script=script)))
 
 
@@ -53,7 +53,7 @@ def test_the_mandelbrot_example_draws_its_picture_from_nothing(machine: Machine)
         (["--exit-code"], "kill -TERM $$", 143),
     ],
 )
-def test_the_exit_code_is_that_of_the_groups_or_with_exit_code_of_the_pod(
+def test_the_exit_code_is_that_of_the_groups_or_of_the_pod_with_exit_code(
     stack: Machine, options: list[str], script: str, code: int
 ) -> None:
     stack.batchq("run", pod(stack, "ends", script), *options, exits=code)
@@ -77,7 +77,7 @@ def test_no_keep_leaves_no_group(stack: Machine) -> None:
     assert "fleeting" not in names
 
 
-def test_a_timeout_says_what_goes_on(stack: Machine) -> None:
+def test_a_timeout_names_what_keeps_running(stack: Machine) -> None:
     file = pod(stack, "long", "sleep 60")
     done = stack.batchq("run", file, "--timeout", "2s", exits=124)
     assert "not at an end after 2s; what goes on: long (Running)" in done.stderr
@@ -85,7 +85,7 @@ def test_a_timeout_says_what_goes_on(stack: Machine) -> None:
     stack.batchq("cancel", "long")
 
 
-def test_a_cancelled_group_makes_it_11(stack: Machine) -> None:
+def test_the_exit_code_of_a_cancelled_group_is_11(stack: Machine) -> None:
     process = stack.start("run", pod(stack, "unwanted", "sleep 60"))
     with stack.client() as client:
         until(lambda: "unwanted: Running" in stack.output_of(process), what="it runs")
@@ -93,7 +93,7 @@ def test_a_cancelled_group_makes_it_11(stack: Machine) -> None:
     assert process.wait(timeout=30) == 11
 
 
-def test_ctrl_c_says_what_keeps_running(stack: Machine) -> None:
+def test_ctrl_c_names_what_keeps_running(stack: Machine) -> None:
     process = stack.start("run", pod(stack, "patient", "sleep 60"))
     until(lambda: "patient: Running" in stack.output_of(process), what="it runs")
     process.send_signal(signal.SIGINT)
@@ -117,7 +117,7 @@ def test_ctrl_c_while_the_stack_starts_leaves_nothing(machine: Machine) -> None:
     assert machine.batchq("down").stderr == "Nothing was there to stop\n"
 
 
-def test_a_wrong_file_is_told_before_anything_is_started(machine: Machine) -> None:
+def test_a_wrong_file_is_reported_before_anything_is_started(machine: Machine) -> None:
     file = machine.file("wrong.yaml", "apiVersion: batchq/v1\nkind: PodGroop\n")
     done = machine.batchq("run", str(file), exits=1)
     assert "did you mean 'PodGroup'?" in done.stderr

@@ -1,4 +1,4 @@
-"""The primary dies, sentinels choose another, and everything goes on there."""
+"""Tests of a failover: the primary dies, sentinels choose another, and work continues there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import yaml
 
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import QUICK_AGENT, Machine, phase, until
-from tests.harness.sentinels import Watched
+from tests.harness.sentinels import ReplicatedServer
 
-#: Leases that outlast a failover: what runs goes on.
+#: Leases longer than a failover, so that running pods continue.
 PATIENT = """
 schedulePeriod: 200ms
 nodeTimeout: 12s
@@ -22,21 +22,21 @@ backoffFirst: 100ms
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    """A primary that will die, its replica, and three sentinels."""
-    with Watched() as made:
+def watched() -> Iterator[ReplicatedServer]:
+    """A primary that is killed later, its replica, and three sentinels."""
+    with ReplicatedServer() as made:
         yield made
 
 
 @pytest.fixture
-def machine(watched: Watched) -> Iterator[Machine]:
-    """A machine whose server is whichever the sentinels name."""
+def machine(watched: ReplicatedServer) -> Iterator[Machine]:
+    """A machine whose server is the one that the sentinels name."""
     with Machine(url=watched.url) as made:
         yield made
 
 
 def gang(name: str, diary: Path, tenths: int) -> str:
-    """Two pods of one cpu each."""
+    """Return two pods of one cpu each."""
     template = {"command": command(diary, tenths), "requests": {"cpu": 1}, "terminationGrace": "1s"}
     task = {"name": "main", "replicas": 2, "template": template}
     return yaml.safe_dump(
@@ -50,14 +50,14 @@ def gang(name: str, diary: Path, tenths: int) -> str:
 
 
 def epoch(machine: Machine) -> int:
-    """That of the leader, as the server knows it."""
+    """Return the leader's epoch, as the server knows it."""
     with machine.store() as store:
         leader = store.leader()
         assert leader is not None
         return leader.epoch
 
 
-def test_everything_goes_on_at_the_new_primary(watched: Watched, machine: Machine) -> None:
+def test_work_continues_at_the_new_primary(watched: ReplicatedServer, machine: Machine) -> None:
     diary = machine.root / "diary"
     patient = machine.file("patient.yaml", PATIENT)
     started = machine.batchq("up", "--agents", "0", "--config", str(patient))

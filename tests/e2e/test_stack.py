@@ -1,4 +1,4 @@
-"""The main path on real processes: submitted, admitted, pods, finished; and two tenants."""
+"""Tests of the main path on real processes, from submission to completion; and of two tenants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
         words = [line.text for line in client.logs("hello")]
         assert words == ["hello from 0 of 2", "hello from 1 of 2"]
         told = [event.reason for event in client.events(kind="PodGroup", key="default/hello")]
-        # Pods this short may have ended before a session sees them run.
+        # Pods this short may end before a session sees them run.
         assert [word for word in told if word != "Running"][-3:] == [
             "Admitted",
             "Bound",
@@ -45,13 +45,13 @@ def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
         ]
 
 
-def test_up_finds_what_runs_and_starts_nothing_twice(stack: Machine) -> None:
+def test_up_starts_nothing_that_runs_already(stack: Machine) -> None:
     before = stack.batchq("up", "--agents", "2").stdout
     assert before == stack.batchq("up", "--agents", "2").stdout
     assert before.count("running") == 4
 
 
-def test_up_starts_again_what_has_died(machine: Machine) -> None:
+def test_up_restarts_dead_processes(machine: Machine) -> None:
     machine.up(agents=1)
     [path] = machine.home.run.glob("agent-*.json")
     record = detached.read_record(path)
@@ -65,7 +65,7 @@ def test_up_starts_again_what_has_died(machine: Machine) -> None:
         assert str(result.phase) == "Completed"
 
 
-def test_down_and_up_keep_the_data_and_say_what_they_did(machine: Machine) -> None:
+def test_down_and_up_keep_the_data_and_print_what_they_did(machine: Machine) -> None:
     assert machine.batchq("down").stderr == "Nothing was there to stop\n"
     machine.up(agents=1)
     machine.submit(HELLO)
@@ -119,7 +119,7 @@ def test_a_wrong_configuration_starts_nothing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("command", ["scheduler", "worker"])
-def test_a_daemon_that_is_asked_to_end_ends_well(stack: Machine, command: str) -> None:
+def test_a_daemon_exits_with_0_on_sigterm(stack: Machine, command: str) -> None:
     process = stack.start(command, *(["--name", "passing"] if command == "worker" else []))
     started = "scheduler.starts" if command == "scheduler" else "agent started"
     until(lambda: started in stack.output_of(process), what=started)

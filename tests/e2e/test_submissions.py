@@ -1,4 +1,4 @@
-"""Many groups, and the server or the command killed in the middle: nothing is lost or doubled."""
+"""Tests of large submissions during which the server or the command is killed: each group once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SOON_S = 120
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that forgets nothing, and may be killed and started."""
+    """A server that writes everything to disk, and can be killed and started."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Pairs of groups, of which the second depends on the first."""
+    """Pairs of groups; the second depends on the first."""
     lines = []
     for number in range(MANY // 2):
         lines.append({"name": f"train-{number}", "command": ["true", str(number)]})
@@ -64,12 +64,12 @@ def wait_until_some_are_there(server: Server, least: int) -> None:
 
 
 def names(many: Path) -> list[str]:
-    """In the order of the file: train-0, eval-0, train-1, eval-1, ..."""
+    """Return the names in the order of the file: train-0, eval-0, train-1, eval-1, ..."""
     return [json.loads(line)["name"] for line in many.read_text().splitlines()]
 
 
-def in_line(server: Server) -> list[PodGroup]:
-    """All groups in the order in which they stand in line."""
+def in_queue_order(server: Server) -> list[PodGroup]:
+    """Return all groups in queue order."""
     store = RedisStore(server.url)
     groups = [one for one in store.list("PodGroup") if isinstance(one, PodGroup)]
     store.close()
@@ -88,7 +88,7 @@ def assert_all_are_bound_and_charged_once(server: Server, groups: list[PodGroup]
         assert after.spec.depends_on[0].uid == train.metadata.uid
 
 
-def test_the_server_is_killed_and_started_again(server: Server, many: Path) -> None:
+def test_a_submission_continues_after_the_server_was_killed(server: Server, many: Path) -> None:
     process = start(server, many)
     for least in (1_000, 8_000):
         wait_until_some_are_there(server, least)
@@ -98,13 +98,13 @@ def test_the_server_is_killed_and_started_again(server: Server, many: Path) -> N
     out, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 0, err
     assert out.startswith(f"{MANY} pod groups submitted in ")
-    groups = in_line(server)
+    groups = in_queue_order(server)
     assert [group.metadata.name for group in groups] == names(many)
     assert_all_are_bound_and_charged_once(server, groups)
 
 
-def test_the_command_is_killed_and_run_again_and_again(server: Server, many: Path) -> None:
-    # The second time between the two halves of a batch: what others of it depend on comes first.
+def test_a_killed_submission_can_be_repeated(server: Server, many: Path) -> None:
+    # The second kill is in the middle of a batch: the groups that others depend on come first.
     for least in (1_000, 8_250):
         process = start(server, many, "--skip-existing")
         wait_until_some_are_there(server, least)
@@ -114,8 +114,8 @@ def test_the_command_is_killed_and_run_again_and_again(server: Server, many: Pat
     out, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 0, err
     assert " unchanged in " in out
-    groups = in_line(server)
-    # Of the batch that is cut off, those that depend on others of it may come with the next run.
+    groups = in_queue_order(server)
+    # Dependent groups of the interrupted batch may only come with the next run.
     there = [group.metadata.name for group in groups]
     assert sorted(there) == sorted(names(many))
     assert [name for name in there if name.startswith("train")] == names(many)[::2]

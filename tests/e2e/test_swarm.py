@@ -1,4 +1,4 @@
-"""A dozen random kills and pauses of everything on a live stack; `make swarm` strikes 500 times."""
+"""Tests of a dozen random kills and pauses on a live stack; `make swarm` does 500."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.swarm.run import swarm
 
 def test_nothing_is_lost_and_nothing_runs_twice_at_once() -> None:
     seed = secrets.randbelow(1_000_000)
-    told: list[str] = [f"seed {seed}"]
+    lines: list[str] = [f"seed {seed}"]
 
-    report = swarm(kills=12, seed=seed, every_s=1.5, tell=told.append)
+    report = swarm(kills=12, seed=seed, every_s=1.5, tell=lines.append)
 
-    assert report.is_clean, "\n".join([*told, report.text()])
+    assert report.is_clean, "\n".join([*lines, report.text()])
     assert sum(report.struck.values()) == 12
     assert sum(report.groups.values()) >= 10
 
 
-def test_a_seed_draws_the_same_groups_again() -> None:
+def test_a_seed_always_draws_the_same_groups() -> None:
     def drawn() -> list[Design]:
         return [design for some in islice(designs(random.Random(7)), 50) for design in some]
 
@@ -34,26 +34,26 @@ def test_a_seed_draws_the_same_groups_again() -> None:
     }  # fmt: skip
 
 
-def test_the_judge_sees_a_run_that_begins_before_the_former_one_is_over() -> None:
+def test_the_checks_find_a_run_that_starts_before_the_former_one_has_ended() -> None:
     text = "1.0 11 u 1 start\n2.0 12 u 2 start\n2.1 11 u 1 alive\n"
     assert twice_at_once({"g-0": runs_of(text)}) == [
         "g-0: u-2 (pid 12) began while u-1 (pid 11) ran"
     ]
 
 
-def test_the_judge_sees_a_run_that_found_the_lock_taken() -> None:
+def test_the_checks_find_a_run_that_found_the_lock_taken() -> None:
     text = "1.0 11 u 1 start\n2.0 12 u 2 twice\n"
     assert twice_at_once({"g-0": runs_of(text)}) == [
         "g-0: u-2 (pid 12) began while u-1 (pid 11) ran"
     ]
 
 
-def test_the_judge_sees_an_attempt_that_ran_again() -> None:
+def test_the_checks_find_an_attempt_that_ran_again() -> None:
     text = "1.0 11 u 1 start\n1.5 11 u 1 done\n2.0 12 u 1 start\n"
     assert twice_at_once({"g-0": runs_of(text)}) == ["g-0: attempt 1 of u ran more than once"]
 
 
-def test_the_judge_sees_what_was_lost(tmp_path: Path) -> None:
+def test_the_checks_find_lost_groups(tmp_path: Path) -> None:
     (tmp_path / "early-main-0").write_text("1.0 11 u 1 start\n1.5 11 u 1 done\n")
     (tmp_path / "late-main-0").write_text("1.2 12 v 1 start\n1.4 12 v 1 done\n")
     (tmp_path / "half-main-0").write_text("1.2 13 w 1 start\n1.4 13 w 1 done\n")

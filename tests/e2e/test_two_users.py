@@ -1,4 +1,4 @@
-"""Two Unix users on one machine: the second can do nothing through any door of the first's `up`."""
+"""Tests of two Unix users on one machine: the second cannot use anything of the first's `up`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OTHER_USER = 65534
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
+    """Return a free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def python_of_everybody() -> str:
-    """An interpreter that the other user may run, too."""
+def public_python() -> str:
+    """Return an interpreter that the other user may run."""
     for path in ("/usr/bin/python3", "/usr/local/bin/python3", shutil.which("python3") or ""):
         if path and as_other_user([path, "-c", "pass"], "").returncode == 0:
             return path
@@ -37,7 +37,7 @@ def python_of_everybody() -> str:
 
 
 def as_other_user(command: Sequence[str], stdin: str) -> subprocess.CompletedProcess[str]:
-    """Run to its end as another user, in none of our groups."""
+    """Run a command to its end as another user, in none of our groups."""
     return subprocess.run(
         command,
         input=stdin,
@@ -55,11 +55,11 @@ def as_other_user(command: Sequence[str], stdin: str) -> subprocess.CompletedPro
 
 @pytest.fixture
 def shared(machine: Machine) -> Iterator[Machine]:
-    """A machine whose home lies in a folder that others may enter."""
+    """A machine whose home is in a folder that others may enter."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user: run these tests as root")
     machine.root.chmod(0o755)
-    # As `mkdir -p` makes it, for a home that was chosen with BATCHQ_HOME.
+    # As `mkdir -p` creates it, for a home that was chosen with BATCHQ_HOME.
     machine.home.root.mkdir(mode=0o777)
     machine.home.root.chmod(0o777)
     yield machine
@@ -67,14 +67,14 @@ def shared(machine: Machine) -> Iterator[Machine]:
 
 
 def pids_of(machine: Machine) -> list[int]:
-    """Everything that `up` has started, and what that has started."""
+    """Return the pids of all processes that `up` has started, and of their descendants."""
     records = [detached.read_record(path) for path in machine.home.run.glob("*.json")]
     ours = [psutil.Process(record.pid) for record in records if record is not None]
     return [one.pid for own in ours for one in (own, *own.children(recursive=True))]
 
 
 def doors_of(pids: Sequence[int]) -> tuple[set[tuple[str, int]], set[str]]:
-    """What these processes listen on: addresses with ports; and sockets with names."""
+    """Return the addresses and the named sockets on which these processes listen."""
     found = [one for pid in pids for one in psutil.Process(pid).net_connections(kind="all")]
     unix = [one for one in found if one.family == socket.AF_UNIX]
     inet = {tuple(one.laddr) for one in found if one.family != socket.AF_UNIX and not one.raddr}
@@ -82,26 +82,26 @@ def doors_of(pids: Sequence[int]) -> tuple[set[tuple[str, int]], set[str]]:
 
 
 def attack(machine: Machine, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
-    """What the other user could do."""
+    """Return what the other user could do."""
     root = machine.home.root
     _, sockets = doors_of(pids)
-    told = {
+    doors = {
         "paths": [str(path) for path in [root, *root.rglob("*")]],
         "sockets": sorted(sockets),
         "ports": ports,
         "pids": pids,
     }
-    done = as_other_user([python_of_everybody(), "-I", str(INTRUDER)], json.dumps(told))
+    done = as_other_user([public_python(), "-I", str(INTRUDER)], json.dumps(doors))
     if "Permission denied" in done.stderr and str(INTRUDER) in done.stderr:
         source = INTRUDER.read_text()
-        done = as_other_user([python_of_everybody(), "-I", "-c", source], json.dumps(told))
+        done = as_other_user([public_python(), "-I", "-c", source], json.dumps(doors))
     assert done.returncode == 0, done.stderr
     return [str(one) for one in json.loads(done.stdout)]
 
 
 def up_with_a_pod(machine: Machine, *options: str) -> str:
-    """What `up` said; one pod runs."""
-    told = machine.batchq("up", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options)
+    """Start a stack with one running pod, and return what `up` printed."""
+    output = machine.batchq("up", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options)
     machine.batchq("submit", "--name", "mine", "--", "sleep", "600")
     with Client(default_url(machine.home)) as client:
         until(
@@ -109,10 +109,10 @@ def up_with_a_pod(machine: Machine, *options: str) -> str:
                 [str(pod.status.phase) for pod in client.pods(group(client, "mine"))] == ["Running"]
             )
         )
-    return told.stderr
+    return output.stderr
 
 
-def test_without_a_port_there_is_one_socket_and_nothing_else(shared: Machine) -> None:
+def test_a_stack_without_a_port_listens_on_one_socket_only(shared: Machine) -> None:
     up_with_a_pod(shared)
     pids = pids_of(shared)
     assert len(pids) >= 5
@@ -121,11 +121,11 @@ def test_without_a_port_there_is_one_socket_and_nothing_else(shared: Machine) ->
     assert not shared.home.password.exists()
 
 
-def test_a_port_is_of_no_use_without_the_password(shared: Machine) -> None:
+def test_a_port_is_useless_without_the_password(shared: Machine) -> None:
     port = free_port()
-    told = up_with_a_pod(shared, "--port", str(port))
+    output = up_with_a_pod(shared, "--port", str(port))
     pids = pids_of(shared)
-    assert f"127.0.0.1:{port} too, and asks for the password in {shared.home.password}" in told
+    assert f"127.0.0.1:{port} too, and asks for the password in {shared.home.password}" in output
     assert doors_of(pids) == ({("127.0.0.1", port)}, {str(shared.home.socket)})
     assert attack(shared, pids, [port]) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
     with Client(default_url(shared.home)) as client:
@@ -134,11 +134,11 @@ def test_a_port_is_of_no_use_without_the_password(shared: Machine) -> None:
     assert shared.home.password.stat().st_mode & 0o777 == 0o600
     password = read_password(shared.home)
     assert len(password) == 64
-    assert password not in told
+    assert password not in output
     assert not [pid for pid in pids if password in " ".join(psutil.Process(pid).cmdline())]
 
 
-def test_a_user_who_knows_the_password_comes_in_by_the_port(shared: Machine) -> None:
+def test_a_user_with_the_password_can_use_the_port(shared: Machine) -> None:
     port = free_port()
     shared.batchq("up", "--agents", "0", "--port", str(port))
     refused = shared.batchq("jobs", url=f"redis://127.0.0.1:{port}", exits=9)
@@ -147,14 +147,14 @@ def test_a_user_who_knows_the_password_comes_in_by_the_port(shared: Machine) -> 
     assert shared.batchq("queues", "-o", "name", url=url).stdout == "default\n"
 
 
-def test_metrics_may_be_read_by_anybody_and_do_nothing(shared: Machine) -> None:
+def test_any_user_may_read_metrics_and_change_nothing(shared: Machine) -> None:
     port = free_port()
     up_with_a_pod(shared, "--metrics", str(port))
     assert doors_of(pids_of(shared))[0] == {("127.0.0.1", port)}
     ask = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
     url = f"http://127.0.0.1:{port}/metrics"
-    read = as_other_user([python_of_everybody(), "-c", ask, url], "")
+    read = as_other_user([public_python(), "-c", ask, url], "")
     assert "batchq_groups" in read.stdout
     assert "mine" not in read.stdout
     ask = ask.replace("sys.argv[1]", "r.Request(sys.argv[1], method='POST')")
-    assert "405" in as_other_user([python_of_everybody(), "-c", ask, url], "").stderr
+    assert "405" in as_other_user([public_python(), "-c", ask, url], "").stderr

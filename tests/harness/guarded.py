@@ -1,4 +1,4 @@
-"""A server that knows users: one for each role of batchq, and for the worker of each node."""
+"""A server with users: one for each role of batchq, and one for the worker of each node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import redis
 from batchq.client.connection import access, hash_of, role_named
 from tests.harness.server import Server
 
-#: In every password, however it is quoted; where it is found, a password has got.
+#: A part of every password that no quoting changes; a place that contains it has leaked a password.
 CANARY = "canary9f3c"
 ADMIN = "admin"
 NODES = ("n1", "n2")
@@ -31,7 +31,9 @@ def password_of(user: str) -> str:
 
 
 def users_file() -> str:
-    """The server's users, as `batchq acl` prints them, and one for the tests to look with."""
+    """Return the server's users, as `batchq acl` prints them, and an administrator for the
+    tests.
+    """
     lines = ["user default off", f"user {ADMIN} on #{_hash(ADMIN)} ~* &* +@all"]
     lines += [
         access(role_named(role), nodes=nodes, user=user, hash_=_hash(user)).line
@@ -45,7 +47,7 @@ def _hash(user: str) -> str:
 
 
 class GuardedServer(Server):
-    """On a unix socket; nobody is its default user."""
+    """A server on a unix socket, whose default user is disabled."""
 
     def __init__(self, *options: str) -> None:
         super().__init__(*options)
@@ -54,12 +56,12 @@ class GuardedServer(Server):
         self._options = (*self._options, "--aclfile", str(path))
 
     def url_of(self, user: str) -> str:
-        """The server's URL with the name and password of a user."""
+        """Return the server's URL with the name and password of a user."""
         return f"unix://{user}:{quote(password_of(user), safe='')}@{self.socket}"
 
     @contextmanager
     def as_user(self, user: str) -> Iterator[redis.Redis]:
-        """A plain client of a user."""
+        """Open a plain client of a user."""
         client = redis.Redis(
             unix_socket_path=str(self.socket), username=user, password=password_of(user)
         )
@@ -69,7 +71,7 @@ class GuardedServer(Server):
             client.close()
 
     def refusals(self) -> set[tuple[str, str]]:
-        """Who was refused which command or key since the last call."""
+        """Return the users and the commands or keys that were refused since the last call."""
         with self.as_user(ADMIN) as admin:
             entries = admin.acl_log(count=128)
             admin.acl_log_reset()

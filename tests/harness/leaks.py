@@ -1,4 +1,4 @@
-"""What a server keeps of things that are gone. One judgement for the leak test and the swarm."""
+"""Finds what a server keeps of objects that are gone; used by the leak test and the swarm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchq.store import keys
 
 
 def lasting_keys(connection: redis.Redis) -> list[str]:
-    """Keys that would stay for ever and that nobody declared."""
+    """Return the keys that have no time to live and are not declared permanent."""
     return sorted(
         name
         for name in _names(connection)
@@ -24,19 +24,19 @@ def lasting_keys(connection: redis.Redis) -> list[str]:
 
 
 def orphans(connection: redis.Redis) -> list[str]:
-    """Fields of batchq's hashes that belong to an object which does not exist any more."""
-    world = _World(connection)
+    """Return fields of batchq's hashes that belong to objects which do not exist any more."""
+    objects = _Objects(connection)
     return sorted(
         f"{name}: {field}"
         for name in _names(connection)
         if keys.declared(name) is not None and connection.type(name) == b"hash"
         for field in _fields(connection, name)
-        if not world.knows(name, field)
+        if not objects.knows(name, field)
     )
 
 
-class _World:
-    """The objects that there are."""
+class _Objects:
+    """The existing objects."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
@@ -52,20 +52,24 @@ class _World:
         }
 
     def knows(self, name: str, field: str) -> bool:
-        """Whether what the field of that key is about exists; True where it is about nothing."""
+        """Return whether the object that a key's field belongs to exists; True if it belongs to
+        none.
+        """
         _, family, *rest = name.split(":", 2)
         if family == "Pod" and not rest:
             return self._group_of[field] in self._groups
         if family in KINDS:
             return field in self._of_kind[family]
         if rest and family in ("inbox", "alive") and rest[0] not in self._of_kind["Node"]:
-            # Nobody renews it any more, so it goes by itself.
+            # No agent renews the key any more, so it expires.
             return cast(int, self._connection.ttl(name)) > 0
-        judge = _JUDGES.get(family)
-        return judge is None or judge(self, field)
+        check = _CHECKS.get(family)
+        return check is None or check(self, field)
 
     def holds(self, holder: str) -> bool:
-        """`pod:<uid>`, `node:<name>`, `group:<uid>`, `object:<uid of a group>`."""
+        """Return whether `pod:<uid>`, `node:<name>`, `group:<uid>` or `object:<group uid>`
+        exists.
+        """
         kind, _, name = holder.partition(":")
         known = {
             "pod": self._of_kind["Pod"],
@@ -76,7 +80,7 @@ class _World:
         return name in known.get(kind, ())
 
     def limits(self, scope: str) -> bool:
-        """`queue:<name>`, `node:<name>`, and those of namespaces."""
+        """Return whether the scope `queue:<name>`, `node:<name>` or that of a namespace exists."""
         if scope == EVERY_NAMESPACE:
             return True
         kind, _, name = scope.partition(":")
@@ -89,19 +93,21 @@ class _World:
         return kind not in known or name in known[kind]
 
     def delivers(self, attempt: str) -> bool:
-        """`<pod>-<attempt>`."""
+        """Return whether the pod of `<pod>-<attempt>` exists."""
         return attempt.rpartition("-")[0] in self._of_kind["Pod"]
 
     def lives(self, field: str) -> bool:
-        """`beat`, `run`, and `<pod>-<attempt>` with the end of its lease."""
+        """Return whether `beat`, `run`, or the lease of `<pod>-<attempt>` belongs to an existing
+        object.
+        """
         return field in ("beat", "run") or self.delivers(field)
 
 
-_JUDGES: dict[str, Callable[[_World, str], bool]] = {
-    "charges": _World.holds,
-    "limits": _World.limits,
-    "outbox": _World.delivers,
-    "alive": _World.lives,
+_CHECKS: dict[str, Callable[[_Objects, str], bool]] = {
+    "charges": _Objects.holds,
+    "limits": _Objects.limits,
+    "outbox": _Objects.delivers,
+    "alive": _Objects.lives,
 }
 
 

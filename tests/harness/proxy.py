@@ -1,7 +1,8 @@
-"""Roads to the server that are not as they should be.
+"""Proxies that disturb the connection to a server.
 
-`LossyProxy` can lose a reply: the server has done it, the caller never hears. `Road` can be closed,
-blocked or slow, and what is under way on it arrives late, perhaps after its sender has given up.
+`LossyProxy` can lose a reply: the server has acted, and the caller never learns of it.
+`ControlledProxy` can be closed, blocked or slow; what is in flight arrives late, perhaps after its
+sender has given up.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from types import TracebackType
 
 
 class LossyProxy:
-    """Passes bytes between a unix socket of its own and the server's.
+    """Passes bytes between its own unix socket and the server's.
 
-    After `lose(word)`, the next request that contains `word` is passed on, its reply is waited
-    for, and instead of the reply the caller gets a closed connection. `lost` counts them.
+    After `lose(word)`, the next request that contains `word` is passed on and its reply is awaited;
+    then the caller's connection is closed instead of passing the reply. `lost` counts these.
     """
 
     def __init__(self, server: Path) -> None:
@@ -36,7 +37,7 @@ class LossyProxy:
         self._threads = [threading.Thread(target=self._accept)]
 
     def lose(self, word: str, *, times: int = 1) -> None:
-        """Lose the replies to the next requests that contain `word`."""
+        """Lose the replies to the next `times` requests that contain `word`."""
         self._losing.extend([word.encode()] * times)
 
     def __enter__(self) -> LossyProxy:
@@ -68,11 +69,11 @@ class LossyProxy:
                 thread.start()
 
     def _carry(self, caller: socket.socket, server: socket.socket) -> None:
-        """One request, one reply: a caller that has sent a request waits for the whole reply."""
+        """Pass on requests; a caller that has sent one waits for the whole reply."""
         with contextlib.suppress(OSError):
-            back = threading.Thread(target=self._back, args=(caller, server))
-            self._threads.append(back)
-            back.start()
+            replies = threading.Thread(target=self._carry_replies, args=(caller, server))
+            self._threads.append(replies)
+            replies.start()
             while data := caller.recv(1 << 20):
                 if self._losing and self._losing[0] in data:
                     self._losing.pop(0)
@@ -80,7 +81,7 @@ class LossyProxy:
                 server.sendall(data)
         hang_up(server)
 
-    def _back(self, caller: socket.socket, server: socket.socket) -> None:
+    def _carry_replies(self, caller: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 if server in self._cut:
@@ -91,11 +92,11 @@ class LossyProxy:
         hang_up(caller, server)
 
 
-class Road:
-    """The only way to the server for whoever is given its `url`; others have ways of their own.
+class ControlledProxy:
+    """A proxy to the server for processes that get its `url`; other processes connect directly.
 
-    `block` holds everything that is under way, in both directions, until `mend`; `slow` delays
-    every request; `cut` ends all connections and refuses new ones. A context manager.
+    `block` holds everything in flight, in both directions, until `mend`; `slow` delays every
+    request; `cut` ends all connections and refuses new ones. A context manager.
     """
 
     def __init__(self, server: Path) -> None:
@@ -115,30 +116,30 @@ class Road:
         self._threads = [threading.Thread(target=self._accept)]
 
     def cut(self) -> None:
-        """Nobody is there any more."""
+        """End all connections, and refuse new ones."""
         with self._state:
             self._is_cut = True
             self._state.notify_all()
         hang_up(*self._open[1:])
 
     def block(self) -> None:
-        """Nothing arrives, and nothing is refused."""
+        """Hold all data; refuse nothing."""
         with self._state:
             self._is_blocked = True
 
     def slow(self, seconds: float) -> None:
-        """Every request takes so much longer."""
+        """Delay every request by `seconds`."""
         with self._state:
             self._delay_s = seconds
 
     def mend(self) -> None:
-        """As it should be; what was held arrives now."""
+        """Pass data as usual; what was held arrives now."""
         with self._state:
             self._is_cut = self._is_blocked = False
             self._delay_s = 0.0
             self._state.notify_all()
 
-    def __enter__(self) -> Road:
+    def __enter__(self) -> ControlledProxy:
         self._threads[0].start()
         return self
 
@@ -188,7 +189,7 @@ class Road:
         hang_up(target)
 
     def _let_through(self, is_request: bool) -> bool:
-        """Wait until it may pass; False if it never may."""
+        """Wait until data may pass; return False if it never may."""
         with self._state:
             if is_request and self._delay_s:
                 self._state.wait_for(lambda: self._is_cut or not self._delay_s, self._delay_s)
@@ -197,7 +198,7 @@ class Road:
 
 
 def hang_up(*ends: socket.socket) -> None:
-    """Wake whoever reads from these; closing them would not."""
+    """Shut the sockets down, which wakes their readers; a close would not."""
     for end in ends:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""One command in this process, on a real terminal."""
+"""Runs a command in this process on a real terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchq.cli.main import main
 
 
 def on_a_terminal(*words: str, url: str) -> tuple[int, bytes]:
-    """The exit code, and every byte that the terminal is sent by stdout and stderr."""
+    """Return the exit code, and every byte that stdout and stderr send to the terminal."""
     ours, theirs = os.openpty()
     # No line discipline: a line end stays one byte.
     tty.setraw(theirs)
@@ -44,4 +44,4 @@ def _read(terminal: int, shown: bytearray) -> None:
         while piece := os.read(terminal, 65536):
             shown += piece
     except OSError:
-        return  # how Linux tells that the other end of a terminal has been closed
+        return  # Linux signals so that the other end of the terminal was closed

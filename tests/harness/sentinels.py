@@ -1,4 +1,4 @@
-"""Two servers, one of which follows the other, and three sentinels: a primary may die here."""
+"""A primary, its replica and three sentinels, for tests of failovers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from redis.retry import Retry
 from tests.harness.server import READY_WITHIN_S, server_binary
 
 SERVICE = "the-primary"
-#: A server that is silent for so long is held for dead.
+#: A server that is silent for this long is taken for dead.
 DOWN_AFTER_MS = 500
 _QUORUM = 2
 
 
-class Watched:
+class ReplicatedServer:
     """A primary, its replica and their sentinels on ports of 127.0.0.1; a context manager."""
 
     def __init__(self, *, password: str = "", sentinel_password: str = "") -> None:
@@ -41,17 +41,17 @@ class Watched:
 
     @property
     def url(self) -> str:
-        """Where batchq is to look."""
+        """The URL with which batchq finds the primary."""
         return self.url_of(SERVICE)
 
     def url_of(self, service: str) -> str:
-        """The same sentinels, asked for another name."""
+        """Return the URL with the same sentinels and another service name."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
         user = f":{self._password}@" if self._password else ""
         asked = f"?sentinel_password={self._sentinel_password}" if self._sentinel_password else ""
         return f"redis+sentinel://{user}{hosts}/{service}/0{asked}"
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> ReplicatedServer:
         primary, replica = self.servers
         self.start_server(primary)
         self.start_server(replica, "--replicaof", "127.0.0.1", str(primary))
@@ -76,40 +76,42 @@ class Watched:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def primary(self) -> int:
-        """The port of the server that most sentinels call the primary."""
+        """Return the port of the server that most sentinels name as the primary."""
         named = [self._state(port)["port"] for port in self.sentinels if port in self._processes]
         return max(named, key=named.count)
 
     def raw(self, port: int) -> redis.Redis:
-        """A plain client of one server or sentinel; to be closed."""
+        """Return a plain client of one server or sentinel; the caller closes it."""
         password = self._sentinel_password if port in self.sentinels else self._password
         return redis.Redis(
             port=port, password=password or None, socket_timeout=2, retry=Retry(NoBackoff(), 0)
         )
 
     def kill(self, port: int) -> None:
-        """`kill -9` of the process on that port."""
+        """`kill -9` the process on that port."""
         process = self._processes.pop(port)
         process.kill()
         process.wait()
 
     def pause(self, port: int) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         os.kill(self._processes[port].pid, signal.SIGSTOP)
 
     def resume(self, port: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self._processes[port].pid, signal.SIGCONT)
 
     def await_failover(self, before: int, *, within_s: float = 20.0) -> int:
-        """Wait until most sentinels name another primary than `before`, and it takes writes."""
+        """Wait until most sentinels name another primary than `before`, and that one takes
+        writes.
+        """
         self._until(lambda: self.primary() != before, within_s=within_s)
         port = self.primary()
         self._until(lambda: self._field(port, "role") == "master", within_s=within_s)
         return port
 
     def start_server(self, port: int, *options: str) -> None:
-        """Start one of the servers, with what it has written before."""
+        """Start one of the servers, with its existing data."""
         folder = self.folder / str(port)
         folder.mkdir(exist_ok=True)
         arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
@@ -136,9 +138,9 @@ class Watched:
 
     def _start(self, port: int, arguments: list[str]) -> None:
         log = self.folder / f"{port}.log"
-        with log.open("ab") as told:
+        with log.open("ab") as output:
             process = subprocess.Popen(
-                [str(server_binary()), *arguments], stdout=told, stderr=told, cwd=self.folder
+                [str(server_binary()), *arguments], stdout=output, stderr=output, cwd=self.folder
             )
         self._processes[port] = process
         self._until(lambda: self._answers(port, process, log))
@@ -168,7 +170,7 @@ class Watched:
         return (state["num-slaves"], state["num-other-sentinels"]) == (1, len(self.sentinels) - 1)
 
     def _port(self) -> int:
-        """A port that nobody else gets: held without listening, which lets the server have it."""
+        """Return a reserved port. It is bound and not listening, so the server can still use it."""
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -179,9 +181,9 @@ class Watched:
     def _until(self, true: Callable[[], bool], *, within_s: float = READY_WITHIN_S) -> None:
         deadline, never = time.monotonic() + within_s, threading.Event()
         while not true():
-            assert time.monotonic() < deadline, self._told()
+            assert time.monotonic() < deadline, self._logs()
             never.wait(0.02)
 
-    def _told(self) -> str:
+    def _logs(self) -> str:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs)

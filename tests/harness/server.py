@@ -1,4 +1,4 @@
-"""A real server for tests: on a unix socket in a folder of its own, ended with the tests."""
+"""A real server for tests, on a unix socket in a folder of its own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ READY_WITHIN_S = 20.0
 
 
 def server_binary() -> Path:
-    """What BATCHQ_TEST_SERVER names, a server on PATH, or the one that comes with batchq.
+    """Return the server that BATCHQ_TEST_SERVER names, one on PATH, or the one bundled with batchq.
 
-    Raises FileNotFoundError.
+    Raise FileNotFoundError.
     """
     if named := os.environ.get("BATCHQ_TEST_SERVER"):
         return Path(named)
@@ -40,10 +40,10 @@ def server_binary() -> Path:
 
 
 class Server:
-    """Started by `start` or `with`; `stop` ends it at once, its files stay until `discard`."""
+    """A server that `start` or `with` starts. `stop` kills it; its files stay until `discard`."""
 
     def __init__(self, *options: str) -> None:
-        # A socket's path is at most 107 bytes long, which pytest's own folders may exceed.
+        # The path of a socket is limited to 107 bytes, which pytest's folders may exceed.
         self.folder = Path(tempfile.mkdtemp(prefix="bq"))
         self.socket = self.folder / "s"
         self.url = f"unix://{self.socket}"
@@ -51,7 +51,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns once it answers. Raises RuntimeError with its log if it does not."""
+        """Start it, and return once it answers. Raise RuntimeError with its log if it does not."""
         log = self.folder / "log"
         arguments = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         arguments += ["--logfile", str(log), "--save", "", *self._options]
@@ -79,7 +79,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs."""
+        """The pid of the running process."""
         assert self._process is not None
         return self._process.pid
 
@@ -91,13 +91,13 @@ class Server:
             self._process = None
 
     def copy_of_files(self) -> Path:
-        """What it would be restored from: all that it has written by now."""
+        """Copy all that it has written so far, for `restore`."""
         copy = self.folder / f"copy-{time.monotonic_ns()}"
         shutil.copytree(self.folder / "appendonlydir", copy)
         return copy
 
     def restore(self, copy: Path) -> None:
-        """Let the next start find an older file. It must not run."""
+        """Replace its files with an older copy for the next start. It must not run."""
         shutil.rmtree(self.folder / "appendonlydir")
         shutil.copytree(copy, self.folder / "appendonlydir")
 

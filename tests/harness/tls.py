@@ -1,6 +1,6 @@
-"""TLS in front of a server that speaks none, as stunnel does it: the bundled one is built without.
+"""TLS in front of a server without TLS support, as stunnel does it; the bundled server has none.
 
-What is tested is our side: the certificates, and what is said of them.
+The tests are about the client's side: the certificates, and the error messages about them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AUTHORITY = CERTIFICATES / "ca.crt"
 def tls_in_front_of(
     path: Path, *, certificate: str = "server", asks_for_certificates: bool = False
 ) -> Iterator[int]:
-    """The port on 127.0.0.1 where the server at the unix socket `path` is reached over TLS."""
+    """Yield the port on 127.0.0.1 that reaches the server at the unix socket `path` over TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     pair = CERTIFICATES / f"{certificate}.crt", CERTIFICATES / f"{certificate}.key"
     context.load_cert_chain(*pair)
@@ -31,7 +31,7 @@ def tls_in_front_of(
 
     class Connection(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            # A client that refuses our certificate, or has none, is as good as gone.
+            # A client that refuses our certificate, or has none, disconnects.
             with (
                 suppress(OSError),
                 context.wrap_socket(self.request, server_side=True) as client,

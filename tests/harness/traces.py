@@ -1,6 +1,6 @@
-"""Real workloads, where they are at hand, and the schedules that others have made of them.
+"""Real workload logs, if available, and published schedules of them.
 
-The project works without them: a test that needs one is skipped, with a message.
+The project works without them: a test that needs a missing file is skipped with a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GOLDEN = {
     "SDSC-SP2-1998-4.2-cln": "sdscsp2_first5000",
     "lublin_256": "lublin_256",
 }
-#: Policy and whether there is a pass per event -> the column of such a file.
+#: Policy, and whether it schedules at every event -> the column of such a file.
 COLUMNS: Mapping[tuple[str, bool], str] = {
     ("fcfs", False): "start_fcfs",
     ("easy", False): "start_easy",
@@ -32,23 +32,23 @@ COLUMNS: Mapping[tuple[str, bool], str] = {
 
 
 def trace_folder() -> Path:
-    """BATCHQ_TRACES, or `shared/traces` beside the checkout; it need not be there."""
+    """Return the folder BATCHQ_TRACES, or `shared/traces` beside the checkout; it may not exist."""
     beside = Path(__file__).parents[3] / "shared" / "traces"
     return Path(os.environ.get("BATCHQ_TRACES") or beside)
 
 
 def real_log(name: str) -> Path:
-    """A log out of that folder; else a skip."""
+    """Return the path of a log in that folder; skip the test if it is missing."""
     return _file(f"{name}.swf.gz")
 
 
 def golden_starts(log: str, policy: str, *, per_event: bool = False) -> dict[int, int]:
-    """When each of the log's first jobs starts, by its number, as published; else a skip."""
+    """Return when each of the log's first jobs starts, as published; skip the test if unknown."""
     column = COLUMNS[policy, per_event]
     with gzip.open(_file(f"golden/{GOLDEN[log]}.starts.csv.gz"), "rt") as file:
         rows = list(csv.DictReader(file))
     if column not in rows[0]:
-        pytest.skip(f"nobody has published {column} of {log}")
+        pytest.skip(f"no published schedule has {column} of {log}")
     return {int(row["job"]): int(row[column]) for row in rows}
 
 

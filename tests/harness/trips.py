@@ -1,4 +1,4 @@
-"""Counting round trips: whoever has sent something to a server waits for the answers."""
+"""Counts round trips: each send to a server waits for the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.connection import AbstractConnection
 
 
 class Trips:
-    """How often something was sent to a server and waited for, by this process."""
+    """How often this process has sent something to a server and waited for the answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
@@ -22,8 +22,8 @@ class Trips:
 
         monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
 
-    def of(self, act: Callable[[], object]) -> int:
-        """Those that `act` took."""
+    def of(self, action: Callable[[], object]) -> int:
+        """Return the number of round trips of `action`."""
         before = self.made
-        act()
+        action()
         return self.made - before

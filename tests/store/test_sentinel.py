@@ -18,7 +18,7 @@ from batchq.store.rq_link import RqLink
 from batchq.store.urls import SentinelUrl, checked_url, sentinel_url, shown
 from tests.contract.made import put, queue, words, writing
 from tests.daemon.waiting import until
-from tests.harness.sentinels import SERVICE, Watched
+from tests.harness.sentinels import SERVICE, ReplicatedServer
 
 # --- how it is written --------------------------------------------------------------------------
 
@@ -85,9 +85,9 @@ def test_no_password_is_shown(url: str, seen: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
+def watched() -> Iterator[ReplicatedServer]:
     """A primary with its replica and sentinels, all with passwords; no test kills them."""
-    with Watched(password="pw-server", sentinel_password="pw-sentinel") as made:
+    with ReplicatedServer(password="pw-server", sentinel_password="pw-sentinel") as made:
         yield made
 
 
@@ -108,13 +108,13 @@ def test_no_sentinel_answers() -> None:
     assert hint == "start them, or check the hosts and ports in the URL"
 
 
-def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: Watched) -> None:
+def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: ReplicatedServer) -> None:
     url = watched.url.replace("redis+", "rediss+") + "&ssl_cert_reqs=none"
     told, _ = refusal(url)
     assert told == "the sentinels do not answer: none of 3 sentinels (Timeout connecting to server)"
 
 
-def test_the_sentinels_do_not_know_the_name(watched: Watched) -> None:
+def test_the_sentinels_do_not_know_the_name(watched: ReplicatedServer) -> None:
     told, hint = refusal(watched.url_of("another"))
     assert told.endswith(
         "know no primary with the name after the hosts in the URL; they know the-primary"
@@ -122,25 +122,27 @@ def test_the_sentinels_do_not_know_the_name(watched: Watched) -> None:
     assert hint == "correct the name"
 
 
-def test_the_sentinels_ask_for_a_password(watched: Watched) -> None:
+def test_the_sentinels_ask_for_a_password(watched: ReplicatedServer) -> None:
     told, hint = refusal(watched.url.partition("?")[0])
     assert told.endswith("refuse the user name or password")
     assert "?sentinel_username=…&sentinel_password=…" in hint
 
 
-def test_a_server_named_in_place_of_a_sentinel_is_refused(watched: Watched) -> None:
+def test_a_server_named_in_place_of_a_sentinel_is_refused(watched: ReplicatedServer) -> None:
     url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
     told, hint = refusal(url)
     assert told.endswith("are no sentinels")
     assert hint.startswith("put the sentinels into the URL, usually at port 26379")
 
 
-def test_the_server_behind_the_sentinels_asks_for_a_password(watched: Watched) -> None:
+def test_the_server_behind_the_sentinels_asks_for_a_password(watched: ReplicatedServer) -> None:
     told, _ = refusal(watched.url.replace(":pw-server@", ""))
     assert told.endswith("asks for a password")
 
 
-def test_the_primary_is_found_though_the_first_sentinel_is_not_there(watched: Watched) -> None:
+def test_the_primary_is_found_though_the_first_sentinel_is_not_there(
+    watched: ReplicatedServer,
+) -> None:
     url = watched.url.replace("@", "@127.0.0.1:1,")
     store = open_store(url)
     assert len(store.run_id()) == 40
@@ -151,14 +153,14 @@ def test_the_primary_is_found_though_the_first_sentinel_is_not_there(watched: Wa
 
 
 @pytest.fixture
-def dying() -> Iterator[Watched]:
+def dying() -> Iterator[ReplicatedServer]:
     """A primary that tests may kill."""
-    with Watched() as made:
+    with ReplicatedServer() as made:
         yield made
 
 
 @pytest.fixture
-def store(dying: Watched) -> Iterator[RedisStore]:
+def store(dying: ReplicatedServer) -> Iterator[RedisStore]:
     opened = open_store(dying.url)
     yield opened
     opened.close()
@@ -177,13 +179,13 @@ def insist(store: RedisStore, name: str) -> None:
     until(is_written, within_s=20)
 
 
-def holds(watched: Watched, port: int, name: str) -> bool:
+def holds(watched: ReplicatedServer, port: int, name: str) -> bool:
     with watched.raw(port) as client:
         return bool(client.hexists("{bq}:Queue", name))
 
 
 def test_after_the_death_of_the_primary_everything_goes_to_the_other(
-    dying: Watched, store: RedisStore
+    dying: ReplicatedServer, store: RedisStore
 ) -> None:
     before = dying.primary()
     rq_link = RqLink(dying.url)
@@ -223,12 +225,12 @@ def test_after_the_death_of_the_primary_everything_goes_to_the_other(
     rq_link.close()
 
 
-def other_than(watched: Watched, port: int) -> int:
+def other_than(watched: ReplicatedServer, port: int) -> int:
     return next(one for one in watched.servers if one != port)
 
 
 def test_a_former_primary_that_wakes_up_gets_no_more_writes(
-    dying: Watched, store: RedisStore
+    dying: ReplicatedServer, store: RedisStore
 ) -> None:
     insist(store, "early")
     before = dying.primary()
@@ -246,7 +248,7 @@ def test_a_former_primary_that_wakes_up_gets_no_more_writes(
 
 
 def test_a_primary_that_becomes_a_replica_causes_a_bounded_outage(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    watched: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The sentinels are not asked until the server itself refuses.
     monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 600.0)
@@ -264,7 +266,7 @@ def test_a_primary_that_becomes_a_replica_causes_a_bounded_outage(
 
 
 def test_the_error_without_a_primary_names_the_one_that_is_down(
-    dying: Watched, store: RedisStore
+    dying: ReplicatedServer, store: RedisStore
 ) -> None:
     dead = dying.primary()
     # No server is left to be chosen.
@@ -280,7 +282,7 @@ def test_the_error_without_a_primary_names_the_one_that_is_down(
 
 
 def test_sentinels_that_are_away_do_not_matter_while_the_primary_answers(
-    dying: Watched, monkeypatch: pytest.MonkeyPatch
+    dying: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They are asked each time that a connection is used.
     monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 0.0)
@@ -293,7 +295,7 @@ def test_sentinels_that_are_away_do_not_matter_while_the_primary_answers(
     store.close()
 
 
-def test_threads_share_a_link_through_a_failover(dying: Watched) -> None:
+def test_threads_share_a_link_through_a_failover(dying: ReplicatedServer) -> None:
     link = Link(dying.url)
     before = dying.primary()
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""`python -m tests.swarm --kills 500 --seed N`: exit code 1 if anything was lost or ran twice."""
+"""`python -m tests.swarm --kills 500 --seed N`: exits with 1 if anything was lost or ran twice."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from tests.swarm.run import swarm
 
 
 def main() -> int:
-    """Run a swarm, tell of it, and say how it went."""
+    """Run a swarm, and print its progress and result."""
     parser = argparse.ArgumentParser(prog="python -m tests.swarm", description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="kills and pauses (100)")
-    parser.add_argument("--seed", type=int, help="of all chance; without it, a new one")
+    parser.add_argument("--seed", type=int, help="seed of all random choices (a new one)")
     parser.add_argument(
         "--every", type=float, default=1.6, help="seconds between two strikes, on average (1.6)"
     )
     chosen = parser.parse_args()
-    # Whoever ends this must not leave the stack behind: the machine is put away on the way out.
+    # A SIGTERM must not leave the stack behind: the exit ends all processes of the machine.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seed = chosen.seed if chosen.seed is not None else secrets.randbelow(1_000_000)
-    _tell(f"seed {seed}")
+    _print(f"seed {seed}")
     keep = Path(tempfile.mkdtemp(prefix=f"swarm-{seed}-")) / "kept"
-    report = swarm(kills=chosen.kills, seed=seed, every_s=chosen.every, tell=_tell, keep=keep)
-    _tell(report.text())
+    report = swarm(kills=chosen.kills, seed=seed, every_s=chosen.every, tell=_print, keep=keep)
+    _print(report.text())
     if keep.exists():
-        _tell(f"logs, diaries and objects are kept in {keep}")
+        _print(f"logs, diaries and objects are kept in {keep}")
     else:
         keep.parent.rmdir()
     return 0 if report.is_clean else 1
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

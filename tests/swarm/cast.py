@@ -1,4 +1,4 @@
-"""The processes of a swarm: a server, schedulers and agents, started again whenever they end."""
+"""The processes of a swarm: a server, schedulers and agents, which are restarted when they end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.e2e.machine import QUICK_AGENT, Machine
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 AGENTS = ("node-1", "node-2", "node-3")
 NODE_RESOURCES = "cpu=3,memory=512Mi"
-#: A process that ended by itself is started again so much later.
+#: How long after an unexpected end a process is started again.
 _AGAIN_S = 0.5
 
 
 class Actor(Struct, kw_only=True):
-    """One of the processes: a role that outlives each process that plays it."""
+    """A role in the swarm, such as an agent, and the process that has it now."""
 
     name: str
     arguments: tuple[str, ...]
@@ -36,12 +36,12 @@ class Actor(Struct, kw_only=True):
 
     @property
     def pid(self) -> int | None:
-        """Of the process that plays it now."""
+        """The pid of the current process; None if none runs."""
         return self.process.pid if self.process is not None else None
 
 
 class Cast:
-    """All processes; owned by the thread that strikes them. `unasked` counts other ends."""
+    """All processes; owned by the thread that strikes them. `unasked` counts unexpected ends."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -58,11 +58,11 @@ class Cast:
 
     @property
     def actors(self) -> list[Actor]:
-        """Schedulers and agents."""
+        """The schedulers and agents."""
         return [*self.schedulers, *self.agents]
 
     def tend(self) -> None:
-        """Start what is to run and does not."""
+        """Start the processes that should run and do not."""
         now = time.monotonic()
         if self.server_pid is None and now >= self._server_at:
             self.server_pid = embedded_server.ensure_server(self._machine.home).pid
@@ -74,7 +74,7 @@ class Cast:
                 actor.process = self._machine.start(*actor.arguments)
 
     def kill(self, actor: Actor, *, away_s: float) -> None:
-        """`kill -9`; it is started again after `away_s`."""
+        """`kill -9` a process; it is started again after `away_s`."""
         assert actor.process is not None
         actor.process.kill()
         actor.process.wait()
@@ -82,7 +82,7 @@ class Cast:
         actor.start_at = time.monotonic() + away_s
 
     def kill_server(self, *, away_s: float) -> None:
-        """`kill -9`; started from its file, on the same socket, after `away_s`."""
+        """`kill -9` the server; it is started with its data on the same socket after `away_s`."""
         assert self.server_pid is not None
         os.kill(self.server_pid, signal.SIGKILL)
         record = detached.read_record(embedded_server.record_path(self._machine.home))
@@ -91,7 +91,9 @@ class Cast:
         self.server_pid, self._server_at = None, time.monotonic() + away_s
 
     def pause_server(self, *, for_s: float) -> None:
-        """SIGSTOP, and SIGCONT by another thread: this one may be waiting for the server then."""
+        """Send SIGSTOP, and later SIGCONT from another thread, because this one may wait for the
+        server.
+        """
         assert self.server_pid is not None
         os.kill(self.server_pid, signal.SIGSTOP)
         resumed = threading.Timer(for_s, _resume, (self.server_pid,))
@@ -99,19 +101,19 @@ class Cast:
         resumed.start()
 
     def pause(self, actor: Actor) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         assert actor.process is not None
         actor.process.send_signal(signal.SIGSTOP)
         actor.is_paused = True
 
     def resume(self, actor: Actor, pid: int) -> None:
-        """SIGCONT, if it is still that process."""
+        """Send SIGCONT if the actor still has that process."""
         if actor.process is not None and actor.process.pid == pid:
             actor.process.send_signal(signal.SIGCONT)
             actor.is_paused = False
 
     def resume_all(self) -> None:
-        """Nobody stays paused."""
+        """Resume every paused process."""
         for pause in self._server_pauses:
             pause.join()
         for actor in self.actors:
@@ -119,7 +121,7 @@ class Cast:
                 self.resume(actor, actor.pid)
 
     def leader(self) -> Actor | None:
-        """The scheduler that leads, as far as the server says."""
+        """Return the scheduler that leads according to the server."""
         try:
             with self._machine.store() as store:
                 led = store.leader()
@@ -131,7 +133,7 @@ class Cast:
         return None
 
     def horses(self, chance: random.Random) -> psutil.Process | None:
-        """Any of the work-horses that there are."""
+        """Return a random work-horse; None if there is none."""
         found: list[psutil.Process] = []
         for actor in self.agents:
             try:

@@ -1,4 +1,4 @@
-"""Who is struck, when, and how: everything drawn from one seed."""
+"""The strikes of a swarm: which process, when, and how; all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from tests.swarm.cast import Actor, Cast
 
-#: How often each is drawn.
+#: How often each kind is drawn.
 _WEIGHTS = {
     "work-horse killed": 8,
     "work-horse paused": 2,
@@ -27,18 +27,20 @@ _WEIGHTS = {
     "leader paused": 2,
     "follower paused": 1,
 }
-#: Longer than a pod's lease and than the time after which a silent node is given up.
+#: Longer than a pod's lease, and than the time after which a silent node is given up.
 _AGENT_PAUSE_S = (2.5, 6.0)
 #: Longer than the leader's lease.
 _SCHEDULER_PAUSE_S = (5.5, 8.0)
 _AWAY_S = (0.1, 2.0)
-#: A server is mostly back soon, and sometimes not before every lease has run out.
-_SERVER_AWAY_MEAN_S, _SERVER_AWAY_MOST_S = 1.5, 8.0
+#: A server is mostly back soon, and sometimes only after every lease has ended.
+_SERVER_AWAY_MEAN_S, _SERVER_AWAY_MAX_S = 1.5, 8.0
 _SERVER_PAUSE_S = (0.5, 6.0)
 
 
 class Chaos:
-    """Strikes one after the other; `struck` counts them. Owns the cast while it goes on."""
+    """Strikes one process after the other; `struck` counts the strikes. Uses the cast
+    exclusively.
+    """
 
     def __init__(self, cast: Cast, *, seed: int, every_s: float) -> None:
         self._cast = cast
@@ -50,7 +52,7 @@ class Chaos:
         self.struck: Counter[str] = Counter()
 
     def turn(self) -> str:
-        """What is due now; the kind of strike, if there was one."""
+        """Do what is due now; return the kind of the strike, or an empty text."""
         now = time.monotonic()
         while self._later and self._later[0][0] <= now:
             heapq.heappop(self._later)[2]()
@@ -59,7 +61,7 @@ class Chaos:
         self._next_at = now + self._chance.uniform(0.2, 1.8) * self._every_s
         kind = self._chance.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
         if not self._strike(kind):
-            # There is none of it now: another at once.
+            # No such process exists now; draw another kind at once.
             self._next_at = now
             return ""
         self.struck[kind] += 1
@@ -107,7 +109,7 @@ class Chaos:
         return True
 
     def _pause_horse(self) -> bool:
-        """It can neither renew its lease nor end its pod; its agent may be paused as well."""
+        """Pause a work-horse, which then can neither renew its lease nor end its pod."""
         horse = self._cast.horses(self._chance)
         if horse is None:
             return False
@@ -128,7 +130,7 @@ class Chaos:
         if self._cast.server_pid is None:
             return False
         away_s = self._chance.expovariate(1 / _SERVER_AWAY_MEAN_S)
-        self._cast.kill_server(away_s=min(_SERVER_AWAY_MOST_S, away_s))
+        self._cast.kill_server(away_s=min(_SERVER_AWAY_MAX_S, away_s))
         return True
 
     def _pause_server(self) -> bool:

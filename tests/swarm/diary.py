@@ -1,4 +1,4 @@
-"""Reading what the pods of a swarm wrote about themselves."""
+"""Reads what the pods of a swarm wrote about themselves."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from msgspec import Struct
 
 
 class Run(Struct, kw_only=True):
-    """One process of a pod, as it told of itself. Instants in seconds of the monotonic clock."""
+    """One process of a pod, from its diary. Instants are in seconds of the monotonic clock."""
 
     uid: str
     attempt: int
     pid: int
     began_at: float
     last_at: float
-    #: `done`, `failed`, `saved`, or empty if it never came to its end.
+    #: `done`, `failed`, `saved`, or empty if it was cut off.
     end: str = ""
-    #: Why it was told to stop, and why the run before it was; empty if it heard of nothing.
-    told: str = ""
+    #: Why it was told to stop, and why the run before it was; empty if it was not told.
+    stop_reason: str = ""
     after: str = ""
     found_another: bool = False
 
@@ -28,12 +28,12 @@ class Run(Struct, kw_only=True):
 
 
 def read_runs(folder: Path) -> dict[str, list[Run]]:
-    """The runs of every pod, by the pod's name, in the order in which they began."""
+    """Return the runs of every pod by the pod's name, in the order of their start."""
     return {path.name: runs_of(path.read_text()) for path in sorted(folder.iterdir())}
 
 
 def runs_of(text: str) -> list[Run]:
-    """The runs in one diary."""
+    """Return the runs in one diary."""
     runs: dict[tuple[str, str, str], Run] = {}
     for line in text.splitlines():
         at, pid, uid, attempt, word = line.split()
@@ -53,14 +53,14 @@ def runs_of(text: str) -> list[Run]:
             run.end = word
         match word.split(":"):
             case ["told", reason]:
-                run.told = reason
+                run.stop_reason = reason
             case ["after", reason]:
                 run.after = reason
     return list(runs.values())
 
 
 def twice_at_once(diaries: Mapping[str, list[Run]]) -> list[str]:
-    """Where a pod ran while another process of it did, or an attempt ran a second time."""
+    """Return each run that overlaps another run of its pod, and each attempt that ran twice."""
     faults: list[str] = []
     for pod, runs in diaries.items():
         for before, run in zip([None, *runs], runs, strict=False):

@@ -1,4 +1,4 @@
-"""The verdict on a swarm: nothing lost, nothing twice at once, nothing left over."""
+"""The checks of a swarm: nothing is lost, runs twice at once, or is left over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.swarm.diary import Run
 from tests.swarm.load import Design
 
 _FINISHED = ("Completed", "Failed", "Cancelled")
-#: What a log says of a mistake of ours.
+#: Signs of a bug of batchq in a log.
 _SIGNS = ("Traceback", "crashed", "mirror.differs", "cannot be killed", "work-horse failed")
 
 
@@ -30,7 +30,9 @@ def lost(
     ended: Mapping[str, str],
     diaries: Mapping[str, list[Run]],
 ) -> list[str]:
-    """Groups that did not end as designed, or whose pods did not do what the end says."""
+    """Return the groups that did not end as designed, or whose pods did not do what the end
+    says.
+    """
     faults: list[str] = []
     for name, design in submitted.items():
         end = ended.get(name, "no end")
@@ -62,7 +64,7 @@ def _too_early(design: Design, diaries: Mapping[str, list[Run]]) -> list[str]:
 
 
 def left_over(store: RedisStore, url: str, home: Path) -> list[str]:
-    """What should be gone once everything has ended, and is not."""
+    """Return what should be gone once everything has ended, and is not."""
     return [*_objects(store), *_ledger(store), *_lists(store, url), *_processes(home)]
 
 
@@ -80,7 +82,7 @@ def _objects(store: RedisStore) -> list[str]:
 
 
 def _ledger(store: RedisStore) -> list[str]:
-    """The sums are those of the charges, and nothing is charged but what the nodes have."""
+    """Check that the sums are those of the charges, and that only nodes are charged."""
     recount: dict[str, Counter[str]] = {}
     charges, ledger = store.charges(), store.ledger()
     for scopes, amounts in charges.values():
@@ -114,7 +116,7 @@ def _of_rq(connection: redis.Redis, nodes: list[str]) -> list[str]:
 
 
 def lasting_keys(url: str) -> list[str]:
-    """Keys that would stay for ever, and what is kept of objects that are gone."""
+    """Return keys without a time to live, and data of objects that are gone."""
     connection = rq_connection(url)
     try:
         return [*leaks.lasting_keys(connection), *leaks.orphans(connection)]
@@ -123,7 +125,7 @@ def lasting_keys(url: str) -> list[str]:
 
 
 def _processes(home: Path) -> list[str]:
-    """Processes that a pod of this home started."""
+    """Return the processes that pods of this home have started."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -136,7 +138,7 @@ def _processes(home: Path) -> list[str]:
 
 
 def broken(*folders: Path) -> list[str]:
-    """Processes that met a mistake of our own, by their logs."""
+    """Return the log lines that show a bug of batchq."""
     found = []
     for folder in folders:
         for path in sorted([*folder.glob("*.err"), *folder.glob("*.log")]):

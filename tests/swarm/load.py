@@ -17,16 +17,16 @@ from batchq.client import Client
 from batchq.errors import Conflict, NotFound, StoreUnavailable
 
 POD = Path(__file__).with_name("pod.py")
-#: So many groups wait or run at any time.
+#: How many groups wait or run at any time.
 UNFINISHED = 7
-#: Finished groups are forgotten after this, so that forgetting happens under fire, too.
+#: Finished groups are removed after this time, so that removal is tested under strikes, too.
 KEPT = "60s"
 _LOOKS_EVERY_S = 0.3
 _FINISHED = ("Completed", "Failed", "Cancelled")
-#: Of pods that succeed: one process, one that ends by SIGKILL only, a parent and its child, or one
-#: that writes a checkpoint when it has to stop.
+#: Kinds of pods that succeed: a single process, one that only SIGKILL ends, a parent and its child,
+#: or one that writes a checkpoint when it is told to stop.
 _HABITS = ("ends", "stubborn", "family", "saves")
-#: A cluster of nine cpus, of which either queue may have all that the other leaves.
+#: A cluster of nine cpus; each queue may use what the other leaves.
 QUEUES = """
 apiVersion: batchq/v1
 kind: Queue
@@ -72,11 +72,11 @@ class Design(Struct, frozen=True, kw_only=True):
     queue: str = "default"
     priority: str = ""
     grace: str = "1s"
-    #: Cancelled so long after it was submitted.
+    #: How long after its submission it is cancelled.
     cancel_after_s: float | None = None
 
     def manifest(self, diaries: Path) -> dict[str, object]:
-        """As a user would write it."""
+        """Return the manifest that a user would write."""
         python = [sys.executable, "-I", "-S", str(POD)]
         template = {
             "command": [*python, str(diaries), str(self.tenths), self.manner],
@@ -103,13 +103,14 @@ class Design(Struct, frozen=True, kw_only=True):
 
 
 def designs(chance: random.Random) -> Iterator[Sequence[Design]]:
-    """Groups without end; those that depend on each other come together."""
+    """Yield groups without end; groups that depend on each other come together."""
     number = 0
     while True:
         number += 1
         kind = chance.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
         queue, priority = chance.choice(_QUEUES), chance.choice(_CLASSES)
-        # Who saves takes a second; who does not end is killed as soon as that.
+        # Saving takes a second, so a short grace kills a stubborn pod soon and a long one lets it
+        # save.
         grace = chance.choice(("1s", "3s"))
         yield [
             structs.replace(design, queue=queue, priority=priority, grace=grace)
@@ -179,9 +180,9 @@ def _ending(plain: Design, manner: str, end: str) -> Design:
 
 
 class Load:
-    """A thread that keeps the stack busy, and notes how each group ends.
+    """A thread that keeps the stack busy, and records how each group ends.
 
-    `ended` maps a group's name to its last phase; `GONE` if it was never seen at its end.
+    `ended` maps a group's name to its last phase, or to `GONE` if the group was removed unseen.
     """
 
     GONE = "gone"
@@ -199,11 +200,11 @@ class Load:
         self._cancel_at: dict[str, float] = {}
 
     def start(self) -> None:
-        """Begin to submit."""
+        """Start to submit groups."""
         self._thread.start()
 
     def submit_no_more(self) -> None:
-        """From now on only look how things end."""
+        """Submit no more groups; only record how they end."""
         self._enough.set()
 
     def stop(self) -> None:
@@ -212,11 +213,11 @@ class Load:
         self._thread.join()
 
     def unfinished(self) -> list[str]:
-        """The groups that have been submitted, and not seen at their end."""
+        """Return the groups that have been submitted and have not been seen to end."""
         return [name for name in list(self.submitted) if name not in self.ended]
 
     def is_settled(self) -> bool:
-        """Whether all has ended that was drawn."""
+        """Return whether every drawn group has ended."""
         return not self._waiting and not self.unfinished()
 
     def _run(self) -> None:
@@ -227,7 +228,7 @@ class Load:
                     self._cancel(client)
                     self._submit(client)
                 except StoreUnavailable:
-                    # Whatever was cut off is asked again at the next look.
+                    # The next look repeats what was cut off.
                     continue
 
     def _submit(self, client: Client) -> None:
@@ -240,7 +241,7 @@ class Load:
             try:
                 client.submit(design.manifest(self._diaries))
             except Conflict:
-                # The answer to an earlier submission was lost; it happened all the same.
+                # An earlier submission succeeded, and its answer was lost.
                 client.get("PodGroup", design.name)
             self.submitted[design.name] = design
             if design.cancel_after_s is not None:
@@ -251,7 +252,7 @@ class Load:
         for name, at in list(self._cancel_at.items()):
             if time.monotonic() < at:
                 continue
-            # It may have ended already, cancelled by a call whose answer was lost, say.
+            # It may have ended, for example cancelled by a call whose answer was lost.
             with suppress(Conflict, NotFound):
                 client.cancel(name)
             del self._cancel_at[name]

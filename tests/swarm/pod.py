@@ -1,16 +1,16 @@
-"""What the pods of a swarm run: started with nothing but the standard library.
+"""What the pods of a swarm run; it uses only the standard library.
 
     pod.py FOLDER TENTHS MANNER      MANNER: ends, fails, fails-once, stubborn, family or saves
 
-The pod writes down its start, that it is alive ten times a second, and its end with its exit code,
-each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>`. While it lives it holds
-a lock on its diary, which the kernel takes from it at its death: whoever finds the lock taken runs
-at the same time as another, and writes `twice` instead of `start`.
+The pod writes its start, ten times a second that it is alive, and its end with its exit code to a
+diary, each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>`. While it lives it
+holds a lock on the diary, which the kernel releases at its death. A process that finds the lock
+taken runs at the same time as another, and writes `twice` instead of `start`.
 
-A stubborn pod does not end at SIGTERM; in a family the first process only waits for its child, as
-a shell does. A pod that saves writes at SIGTERM what its stop file says, `told:<reason>`, goes on
-for a second as if it wrote a checkpoint, and ends with `saved`. A pod that was sent back before
-writes why after its start: `after:<reason>`.
+A stubborn pod ignores SIGTERM. In a family, the first process only waits for its child, as a shell
+does. A pod that saves writes at SIGTERM what its stop file says, `told:<reason>`, goes on for a
+second as if it wrote a checkpoint, and ends with `saved`. A pod that was evicted before writes the
+reason after its start: `after:<reason>`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVES_TENTHS = 10
 
 
 def main(folder: str, tenths: int, manner: str) -> int:
-    """Keep the diary for as long as the pod is to live; its exit code."""
+    """Keep the diary until the pod ends, and return its exit code."""
     if manner == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     told_to_stop: list[int] = []
@@ -63,7 +63,7 @@ def main(folder: str, tenths: int, manner: str) -> int:
 
 
 def save(write: Callable[[str], None]) -> int:
-    """What a job does with its grace."""
+    """Write the stop reason and a checkpoint, as a job does in its grace period."""
     write(f"told:{Path(os.environ['BATCHQ_STOP_FILE']).read_text().strip()}")
     for _ in range(SAVES_TENTHS):
         select.select([], [], [], 0.1)

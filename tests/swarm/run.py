@@ -1,4 +1,4 @@
-"""A swarm from its first process to the verdict."""
+"""A swarm from its first process to the result of its checks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.swarm.load import QUEUES, Load
 
 _TURN_S = 0.02
 _TELLS_EVERY = 10
-#: After the last strike, for everything that is under way to come to its end.
+#: How long everything may take to end after the last strike.
 _SETTLES_WITHIN_S = 90.0
 _READY_WITHIN_S = 60.0
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What a swarm did, and its verdict: three lists that should be empty."""
+    """What a swarm did, and the result of its checks: four lists that should be empty."""
 
     seed: int
     lasted_s: float
@@ -37,7 +37,7 @@ class Report(Struct, frozen=True, kw_only=True):
     groups: dict[str, int]
     pods: int
     runs: int
-    #: Why pods that ran a second time had been stopped; Preempted and Reclaimed among them.
+    #: Why pods that ran a second time had been stopped, such as Preempted or Reclaimed.
     resumed: dict[str, int]
     unasked: dict[str, int]
     lost: list[str]
@@ -47,11 +47,11 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether batchq kept its promise."""
+        """Whether all checks have passed."""
         return not (self.lost or self.twice or self.left_over or self.broken)
 
     def text(self) -> str:
-        """For people."""
+        """Return the report as text."""
         rows = [
             f"seed {self.seed}: {sum(self.struck.values())} strikes in {self.lasted_s:.0f} s",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.struck.items())),
@@ -75,9 +75,9 @@ class Report(Struct, frozen=True, kw_only=True):
 def swarm(
     *, kills: int, seed: int, every_s: float, tell: Callable[[str], None], keep: Path | None = None
 ) -> Report:
-    """Strike `kills` times, let everything end, and judge.
+    """Strike `kills` times, let everything end, and check the result.
 
-    `keep`: where the logs, the diaries and what the store holds go if something is wrong.
+    `keep`: a folder for logs, diaries and stored objects if a check fails.
     """
     with Machine() as machine:
         cast = Cast(machine)
@@ -157,7 +157,7 @@ def _strike(
 
 
 def _tend_until(cast: Cast, true: Callable[[], bool], *, within_s: float) -> None:
-    """Until it holds, or the time is over: the judge sees which."""
+    """Tend the processes until the condition holds or the time is over; the checks tell which."""
     never = threading.Event()
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
 from tests.daemon.waiting import until
-from tests.harness.proxy import Road
+from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage, frozen, is_alive, kill, members
 
@@ -103,14 +103,14 @@ def test_a_pod_that_rq_loses_later_is_enqueued_again_after_a_while(stage: Stage)
 def test_a_pod_whose_lease_cannot_be_renewed_is_killed_before_the_lease_ends(
     stage: Stage, server: Server
 ) -> None:
-    with Road(server.socket) as road:
-        stage.start_agent(lease_ms=3000, url=road.url)
+    with ControlledProxy(server.socket) as proxy:
+        stage.start_agent(lease_ms=3000, url=proxy.url)
         (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
         group = stage.started(pod, saying="up")
         # A proxy, because work-horses with their own connection may have found the server dead.
-        road.block()
+        proxy.block()
         until(lambda: not members(group), within_s=3.0)
-        road.mend()
+        proxy.mend()
         status = stage.ended(pod).status
     assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
     assert "its lease could not be renewed" in status.message

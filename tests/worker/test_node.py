@@ -12,7 +12,7 @@ from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
-from tests.harness.proxy import Road
+from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 from tests.worker.stage import WITHIN_S, Stage, members
 
@@ -117,14 +117,14 @@ def test_a_node_that_moves_to_another_machine_loses_no_pod_before_its_lease_ends
     stage: Stage, server: Server
 ) -> None:
     there, here = (stage.home / name for name in ("there", "here"))
-    with Road(server.socket) as road:
-        stage.start_agent(url=road.url, home=str(there), lease_ms=6_000)
+    with ControlledProxy(server.socket) as proxy:
+        stage.start_agent(url=proxy.url, home=str(there), lease_ms=6_000)
         (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
         until(lambda: stage.output(pod) == "up\n", within_s=WITHIN_S)
         run = RunFiles(there / "run" / "n1").read(pod.metadata.uid, 1)
         assert run is not None
         # Its machine cannot reach the server, and is not the second agent's machine.
-        road.block()
+        proxy.block()
         _is_said_to_be_served_by(stage, "elsewhere:1:1")
         heard_at = stage.store.beats(["n1"])["n1"]
         until(lambda: stage.store.now_ms() - heard_at > 1_500, within_s=WITHIN_S)

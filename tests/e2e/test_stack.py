@@ -80,7 +80,12 @@ def test_down_and_up_keep_the_data_and_print_what_they_did(machine: Machine) -> 
 
 
 def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack: Machine) -> None:
-    stack.submit((EXAMPLES / "two-tenants.yaml").read_text())
+    # The first gang runs until the file is gone, however slow the machine is.
+    held = stack.file("held", "")
+    steps = 'for step in 1 2 3; do sleep 1; echo "step $step of 3"; done'
+    example = (EXAMPLES / "two-tenants.yaml").read_text()
+    assert steps in example
+    stack.submit(example.replace(steps, f"while [ -e {held} ]; do sleep 0.1; done", 1))
     with stack.client() as client:
         until(lambda: phase(client, "blue/blue-1") == "Running", what="blue-1 runs")
         until(lambda: _waits_for_quota(client, "blue/blue-2"), what="blue-2 waits for its quota")
@@ -92,6 +97,7 @@ def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack
         assert blocker.message == numbers
         told = stack.batchq("describe", "blue-2", "-n", "blue").stdout
         assert numbers in told
+        held.unlink()
 
         results = client.wait(
             ["blue/blue-1", "blue/blue-2", "red/red-1", "red/red-2"], timeout_s=60

@@ -49,7 +49,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     # The turns of a daemon are a second apart, so each hears the nodes.
-    store = RedisStore(order.url, hear_every_ms=0)
+    store = RedisStore(order.url, heartbeats_every_ms=0)
     config = SchedulerConfig()
     store.judge_silence_by(config.settings.pod_lease_ms)
     epoch = store.lead(LEADER, LONG_MS)

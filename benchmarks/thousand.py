@@ -217,7 +217,7 @@ class Stage:
         liveness.REMEASURE_AFTER_MS = _SELDOM_MS
         self._server.start()
         self._client = redis.Redis(unix_socket_path=str(self._server.socket))
-        self._store = RedisStore(self._server.url, hear_every_ms=0)
+        self._store = RedisStore(self._server.url, heartbeats_every_ms=0)
         of_node = self._found()
         self._before = _connections(self._client)
         self._agents = [

@@ -42,7 +42,7 @@ def open_redis(server: Server) -> Iterator[Callable[[], RedisStore]]:
 
     def opened() -> RedisStore:
         # A snapshot shows beats and leases at once, and not only once a second.
-        stores.append(RedisStore(server.url, hear_every_ms=0))
+        stores.append(RedisStore(server.url, heartbeats_every_ms=0))
         return stores[-1]
 
     yield opened

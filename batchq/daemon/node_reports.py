@@ -28,7 +28,13 @@ from batchq.scheduler.node_reports import (
     ReportResult,
     out_of_service,
 )
-from batchq.store.node_channels import SUPERSEDED, OutboxEntry, Settled, WakeReason, ring
+from batchq.store.node_channels import (
+    SUPERSEDED,
+    AcknowledgedReport,
+    QueuedReport,
+    WakeReason,
+    notify,
+)
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
 
@@ -114,7 +120,7 @@ class NodeReportReader:
             self._led_since = self._store.led_since()
             self._epoch, self._sweep_at = epoch, 0.0
         due_ms = round(1000 * max(0.0, self._sweep_at - time.monotonic()))
-        nodes = self._inboxes.rung(0 if self._left else min(WAIT_MS, due_ms))
+        nodes = self._inboxes.notified(0 if self._left else min(WAIT_MS, due_ms))
         if time.monotonic() >= self._sweep_at:
             nodes |= self._inboxes.nodes()
             self._sweep_at = time.monotonic() + SWEEP_MS / 1000
@@ -151,7 +157,7 @@ class NodeReportReader:
             name = refusal.transaction.subject
             self._store.link.suspect(name, suspects[name])
 
-    def _is_kept_out(self, entry: OutboxEntry) -> bool:
+    def _is_kept_out(self, entry: QueuedReport) -> bool:
         """Return whether an entry offers a node that is out of service; it is read again later."""
         if not self._kept_out or not isinstance(entry.fact, Serves):
             return False
@@ -160,7 +166,7 @@ class NodeReportReader:
         self._kept_out.pop(entry.node, None)
         return False
 
-    def _apply(self, entries: Sequence[OutboxEntry], epoch: int | None) -> None:
+    def _apply(self, entries: Sequence[QueuedReport], epoch: int | None) -> None:
         by_report = {
             id(posted): (posted, entry)
             for entry in entries
@@ -187,19 +193,21 @@ class NodeReportReader:
             applied = {id(one) for one in result.applied}
             others = [one for one in result.done if id(one) not in applied]
             claimed = {one.node for one in others if isinstance(one.fact, StartClaim)}
-            ring(self._store.link, sorted(claimed), WakeReason.CLAIMS)
+            notify(self._store.link, sorted(claimed), WakeReason.CLAIMS)
             # Events first, removal second: after a crash in between they are repeated, not lost.
             self._report_superseded(result, epoch)
-            self._inboxes.folded([by_report[id(posted)][1] for posted in others])
+            self._inboxes.remove([by_report[id(posted)][1] for posted in others])
             left, known = list(result.again), {}
 
     def _commit(
-        self, plan: ReportPlan, entries: Sequence[OutboxEntry], epoch: int | None
+        self, plan: ReportPlan, entries: Sequence[QueuedReport], epoch: int | None
     ) -> ReportResult:
         if not plan.steps:
             return plan.result_of(Commit())
         settled = [
-            Settled(entry=entry, rings=isinstance(entry.fact, StartClaim)) if step.is_last else None
+            AcknowledgedReport(entry=entry, rings=isinstance(entry.fact, StartClaim))
+            if step.is_last
+            else None
             for step, entry in zip(plan.steps, entries, strict=True)
         ]
         commit = self._store.commit(

@@ -49,7 +49,7 @@ class Objects(Protocol):
     def here(self, kind: str, key: str) -> Object | None:
         """Return the object as of the last call of another method; None if there is none."""
 
-    def is_left_out(self, kind: str, key: str) -> bool:
+    def is_unreadable(self, kind: str, key: str) -> bool:
         """Whether the stored record cannot be read."""
 
 
@@ -182,7 +182,7 @@ class BooksAudit:
         key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
         group = self._objects.here("PodGroup", key)
         if group is None:
-            return not self._objects.is_left_out("PodGroup", key)
+            return not self._objects.is_unreadable("PodGroup", key)
         return group.metadata.uid != pod.status.group_uid
 
     def _differing(self, objects: Sequence[Object]) -> list[Object]:

@@ -21,7 +21,7 @@ from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.codec import DAMAGE
-from batchq.store.link import OTHER_TYPE, count_of_writes, each_of, is_forbidden
+from batchq.store.link import OTHER_TYPE, answers_of, count_of_writes, is_forbidden
 from batchq.store.mirror import Change, Trimmed, read_changes
 from batchq.store.records import field_of_key, name_of, read_charges, read_ledger, read_limits
 from batchq.store.redis import RedisStore
@@ -178,7 +178,7 @@ def read_books(store: RedisStore) -> Books | None:
             stored=Stored(*hashes),
             standing=snapshot.standing,
             unreadable=(
-                *_left_out(store.unreadable(), changes),
+                *_unreadable_after(store.unreadable(), changes),
                 *bad_sums,
                 *bad_charges,
                 *bad_limits,
@@ -211,7 +211,7 @@ def _with_changes(snapshot: Snapshot, changes: list[Change]) -> dict[str, dict[s
     return objects
 
 
-def _left_out(
+def _unreadable_after(
     of_snapshot: Sequence[Unreadable], changes: Sequence[Change]
 ) -> tuple[Unreadable, ...]:
     """Return the unreadable records, after the changes since the snapshot."""
@@ -281,7 +281,7 @@ def _plain(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class WaitingReports(Struct, frozen=True, kw_only=True):
+class WaitingReport(Struct, frozen=True, kw_only=True):
     """A node report that waits in a queue. `fact` is None for a report of an unknown version."""
 
     node: str
@@ -290,7 +290,7 @@ class WaitingReports(Struct, frozen=True, kw_only=True):
     stored: bytes
 
 
-def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
+def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReport]:
     """Return the reports in these nodes' queues, by node and subject; only some of a very long
     queue. Raises StoreUnavailable.
     """
@@ -300,7 +300,7 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
     damaged = [node for node, inbox in zip(nodes, found, strict=True) if inbox is None]
     store.link.found_damaged |= dict.fromkeys(map(keys.inbox, damaged), OTHER_TYPE)
     return [
-        WaitingReports(node=node, subject=name_of(subject), fact=_fact(stored), stored=stored)
+        WaitingReport(node=node, subject=name_of(subject), fact=_report(stored), stored=stored)
         for node, inbox in zip(nodes, found, strict=True)
         for subject, stored in sorted((inbox or {}).items())
     ]
@@ -325,10 +325,10 @@ def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes] | Non
     pipeline = client.pipeline(transaction=False)
     for node in nodes:
         pipeline.hscan(keys.inbox(node), cursor=0, count=_FACTS_READ)
-    return [None if answer is None else answer[1] for answer in each_of(pipeline)]
+    return [None if answer is None else answer[1] for answer in answers_of(pipeline)]
 
 
-def _fact(stored: bytes) -> NodeReport | None:
+def _report(stored: bytes) -> NodeReport | None:
     try:
         return decode(stored)
     except DAMAGE:

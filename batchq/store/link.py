@@ -333,9 +333,9 @@ class Link:
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, broken.NoScriptError):
                 raise
-            raise self._not_loaded() from error.__cause__
+            raise self._missing_scripts() from error.__cause__
 
-    def _not_loaded(self) -> StoreUnavailable:
+    def _missing_scripts(self) -> StoreUnavailable:
         """Return the error for a server without this version's scripts, with its remedy."""
         said = self.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(SCHEDULERS)))
         told = (_VERSION.search(value.decode(errors="replace")) for value in said.values())
@@ -404,7 +404,7 @@ class Link:
         while True:
             patience = self._patience
             try:
-                with self.under_way():
+                with self.waiting():
                     answer = self._ask(client, question, tries)
             except StoreUnavailable as error:
                 wait_s = None if patience is None else patience.next_wait_s(error)
@@ -416,7 +416,7 @@ class Link:
             return answer
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """Mark this thread as waiting for the server, for `asking_s`."""
         thread = threading.get_ident()
         self._asking_since[thread] = time.monotonic()
@@ -446,13 +446,13 @@ class Link:
                 is_unknown = isinstance(error, broken.NoScriptError)
                 has_tried = failed >= tries and not is_unknown
                 spent = has_tried or time.monotonic() >= give_up_at
-                if spent or not self._may_pass(client, error):
+                if spent or not self._is_transient(client, error):
                     raise self.unavailable(error) from error
                 delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
             if self._closing.wait(delay * random.uniform(0.5, 1.0)):
                 raise StoreUnavailable(f"the connection to {self.shown} was closed")
 
-    def _may_pass(self, client: redis.Redis, error: Exception) -> bool:
+    def _is_transient(self, client: redis.Redis, error: Exception) -> bool:
         """Whether another try may succeed."""
         if isinstance(error, (*_LOST, broken.NoScriptError)):
             return True
@@ -562,7 +562,7 @@ def has_no_ids_left(told: Mapping[str, Any]) -> bool:
     return int(told["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 
-def each_of(pipeline: Any) -> list[Any]:
+def answers_of(pipeline: Any) -> list[Any]:
     """Return the answers of reads, None for a key of another type. Raises any other error."""
     answers = cast("list[Any]", pipeline.execute(raise_on_error=False))
     for place, answer in enumerate(answers):

@@ -23,7 +23,7 @@ from batchq.api.node_report import subject_of_pod
 from batchq.api.objects import Unreadable
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store import codec, keys, scripts
-from batchq.store.link import OTHER_TYPE, AddCall, Link, each_of
+from batchq.store.link import OTHER_TYPE, AddCall, Link, answers_of
 from batchq.store.records import head_of, name_of
 
 _BEAT = b"beat"
@@ -103,7 +103,7 @@ class Alive:
                 pipeline = client.pipeline(transaction=False)
                 for node in some:
                     pipeline.hgetall(keys.alive(node))
-                return each_of(pipeline)
+                return answers_of(pipeline)
 
             for node, fields in zip(some, self._link.ask(asked), strict=True):
                 said[node] = {} if fields is None else fields
@@ -179,7 +179,7 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
     return found
 
 
-def spoiled_in(said: Said, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
+def malformed_in(said: Said, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
     """Return by node what it has written that is no heartbeat, run or lease, if anything. `leases`
     are the leases in `said`; with them a sound reply is recognised without a look at each field.
     """

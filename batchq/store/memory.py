@@ -47,7 +47,7 @@ class MemoryStore:
     """Objects, ledger and events as Python values."""
 
     def __init__(self) -> None:
-        self._shelf = ObjectTable()
+        self._table = ObjectTable()
         self._revision = 0
         self._epoch = 0
         self._sums: Ledger = {}
@@ -64,24 +64,24 @@ class MemoryStore:
 
     def get(self, kind: str, key: str) -> Object | None:
         """Return the object; None if there is none."""
-        return self._shelf.get(kind, key)
+        return self._table.get(kind, key)
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
         """Return the existing ones of these objects, by key."""
-        found = ((key, self._shelf.get(kind, key)) for key in keys)
+        found = ((key, self._table.get(kind, key)) for key in keys)
         return {key: item for key, item in found if item is not None}
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """Return all objects of a kind (of one namespace), ordered by key."""
-        return self._shelf.list(kind, namespace)
+        return self._table.list(kind, namespace)
 
     def pods_of(self, group_uid: str) -> Sequence[Pod]:
         """Return the pods of one group, ordered by key."""
-        return self._shelf.pods_of(group_uid)
+        return self._table.pods_of(group_uid)
 
     def snapshot(self) -> Snapshot:
         """Return everything that a session reads; the same object until something changes."""
-        return self._shelf.snapshot(self._revision)
+        return self._table.snapshot(self._revision)
 
     def ledger(self) -> Ledger:
         """Return the sums of every scope, without zeros."""
@@ -140,14 +140,14 @@ class MemoryStore:
         for delivery in deliveries:
             self._outbox.pop((delivery.pod, delivery.attempt), None)
 
-    def stand(self, standing: ContactStanding) -> None:
+    def set_standing(self, standing: ContactStanding) -> None:
         """Set the state of the reader's contact, as with a server."""
-        self._shelf.set_standing(standing)
+        self._table.set_standing(standing)
 
     def hold_lease(self, pod: str, until_ms: int) -> None:
         """Set the end of the pod's lease. The lease ends with the pod's attempt."""
         self._leases[pod] = until_ms
-        self._shelf.set_leases(dict(self._leases))
+        self._table.set_leases(dict(self._leases))
 
     def _answer(
         self, transaction: Transaction, epoch: int | None, overcommit: int, seen: int | None
@@ -155,7 +155,7 @@ class MemoryStore:
         if epoch is not None and epoch != self._epoch:
             return Answer(word=Word.EPOCH, subject=str(self._epoch))
         for write in transaction.writes:
-            refused = refuse_write(write, self._shelf.get(write.kind, write.key))
+            refused = refuse_write(write, self._table.get(write.kind, write.key))
             if refused is not None:
                 return refused
         if not transaction.charges:
@@ -183,11 +183,11 @@ class MemoryStore:
                 continue
             self._revision += 1
             if write.value is None:
-                self._shelf.remove(write.kind, write.key)
+                self._table.remove(write.kind, write.key)
             else:
                 meta = structs.replace(write.value.metadata, revision=self._revision)
                 item = structs.replace(write.value, metadata=meta)
-                self._shelf.put(write.kind, write.key, item)
+                self._table.put(write.kind, write.key, item)
             if self._leases:
                 self._end_lease(write.kind, write.key)
         if transaction.charges:
@@ -223,9 +223,9 @@ class MemoryStore:
                 self._charges[holder] = held
 
     def _end_lease(self, kind: str, key: str) -> None:
-        if kind == "Pod" and key in self._leases and not holds_node(self._shelf.get(kind, key)):
+        if kind == "Pod" and key in self._leases and not holds_node(self._table.get(kind, key)):
             del self._leases[key]
-            self._shelf.set_leases(dict(self._leases))
+            self._table.set_leases(dict(self._leases))
 
     def _held(self, holder: str) -> Held:
         return self._charges.get(holder, NOTHING)

@@ -29,8 +29,8 @@ from batchq.store.liveness import (
     ServerHash,
     beats_of,
     leases_of,
+    malformed_in,
     runs_of,
-    spoiled_in,
     standing_of,
 )
 from batchq.store.object_table import ObjectTable
@@ -44,7 +44,7 @@ CHANGES_A_TRIP = 20_000
 LISTS = 5
 _LIST_LATER_S = 0.2
 #: How often heartbeats are read while pods wait for nodes to report.
-HEAR_REPORTS_EVERY_MS = 50
+AWAIT_REPORTS_EVERY_MS = 50
 
 
 class Trimmed(Exception):
@@ -128,7 +128,9 @@ def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]
 class Mirror:
     """All objects, heartbeats and leases, as of the last `drain`. Owned by one thread."""
 
-    def __init__(self, link: Link, alive: Alive, contact: Contact, *, hear_every_ms: int) -> None:
+    def __init__(
+        self, link: Link, alive: Alive, contact: Contact, *, heartbeats_every_ms: int
+    ) -> None:
         self._link = link
         self._alive = alive
         self._contact = contact
@@ -136,20 +138,20 @@ class Mirror:
         self._forgot = False
         self._server: ServerHash = (None, None, None)
         self._runs: dict[str, str] = {}
-        self._hear_every_ms = hear_every_ms
-        self._heard_at: int | None = None
+        self._heartbeats_every_ms = heartbeats_every_ms
+        self._alive_read_at: int | None = None
         #: The end of each lease as its node wrote it; and of the leases that still count.
-        self._told: dict[tuple[str, str, int], int] = {}
+        self._lease_ends: dict[tuple[str, str, int], int] = {}
         self._leases: dict[str, int] = {}
         #: Pods that have changed since their leases were evaluated.
         self._moved: set[str] = set()
         self._reader = SharingReader()
-        self._shelf = ObjectTable()
+        self._table = ObjectTable()
         #: New groups, while they are taken up in turns.
         self._arrivals: Arrivals | None = None
         #: The unreadable records on the server, by kind and key.
         self._unreadable: dict[tuple[str, str], Unreadable] = {}
-        self._left_out: tuple[Unreadable, ...] | None = ()
+        self._unreadable_in_order: tuple[Unreadable, ...] | None = ()
         self._revision: int | None = None
         self._connections = -1
         self._run_id = ""
@@ -160,7 +162,7 @@ class Mirror:
         """Return everything at present; the same object while nothing has changed."""
         self.drain()
         assert self._revision is not None
-        return self._shelf.snapshot(self._revision)
+        return self._table.snapshot(self._revision)
 
     def take_up_in_turns(self) -> None:
         """Keep new groups back until `snapshot_in_turn` takes them up."""
@@ -171,7 +173,7 @@ class Mirror:
         self._sync()
         self._take_up(most)
         assert self._revision is not None
-        return self._shelf.snapshot(self._revision)
+        return self._table.snapshot(self._revision)
 
     @property
     def is_behind(self) -> bool:
@@ -186,7 +188,7 @@ class Mirror:
 
     def _take_up(self, most: int) -> None:
         for key, group in self._arrivals.take(most) if self._arrivals else ():
-            self._shelf.put("PodGroup", key, group)
+            self._table.put("PodGroup", key, group)
 
     def _sync(self) -> None:
         """Apply every change so far, except new groups that are kept back."""
@@ -196,13 +198,13 @@ class Mirror:
         except StoreUnavailable:
             self._contact.lost()
             raise
-        self._shelf.set_standing(
+        self._table.set_standing(
             standing_of(self._server, runs=self._runs, contact=self._contact, forgot=self._forgot)
         )
 
     def _drain(self) -> None:
         for lists in range(1, LISTS + 1):
-            self._notice_restart()
+            self._detect_restart()
             try:
                 if self._revision is None:
                     self._list()
@@ -231,9 +233,11 @@ class Mirror:
 
         `compare` finds those that were written past batchq since the list.
         """
-        if self._left_out is None:
-            self._left_out = tuple(self._unreadable[at] for at in sorted(self._unreadable))
-        return self._left_out
+        if self._unreadable_in_order is None:
+            self._unreadable_in_order = tuple(
+                self._unreadable[at] for at in sorted(self._unreadable)
+            )
+        return self._unreadable_in_order
 
     def forget(self) -> None:
         """List everything again at the next drain."""
@@ -248,7 +252,7 @@ class Mirror:
         self._sync()
         suspects = [
             (kind, key)
-            for kind, stored, expected in self._turn.pages(self._link, self._shelf, most)
+            for kind, stored, expected in self._turn.pages(self._link, self._table, most)
             for key in sorted(stored.keys() | expected)
             if not self._agrees(kind, key, stored.get(key))
         ]
@@ -263,20 +267,20 @@ class Mirror:
         The next call continues after them. An object written at this moment may be among them.
         """
         self._sync()
-        return self._heads.suspects(self._link, self._shelf.keys_after, self._head)
+        return self._heads.suspects(self._link, self._table.keys_after, self._head)
 
     def settled(self) -> Snapshot | None:
         """Return everything committed; None while some new groups have not been taken up."""
         self._sync()
-        return None if self._arrivals else self._shelf.snapshot(self.revision)
+        return None if self._arrivals else self._table.snapshot(self.revision)
 
     def page_after(self, kind: str, key: str, most: int) -> list[Object]:
         """Return up to `most` objects of a kind after a key, with all earlier commits applied."""
         self._sync()
-        found = (self._shelf.get(kind, one) for one in self._shelf.keys_after(kind, key, most))
+        found = (self._table.get(kind, one) for one in self._table.keys_after(kind, key, most))
         return [one for one in found if one is not None]
 
-    def is_left_out(self, kind: str, key: str) -> bool:
+    def is_unreadable(self, kind: str, key: str) -> bool:
         """Whether the record was unreadable at the last look."""
         # The empty key marks a whole kind as unreadable.
         return not self._unreadable.keys().isdisjoint(((kind, key), (kind, "")))
@@ -302,7 +306,7 @@ class Mirror:
         item = None if stored is None else read_record(kind, key, stored)
         if isinstance(item, Unreadable) or (kind, key) in self._unreadable:
             # Written past batchq, so it is reported as unreadable, not as a fault of the mirror.
-            self._place(kind, key, item)
+            self._replace(kind, key, item)
             return None
         here = self.here(kind, key)
         return MirrorDifference(
@@ -324,15 +328,15 @@ class Mirror:
 
     def _list(self) -> None:
         revision = read_revision(self._link)
-        shelf = ObjectTable()
-        self._unreadable, self._left_out = {}, None
+        table = ObjectTable()
+        self._unreadable, self._unreadable_in_order = {}, None
         for kind in keys.KIND_NAMES:
-            shelf.fill(kind, self._listed(kind))
-        self._shelf, self._revision = shelf, revision
+            table.fill(kind, self._listed(kind))
+        self._table, self._revision = table, revision
         if self._arrivals is not None:
             # Listed groups existed before: their order is that of the sessions.
             self._arrivals = Arrivals()
-        self._heard_at = None
+        self._alive_read_at = None
         self._last_seen.note_latest(self._link)
 
     def _listed(self, kind: str) -> dict[str, Object]:
@@ -344,14 +348,14 @@ class Mirror:
             for key, stored in scan_objects(self._link, kind):
                 item = read_record(kind, key, stored, self._reader.read)
                 if isinstance(item, Unreadable):
-                    self._leave_out(kind, key, item)
+                    self._note_unreadable(kind, key, item)
                 else:
                     found[key] = item
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
             why = f"{keys.objects(kind)} is not a hash"
-            self._leave_out(kind, "", Unreadable(kind=kind, key="", why=why))
+            self._note_unreadable(kind, "", Unreadable(kind=kind, key="", why=why))
         return found
 
     def _watch(self) -> None:
@@ -369,7 +373,7 @@ class Mirror:
                 self._take(change)
             self._note_last(reply)
             if len(changes) < CHANGES_A_TRIP:
-                self._hear()
+                self._read_alive()
                 return
 
     def _take(self, change: Change) -> None:
@@ -380,21 +384,21 @@ class Mirror:
             # The stream may name a record that is not stored.
             stored = self._read(change.kind, change.key)
             item = None if stored is None else read_record(change.kind, change.key, stored)
-            self._place(change.kind, change.key, item)
+            self._replace(change.kind, change.key, item)
             return
         if self._unreadable:
-            self._let_in(change.kind, change.key)
+            self._forget_unreadable(change.kind, change.key)
         here = self.here(change.kind, change.key)
         if here is not None and here.metadata.revision >= change.revision:
             return
-        if self._keeps_back(change, here):
+        if self._is_kept_back(change, here):
             return
         if change.value is None:
-            self._shelf.remove(change.kind, change.key)
+            self._table.remove(change.kind, change.key)
         else:
-            self._shelf.put(change.kind, change.key, change.value)
+            self._table.put(change.kind, change.key, change.value)
 
-    def _keeps_back(self, change: Change, here: Object | None) -> bool:
+    def _is_kept_back(self, change: Change, here: Object | None) -> bool:
         """Whether a change concerns a new group that waits to be taken up."""
         arrivals = self._arrivals
         if arrivals is None or change.kind != "PodGroup":
@@ -409,46 +413,46 @@ class Mirror:
     def here(self, kind: str, key: str) -> Object | None:
         """Return the latest known version of an object, taken up or not."""
         waits = self._arrivals.get(kind, key) if self._arrivals else None
-        return waits or self._shelf.get(kind, key)
+        return waits or self._table.get(kind, key)
 
-    def _place(self, kind: str, key: str, item: Object | Unreadable | None) -> None:
+    def _replace(self, kind: str, key: str, item: Object | Unreadable | None) -> None:
         """Replace what is known of an object."""
-        self._let_in(kind, key)
+        self._forget_unreadable(kind, key)
         if self._arrivals is not None and kind == "PodGroup":
             self._arrivals.remove(key)
         if item is None or isinstance(item, Unreadable):
-            self._shelf.remove(kind, key)
+            self._table.remove(kind, key)
         else:
-            self._shelf.put(kind, key, item)
+            self._table.put(kind, key, item)
         if isinstance(item, Unreadable):
-            self._leave_out(kind, key, item)
+            self._note_unreadable(kind, key, item)
 
-    def _leave_out(self, kind: str, key: str, item: Unreadable) -> None:
+    def _note_unreadable(self, kind: str, key: str, item: Unreadable) -> None:
         self._unreadable[kind, key] = item
-        self._left_out = None
+        self._unreadable_in_order = None
 
-    def _let_in(self, kind: str, key: str) -> None:
+    def _forget_unreadable(self, kind: str, key: str) -> None:
         if self._unreadable.pop((kind, key), None) is not None:
-            self._left_out = None
+            self._unreadable_in_order = None
 
-    def _hear(self) -> None:
+    def _read_alive(self) -> None:
         """Read heartbeats and leases now and then; but drop a lease with its attempt at once."""
         now = monotonic_ns() // 1_000_000
-        every_ms = self._hear_every_ms
+        every_ms = self._heartbeats_every_ms
         if self._waits_for_reports():
-            every_ms = min(every_ms, HEAR_REPORTS_EVERY_MS)
-        if self._heard_at is None or now - self._heard_at >= every_ms:
-            said = self._alive.read(self._shelf.nodes_in_use())
-            self._heard_at = now
-            self._shelf.set_beats(beats_of(said))
+            every_ms = min(every_ms, AWAIT_REPORTS_EVERY_MS)
+        if self._alive_read_at is None or now - self._alive_read_at >= every_ms:
+            said = self._alive.read(self._table.nodes_in_use())
+            self._alive_read_at = now
+            self._table.set_beats(beats_of(said))
             self._runs = runs_of(said)
-            self._told = leases_of(said)
-            for node, what in spoiled_in(said, self._told).items():
+            self._lease_ends = leases_of(said)
+            for node, what in malformed_in(said, self._lease_ends).items():
                 self._link.suspect(node, what)
-            self._leases, self._moved = {}, {pod for _, pod, _ in self._told}
-            self._shelf.set_leases(self._current_leases())
+            self._leases, self._moved = {}, {pod for _, pod, _ in self._lease_ends}
+            self._table.set_leases(self._current_leases())
         elif self._moved:
-            self._shelf.set_leases(self._current_leases())
+            self._table.set_leases(self._current_leases())
 
     def _waits_for_reports(self) -> bool:
         """Whether a ready node has not reported yet under this run of the server."""
@@ -457,7 +461,7 @@ class Mirror:
             isinstance(node, Node)
             and node.status.ready
             and self._runs.get(node.metadata.name) != run
-            for node in self._shelf.list("Node", "")
+            for node in self._table.list("Node", "")
         )
 
     def _current_leases(self) -> dict[str, int]:
@@ -477,12 +481,12 @@ class Mirror:
         return self._leases
 
     def _lease_of(self, uid: str) -> int | None:
-        pod = self._shelf.on_node(uid)
+        pod = self._table.on_node(uid)
         if pod is None:
             return None
-        return self._told.get((pod.status.node, uid, pod.status.attempt))
+        return self._lease_ends.get((pod.status.node, uid, pod.status.attempt))
 
-    def _notice_restart(self) -> None:
+    def _detect_restart(self) -> None:
         """Detect a restarted server: it may have lost writes and counted on to the same
         revision.
         """
@@ -524,7 +528,7 @@ class _ShardTurn:
         self._scanned = False
 
     def pages(
-        self, link: Link, shelf: ObjectTable, most: int
+        self, link: Link, table: ObjectTable, most: int
     ) -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
         """Yield pages of objects as stored, each with the keys that the mirror expects among them.
 
@@ -541,7 +545,7 @@ class _ShardTurn:
                 if read >= most:
                     return
             # The scan found what the mirror lacks; this finds what Redis lacks.
-            while expected := shelf.keys_after(kind, self._after, PAGE):
+            while expected := table.keys_after(kind, self._after, PAGE):
                 self._after = expected[-1]
                 read += len(expected)
                 yield kind, read_many(link, kind, expected), expected

@@ -50,7 +50,7 @@ from batchq.store.records import (
     reason_of,
 )
 
-BELL_KEPT = 1_000
+LEADER_NOTIFICATIONS_KEPT = 1_000
 #: No report is longer than this.
 MOST_FACT_BYTES = 64 * 1024
 #: Bounds of one call of a script: report queues, reports, and approximate bytes, read or cleared.
@@ -66,7 +66,7 @@ SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
 
 
-class OutboxEntry(Struct, frozen=True, kw_only=True):
+class QueuedReport(Struct, frozen=True, kw_only=True):
     """A report in a node's queue. `raw` is its stored form, which identifies it for removal.
 
     `pod` is the report's pod when the report was read; None if it did not exist or was not read.
@@ -79,12 +79,12 @@ class OutboxEntry(Struct, frozen=True, kw_only=True):
     pod: Pod | None = None
 
 
-class Settled(Struct, frozen=True, kw_only=True):
+class AcknowledgedReport(Struct, frozen=True, kw_only=True):
     """A report to be removed once a transaction has been applied; `rings`: its node waits for the
     acknowledgement and is notified.
     """
 
-    entry: OutboxEntry
+    entry: QueuedReport
     rings: bool = False
 
 
@@ -98,7 +98,7 @@ class ReportQueues:
     def __init__(self, link: Link) -> None:
         self._link = link
         # From the oldest entry kept: notifications sent without a leader are read now.
-        self._heard = "0-0"
+        self._last_id = "0-0"
 
     def post(self, node: str, fact: NodeReport) -> None:
         """Post a report in place of the last one on its subject. Safe to repeat."""
@@ -108,7 +108,9 @@ class ReportQueues:
             pipeline = client.pipeline(transaction=True)
             pipeline.hset(inbox, fact.subject, raw)
             pipeline.expire(inbox, keys.INBOX_TTL_S)
-            pipeline.xadd(keys.BELL, {"node": node}, maxlen=BELL_KEPT, approximate=True)
+            pipeline.xadd(
+                keys.BELL, {"node": node}, maxlen=LEADER_NOTIFICATIONS_KEPT, approximate=True
+            )
             left_there, _, rung = pipeline.execute(raise_on_error=False)
             if isinstance(left_there, Exception):
                 raise left_there
@@ -118,7 +120,7 @@ class ReportQueues:
 
         self._link.ask(left)
 
-    def own(self, node: str) -> Sequence[NodeReport]:
+    def pending(self, node: str) -> Sequence[NodeReport]:
         """Return a node's reports that have not been applied yet; the node itself may call it."""
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.inbox(node)))
@@ -138,14 +140,16 @@ class ReportQueues:
         found = {name.decode(errors="replace") for name in names}
         return {name for name in found if not subdomain_problem(name)}
 
-    def rung(self, timeout_ms: int) -> set[str]:
+    def notified(self, timeout_ms: int) -> set[str]:
         """Return the nodes that have notified since the last call; wait for one up to
         `timeout_ms`.
         """
         block = min(timeout_ms, LONGEST_BLOCK_MS) or None
         try:
             reply = self._link.wait(
-                lambda client: client.xread({keys.BELL: self._heard}, count=BELL_KEPT, block=block)
+                lambda client: client.xread(
+                    {keys.BELL: self._last_id}, count=LEADER_NOTIFICATIONS_KEPT, block=block
+                )
             )
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
@@ -153,21 +157,25 @@ class ReportQueues:
             # Without the channel, all queues are looked through now and then; the leader deletes
             # the key.
             self._link.pause(timeout_ms / 1000)
-            self._heard = "0-0"
+            self._last_id = "0-0"
             return set()
-        if not reply and self._heard != "0-0" and is_made_anew(self._link, keys.BELL, self._heard):
-            self._heard = "0-0"
+        if (
+            not reply
+            and self._last_id != "0-0"
+            and is_recreated(self._link, keys.BELL, self._last_id)
+        ):
+            self._last_id = "0-0"
         found: set[str] = set()
         for _, entries in cast("Any", reply) or ():
             for id_, fields in entries:
-                self._heard = id_.decode()
+                self._last_id = id_.decode()
                 name = fields.get(b"node", b"").decode(errors="replace")
                 # Any user with access to the channel may write anything there.
                 if not subdomain_problem(name):
                     found.add(name)
         return found
 
-    def look(self, nodes: Sequence[str]) -> list[OutboxEntry]:
+    def look(self, nodes: Sequence[str]) -> list[QueuedReport]:
         """Return the reports in these nodes' queues, a bounded part of them, in a fixed order.
 
         Unreadable reports (too long, from a newer agent, or malformed) are logged, counted and
@@ -175,7 +183,7 @@ class ReportQueues:
         """
         return self.look_through(nodes)[0]
 
-    def look_through(self, nodes: Sequence[str]) -> tuple[list[OutboxEntry], list[str]]:
+    def look_through(self, nodes: Sequence[str]) -> tuple[list[QueuedReport], list[str]]:
         """As `look`, in one round trip; also return the nodes with more reports than were read.
 
         Nodes whose queues were not read at all come first: a caller that continues in this order
@@ -193,7 +201,7 @@ class ReportQueues:
             for part in parts[:CALLS_A_LOOK]
         ]
         replies = chain.from_iterable(self._link.run_all(scripts.INBOX, calls))
-        found: list[OutboxEntry] = []
+        found: list[QueuedReport] = []
         heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
         for node, (left, *facts) in zip(nodes, replies, strict=False):
@@ -214,7 +222,7 @@ class ReportQueues:
             self.count(UNREADABLE, len(wrong))
         return found, unheard + heard
 
-    def folded(self, entries: Sequence[OutboxEntry]) -> None:
+    def remove(self, entries: Sequence[QueuedReport]) -> None:
         """Remove reports, unless newer ones have replaced them."""
         self._take_out([(one.node, one.subject.encode(), one.raw) for one in entries])
 
@@ -244,13 +252,13 @@ class ReportQueues:
         self._link.run_all(
             scripts.FOLDED,
             [
-                _taking_out(places[start : start + FACTS_A_CALL])
+                _removal(places[start : start + FACTS_A_CALL])
                 for start in range(0, len(places), FACTS_A_CALL)
             ],
         )
 
 
-def _taking_out(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
+def _removal(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
     by_node: dict[str, list[bytes]] = {}
     for node, subject, raw in places:
         by_node.setdefault(node, []).extend((subject, raw))
@@ -260,7 +268,7 @@ def _taking_out(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
     return [keys.inbox(node) for node in by_node], arguments
 
 
-def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
+def removals(request: str, settled: Sequence[AcknowledgedReport | None]) -> list[Call]:
     """Return the call that removes the reports acknowledged by a commit's answers, if there are
     any.
     """
@@ -271,14 +279,18 @@ def settling(request: str, settled: Sequence[Settled | None]) -> list[Call]:
             by_node.setdefault(one.entry.node, []).extend(fact)
     if not by_node:
         return []
-    arguments: list[str | bytes | int] = [RINGS_KEPT, keys.ALIVE_TTL_S, WakeReason.CLAIMS]
+    arguments: list[str | bytes | int] = [
+        NODE_NOTIFICATIONS_KEPT,
+        keys.ALIVE_TTL_S,
+        WakeReason.CLAIMS,
+    ]
     for facts in by_node.values():
         arguments += [len(facts) // 4, *facts]
     names = [name for node in by_node for name in (keys.inbox(node), keys.doorbell(node))]
     return [([request, *names], arguments)]
 
 
-def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> OutboxEntry | None:
+def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> QueuedReport | None:
     """Return the report; None, after logging it, for an unreadable one."""
     if not subject:
         _log().error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
@@ -294,7 +306,7 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> OutboxEntry | No
             "fact.unreadable", node=node, subject=shown(name), why="it has another subject"
         )
         return None
-    return OutboxEntry(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
+    return QueuedReport(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
 
 
 def _log() -> Any:
@@ -309,7 +321,7 @@ _REST_WITHIN_S = 1.0
 #: The pause after a broken connection or a damaged channel; the agent polls meanwhile.
 _AGAIN_S = 1.0
 #: The newest entries of a node's channel; a reader that finds all of them may have missed others.
-RINGS_KEPT = 8
+NODE_NOTIFICATIONS_KEPT = 8
 #: Nodes notified in one round trip.
 _NODES_A_TRIP = 1_000
 
@@ -324,27 +336,29 @@ class WakeReason(StrEnum):
 EVERYTHING = frozenset(WakeReason)
 
 
-def ring(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
+def notify(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
     """Notify these nodes. Safe to repeat. Raises StoreUnavailable."""
     for start in range(0, len(nodes), _NODES_A_TRIP):
         some = nodes[start : start + _NODES_A_TRIP]
 
-        def rung(client: Any, some: Sequence[str] = some) -> None:
+        def send(client: Any, some: Sequence[str] = some) -> None:
             pipeline = client.pipeline(transaction=False)
-            add_rings(pipeline, some, word)
-            check_rung(pipeline.execute(raise_on_error=False))
+            add_notifications(pipeline, some, word)
+            check_notified(pipeline.execute(raise_on_error=False))
 
-        link.ask(rung)
+        link.ask(send)
 
 
-def add_rings(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> None:
-    """Add the notifications of these nodes to a pipeline; `check_rung` checks the answers."""
+def add_notifications(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> None:
+    """Add the notifications of these nodes to a pipeline; `check_notified` checks the answers."""
     for node in nodes:
-        pipeline.xadd(keys.doorbell(node), {"word": word}, maxlen=RINGS_KEPT, approximate=False)
+        pipeline.xadd(
+            keys.doorbell(node), {"word": word}, maxlen=NODE_NOTIFICATIONS_KEPT, approximate=False
+        )
         pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
 
 
-def is_made_anew(link: Link, stream: str, heard: str) -> bool:
+def is_recreated(link: Link, stream: str, heard: str) -> bool:
     """Whether a stream's newest entry is older than one already read, or gone: it had an id from
     the future, and was recreated since. A reader waiting after that id receives nothing. Raises
     StoreUnavailable.
@@ -359,7 +373,7 @@ def place_in_stream(id_: str) -> tuple[int, int]:
     return int(first), int(second or 0)
 
 
-def check_rung(answers: Sequence[Any]) -> None:
+def check_notified(answers: Sequence[Any]) -> None:
     """Ignore a damaged channel; raise any other error."""
     for answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, broken.ResponseError):
@@ -381,7 +395,7 @@ class WakeUpChannel:
         self._asked_at: float | None = None
         self._not_before = 0.0
         # From the oldest entry kept: notifications sent before the agent listened are read now.
-        self._heard = "0-0"
+        self._last_id = "0-0"
 
     def fileno(self) -> int | None:
         """The descriptor, readable when a notification may have come; None while
@@ -403,8 +417,8 @@ class WakeUpChannel:
             if self._connection is None:
                 self._connection = self._client.connection_pool.get_connection()
             self._connection.send_command(
-                *("XREAD", "COUNT", RINGS_KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
-                *(self._key, self._heard),
+                *("XREAD", "COUNT", NODE_NOTIFICATIONS_KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
+                *(self._key, self._last_id),
             )
         except (broken.RedisError, OSError) as error:
             self._let_go()
@@ -428,26 +442,26 @@ class WakeUpChannel:
         self._asked_at = None
         if not reply:
             # The stream may have been recreated during the silence.
-            self._heard = self._again_if_made_anew()
+            self._last_id = self._next_id()
             return frozenset()
         # A map or a list of pairs, depending on the protocol's version.
         [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
-        self._heard = entries[-1][0].decode()
+        self._last_id = entries[-1][0].decode()
         said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
         # A reason from a later version may mean anything.
-        if len(entries) == RINGS_KEPT or not said <= set(WakeReason):
+        if len(entries) == NODE_NOTIFICATIONS_KEPT or not said <= set(WakeReason):
             return EVERYTHING
         return frozenset(map(WakeReason, said))
 
-    def _again_if_made_anew(self) -> str:
+    def _next_id(self) -> str:
         """Return the entry to wait after, following a silence."""
-        if self._heard == "0-0":
-            return self._heard
+        if self._last_id == "0-0":
+            return self._last_id
         try:
-            return "0-0" if is_made_anew(self._link, self._key, self._heard) else self._heard
+            return "0-0" if is_recreated(self._link, self._key, self._last_id) else self._last_id
         except StoreUnavailable:
             # Of another type, or unavailable: checked again after the next silence.
-            return self._heard
+            return self._last_id
 
     def close(self) -> None:
         """Close the connection."""
@@ -507,7 +521,7 @@ class PodsByNode:
 
         stored, counted = self._link.ask(asked)
         found = {key: one for key, one in zip(known, stored, strict=True) if one is not None}
-        return list(_on_node(node, found)), counted or b"0"
+        return list(_pods_on(node, found)), counted or b"0"
 
     def _all(self, node: str) -> Iterator[Pod]:
         """Find all pods on the node. Heads are read first: they are short, and most pods have
@@ -520,12 +534,12 @@ class PodsByNode:
                 key_of_field(field) for field, head in heads.items() if head_of(head)[1] in ON_NODE
             ]
             if there:
-                yield from _on_node(node, read_many(self._link, "Pod", there))
+                yield from _pods_on(node, read_many(self._link, "Pod", there))
             if (cursor := int(following)) == 0:
                 return
 
 
-def _on_node(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
+def _pods_on(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
     """Yield the pods on the node. Unreadable ones are left out; the leader reports them."""
     for key, value in stored.items():
         pod = read_record("Pod", key, value)

@@ -167,7 +167,7 @@ class ObjectTable:
         self._beats: dict[str, int] = {}
         #: Nodes as stored, and with their heartbeats; None once a heartbeat has changed.
         self._stored_nodes: tuple[Node, ...] = ()
-        self._heard: tuple[Node, ...] | None = None
+        self._nodes_with_beats: tuple[Node, ...] | None = None
         self._leases: Mapping[str, int] = {}
         self._standing = ContactStanding()
         self._snapshot: Snapshot | None = None
@@ -229,7 +229,7 @@ class ObjectTable:
         """Set the last heartbeat of each node; it replaces an older one in the node's status."""
         if beats != self._beats:
             self._beats = beats
-            self._heard = None
+            self._nodes_with_beats = None
             self._snapshot = None
 
     def set_leases(self, leases: Mapping[str, int]) -> None:
@@ -278,10 +278,10 @@ class ObjectTable:
         many.
         """
         nodes = cast(tuple[Node, ...], self._plain("Node"))
-        if nodes is not self._stored_nodes or self._heard is None:
+        if nodes is not self._stored_nodes or self._nodes_with_beats is None:
             self._stored_nodes = nodes
-            self._heard = tuple(map(self._with_beat, nodes)) if self._beats else nodes
-        return self._heard
+            self._nodes_with_beats = tuple(map(self._with_beat, nodes)) if self._beats else nodes
+        return self._nodes_with_beats
 
     def _with_beat(self, node: Node) -> Node:
         beat = self._beats.get(node.metadata.name)

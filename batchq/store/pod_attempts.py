@@ -17,7 +17,7 @@ from batchq.api.objects import PodGroup
 from batchq.store import keys, scripts
 from batchq.store.link import AddCall
 from batchq.store.liveness import Renewal, renewal_of
-from batchq.store.node_channels import BELL_KEPT
+from batchq.store.node_channels import LEADER_NOTIFICATIONS_KEPT
 from batchq.store.records import read_record
 from batchq.store.redis import RedisStore
 
@@ -46,7 +46,11 @@ class Attempts:
         """
         until = self._store.now_ms() + lease_ms
         names = (keys.alive(self._node), keys.inbox(self._node), keys.BELL)
-        arguments: list[str | bytes | int] = [keys.ALIVE_TTL_S, keys.INBOX_TTL_S, BELL_KEPT]
+        arguments: list[str | bytes | int] = [
+            keys.ALIVE_TTL_S,
+            keys.INBOX_TTL_S,
+            LEADER_NOTIFICATIONS_KEPT,
+        ]
         arguments.append(self._node)
         for claim, _ in claims:
             arguments += (claim.subject, until, encode(claim))
@@ -93,7 +97,9 @@ class Attempts:
         inbox = keys.inbox(self._node)
         pipeline.hset(inbox, mapping={fact.subject: encode(fact) for fact in facts})
         pipeline.expire(inbox, keys.INBOX_TTL_S)
-        pipeline.xadd(keys.BELL, {"node": self._node}, maxlen=BELL_KEPT, approximate=True)
+        pipeline.xadd(
+            keys.BELL, {"node": self._node}, maxlen=LEADER_NOTIFICATIONS_KEPT, approximate=True
+        )
 
 
 def _executed(pipeline: Any) -> list[Any]:

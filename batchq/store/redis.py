@@ -46,12 +46,12 @@ from batchq.store.mirror import (
     scan_objects,
 )
 from batchq.store.node_channels import (
+    AcknowledgedReport,
     PodsByNode,
     ReportQueues,
-    Settled,
     add_taking_out,
-    is_made_anew,
-    settling,
+    is_recreated,
+    removals,
 )
 from batchq.store.records import (
     error_of,
@@ -81,7 +81,7 @@ def calls_of(
     *,
     led: bool,
     arguments: tuple[str | int, ...],
-    settled: Sequence[Settled | None] = (),
+    settled: Sequence[AcknowledgedReport | None] = (),
 ) -> Iterator[Sequence[Asked]]:
     """Yield the calls of the script, each within the bounds and naming the one before it; encoded
     one by one, since all of a large commit at once may exceed this process's memory.
@@ -98,7 +98,7 @@ def calls_of(
         names = (own, *(name or own for name in needed))
         values = chain.from_iterable(one.values for one in some)
         call: Call = (names, (codec.joined(some), *arguments, former, *values))
-        behind = settling(own, settled[begin : begin + len(some)])
+        behind = removals(own, settled[begin : begin + len(some)])
         yield [(scripts.COMMIT, call), *((scripts.SETTLED, one) for one in behind)]
         former, begin = own, begin + len(some)
 
@@ -167,10 +167,10 @@ OBJECTS_A_TRIP = 10_000
 
 #: The shortest time between two reads of heartbeats and leases: there is a lease for each running
 #: pod.
-HEAR_EVERY_MS = 1_000
+HEARTBEATS_EVERY_MS = 1_000
 
 
-def _unless_spoiled(key: str, question: Callable[[redis.Redis], Any], client: redis.Redis) -> Any:
+def _check_type(key: str, question: Callable[[redis.Redis], Any], client: redis.Redis) -> Any:
     """Return the answer. Raises UnreadableRecord for a key of another type, which no leader
     deletes, so that a retry would not help.
     """
@@ -217,10 +217,10 @@ class RedisStore:
         *,
         client: redis.Redis | None = None,
         changes_kept: int = CHANGES_KEPT,
-        hear_every_ms: int = HEAR_EVERY_MS,
+        heartbeats_every_ms: int = HEARTBEATS_EVERY_MS,
     ) -> None:
         """Connects at the first call. `client` stands in for a connection to `url`; a snapshot's
-        heartbeats and leases are at most `hear_every_ms` old.
+        heartbeats and leases are at most `heartbeats_every_ms` old.
         """
         self.url = url
         self._link = Link(url, client=client)
@@ -229,7 +229,9 @@ class RedisStore:
         self.alive = Alive(self._link, self.now_ms)
         self._places = PodsByNode(self._link)
         self._contact = Contact(self.now_ms)
-        self._mirror = Mirror(self._link, self.alive, self._contact, hear_every_ms=hear_every_ms)
+        self._mirror = Mirror(
+            self._link, self.alive, self._contact, heartbeats_every_ms=heartbeats_every_ms
+        )
         self._changes_kept = changes_kept
         self._seen = 0
         # Identifies the calls of this process, so that a repeated one is recognised.
@@ -435,7 +437,7 @@ class RedisStore:
         """
         reply = self._read_stream(keys.EVENTS, place, block_ms)
         entries = reply[0][1] if reply else []
-        if not entries and place != "0-0" and is_made_anew(self._link, keys.EVENTS, place):
+        if not entries and place != "0-0" and is_recreated(self._link, keys.EVENTS, place):
             return "0-0", []
         found = (read_event(fields) for _, fields in entries)
         events = [event for event in found if event is not None]
@@ -468,7 +470,7 @@ class RedisStore:
         epoch: int | None = None,
         overcommit: int = 1000,
         seen: int | None = None,
-        settled: Sequence[Settled | None] = (),
+        settled: Sequence[AcknowledgedReport | None] = (),
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
 
@@ -644,7 +646,7 @@ class RedisStore:
         """
         key, block = keys.log(node, pod, attempt), min(block_ms, LONGEST_BLOCK_MS) or None
         reply = self._link.wait(
-            partial(_unless_spoiled, key, lambda client: client.xread({key: after}, PAGE, block))
+            partial(_check_type, key, lambda client: client.xread({key: after}, PAGE, block))
         )
         return [
             LogChunk(id=id_.decode(), stream=name_of(fields[b"stream"]), data=fields[b"data"])
@@ -664,7 +666,7 @@ class RedisStore:
         Raises StoreUnavailable; UnreadableRecord if the key is of another type.
         """
         key = keys.result(node, pod, attempt)
-        found = self._link.ask(partial(_unless_spoiled, key, lambda client: client.get(key)))
+        found = self._link.ask(partial(_check_type, key, lambda client: client.get(key)))
         return cast("bytes | None", found)
 
     # --- watching ---------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class RqLink:
     def errors(self) -> Iterator[None]:
         """Wrap calls of RQ: raise StoreUnavailable for what redis-py raises."""
         try:
-            with self._link.under_way():
+            with self._link.waiting():
                 yield
         except (broken.RedisError, OSError) as error:
             raise self._link.unavailable(error) from error

@@ -57,7 +57,7 @@ class _Said(Struct, frozen=True, kw_only=True):
     is_usable: bool
 
 
-class Watchmen(Sentinel):
+class SentinelClient(Sentinel):
     """The sentinels of a URL. May be shared by threads."""
 
     def __init__(self, place: SentinelUrl) -> None:
@@ -149,7 +149,7 @@ class PrimaryPool(SentinelConnectionPool):
         self._look_at = 0.0
         super().__init__(  # type: ignore[no-untyped-call]  # as above
             place.service,
-            Watchmen(place),
+            SentinelClient(place),
             connection_class=_SecuredConnection if place.tls else _PlainConnection,
             db=place.database,
             username=place.username,

@@ -81,11 +81,11 @@ class _Parts(Struct, frozen=True, kw_only=True):
 def shown(url: str) -> str:
     """Return the URL's destination without secrets; a malformed URL is not shown at all."""
     try:
-        parts = _taken_apart(url)
+        parts = _parse(url)
     except InvalidInput:
         return "(a malformed URL)"
     user = "***@" if parts.userinfo else ""
-    hosts = ",".join(_written(host, port) for host, port in parts.hosts)
+    hosts = ",".join(_endpoint(host, port) for host, port in parts.hosts)
     path = parts.path if parts.scheme == "unix" or not parts.path else f"/{parts.path}"
     database = f"?db={parts.options['db']}" if parts.options.get("db") else ""
     return f"{parts.scheme}://{user}{hosts}{path}{database}"
@@ -93,7 +93,7 @@ def shown(url: str) -> str:
 
 def checked_url(url: str) -> str:
     """Return the URL, its scheme in lower case. Raises InvalidInput for a malformed URL."""
-    scheme = _taken_apart(url).scheme
+    scheme = _parse(url).scheme
     return scheme + url[len(scheme) :]
 
 
@@ -109,14 +109,12 @@ def speaks_tls(url: str) -> bool:
 
 def tls_options_of(url: str) -> Mapping[str, str]:
     """Return the URL's TLS options, by redis-py's names. Raises InvalidInput."""
-    return {
-        name: value for name, value in _taken_apart(url).options.items() if name in _TLS_OPTIONS
-    }
+    return {name: value for name, value in _parse(url).options.items() if name in _TLS_OPTIONS}
 
 
 def sentinel_url(url: str) -> SentinelUrl:
     """Parse a URL of sentinels. Raises InvalidInput."""
-    parts = _taken_apart(url)
+    parts = _parse(url)
     service, _, database = parts.path.partition("/")
     user, _, password = parts.userinfo.partition(":")
     options = parts.options
@@ -152,13 +150,13 @@ def quoted(text: str, url: str) -> str:
 
 
 def _secrets_of(url: str) -> frozenset[str]:
-    parts = _taken_apart(url)
+    parts = _parse(url)
     named = [value for name, value in parts.options.items() if name.endswith(_SECRET)]
     found = {*parts.userinfo.split(":"), parts.userinfo, *named}
     return frozenset(one for one in {*found, *map(unquote, found)} if one)
 
 
-def _taken_apart(url: str) -> _Parts:
+def _parse(url: str) -> _Parts:
     if _BLANK.search(url) or not _is_text(url):
         raise _malformed("it contains a space or a control character; write them as %20 …")
     scheme, separator, rest = url.partition("://")
@@ -243,7 +241,7 @@ def _is_text(url: str) -> bool:
     return True
 
 
-def _written(host: str, port: int | None) -> str:
+def _endpoint(host: str, port: int | None) -> str:
     return (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
 
 

@@ -25,7 +25,7 @@ from batchq.api.transaction import Delivery
 from batchq.errors import StoreUnavailable
 from batchq.store.keys import RQ_TTL_S, node_of_rq
 from batchq.store.link import is_forbidden, is_wrong_type
-from batchq.store.node_channels import WakeReason, add_rings, add_taking_out, check_rung
+from batchq.store.node_channels import WakeReason, add_notifications, add_taking_out, check_notified
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqConnection, RqLink
 
@@ -221,7 +221,7 @@ def enqueue_all(
         pipeline.expire(waiting, RQ_TTL_S)
     add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
-    add_rings(pipeline, rings, WakeReason.PODS)
+    add_notifications(pipeline, rings, WakeReason.PODS)
     names = [str(options[0][1]) for options in pipeline.command_stack if len(options[0]) > 1]
     answers = pipeline.execute(raise_on_error=False)
     damaged = {
@@ -234,7 +234,7 @@ def enqueue_all(
     for answer in answers[:handing_over]:
         if isinstance(answer, Exception):
             raise answer
-    check_rung(answers[handing_over:])
+    check_notified(answers[handing_over:])
 
 
 def _key(queue: Queue, name: str) -> str:

@@ -121,7 +121,7 @@ def guarded() -> Iterator[GuardedServer]:
 
 def test_no_right_to_write_is_needed(guarded: GuardedServer) -> None:
     with Client(guarded.url_of("scheduler")) as client:
-        store = RedisStore(guarded.url_of("scheduler"), hear_every_ms=0)
+        store = RedisStore(guarded.url_of("scheduler"), heartbeats_every_ms=0)
         Stage(store, client).furnish(*a_cluster())
         store.close()
     with Client(guarded.url_of("readonly")) as client:

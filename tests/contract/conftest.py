@@ -15,7 +15,7 @@ AnyStore = MemoryStore | RedisStore
 
 def fake_store() -> RedisStore:
     """Return a store on a server implemented in Python."""
-    return RedisStore("redis://fake", client=fakeredis.FakeRedis(), hear_every_ms=0)
+    return RedisStore("redis://fake", client=fakeredis.FakeRedis(), heartbeats_every_ms=0)
 
 
 @pytest.fixture(params=["memory", "fakeredis", "real"])

@@ -60,7 +60,7 @@ def test_facts_posted_while_no_scheduler_led_are_folded_by_the_next_leader(
     redis_store.inboxes.post("n1", Leaves(agent="host:1:1"))
     election.epoch = redis_store.lead("one", 60_000)
     until(lambda: not is_ready(redis_store, "n1"))
-    until(lambda: redis_store.inboxes.own("n1") == [])
+    until(lambda: redis_store.inboxes.pending("n1") == [])
 
 
 @pytest.mark.usefixtures("service")
@@ -75,7 +75,7 @@ def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
     bell = NodeReportReader(redis_store, RandomIds())
     bell.turn(former)
     assert redis_store.get("Node", "n1") is None
-    assert redis_store.inboxes.own("n1") == [SERVES]
+    assert redis_store.inboxes.pending("n1") == [SERVES]
 
 
 @pytest.mark.usefixtures("service")
@@ -133,7 +133,7 @@ def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
     desk = NodeReportReader(redis_store, RandomIds())
     for number in range(1_200):
         redis_store.inboxes.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
-    while redis_store.inboxes.own("n1"):
+    while redis_store.inboxes.pending("n1"):
         desk.turn(None)
     assert redis_store.counts() == {"superseded": 1_200}
     assert len(redis_store.events(most=1_000)) <= 60
@@ -155,7 +155,7 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     NodeReportReader(redis_store, RandomIds()).turn(None)
     phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
     assert phases == ["Running"] * 1_000
-    assert redis_store.inboxes.own("n1") == []
+    assert redis_store.inboxes.pending("n1") == []
 
 
 def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(

@@ -270,7 +270,7 @@ def test_a_worker_cannot_report_on_a_pod_of_another_node(
     reports = reports_about(elsewhere)
     for number, report in enumerate(reports, start=1):
         store.inboxes.post("n1", report)
-        until(lambda: not store.inboxes.own("n1"), what="it is applied")
+        until(lambda: not store.inboxes.pending("n1"), what="it is applied")
         until(lambda: store.counts().get(SUPERSEDED, 0) == before + number, what="it is counted")  # noqa: B023
     assert store.get("Pod", elsewhere.metadata.uid) == elsewhere
     assert store.ledger() == ledger
@@ -291,7 +291,7 @@ def test_a_worker_cannot_report_on_another_node(stack: GuardedStack) -> None:
     of_n2 = Serves(agent=other.metadata.annotations["batchq/agent"], resources={"cpu": 1})
     # The agent of n2 does not serve n1, so it cannot withdraw n1.
     store.inboxes.post("n1", Leaves(agent=of_n2.agent))
-    until(lambda: not store.inboxes.own("n1"), what="it is applied")
+    until(lambda: not store.inboxes.pending("n1"), what="it is applied")
     assert is_ready(store, "n1")
     store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
     until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")

@@ -22,7 +22,7 @@ from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import Cycle
 from batchq.store import keys, node_channels
 from batchq.store.damaged_keys import SHARED
-from batchq.store.node_channels import WakeReason, WakeUpChannel, ring
+from batchq.store.node_channels import WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, attending
 from batchq.system import RandomIds
@@ -89,7 +89,7 @@ class Small:
             attend(self.store, "me", version="1", mirrored=None)
         self._turn.mender.hurry()
         self._turn()
-        nodes = self.store.inboxes.rung(0) | self.store.inboxes.nodes() | {"n1"}
+        nodes = self.store.inboxes.notified(0) | self.store.inboxes.nodes() | {"n1"}
         self._desk.apply(sorted(nodes), self.epoch)
         # The node's own key may be in the way, until a leader has repaired it.
         for node in NODES:
@@ -377,12 +377,12 @@ def test_a_reader_of_a_notification_from_the_future_hears_the_next_one(
 ) -> None:
     raw.xadd(keys.BELL, {"node": "n1"}, id="4000000000000-0")
     raw.xadd(keys.EVENTS, {"event": "x"}, id="4000000000000-0")
-    assert small.store.inboxes.rung(0) >= {"n1"}
+    assert small.store.inboxes.notified(0) >= {"n1"}
     place, _ = small.store.events_after("0-0", 0)
     raw.delete(keys.BELL, keys.EVENTS)
     small.store.inboxes.post("n2", Serves(agent="a", resources={"cpu": 8000}))
-    small.store.inboxes.rung(0)
-    assert small.store.inboxes.rung(0) == {"n2"}
+    small.store.inboxes.notified(0)
+    assert small.store.inboxes.notified(0) == {"n2"}
     small.completes("first")
     place, _ = small.store.events_after(place, 0)
     assert small.store.events_after(place, 0)[1]
@@ -401,7 +401,7 @@ def test_an_agent_hears_its_channel_after_it_was_recreated(
 
     until(heard)
     raw.delete(keys.doorbell("n1"))
-    ring(small.store.link, ["n1"], WakeReason.PODS)
+    notify(small.store.link, ["n1"], WakeReason.PODS)
     until(heard)
     bell.close()
 

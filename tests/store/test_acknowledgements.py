@@ -13,7 +13,7 @@ from batchq.api.objects import Pod
 from batchq.api.transaction import Commit, Transaction
 from batchq.store import node_channels
 from batchq.store import redis as commits
-from batchq.store.node_channels import OutboxEntry, Settled
+from batchq.store.node_channels import AcknowledgedReport, QueuedReport
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing
 
@@ -28,15 +28,15 @@ END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="ho
 
 
 def left(store: RedisStore, node: str = "n1") -> list[NodeReport]:
-    return list(store.inboxes.own(node))
+    return list(store.inboxes.pending(node))
 
 
-def look(store: RedisStore, *nodes: str) -> list[OutboxEntry]:
+def look(store: RedisStore, *nodes: str) -> list[QueuedReport]:
     return store.inboxes.look(nodes or ("n1",))
 
 
 def commit(
-    store: RedisStore, *pairs: tuple[Transaction, Settled | None], request_id: str = "1"
+    store: RedisStore, *pairs: tuple[Transaction, AcknowledgedReport | None], request_id: str = "1"
 ) -> Commit:
     return store.commit(
         [transaction for transaction, _ in pairs],
@@ -59,7 +59,7 @@ def test_the_report_of_an_applied_transaction_is_removed_and_acknowledged(
 ) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
-    done = commit(redis_store, (making("a"), Settled(entry=entry, rings=True)))
+    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, rings=True)))
     assert len(done.applied) == 1
     assert left(redis_store) == []
     rings = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(BELL))
@@ -70,7 +70,7 @@ def test_the_report_of_an_applied_transaction_is_removed_and_acknowledged(
 def test_only_requested_notifications_are_sent(redis_store: RedisStore, raw: redis.Redis) -> None:
     redis_store.inboxes.post("n1", END)
     [entry] = look(redis_store)
-    commit(redis_store, (making("a"), Settled(entry=entry)))
+    commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
     assert left(redis_store) == []
     assert not raw.exists(BELL)
 
@@ -85,10 +85,10 @@ def test_reports_of_refused_transactions_stay_without_a_notification(
     first, second, other = look(redis_store, "n1", "n2")
     done = commit(
         redis_store,
-        (making_twice(), Settled(entry=other, rings=True)),
-        (making("a"), Settled(entry=first)),
+        (making_twice(), AcknowledgedReport(entry=other, rings=True)),
+        (making("a"), AcknowledgedReport(entry=first)),
         (making("b"), None),
-        (making_twice(), Settled(entry=second, rings=True)),
+        (making_twice(), AcknowledgedReport(entry=second, rings=True)),
     )
     assert (len(done.applied), len(done.refused)) == (2, 2)
     assert left(redis_store) == [claim(1)]
@@ -100,7 +100,7 @@ def test_a_newer_report_stays(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     redis_store.inboxes.post("n1", END)
-    commit(redis_store, (making("a"), Settled(entry=entry)))
+    commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
     assert left(redis_store) == [END]
 
 
@@ -110,7 +110,7 @@ def test_a_former_leader_removes_nothing(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     done = redis_store.commit(
-        [making("a")], request_id="1", epoch=epoch - 1, settled=[Settled(entry=entry)]
+        [making("a")], request_id="1", epoch=epoch - 1, settled=[AcknowledgedReport(entry=entry)]
     )
     assert done.applied == ()
     assert left(redis_store) == [claim()]
@@ -120,7 +120,7 @@ def test_a_damaged_channel_is_ignored(redis_store: RedisStore, raw: redis.Redis)
     raw.set(BELL, "spoiled")
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
-    done = commit(redis_store, (making("a"), Settled(entry=entry, rings=True)))
+    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, rings=True)))
     assert len(done.applied) == 1
     assert left(redis_store) == []
 
@@ -129,7 +129,7 @@ def test_a_repeated_request_is_done_once(redis_store: RedisStore) -> None:
     redis_store.inboxes.post("n1", claim())
     [entry] = look(redis_store)
     for _ in range(2):
-        done = commit(redis_store, (making("a"), Settled(entry=entry)))
+        done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
         assert len(done.applied) == 1
     assert left(redis_store) == []
 
@@ -139,7 +139,7 @@ def test_both_missing_scripts_are_loaded(redis_store: RedisStore, raw: redis.Red
         redis_store.inboxes.post("n1", claim())
         [entry] = look(redis_store)
         raw.script_flush()
-        commit(redis_store, (making(name), Settled(entry=entry)), request_id=name)
+        commit(redis_store, (making(name), AcknowledgedReport(entry=entry)), request_id=name)
         assert left(redis_store) == []
 
 
@@ -153,7 +153,7 @@ def test_each_call_of_a_large_commit_acknowledges_its_own(redis_store: RedisStor
     transactions = [making(f"q{place}") for place in range(number)]
     transactions[-2] = making_twice()
     pairs = [
-        (transaction, Settled(entry=by_subject[claim(place).subject]))
+        (transaction, AcknowledgedReport(entry=by_subject[claim(place).subject]))
         for place, transaction in enumerate(transactions)
     ]
     commit(redis_store, *pairs)

@@ -12,7 +12,7 @@ from batchq.api.node_report import Leaves
 from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, ResourceQuota
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.store import keys
-from batchq.store.node_channels import WakeReason, ring
+from batchq.store.node_channels import WakeReason, notify
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, publish_config
 from tests.contract.made import charge, gone, group, node, pod, put, queue
@@ -46,7 +46,7 @@ def use_everything(store: RedisStore) -> None:
     store.inboxes.post("n1", Leaves(agent="a"))
     store.inboxes.count("superseded", 1)
     store.put_result("n1", "u1-1-0", 1, b"42")
-    ring(store.link, ["n1"], WakeReason.PODS)
+    notify(store.link, ["n1"], WakeReason.PODS)
 
 
 def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis) -> None:

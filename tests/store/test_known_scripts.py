@@ -174,7 +174,8 @@ def test_users_of_an_older_file_who_may_eval_need_no_scheduler(
 def test_a_claim_without_its_lease_is_never_left(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
-    attempts = Attempts(open_as("worker-n1"), "n1")
+    store = open_as("worker-n1")
+    attempts = Attempts(store, "n1")
     claim = StartClaim(pod="u-1-0", attempt=1, author="a")
     with pytest.raises(StoreUnavailable, match="does not know the scripts"):
         attempts.claim([(claim, "u 1 1")], ["default/a"], 30_000)

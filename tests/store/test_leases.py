@@ -61,7 +61,7 @@ def test_the_lease_that_another_node_writes_for_a_pod_is_ignored(redis_store: Re
 def test_a_lease_goes_with_its_attempt_at_once_however_seldom_leases_are_read(
     redis_store: RedisStore,
 ) -> None:
-    store = RedisStore(redis_store.url, hear_every_ms=3_600_000)
+    store = RedisStore(redis_store.url, heartbeats_every_ms=3_600_000)
     running(store)
     store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     assert list(store.snapshot().leases) == ["u1-1-0"]

@@ -27,13 +27,13 @@ def pod(uid: str, owner: str) -> Pod:
     )
 
 
-def a_shelf() -> ObjectTable:
-    shelf = ObjectTable()
+def a_table() -> ObjectTable:
+    table = ObjectTable()
     for name in ("b", "a"):
-        shelf.put("PodGroup", f"n/{name}", group(name))
+        table.put("PodGroup", f"n/{name}", group(name))
         for number in (2, 1):
-            shelf.put("Pod", f"{name}{number}", pod(f"{name}{number}", name))
-    return shelf
+            table.put("Pod", f"{name}{number}", pod(f"{name}{number}", name))
+    return table
 
 
 def names(snapshot: Snapshot) -> list[str]:
@@ -45,7 +45,7 @@ def uids(pods: Mapping[str, tuple[Pod, ...]]) -> dict[str, list[str]]:
 
 
 def test_groups_and_pods_are_in_order() -> None:
-    snapshot = a_shelf().snapshot(1)
+    snapshot = a_table().snapshot(1)
     assert names(snapshot) == ["a", "b"]
     assert uids(snapshot.pods) == {"u-a": ["a1", "a2"], "u-b": ["b1", "b2"]}
     assert isinstance(snapshot.groups, Rows)
@@ -54,45 +54,45 @@ def test_groups_and_pods_are_in_order() -> None:
 
 
 def test_a_snapshot_stays_as_it_was_taken() -> None:
-    shelf = a_shelf()
-    before = shelf.snapshot(1)
-    shelf.remove("PodGroup", "n/a")
-    shelf.remove("Pod", "a1")
-    shelf.remove("Pod", "a2")
-    shelf.put("Pod", "b3", pod("b3", "b"))
+    table = a_table()
+    before = table.snapshot(1)
+    table.remove("PodGroup", "n/a")
+    table.remove("Pod", "a1")
+    table.remove("Pod", "a2")
+    table.put("Pod", "b3", pod("b3", "b"))
     assert names(before) == ["a", "b"]
     assert uids(before.pods) == {"u-a": ["a1", "a2"], "u-b": ["b1", "b2"]}
-    after = shelf.snapshot(2)
+    after = table.snapshot(2)
     assert names(after) == ["b"]
     assert uids(after.pods) == {"u-b": ["b1", "b2", "b3"]}
 
 
 def test_the_pods_of_a_group_are_one_object_until_one_of_them_changes() -> None:
-    shelf = a_shelf()
-    before = shelf.snapshot(1)
-    shelf.put("Pod", "a1", pod("a1", "a"))
-    after = shelf.snapshot(2)
+    table = a_table()
+    before = table.snapshot(1)
+    table.put("Pod", "a1", pod("a1", "a"))
+    after = table.snapshot(2)
     assert after.pods["u-b"] is before.pods["u-b"]
     assert after.pods["u-a"] is not before.pods["u-a"]
     assert after.groups is before.groups
 
 
 def test_snapshots_that_differ_in_heartbeats_and_leases_share_their_objects() -> None:
-    shelf = a_shelf()
-    shelf.put("Node", "n1", a_node("n1"))
-    before = shelf.snapshot(1)
-    shelf.set_beats({"n1": 77})
-    shelf.set_leases({"a1": 88})
-    after = shelf.snapshot(2)
+    table = a_table()
+    table.put("Node", "n1", a_node("n1"))
+    before = table.snapshot(1)
+    table.set_beats({"n1": 77})
+    table.set_leases({"a1": 88})
+    after = table.snapshot(2)
     assert after.nodes[0].status.heartbeat == 77
     assert says_the_same(before, after)
 
 
 def test_a_group_that_changed_is_the_one_difference() -> None:
-    shelf = a_shelf()
-    before = shelf.snapshot(1)
-    shelf.put("PodGroup", "n/b", group("b", revision=2))
-    after = shelf.snapshot(2)
+    table = a_table()
+    before = table.snapshot(1)
+    table.put("PodGroup", "n/b", group("b", revision=2))
+    after = table.snapshot(2)
     assert not says_the_same(before, after)
     former, now = cast(Rows[PodGroup], before.groups), cast(Rows[PodGroup], after.groups)
     assert list(now.differences(former)) == [("n/b", group("b"), group("b", revision=2))]
@@ -100,21 +100,21 @@ def test_a_group_that_changed_is_the_one_difference() -> None:
 
 
 def test_a_pod_that_moves_to_another_group_is_in_that_group_only() -> None:
-    shelf = a_shelf()
-    shelf.snapshot(1)
-    shelf.put("Pod", "a1", pod("a1", "b"))
-    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a2"]
-    assert uids(shelf.snapshot(2).pods) == {"u-a": ["a2"], "u-b": ["a1", "b1", "b2"]}
+    table = a_table()
+    table.snapshot(1)
+    table.put("Pod", "a1", pod("a1", "b"))
+    assert [one.metadata.uid for one in table.pods_of("u-a")] == ["a2"]
+    assert uids(table.snapshot(2).pods) == {"u-a": ["a2"], "u-b": ["a1", "b1", "b2"]}
 
 
 def test_the_pods_of_a_group_are_known_between_snapshots() -> None:
-    shelf = a_shelf()
-    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a1", "a2"]
-    shelf.remove("Pod", "a1")
-    assert [one.metadata.uid for one in shelf.pods_of("u-a")] == ["a2"]
-    shelf.remove("Pod", "a2")
-    assert shelf.pods_of("u-a") == ()
-    assert uids(shelf.snapshot(1).pods) == {"u-b": ["b1", "b2"]}
+    table = a_table()
+    assert [one.metadata.uid for one in table.pods_of("u-a")] == ["a1", "a2"]
+    table.remove("Pod", "a1")
+    assert [one.metadata.uid for one in table.pods_of("u-a")] == ["a2"]
+    table.remove("Pod", "a2")
+    assert table.pods_of("u-a") == ()
+    assert uids(table.snapshot(1).pods) == {"u-b": ["b1", "b2"]}
 
 
 def test_filling_a_table_equals_adding_each_object() -> None:
@@ -135,13 +135,13 @@ def test_filling_a_table_equals_adding_each_object() -> None:
 
 
 def test_objects_are_listed_by_namespace() -> None:
-    shelf = a_shelf()
+    table = a_table()
     other = PodGroup(metadata=Metadata(name="a", namespace="nn", uid="u-x"))
-    shelf.put("PodGroup", "nn/a", other)
-    assert [one.metadata.name for one in shelf.list("PodGroup", "n")] == ["a", "b"]
-    assert shelf.list("PodGroup", "nn") == (other,)
-    assert len(shelf.list("PodGroup", "")) == 3
-    assert [one.metadata.name for one in shelf.list("Pod", "n")] == ["a1", "a2", "b1", "b2"]
+    table.put("PodGroup", "nn/a", other)
+    assert [one.metadata.name for one in table.list("PodGroup", "n")] == ["a", "b"]
+    assert table.list("PodGroup", "nn") == (other,)
+    assert len(table.list("PodGroup", "")) == 3
+    assert [one.metadata.name for one in table.list("Pod", "n")] == ["a1", "a2", "b1", "b2"]
 
 
 def placed(uid: str, node: str, phase: PodPhase = PodPhase.RUNNING) -> Pod:
@@ -150,30 +150,30 @@ def placed(uid: str, node: str, phase: PodPhase = PodPhase.RUNNING) -> Pod:
 
 
 def test_nodes_are_in_use_while_pods_are_on_them() -> None:
-    shelf = ObjectTable()
-    shelf.put("Node", "n1", a_node("n1"))
-    shelf.put("Pod", "a1", placed("a1", "n2"))
-    shelf.put("Pod", "a2", placed("a2", "n3"))
-    shelf.put("Pod", "a2", placed("a2", "n2"))
-    assert shelf.nodes_in_use() == ["n1", "n2"]
-    assert shelf.on_node("a2") == placed("a2", "n2")
-    shelf.put("Pod", "a2", placed("a2", "n2", PodPhase.SUCCEEDED))
-    assert shelf.on_node("a2") is None
-    assert shelf.nodes_in_use() == ["n1", "n2"]
-    shelf.remove("Pod", "a1")
-    assert shelf.nodes_in_use() == ["n1"]
+    table = ObjectTable()
+    table.put("Node", "n1", a_node("n1"))
+    table.put("Pod", "a1", placed("a1", "n2"))
+    table.put("Pod", "a2", placed("a2", "n3"))
+    table.put("Pod", "a2", placed("a2", "n2"))
+    assert table.nodes_in_use() == ["n1", "n2"]
+    assert table.on_node("a2") == placed("a2", "n2")
+    table.put("Pod", "a2", placed("a2", "n2", PodPhase.SUCCEEDED))
+    assert table.on_node("a2") is None
+    assert table.nodes_in_use() == ["n1", "n2"]
+    table.remove("Pod", "a1")
+    assert table.nodes_in_use() == ["n1"]
 
 
 def test_nodes_are_the_same_objects_until_they_or_their_beats_change() -> None:
-    shelf = a_shelf()
-    shelf.put("Node", "n1", a_node("n1"))
-    shelf.set_beats({"n1": 77})
-    before = shelf.snapshot(1)
-    shelf.put("PodGroup", "n/c", group("c"))
-    assert shelf.snapshot(2).nodes is before.nodes
-    shelf.set_beats({"n1": 78})
-    assert [one.status.heartbeat for one in shelf.snapshot(3).nodes] == [78]
-    shelf.put("Node", "n2", a_node("n2"))
-    assert [one.metadata.name for one in shelf.snapshot(4).nodes] == ["n1", "n2"]
-    shelf.set_beats({})
-    assert [one.status.heartbeat for one in shelf.snapshot(5).nodes] == [None, None]
+    table = a_table()
+    table.put("Node", "n1", a_node("n1"))
+    table.set_beats({"n1": 77})
+    before = table.snapshot(1)
+    table.put("PodGroup", "n/c", group("c"))
+    assert table.snapshot(2).nodes is before.nodes
+    table.set_beats({"n1": 78})
+    assert [one.status.heartbeat for one in table.snapshot(3).nodes] == [78]
+    table.put("Node", "n2", a_node("n2"))
+    assert [one.metadata.name for one in table.snapshot(4).nodes] == ["n1", "n2"]
+    table.set_beats({})
+    assert [one.status.heartbeat for one in table.snapshot(5).nodes] == [None, None]

@@ -28,7 +28,7 @@ def test_only_the_last_report_on_a_subject_is_kept(redis_store: RedisStore) -> N
         ("n1", "u1-1-0-1", END),
         ("n2", "u1-1-0-1", CLAIM),
     ]
-    assert sorted(there.own("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
+    assert sorted(there.pending("n1"), key=str) == sorted([Leaves(agent="a"), END], key=str)
 
 
 def test_an_applied_report_is_removed_but_not_a_newer_one(
@@ -39,8 +39,8 @@ def test_an_applied_report_is_removed_but_not_a_newer_one(
     there.post("n2", CLAIM)
     seen = there.look(["n1", "n2"])
     there.post("n1", END)
-    there.folded(seen)
-    there.folded(seen)
+    there.remove(seen)
+    there.remove(seen)
     assert [(one.node, one.fact) for one in there.look(["n1", "n2"])] == [("n1", END)]
 
 
@@ -56,10 +56,10 @@ def test_notifications_before_the_first_reader_are_read(
     there.post("n2", CLAIM)
     there.post("n1", CLAIM)
     there.post("n1", END)
-    assert there.rung(0) == {"n1", "n2"}
-    assert there.rung(20) == set()
+    assert there.notified(0) == {"n1", "n2"}
+    assert there.notified(20) == set()
     there.post("n3", CLAIM)
-    assert there.rung(1000) == {"n3"}
+    assert there.notified(1000) == {"n3"}
 
 
 def test_the_leaders_wake_up_channel_is_bounded(redis_store: RedisStore, raw: redis.Redis) -> None:
@@ -75,7 +75,7 @@ def test_the_leaders_wake_up_channel_is_bounded(redis_store: RedisStore, raw: re
 def test_invalid_node_names_are_ignored(redis_store: RedisStore, raw: redis.Redis) -> None:
     for fields in ({"node": "N 1"}, {"node": b"\xff"}, {"other": "n1"}, {"node": "x" * 300}):
         raw.xadd("{bq}:bell", fields)
-    assert redis_store.inboxes.rung(0) == set()
+    assert redis_store.inboxes.notified(0) == set()
 
 
 def test_an_unreadable_report_is_logged_once_counted_and_removed(
@@ -107,7 +107,7 @@ def test_a_look_takes_a_bounded_part_of_a_report_queue(redis_store: RedisStore) 
         redis_store.inboxes.post("n1", StartClaim(pod=f"p{number}", attempt=1, author="a"))
     seen = redis_store.inboxes.look(["n1"])
     assert len(seen) == FACTS_A_CALL
-    redis_store.inboxes.folded(seen)
+    redis_store.inboxes.remove(seen)
     assert len(redis_store.inboxes.look(["n1"])) == 5
 
 
@@ -134,7 +134,7 @@ def test_a_node_with_many_reports_does_not_starve_others(
     redis_store.inboxes.post("n3", CLAIM)
     found, more = redis_store.inboxes.look_through(["n1", "n2", "n3"])
     assert [len(found), more] == [10, ["n2", "n3", "n1"]]
-    redis_store.inboxes.folded(found)
+    redis_store.inboxes.remove(found)
     found, more = redis_store.inboxes.look_through(more)
     assert {one.node for one in found} == {"n1", "n2", "n3"}
     assert [len(found), more] == [10, ["n1"]]

@@ -405,7 +405,7 @@ def test_a_worker_can_damage_the_channel_and_reports_are_found_without_it(
         client.xadd(keys.BELL, {"node": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
     store = RedisStore(guarded.url_of("worker-n2"))
     store.inboxes.post("n2", Leaves(agent="a"))
-    assert store.inboxes.own("n2") == [Leaves(agent="a")]
+    assert store.inboxes.pending("n2") == [Leaves(agent="a")]
     store.close()
 
 

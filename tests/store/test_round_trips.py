@@ -59,7 +59,7 @@ def warm(redis_store: RedisStore, relay: Relay) -> RedisStore:
     redis_store.commit([binding(10**6)], request_id="warm up")
     relay.deliver()
     redis_store.snapshot()
-    redis_store.inboxes.folded(redis_store.inboxes.look(["n1"]))
+    redis_store.inboxes.remove(redis_store.inboxes.look(["n1"]))
     return redis_store
 
 

@@ -12,7 +12,7 @@ from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import node_channels
 from batchq.store.link import LONGEST_BLOCK_MS
-from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, ring
+from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
 from batchq.worker.rq_delivery import Relay
 from tests.harness.server import Server
@@ -48,7 +48,7 @@ def test_a_listener_is_woken_once_for_each_notification(
     for _ in range(3):
         bell.listen()
         assert not is_heard(bell, within_ms=20)
-        ring(redis_store.link, ["n0", "n1"], WakeReason.PODS)
+        notify(redis_store.link, ["n0", "n1"], WakeReason.PODS)
         assert is_heard(bell, within_ms=10_000)
 
 
@@ -56,15 +56,15 @@ def test_no_listener_is_woken_by_the_channel_of_another_node(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
     bell.listen()
-    ring(redis_store.link, ["n10", "n2"], WakeReason.PODS)
+    notify(redis_store.link, ["n10", "n2"], WakeReason.PODS)
     assert not is_heard(bell, within_ms=50)
 
 
 def test_notifications_before_the_first_listener_are_heard(
     redis_store: RedisStore, bell: WakeUpChannel
 ) -> None:
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
     bell.listen()
@@ -79,7 +79,7 @@ def test_a_wait_that_ends_is_not_a_notification_and_the_next_wait_hears(
     assert not is_heard(bell, within_ms=10_000)
     monkeypatch.undo()
     bell.listen()
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
     assert is_heard(bell, within_ms=10_000)
 
 
@@ -91,7 +91,7 @@ def test_a_broken_connection_counts_as_a_notification_and_is_replaced(
     raw.client_kill_filter(skipme=True)
     assert is_heard(bell, within_ms=10_000)
     assert bell.fileno() is None
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
 
@@ -104,7 +104,7 @@ def test_a_connection_that_says_nothing_for_too_long_is_given_up(
     monkeypatch.setattr(node_channels, "ANSWER_TIMEOUT_S", -LONGEST_BLOCK_MS / 1000)
     bell.listen()
     monkeypatch.undo()
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
     assert is_heard(bell, within_ms=10_000)
     assert first not in {one["id"] for one in raw.client_list()}
 
@@ -113,7 +113,7 @@ def test_a_damaged_channel_does_not_stop_the_listener_and_is_retried_later(
     redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
 ) -> None:
     raw.set(KEY, "spoiled")
-    ring(redis_store.link, ["n1", "n2"], WakeReason.PODS)
+    notify(redis_store.link, ["n1", "n2"], WakeReason.PODS)
     assert raw.xlen("{bq}:doorbell:n2") == 1
     bell.listen()
     assert is_heard(bell, within_ms=10_000)
@@ -146,7 +146,7 @@ def test_a_listener_hears_the_wake_reason_or_all_reasons_if_some_may_be_missed(
         ([WakeReason.PODS] * 20, EVERYTHING),
     ):
         for word in rung:
-            ring(redis_store.link, ["n1"], word)
+            notify(redis_store.link, ["n1"], word)
         bell.listen()
         assert words_heard(bell) == heard
     raw.xadd(KEY, {"word": "of a later version"})
@@ -158,7 +158,7 @@ def test_only_a_few_of_many_notifications_are_kept(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     for _ in range(50):
-        ring(redis_store.link, ["n1"], WakeReason.PODS)
+        notify(redis_store.link, ["n1"], WakeReason.PODS)
     assert raw.xlen(KEY) == 8
     assert 0 < raw.ttl(KEY) <= 24 * 3600
 

@@ -129,7 +129,7 @@ def test_a_work_horse_that_is_killed_alone_leaves_the_node_in_service(stage: Sta
 def test_a_node_that_another_agent_has_taken_over_is_left_alone(stage: Stage) -> None:
     stage.start_agent()
     stage.store.inboxes.post("n1", Leaves(agent="host:1:1"))
-    until(lambda: not stage.store.inboxes.own("n1"))
+    until(lambda: not stage.store.inboxes.pending("n1"))
     assert node(stage).status.ready
 
 

@@ -209,7 +209,7 @@ def test_a_waiting_claim_keeps_its_lease_and_is_posted_again(
     def forgotten_by_the_server() -> None:
         if not first:
             first.append(node.store.now_ms())
-            inbox.folded(inbox.look(["n1"]))
+            inbox.remove(inbox.look(["n1"]))
         elif node.desk.pending():
             node.apply()
 

@@ -221,7 +221,7 @@ def test_a_pod_that_has_ended_keeps_its_outcome_when_it_is_delivered_again(stage
     stage.report_processor.stop()
     flag.touch()
     until(lambda: not members(group), within_s=WITHIN_S)
-    until(lambda: bool(stage.store.inboxes.own("n1")), within_s=WITHIN_S)
+    until(lambda: bool(stage.store.inboxes.pending("n1")), within_s=WITHIN_S)
     horse = stage.horse_of(pod)
     until(lambda: not is_alive(horse), within_s=WITHIN_S)
     link = RqLink(stage.store.url)

@@ -142,7 +142,7 @@ def test_an_agent_whose_node_was_taken_over_leaves_the_pods_to_the_new_agent(
     _is_said_to_be_served_by(stage, "elsewhere:1:1")
     assert agent.wait(timeout=WITHIN_S) == 8
     assert "node n1 was taken over by the agent with pid 1 on elsewhere" in stage.said()
-    assert stage.store.inboxes.own("n1") == []
+    assert stage.store.inboxes.pending("n1") == []
     assert stage.now(pod).status.phase == PodPhase.BOUND
 
 

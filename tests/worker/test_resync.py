@@ -40,7 +40,7 @@ def test_a_pod_that_the_server_knows_to_run_here_is_not_reported(
 ) -> None:
     know(redis_store)
     assert a_resync(redis_store, tmp_path).answer("run 1", HORSES)
-    assert redis_store.inboxes.own("n1") == []
+    assert redis_store.inboxes.pending("n1") == []
 
 
 def test_a_pod_unknown_to_the_server_is_reported_and_the_node_is_not_fully_known(
@@ -49,7 +49,7 @@ def test_a_pod_unknown_to_the_server_is_reported_and_the_node_is_not_fully_known
     resync = a_resync(redis_store, tmp_path)
     assert not resync.answer("run 1", HORSES)
     assert resync.known_to == ""
-    [report] = redis_store.inboxes.own("n1")
+    [report] = redis_store.inboxes.pending("n1")
     assert report == Runs(pod="u1-1-0", attempt=1, author="host:1:1:4711", started_at=5_000)
 
 
@@ -66,9 +66,9 @@ def test_an_unknown_pod_is_not_reported_again_at_once(
     resync = a_resync(redis_store, tmp_path)
     resync.answer("run 1", HORSES)
     [entry] = redis_store.inboxes.look(["n1"])
-    redis_store.inboxes.folded([entry])
+    redis_store.inboxes.remove([entry])
     assert not resync.answer("run 1", HORSES)
-    assert redis_store.inboxes.own("n1") == []
+    assert redis_store.inboxes.pending("n1") == []
 
 
 def test_a_node_is_fully_known_once_the_attempt_is_known_or_gone(

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
-from batchq.store.node_channels import WakeReason, ring
+from batchq.store.node_channels import WakeReason, notify
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.wakeups import WakeUpListener
 from tests.daemon.waiting import until
@@ -27,13 +27,13 @@ def test_an_empty_queue_is_read_again_after_a_second_or_a_wake_up(
     listener.listen()
     listener.note_look(now_ms=5_000, has_more=False)
     assert (listener.look_at, listener.limit(8), listener.limit(0)) == (6_000, 1, 0)
-    ring(redis_store.link, ["n1"], WakeReason.CLAIMS)
+    notify(redis_store.link, ["n1"], WakeReason.CLAIMS)
     [(descriptor, _)] = poll.poll(10_000)
     assert listener.is_at(descriptor)
     assert listener.answer()
     assert (listener.look_at, listener.limit(8)) == (6_000, 1)
     listener.listen()
-    ring(redis_store.link, ["n1"], WakeReason.PODS)
+    notify(redis_store.link, ["n1"], WakeReason.PODS)
     assert poll.poll(10_000)
     assert not listener.answer()
     assert (listener.look_at, listener.limit(8)) == (0, 8)

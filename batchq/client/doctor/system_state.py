@@ -34,7 +34,7 @@ from batchq.store.heads import false_heads
 from batchq.store.inspection import (
     Books,
     ServerFacts,
-    WaitingReports,
+    WaitingReport,
     look_at_server,
     open_for_inspection,
     permitted,
@@ -289,7 +289,7 @@ def _nodes(books: Books | None) -> list[Node]:
     return [node for node in found.values() if isinstance(node, Node)]
 
 
-def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]:
+def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReport]:
     """What lay in the inboxes and still does after a while; at once if there is nothing."""
     first = lying = posted_by(store, nodes)
     deadline = monotonic() + FOLDED_WITHIN_S
@@ -301,7 +301,7 @@ def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReports]
 
 
 def _contested(
-    nodes: Sequence[Node], posted: Sequence[WaitingReports]
+    nodes: Sequence[Node], posted: Sequence[WaitingReport]
 ) -> list[tuple[str, str, str]]:
     served: Mapping[str, str] = {
         node.metadata.name: node.metadata.annotations.get(AGENT_ANNOTATION, "") for node in nodes
@@ -313,11 +313,11 @@ def _contested(
     ]
 
 
-def _places(posted: Sequence[WaitingReports] | None) -> tuple[tuple[str, str], ...] | None:
+def _places(posted: Sequence[WaitingReport] | None) -> tuple[tuple[str, str], ...] | None:
     return None if posted is None else tuple((one.node, one.subject) for one in posted)
 
 
-def _sizes(store: RedisStore, posted: Sequence[WaitingReports] | None) -> Mapping[str, int]:
+def _sizes(store: RedisStore, posted: Sequence[WaitingReport] | None) -> Mapping[str, int]:
     nodes = sorted({one.node for one in posted or ()})
     return _seen(lambda: sizes_of_inboxes(store, nodes)) or {}
 

@@ -63,7 +63,7 @@ def transplanted(session: Session, requests: IdSource) -> MemoryStore:
         _commit(store, requests, stated(_unwritten(group), tuple(map(_unwritten, pods))))
     for pod, until_ms in _leases_to_keep(session):
         store.hold_lease(pod, until_ms)
-    store.stand(snapshot.standing)
+    store.set_standing(snapshot.standing)
     return store
 
 

@@ -211,7 +211,7 @@ class ReportSender:
 
     def pending(self) -> Sequence[NodeReport]:
         """Return the reports that are posted and not applied yet."""
-        return self._store.inboxes.own(self._node)
+        return self._store.inboxes.pending(self._node)
 
     def current(self, uid: str, attempt: int) -> Pod | None:
         """Return the pod if this is still its attempt, and None otherwise."""

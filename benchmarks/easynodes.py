@@ -39,7 +39,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app
 from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
-from batchq.lab.workload.play import LoadStage
+from batchq.lab.workload.play import LoadRun
 from batchq.scheduler.scheduler import Scheduler
 from batchq_actions.backfill import reservations_of
 from benchmarks.table import report
@@ -163,7 +163,7 @@ class _Noted(Scheduler):
         return session
 
 
-class _Stage(LoadStage):
+class _Stage(LoadRun):
     """A stage on which the promises to heads are noted."""
 
     def __init__(self, load: Load) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.lab.simulation.player import PlayedWorld, WorldStage
+from batchq.lab.simulation.player import PlayedWorld, WorldRun
 from batchq.lab.simulation.report import CycleStory, WorldOutcome
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
@@ -46,7 +46,7 @@ def told_of_world(world: list[dict[str, Any]], config: SchedulerConfig) -> tuple
 
 
 def _played(text: str, config: SchedulerConfig, most: int) -> tuple[PlayedWorld, Counter[str]]:
-    stage = WorldStage(read_world(text, "case"), assemble(config))
+    stage = WorldRun(read_world(text, "case"), assemble(config))
     played = stage.run(most, bounded=False)
     snapshot = stage.store.snapshot()
     running = Counter(

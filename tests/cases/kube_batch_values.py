@@ -13,7 +13,7 @@ from batchq.config.load import read_config
 from batchq.core.extension.points import POINTS
 from batchq.core.quota.fair_shares import share_of
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.player import WorldStage, play
+from batchq.lab.simulation.player import WorldRun, play
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File, Play
 from tests.cases.kube_batch_world import text_of
@@ -98,9 +98,9 @@ def _shares(row: Any, file: File) -> object:
 # --- worlds -----------------------------------------------------------------------------------
 
 
-def _stage(*manifests: Manifest, config: str = "", cycles: int = 5) -> tuple[WorldStage, Any]:
+def _stage(*manifests: Manifest, config: str = "", cycles: int = 5) -> tuple[WorldRun, Any]:
     scheduler = assemble(read_config(config, "config"))
-    stage = WorldStage(read_world(text_of(list(manifests)), "case"), scheduler)
+    stage = WorldRun(read_world(text_of(list(manifests)), "case"), scheduler)
     stage.run(cycles, bounded=False)
     return stage, scheduler.open(stage.store.snapshot(), 10_000)
 
@@ -209,7 +209,7 @@ def _everything_on(row: Any, file: File) -> object:
     names = ["priority", "gang", "conformance", "drf", "predicates", "proportion", "leastAllocated"]
     config = read_config(f"{{actions: 'allocate, preempt', plugins: {names}}}", "config")
     scheduler = assemble(config)
-    stage = WorldStage(read_world(text_of([queue("q")]), "case"), scheduler)
+    stage = WorldRun(read_world(text_of([queue("q")]), "case"), scheduler)
     session = scheduler.open(stage.store.snapshot(), 0)
     missing = [
         f"{name} at {point}"

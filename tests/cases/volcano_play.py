@@ -18,7 +18,7 @@ from batchq.config.load import read_config
 from batchq.core.extension.points import Plugin, everywhere
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
@@ -49,7 +49,7 @@ def played(
     both = {point: (*standing, *theirs[point]) for point, standing in ours.plugins.items()}
     scheduler = Scheduler(actions=ours.actions, plugins=both, settings=ours.settings)
     text = yaml.safe_dump_all(list(world), sort_keys=False)
-    result = WorldStage(read_world(text, "case"), scheduler).run(cycles, bounded=False)
+    result = WorldRun(read_world(text, "case"), scheduler).run(cycles, bounded=False)
     assert result.refused == 0, "the store refused what a session decided"
     assert result.refused_steps == ()
     return result.outcome

@@ -17,7 +17,7 @@ from batchq.client.start_estimates import Deciding
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.whatif import Lasting, WhatIf, compared, look_ahead
-from batchq.lab.whatif.look_ahead import transplanted
+from batchq.lab.whatif.look_ahead import copy_of_live
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore
 from tests.builders import (
@@ -78,7 +78,7 @@ def test_a_simulation_begins_with_the_next_decisions_of_the_leader(
 ) -> None:
     deciding = Deciding.open(open_redis())
     requests = CountedIds()
-    store = transplanted(deciding.session(), requests)
+    store = copy_of_live(deciding.session(), requests)
     first = Cycle(store, deciding.scheduler, VirtualClock(deciding.now_ms), requests).run_once()
     assert first.commit.refused == ()
     assert list(first.intents) == deciding.decide().intents

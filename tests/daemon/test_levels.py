@@ -11,7 +11,7 @@ from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon.observability.gauges import levels_of
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from tests.builders import a_group, a_node, a_queue, a_snapshot
@@ -21,7 +21,7 @@ from tests.worlds.making import described
 
 def _snapshot(seed: int, config: SchedulerConfig) -> Snapshot:
     """A random world after two sessions."""
-    stage = WorldStage(read_world(described(seed).text, "a world"), assemble(config))
+    stage = WorldRun(read_world(described(seed).text, "a world"), assemble(config))
     stage.run(2, bounded=True)
     return stage.store.snapshot()
 

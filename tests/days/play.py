@@ -17,7 +17,7 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation import player
 from batchq.lab.simulation.clock import CountedIds
-from batchq.lab.simulation.player import Execution, Outside, WorldStage
+from batchq.lab.simulation.player import Execution, Outside, WorldRun
 from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.world import World, read_world
 from batchq.ports import Clock, IdSource
@@ -112,7 +112,7 @@ class _Watched:
         return report
 
 
-class DayStage(WorldStage):
+class DayStage(WorldRun):
     """A stage on which some pods fail, and every session is looked at."""
 
     def __init__(self, world: World, fails: Mapping[str, int]) -> None:
@@ -159,7 +159,7 @@ def _comes_too_late(step: str) -> bool:
     return " already and cannot be suspended" in step or " already and cannot be resumed" in step
 
 
-def _ends(stage: WorldStage) -> dict[str, int]:
+def _ends(stage: WorldRun) -> dict[str, int]:
     """How the groups ended, and how many so. Raises Broken for one that has not, or should not."""
     ends: Counter[str] = Counter()
     for group in stage.store.list("PodGroup"):

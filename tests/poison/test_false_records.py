@@ -28,7 +28,7 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from batchq.store import records
@@ -60,7 +60,7 @@ def recording(seed: int) -> Recording:
     world = wide_world(seed)
     made = assemble(read_config(world.config_text, "scheduler.yaml"))
     scheduler = Recording(made.actions, made.plugins, made.settings)
-    WorldStage(read_world(world.text, f"seed {seed}"), scheduler).run(60, bounded=True)
+    WorldRun(read_world(world.text, f"seed {seed}"), scheduler).run(60, bounded=True)
     return scheduler
 
 

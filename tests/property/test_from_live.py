@@ -19,7 +19,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.whatif import Lasting, Stopped, look_ahead
-from batchq.lab.whatif.look_ahead import transplanted
+from batchq.lab.whatif.look_ahead import copy_of_live
 from batchq.scheduler.cycle import Cycle
 from tests.builders import a_priority, a_running_group, a_snapshot, amounts, as_charged
 from tests.property.worlds import worlds
@@ -61,7 +61,7 @@ def test_a_look_ahead_begins_with_the_decisions_of_the_live_session(
     scheduler = assemble(config)
     live = scheduler.without_memory().decide(snapshot, _NOW)
     requests = CountedIds()
-    store = transplanted(scheduler.open(snapshot, _NOW), requests)
+    store = copy_of_live(scheduler.open(snapshot, _NOW), requests)
     report = Cycle(store, scheduler, VirtualClock(_NOW), requests).run_once()
     assert list(report.intents) == live.intents
     assert report.commit.refused == ()
@@ -92,7 +92,7 @@ def test_a_look_ahead_comes_to_an_end_with_nothing_refused(
 def test_the_ledger_in_memory_is_that_of_the_records(snapshot: Snapshot) -> None:
     scheduler = assemble(SchedulerConfig())
     requests = CountedIds()
-    store = transplanted(scheduler.open(snapshot, _NOW), requests)
+    store = copy_of_live(scheduler.open(snapshot, _NOW), requests)
     cycle = Cycle(store, scheduler, VirtualClock(_NOW), requests)
     cycle.run_once()
     # Raises where the sums are not those of what is there.

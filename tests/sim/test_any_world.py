@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import MOST_SESSIONS, WorldStage
+from batchq.lab.simulation.player import MOST_SESSIONS, WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, group, node, priority, queue, quota, timeline
@@ -90,9 +90,9 @@ def worlds(draw: st.DrawFn) -> list[Manifest]:
 
 def played(
     manifests: list[Manifest], config: str, most: int = 300
-) -> tuple[WorldStage, WorldOutcome]:
+) -> tuple[WorldRun, WorldOutcome]:
     text = yaml.safe_dump_all(manifests, sort_keys=False)
-    stage = WorldStage(read_world(text, "world"), assemble(read_config(config, "config")))
+    stage = WorldRun(read_world(text, "world"), assemble(read_config(config, "config")))
     came = stage.run(most, bounded=True)
     # Nobody writes beside the scheduler: what it decides, the store takes.
     assert came.refused == 0

@@ -7,7 +7,7 @@ import yaml
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, answers, check, group, node, queue, timeline
 
@@ -22,7 +22,7 @@ A = [
 def conditions(*manifests: Manifest, cycles: int) -> dict[str, tuple[str, str, str]]:
     """(status, reason, message) of each condition after so many sessions."""
     text = yaml.safe_dump_all(manifests, sort_keys=False)
-    stage = WorldStage(read_world(text, "world"), assemble(read_config("", "config")))
+    stage = WorldRun(read_world(text, "world"), assemble(read_config("", "config")))
     stage.run(cycles, bounded=False)
     found = stage.store.get("PodGroup", "default/g")
     assert isinstance(found, PodGroup)

@@ -8,7 +8,7 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.transactions import transactions_of
 from tests.sim.test_checks_preemption import ALL, CLASSES, HI, LATE, asks, play, runs
@@ -225,7 +225,7 @@ def test_a_pledge_ends_and_its_victims_are_pledged_again_in_one_commit() -> None
     world = [*CLASSES, LATE, node("n1", 4), asks("late"), *runs("low", 1, 4), first]
     world.append(group("second", 1, 3, **HI))
     scheduler = assemble(read_config(ALL, "config"))
-    stage = WorldStage(read_world(yaml.safe_dump_all(world, sort_keys=False), "world"), scheduler)
+    stage = WorldRun(read_world(yaml.safe_dump_all(world, sort_keys=False), "world"), scheduler)
     session = scheduler.decide(stage.store.snapshot(), 0)
     written = [
         sorted(write.key for write in one.writes if write.kind == "PodGroup")

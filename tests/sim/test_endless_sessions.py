@@ -16,7 +16,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, roll_back
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import group, node
 
@@ -38,10 +38,10 @@ class ToAndFro:
                 statement.commit()
 
 
-def stage_of(*actions: Any) -> WorldStage:
+def stage_of(*actions: Any) -> WorldRun:
     scheduler = replace(assemble(read_config("", "config")), actions=actions)
     text = yaml.safe_dump_all([node("n1", 4), group("g", 1)])
-    return WorldStage(read_world(text, "world"), scheduler)
+    return WorldRun(read_world(text, "world"), scheduler)
 
 
 def test_sessions_that_undo_each_other_are_an_error_that_names_both_decisions() -> None:

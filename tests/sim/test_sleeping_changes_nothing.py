@@ -23,7 +23,7 @@ from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Instrument
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.plugins.drf import Drf
 from batchq.plugins.sla import Sla, SlaArguments
@@ -81,7 +81,7 @@ def _told(
     if not sleeps:
         scheduler = replace(scheduler, _parking=Sleepless())
     scheduler = replace(scheduler, _carried=carried())
-    stage = WorldStage(read_world(world.text, "a world"), scheduler)
+    stage = WorldRun(read_world(world.text, "a world"), scheduler)
     told = to_builtins(stage.run(MOST_SESSIONS, bounded=True).outcome)
     # A sleeping group was told what stood against it when it was last asked, limits or nodes: words
     # may be older, and a session that does nothing but write them down decides nothing.

@@ -9,7 +9,7 @@ from batchq.api.objects import Metadata, PodGroup
 from batchq.changes import create
 from batchq.errors import BatchqError, Conflict, InvalidInput
 from batchq.lab.simulation.clock import CountedIds, write
-from batchq.lab.workload.jobs import Desk, empty_cluster
+from batchq.lab.workload.jobs import Submitter, empty_cluster
 from batchq.store.memory import MemoryStore
 from tests.traces.loads import a_load, job
 
@@ -28,9 +28,9 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def desk(store: MemoryStore) -> Desk:
+def desk(store: MemoryStore) -> Submitter:
     """It has accepted the first one."""
-    desk = Desk(store)
+    desk = Submitter(store)
     write(store, CountedIds(first=100), desk.submitted(FIRST, "1", 5))
     return desk
 
@@ -47,7 +47,7 @@ def desk(store: MemoryStore) -> Desk:
     ],
 )
 def test_a_submitted_group_equals_the_one_create_makes(
-    store: MemoryStore, desk: Desk, group: PodGroup
+    store: MemoryStore, desk: Submitter, group: PodGroup
 ) -> None:
     expected = create(store, group, now_ms=7, uid="2", described=True)
     assert desk.submitted(group, "2", 7) == expected
@@ -65,7 +65,7 @@ def test_a_submitted_group_equals_the_one_create_makes(
     ],
 )
 def test_an_invalid_group_is_refused_as_create_refuses_it(
-    desk: Desk, group: PodGroup, error: type[BatchqError], told: str
+    desk: Submitter, group: PodGroup, error: type[BatchqError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         desk.submitted(group, "2", 7)

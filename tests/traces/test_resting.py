@@ -14,10 +14,10 @@ from batchq.config.model import SchedulerConfig
 from batchq.lab.workload import play as playing
 from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
 from batchq.lab.workload.play import (
-    LoadStage,
-    is_one_line_of_equals,
+    LoadRun,
+    is_queue_of_equals,
     play_load,
-    waits_for_room_alone,
+    waits_only_for_resources,
 )
 from batchq.lab.workload.schedule import Schedule
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -42,13 +42,13 @@ def sessions_without_actions(load: Load, monkeypatch: pytest.MonkeyPatch) -> int
         return found[-1]
 
     monkeypatch.setattr(Cycle, "settle_once", noted)
-    LoadStage(load, POLICY_CONFIG, watch=True).run(per_event=False, tell=None)
+    LoadRun(load, POLICY_CONFIG, watch=True).run(per_event=False, tell=None)
     return len(found)
 
 
 def test_gangs_of_one_queue_are_one_line_of_equals() -> None:
     load = full_and_empty(job(3, 2, 1, 5, pods=3), with_spec(job(4, 2, 1, 5, pods=3), min_member=3))
-    assert is_one_line_of_equals(load, POLICY_CONFIG)
+    assert is_queue_of_equals(load, POLICY_CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,17 @@ def test_gangs_of_one_queue_are_one_line_of_equals() -> None:
     ],
 )
 def test_with_anybody_else_among_them_they_are_not(other: Arrival) -> None:
-    assert not is_one_line_of_equals(full_and_empty(other), POLICY_CONFIG)
+    assert not is_queue_of_equals(full_and_empty(other), POLICY_CONFIG)
 
 
 def test_groups_of_a_queue_with_a_guarantee_are_not_one_line_of_equals() -> None:
     queue = Queue(metadata=Metadata(name="default"), spec=QueueSpec(guarantee={"cpu": 1000}))
-    assert not is_one_line_of_equals(
-        structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG
-    )
+    assert not is_queue_of_equals(structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG)
 
 
 def test_by_other_actions_they_are_not() -> None:
     config = SchedulerConfig(actions=("enqueue", "allocate"))
-    assert not is_one_line_of_equals(full_and_empty(), config)
+    assert not is_queue_of_equals(full_and_empty(), config)
 
 
 def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +84,7 @@ def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPa
 
 def sessions_by_then(load: Load) -> list[int]:
     """At each instant at which anything was due."""
-    stage = LoadStage(load, POLICY_CONFIG, watch=False)
+    stage = LoadRun(load, POLICY_CONFIG, watch=False)
     found: list[int] = []
     stage.run(per_event=False, tell=lambda done, jobs: found.append(stage.sessions))
     return found
@@ -112,7 +110,7 @@ def test_a_job_beyond_its_walltime_is_stopped_in_time_even_without_a_session_sin
 
 
 def test_the_last_group_to_end_has_left_the_store_when_the_play_is_over() -> None:
-    stage = LoadStage(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
+    stage = LoadRun(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
     stage.run(per_event=False, tell=None)
     assert [(one.start_s, one.end_s) for one in stage.schedule("", 0.0).jobs] == [(0, 10)]
     assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
@@ -147,8 +145,8 @@ def test_a_play_that_spares_sessions_comes_to_the_same_as_one_that_spares_none(
     def comes_to(load: Load, *, spares: bool, watch: bool) -> Schedule:
         with monkeypatch.context() as patch:
             if not spares:
-                patch.setattr(playing, "waits_for_room_alone", lambda load, config: False)
-                patch.setattr(playing, "is_one_line_of_equals", lambda load, config: False)
+                patch.setattr(playing, "waits_only_for_resources", lambda load, config: False)
+                patch.setattr(playing, "is_queue_of_equals", lambda load, config: False)
             schedule = play_load(load, POLICY_CONFIG, watch=watch)
         return structs.replace(schedule, sessions=0)
 
@@ -169,7 +167,7 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
         job(n, 3 * n + n % 2, 1 + 7 * n % 4, 1 + 11 * n % 23, walltime_s=15 + n % 9)
         for n in range(1, 120)
     ]
-    stage = LoadStage(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
+    stage = LoadRun(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
     # With `watch`, each of them is played all the same, and fails if it decides anything.
     stage.run(per_event=False, tell=None)
     assert all(one.end_s is not None for one in stage.schedule(policy, 0.0).jobs)
@@ -188,8 +186,8 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
     ],
 )
 def test_elsewhere_room_is_not_all_that_counts(load: Load, config: SchedulerConfig) -> None:
-    assert is_one_line_of_equals(load, config)
-    assert not waits_for_room_alone(load, config)
+    assert is_queue_of_equals(load, config)
+    assert not waits_only_for_resources(load, config)
 
 
 def test_among_several_queues_everybody_is_looked_at_again(

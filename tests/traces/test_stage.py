@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchq.errors import InvalidInput
 from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of
-from batchq.lab.workload.play import LoadStage, play_load
+from batchq.lab.workload.play import LoadRun, play_load
 from tests.builders import RECLAIMS
 from tests.traces.loads import a_load, job, played, starts
 
@@ -164,7 +164,7 @@ def test_a_configuration_that_makes_no_sense_is_refused() -> None:
 def test_finished_groups_leave_the_store_at_once() -> None:
     load = a_load(*(job(number, number, 4, 5) for number in range(30)))
     held: list[int] = []
-    stage = LoadStage(load, POLICY_CONFIG, watch=True)
+    stage = LoadRun(load, POLICY_CONFIG, watch=True)
     stage.run(
         per_event=False,
         tell=lambda done, jobs: held.append(len(stage.store.list("PodGroup")) + done),
@@ -177,7 +177,7 @@ def test_finished_groups_leave_the_store_at_once() -> None:
 def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:
     # Its grace of 30 s is over at 35; it held its processors until then.
     load = a_load(job(1, 0, 3, 50, walltime_s=5), job(2, 1, 4, 10))
-    stage = LoadStage(load, POLICY_CONFIG, watch=True)
+    stage = LoadRun(load, POLICY_CONFIG, watch=True)
     stage.run(per_event=False, tell=None)
     schedule = stage.schedule("", 0.0)
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(0, 5), (35, 45)]
@@ -188,7 +188,7 @@ def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:
 def sessions_at_each_instant(policy: str) -> list[int]:
     """How many there were by then: one job starts, and ten come for whom there is no room."""
     late = [job(number, number, 4, 1) for number in range(2, 12)]
-    stage = LoadStage(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
+    stage = LoadRun(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
     sessions: list[int] = []
     stage.run(per_event=False, tell=lambda done, jobs: sessions.append(stage.sessions))
     return sessions[:11]

@@ -6,7 +6,7 @@ import yaml
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import (
     Manifest,
@@ -134,7 +134,7 @@ def test_room_promised_by_a_reservation_is_not_promised_again_to_pods_beyond_it(
         ),
     ]
     scheduler = assemble(read_config(ALL, "config"))
-    stage = WorldStage(read_world(yaml.safe_dump_all(world), "world"), scheduler)
+    stage = WorldRun(read_world(yaml.safe_dump_all(world), "world"), scheduler)
     told = stage.run(1, bounded=False).outcome
     assert [time for time, _ in evicted(told)] == [0]
     assert stage.store.ledger()["cluster"]["cpu"] == 5000

@@ -27,7 +27,7 @@ from msgspec import to_builtins
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described
 from tests.worlds.play import (
@@ -77,7 +77,7 @@ def _replay(seed: int, folder: Path | None, *, wide: bool) -> int:
 
 def _tell_story(world: Described, most: int) -> None:
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
-    stage = WorldStage(read_world(world.text, f"seed {world.seed}"), scheduler)
+    stage = WorldRun(read_world(world.text, f"seed {world.seed}"), scheduler)
     try:
         cycles = stage.run(most, bounded=True).outcome.cycles
     except EndlessSessions as endless:

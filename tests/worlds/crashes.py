@@ -14,7 +14,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.invariants import InvariantWatch
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import World
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler
@@ -113,10 +113,10 @@ class PatientWatch(InvariantWatch):
             super()._check_groups(spared)
 
 
-class DoubtfulStage(WorldStage):
+class DoubtfulStage(WorldRun):
     """A stage on which commits are refused in part, for a while."""
 
-    most_at_once = WorldStage.most_at_once + COMMITS_IN_DOUBT
+    most_at_once = WorldRun.most_at_once + COMMITS_IN_DOUBT
 
     def __init__(self, world: World, scheduler: Scheduler, seed: int) -> None:
         super().__init__(world, scheduler)

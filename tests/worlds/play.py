@@ -18,7 +18,7 @@ from batchq.config.load import read_config
 from batchq.core.session.session import Action, Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import BatchqError
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
@@ -116,7 +116,7 @@ def judged(world: Described, *, at_rest: bool = True) -> Judged:
 def play(world: Described, most: int = MOST_SESSIONS) -> WorldOutcome:
     """Play a world. Raises Broken or InvariantBroken."""
     scheduler = judged(world)
-    stage = WorldStage(read_world(world.text, f"seed {world.seed}"), scheduler)
+    stage = WorldRun(read_world(world.text, f"seed {world.seed}"), scheduler)
     played = stage.run(most, bounded=True)
     # A transaction that both takes and gives may come before one that it counts on; the next
     # session mends that. What is refused again and again was decided against the store's rules.

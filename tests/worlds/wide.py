@@ -16,7 +16,7 @@ from msgspec import structs
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldStage
+from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.worlds.checking import with_checks
 from tests.worlds.happenings import FIRST, with_happenings
@@ -82,7 +82,7 @@ def _running_sometime(world: Described) -> list[tuple[int, str]]:
     and nothing else happens.
     """
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
-    stage = WorldStage(read_world(world.text, f"wide {world.seed}"), scheduler)
+    stage = WorldRun(read_world(world.text, f"wide {world.seed}"), scheduler)
     try:
         cycles = stage.run(MOST_SESSIONS_OF_WIDE, bounded=True).outcome.cycles
     except EndlessSessions:

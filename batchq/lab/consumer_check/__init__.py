@@ -1,6 +1,5 @@
-"""Whether a consumer of external groups keeps what docs/external.md asks of it.
+"""A conformance check for consumers of external groups (docs/external.md).
 
-`run` starts a server and a scheduler of their own, runs the consumer as the program it is, and
-goes through the `promises`; `stage` holds the props: groups whose work tells when it starts and
-ends, and the consumers that are started, killed and replaced.
+`check_consumer` starts a server and a scheduler, runs the consumer's program, and tests its
+promises one by one. The groups run `work.py`, which records when it starts and ends.
 """

@@ -1,4 +1,4 @@
-"""The props of a check: groups whose work is watched, and the consumers that are to run them."""
+"""The check's environment, its promises, and the run over all of them."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from batchq.errors import BatchqError, InvalidInput, NotFound
 from batchq.lab.consumer_check import work
 from batchq.paths import URL_VARIABLE, Home, default_url
 
-#: The queue that the consumers are told to serve, and one that is none of their business.
+#: The queue that the consumers must serve, and one that they must leave alone.
 SERVED, OTHERS = "served", "others"
 QUEUE_VARIABLE, TTL_VARIABLE = "BATCHQ_QUEUE", "BATCHQ_TTL"
-#: What consumers are asked to claim for, and what their work is given to stop.
+#: The claim's time to live that consumers are asked for, and the grace of their work.
 ASKED_TTL_S = 3
 GRACE_S = 2
-#: How long anything may take that nothing keeps from happening, unless something else is said.
+#: How long anything unobstructed may take by default.
 USUAL_PATIENCE_S = 30.0
-#: A consumer that ends at once is not started again at once.
-_BREATH_S = 1.0
+#: Least interval between starts of consumers that end at once.
+_RESTART_AFTER_S = 1.0
 _POLL_S = 0.05
 _ENDS_WITHIN_S = 5.0
 _CPU = {"cpu": 1000}
 
 
 class Broken(Exception):
-    """A promise is not kept; the text says in what."""
+    """A promise is broken; the text says how."""
 
 
-class CheckStage:
-    """One temporary stack with its consumers; owns the processes of the consumers."""
+class CheckEnvironment:
+    """A temporary stack with consumers; owns the consumers' processes."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class CheckStage:
         self._url = url
         self._folder = folder
         self._command = tuple(command)
-        self._crew: list[Record] = []
+        self._running: list[Record] = []
         self._wanted = 0
-        self._hired = 0
-        self._hired_at = 0.0
-        self._last_words = ""
+        self._started = 0
+        self._started_at = 0.0
+        self._last_output = ""
 
     # --- groups -----------------------------------------------------------------------------
 
     def submit(
         self, name: str, *, queue: str = SERVED, exit_code: int = 0, gated: bool = False
     ) -> None:
-        """A group with one pod of work; `gated`, it goes on until `open_gate`."""
+        """Submit a group with one pod; if `gated`, it runs until `open_gate`."""
         gate = self._gate(name)
         if not gated:
             gate.touch()
@@ -93,75 +93,75 @@ class CheckStage:
         )
 
     def submit_ours(self, name: str) -> None:
-        """A group of the served queue that batchq itself runs."""
+        """Submit a group of the served queue that batchq itself runs."""
         template = PodTemplate(command=("true",), requests=_CPU)
         spec = PodGroupSpec(queue=SERVED, tasks=(Task(name="main", template=template),))
         metadata = Metadata(name=name, namespace="default")
         self.client.submit(PodGroup(metadata=metadata, spec=spec))
 
     def open_gate(self, name: str) -> None:
-        """Let the work of a group come to its end."""
+        """Let the work of a group end."""
         self._gate(name).touch()
 
     def group(self, name: str) -> PodGroup:
-        """A group as it is now."""
+        """Return the group's present state."""
         group = self.client.get("PodGroup", name)
         assert isinstance(group, PodGroup)
         return group
 
     def ttl_s(self, name: str) -> float:
-        """For how long the group was claimed."""
+        """Return the time to live of the group's claim, in seconds."""
         return self.group(name).status.claim.ttl / 1000
 
     def starts(self, name: str) -> int:
-        """How often the work of a group has started."""
-        return self._said(name).count("start ")
+        """Return how often the work of a group has started."""
+        return self._journal_text(name).count("start ")
 
     def works(self, name: str) -> bool:
-        """Whether any work of the group still runs."""
-        return any(work.lives(pid) for pid in work.running_in(self._said(name)))
+        """Return whether any work of the group still runs."""
+        return any(work.lives(pid) for pid in work.running_in(self._journal_text(name)))
 
     def refuse_twice(self, name: str) -> None:
-        """Raises Broken if the group's work ran twice at once."""
-        if "twice" in self._said(name):
+        """Raise Broken if the group's work ran twice at once."""
+        if "twice" in self._journal_text(name):
             raise Broken(f"the work of {name} ran twice at once")
 
     # --- consumers --------------------------------------------------------------------------
 
-    def hire(self, count: int) -> None:
-        """So many consumers from now on; whoever ends is replaced."""
+    def run_consumers(self, count: int) -> None:
+        """Keep this many consumers running from now on."""
         self._wanted = count
-        while len(self._crew) < count:
-            self._crew.append(self._start())
+        while len(self._running) < count:
+            self._running.append(self._start())
 
     def kill_all(self) -> None:
-        """`kill -9`, and nobody takes their place; what they have started is left alone."""
+        """Kill all consumers (SIGKILL) without replacement, and leave alone what they started."""
         self._wanted = 0
-        for record in self._crew:
+        for record in self._running:
             detached.send(record, signal.SIGKILL)
-        detached.await_end(self._crew, patience_s=_ENDS_WITHIN_S)
-        self._crew = []
+        detached.await_end(self._running, patience_s=_ENDS_WITHIN_S)
+        self._running = []
 
-    def dismiss(self) -> None:
-        """Ask them to end, and end what they leave behind."""
+    def end_all(self) -> None:
+        """Ask all consumers to end, and kill what they leave behind."""
         self._wanted = 0
-        detached.end_all(self._crew, patience_s=_ENDS_WITHIN_S)
-        for record in self._crew:
+        detached.end_all(self._running, patience_s=_ENDS_WITHIN_S)
+        for record in self._running:
             with suppress(ProcessLookupError):
                 os.killpg(record.pid, signal.SIGKILL)
-        self._crew = []
+        self._running = []
 
     def await_(self, true: Callable[[], bool], what: str, *, after_s: float = 0.0) -> None:
-        """Wait, replacing consumers that have ended; `after_s` is how long it takes by its nature.
+        """Wait, and replace consumers that have ended; `after_s` is the expected duration.
 
-        Raises Broken when it takes too long.
+        Raises Broken when it takes longer than that by the patience.
         """
         within_s = after_s + self.patience_s
         deadline = time.monotonic() + within_s
         while not true():
             self._replace()
             if time.monotonic() >= deadline:
-                said = f"; it said: {self._last_words}" if self._last_words else ""
+                said = f"; it said: {self._last_output}" if self._last_output else ""
                 raise Broken(f"{what} (waited {within_s:.0f} s{said})")
             time.sleep(_POLL_S)
 
@@ -174,7 +174,7 @@ class CheckStage:
         )
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait, and keep the consumers running."""
         over_at = time.monotonic() + seconds
         self.await_(lambda: time.monotonic() >= over_at, "time stands still", after_s=seconds)
 
@@ -183,7 +183,7 @@ class CheckStage:
         self.await_(lambda: self.works(name), f"nobody has started the work of {name}")
 
     def clear(self, names: Sequence[str]) -> None:
-        """Cancel what was submitted, so that the next promise begins with an empty line."""
+        """Cancel submitted groups, so that the next promise starts with an empty queue."""
         for name in names:
             self.open_gate(name)
             with suppress(NotFound):
@@ -194,9 +194,9 @@ class CheckStage:
     # --- parts ------------------------------------------------------------------------------
 
     def _start(self) -> Record:
-        self._hired += 1
-        self._hired_at = time.monotonic()
-        log = self._folder / f"consumer-{self._hired}.log"
+        self._started += 1
+        self._started_at = time.monotonic()
+        log = self._folder / f"consumer-{self._started}.log"
         environ = {
             **os.environ,
             URL_VARIABLE: self._url,
@@ -205,7 +205,7 @@ class CheckStage:
         }
         pid = detached.spawn(self._command, log=log, environ=environ)
         return Record(
-            name=f"consumer-{self._hired}",
+            name=f"consumer-{self._started}",
             pid=pid,
             birth=detached.birth_of(pid) or "",
             log=str(log),
@@ -213,13 +213,13 @@ class CheckStage:
         )
 
     def _replace(self) -> None:
-        for record in [one for one in self._crew if not detached.is_running(one)]:
-            self._last_words = detached.tail(Path(record.log), lines=1) or self._last_words
-            self._crew.remove(record)
-        if time.monotonic() >= self._hired_at + _BREATH_S:
-            self.hire(self._wanted)
+        for record in [one for one in self._running if not detached.is_running(one)]:
+            self._last_output = detached.tail(Path(record.log), lines=1) or self._last_output
+            self._running.remove(record)
+        if time.monotonic() >= self._started_at + _RESTART_AFTER_S:
+            self.run_consumers(self._wanted)
 
-    def _said(self, name: str) -> str:
+    def _journal_text(self, name: str) -> str:
         try:
             return self._journal(name).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -243,131 +243,139 @@ _ALONE_S = 2.0
 _SHARED = tuple(f"shared-{number}" for number in range(6))
 
 
-def completes(stage: CheckStage) -> None:
-    """A group is claimed, its work run once, and its success reported."""
-    stage.submit("plain")
-    stage.hire(1)
-    stage.await_phase("plain", _COMPLETED)
-    if stage.starts("plain") != 1:
-        raise Broken(f"the work of plain was started {stage.starts('plain')} times, not once")
+def completes(environment: CheckEnvironment) -> None:
+    """A group is claimed, its work runs once, and its success is reported."""
+    environment.submit("plain")
+    environment.run_consumers(1)
+    environment.await_phase("plain", _COMPLETED)
+    if environment.starts("plain") != 1:
+        raise Broken(f"the work of plain was started {environment.starts('plain')} times, not once")
 
 
-def reports_running(stage: CheckStage) -> None:
+def reports_running(environment: CheckEnvironment) -> None:
     """While the work runs, the group is Running."""
-    stage.submit("runs", gated=True)
-    stage.hire(1)
-    stage.await_work("runs")
-    stage.await_phase("runs", _RUNNING)
-    stage.open_gate("runs")
-    stage.await_phase("runs", _COMPLETED)
+    environment.submit("runs", gated=True)
+    environment.run_consumers(1)
+    environment.await_work("runs")
+    environment.await_phase("runs", _RUNNING)
+    environment.open_gate("runs")
+    environment.await_phase("runs", _COMPLETED)
 
 
-def reports_failure(stage: CheckStage) -> None:
+def reports_failure(environment: CheckEnvironment) -> None:
     """Work that fails is reported as failed, and only then."""
-    stage.submit("fails", exit_code=3)
-    stage.hire(1)
-    stage.await_(lambda: stage.group("fails").status.finished_at is not None, "fails has not ended")
-    phase = stage.group("fails").status.phase
+    environment.submit("fails", exit_code=3)
+    environment.run_consumers(1)
+    environment.await_(
+        lambda: environment.group("fails").status.finished_at is not None, "fails has not ended"
+    )
+    phase = environment.group("fails").status.phase
     if phase != _FAILED:
         raise Broken(f"work that ended with exit code 3 has left the group {phase}, not Failed")
 
 
-def renews(stage: CheckStage) -> None:
+def renews(environment: CheckEnvironment) -> None:
     """Work that takes longer than the time to live keeps its claim."""
-    stage.submit("long", gated=True)
-    stage.hire(1)
-    stage.await_work("long")
-    first = stage.group("long").status.claim.token
-    longer_s = stage.ttl_s("long") + GRACE_S + 2
-    # The gate opens when the first claim, its grace too, would have been over.
-    stage.pause(longer_s)
-    stage.open_gate("long")
-    stage.await_phase("long", _COMPLETED)
-    group = stage.group("long")
+    environment.submit("long", gated=True)
+    environment.run_consumers(1)
+    environment.await_work("long")
+    first = environment.group("long").status.claim.token
+    longer_s = environment.ttl_s("long") + GRACE_S + 2
+    # Open the gate only after the first claim and its grace would have been over.
+    environment.pause(longer_s)
+    environment.open_gate("long")
+    environment.await_phase("long", _COMPLETED)
+    group = environment.group("long")
     if group.status.claim.token != first or group.status.admission != 1:
         raise Broken(f"its claim lapsed while the work ran for {longer_s:.0f} s")
 
 
-def stops(stage: CheckStage) -> None:
-    """Told to stop, it stops the work and reports it as evicted; then the group can run again."""
-    stage.submit("held", gated=True)
-    stage.hire(1)
-    stage.await_work("held")
-    stage.await_phase("held", _RUNNING)
-    stage.client.suspend("held")
-    stage.await_(
-        lambda: not stage.group("held").status.claim.is_open,
+def stops(environment: CheckEnvironment) -> None:
+    """After a suspension it stops the work and reports the eviction; the group can run again."""
+    environment.submit("held", gated=True)
+    environment.run_consumers(1)
+    environment.await_work("held")
+    environment.await_phase("held", _RUNNING)
+    environment.client.suspend("held")
+    environment.await_(
+        lambda: not environment.group("held").status.claim.is_open,
         "suspended, its claim goes on",
-        after_s=stage.ttl_s("held") + GRACE_S,
+        after_s=environment.ttl_s("held") + GRACE_S,
     )
-    if stage.works("held"):
+    if environment.works("held"):
         raise Broken("suspended, its work still ran when the claim was over")
-    claim = stage.group("held").status.claim
+    claim = environment.group("held").status.claim
     if claim.phase != "Released":
         raise Broken(f"suspended, its claim ended as {claim.phase}: expected a report of evicted")
-    stage.client.resume("held")
-    stage.open_gate("held")
-    stage.await_phase("held", _COMPLETED)
+    environment.client.resume("held")
+    environment.open_gate("held")
+    environment.await_phase("held", _COMPLETED)
 
 
-def shares(stage: CheckStage) -> None:
-    """Two of them never run one group at once, and all groups are run."""
+def shares(environment: CheckEnvironment) -> None:
+    """Two consumers never run one group at once, and all groups run."""
     for name in _SHARED:
-        stage.submit(name, gated=True)
-    stage.hire(2)
-    stage.await_(lambda: any(map(stage.works, _SHARED)), "nobody has started any of six groups")
-    # Whoever believes that it is alone has time to start what another has.
-    stage.pause(_ALONE_S)
+        environment.submit(name, gated=True)
+    environment.run_consumers(2)
+    environment.await_(
+        lambda: any(map(environment.works, _SHARED)), "nobody has started any of six groups"
+    )
+    # Gives a consumer that ignores the other time to start a group twice.
+    environment.pause(_ALONE_S)
     for name in _SHARED:
-        stage.open_gate(name)
+        environment.open_gate(name)
     for name in _SHARED:
-        stage.await_phase(name, _COMPLETED)
-        stage.refuse_twice(name)
-        if stage.starts(name) != 1:
-            raise Broken(f"the work of {name} was started {stage.starts(name)} times, not once")
+        environment.await_phase(name, _COMPLETED)
+        environment.refuse_twice(name)
+        if environment.starts(name) != 1:
+            raise Broken(
+                f"the work of {name} was started {environment.starts(name)} times, not once"
+            )
 
 
-def dies_with_its_work(stage: CheckStage) -> None:
-    """Killed in the middle, its work ends too, before anybody else may start it again."""
-    stage.submit("killed", gated=True)
-    stage.hire(1)
-    stage.await_work("killed")
-    stage.kill_all()
-    stage.await_phase("killed", _PENDING, after_s=stage.ttl_s("killed") + GRACE_S)
-    if stage.works("killed"):
+def dies_with_its_work(environment: CheckEnvironment) -> None:
+    """If it is killed, its work ends too, before another consumer may start it again."""
+    environment.submit("killed", gated=True)
+    environment.run_consumers(1)
+    environment.await_work("killed")
+    environment.kill_all()
+    environment.await_phase("killed", _PENDING, after_s=environment.ttl_s("killed") + GRACE_S)
+    if environment.works("killed"):
         raise Broken("its work ran on when its claim had lapsed: another would have run it twice")
 
 
-def is_replaced(stage: CheckStage) -> None:
-    """Killed in the middle, its claim lapses, and another instance finishes the group."""
-    stage.submit("taken-over", gated=True)
-    stage.hire(1)
-    stage.await_work("taken-over")
-    stage.kill_all()
-    stage.await_phase("taken-over", _PENDING, after_s=stage.ttl_s("taken-over") + GRACE_S)
-    stage.open_gate("taken-over")
-    stage.hire(1)
-    stage.await_phase("taken-over", _COMPLETED)
+def is_replaced(environment: CheckEnvironment) -> None:
+    """If it is killed, its claim lapses, and another instance finishes the group."""
+    environment.submit("taken-over", gated=True)
+    environment.run_consumers(1)
+    environment.await_work("taken-over")
+    environment.kill_all()
+    environment.await_phase(
+        "taken-over", _PENDING, after_s=environment.ttl_s("taken-over") + GRACE_S
+    )
+    environment.open_gate("taken-over")
+    environment.run_consumers(1)
+    environment.await_phase("taken-over", _COMPLETED)
 
 
-def keeps_to_its_queue(stage: CheckStage) -> None:
-    """Groups of other queues, and those that batchq runs itself, are left alone."""
-    stage.submit("not-yours", queue=OTHERS)
-    stage.submit_ours("batchqs-own")
-    stage.submit("yours")
-    stage.hire(1)
-    stage.await_phase("yours", _COMPLETED)
-    stage.submit("yours-too")
-    stage.await_phase("yours-too", _COMPLETED)
-    if stage.group("not-yours").status.claim.phase != "None":
+def keeps_to_its_queue(environment: CheckEnvironment) -> None:
+    """Groups of other queues, and groups that batchq runs, are left alone."""
+    environment.submit("not-yours", queue=OTHERS)
+    environment.submit_ours("batchqs-own")
+    environment.submit("yours")
+    environment.run_consumers(1)
+    environment.await_phase("yours", _COMPLETED)
+    environment.submit("yours-too")
+    environment.await_phase("yours-too", _COMPLETED)
+    if environment.group("not-yours").status.claim.phase != "None":
         raise Broken("told to serve queue served, it has claimed a group of queue others")
-    ours = stage.group("batchqs-own").status
+    ours = environment.group("batchqs-own").status
     if ours.phase != _PENDING:
         raise Broken(f"a group that batchq runs itself is {ours.phase}, and there is no node")
 
 
-#: What is said of each, what it is, and the groups that it leaves behind.
-PROMISES: tuple[tuple[str, Callable[[CheckStage], None], tuple[str, ...]], ...] = (
+#: The promise's text, its test, and the names of the test's groups.
+PROMISES: tuple[tuple[str, Callable[[CheckEnvironment], None], tuple[str, ...]], ...] = (
     ("claims a group, runs it once and reports its success", completes, ("plain",)),
     ("reports running while the work runs", reports_running, ("runs",)),
     ("reports failed work as failed", reports_failure, ("fails",)),
@@ -384,12 +392,12 @@ PROMISES: tuple[tuple[str, Callable[[CheckStage], None], tuple[str, ...]], ...] 
 )
 
 
-#: A requeued group is admitted again soon: nobody wants to wait for that here.
+#: Shortens the wait until a requeued group is admitted again.
 _CONFIG = "backoffFirst: 1s\nschedulePeriod: 200ms\n"
 
 
 class PromiseFinding(Struct, frozen=True, kw_only=True):
-    """Whether one promise is kept; `why` says what was seen where it is not."""
+    """The verdict on one promise; `why` says what was seen if it is broken."""
 
     promise: str
     ok: bool
@@ -397,7 +405,7 @@ class PromiseFinding(Struct, frozen=True, kw_only=True):
     seconds: float
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         word = "ok      " if self.ok else "FAILED  "
         return f"{word}{self.promise}{f': {self.why}' if self.why else ''}"
 
@@ -409,18 +417,18 @@ def check_consumer(
     patience_s: float = USUAL_PATIENCE_S,
     only: Sequence[str] = (),
 ) -> list[PromiseFinding]:
-    """Go through the promises (`only` those of these names), and tell of each as it is judged.
+    """Test the promises (with `only`, those of these names), and call `tell` for each.
 
-    `patience_s` is how long anything may take that nothing keeps from happening.
+    `patience_s` is how long anything unobstructed may take.
 
-    Raises InvalidInput for a program that is not there, BatchqError where the stack cannot start.
+    Raises InvalidInput if the program does not exist, BatchqError if the stack cannot start.
     """
     program = shutil.which(command[0])
     if program is None:
         raise InvalidInput(
             f"there is no program {command[0]}", hint="give its path, or put it on PATH"
         )
-    # Not under TMPDIR: the path of a socket is short.
+    # Not under TMPDIR, because a socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="bq-check-", dir="/tmp") as place:
         folder = Path(place)
         home, config = Home(folder / "home"), folder / "scheduler.yaml"
@@ -431,22 +439,22 @@ def check_consumer(
             with Client(url) as client:
                 client.apply([Queue(metadata=Metadata(name=name)) for name in (SERVED, OTHERS)])
                 words = (program, *command[1:])
-                stage = CheckStage(client, url, folder, words, patience_s=patience_s)
-                return _findings(stage, tell, only)
+                environment = CheckEnvironment(client, url, folder, words, patience_s=patience_s)
+                return _findings(environment, tell, only)
         finally:
             stack.down(home, url=url)
 
 
 def _findings(
-    stage: CheckStage, tell: Callable[[PromiseFinding], None], only: Sequence[str]
+    environment: CheckEnvironment, tell: Callable[[PromiseFinding], None], only: Sequence[str]
 ) -> list[PromiseFinding]:
     findings = []
-    for promise, judge, names in PROMISES:
-        if only and judge.__name__ not in only:
+    for promise, test, names in PROMISES:
+        if only and test.__name__ not in only:
             continue
         started = time.monotonic()
-        why = _judge(stage, judge)
-        stage.clear(names)
+        why = _verdict(environment, test)
+        environment.clear(names)
         finding = PromiseFinding(
             promise=promise, ok=not why, why=why, seconds=time.monotonic() - started
         )
@@ -455,15 +463,15 @@ def _findings(
     return findings
 
 
-def _judge(stage: CheckStage, judge: Callable[[CheckStage], None]) -> str:
-    """Empty where the promise is kept."""
+def _verdict(environment: CheckEnvironment, test: Callable[[CheckEnvironment], None]) -> str:
+    """Return why the promise is broken, or an empty text."""
     try:
-        judge(stage)
+        test(environment)
     except Broken as broken:
         return str(broken)
     except BatchqError as problem:
-        # A group that the consumer has deleted, say.
+        # For example, the consumer has deleted a group.
         return problem.message
     finally:
-        stage.dismiss()
+        environment.end_all()
     return ""

@@ -1,10 +1,10 @@
-"""The work of the groups that a check submits: a program that says when it starts and ends.
+"""The work of the check's groups: a program that records when it starts and ends.
 
     python work.py JOURNAL GATE EXIT_CODE
 
-It adds a line to JOURNAL when it starts and one when it ends, waits in between until GATE exists
-(or the journal is gone: the check is over), and says `twice` if another that has started still
-runs. It stands alone: it is started by the consumer, in whatever environment that has.
+It appends a line to JOURNAL when it starts and when it ends. In between it waits until GATE exists
+(or the journal is gone, because the check is over), and writes `twice` if another instance still
+runs. It imports nothing of batchq: the consumer starts it in an environment of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POLL_S = 0.05
 
 
 def main(journal: Path, gate: Path, exit_code: int) -> int:
-    """Start, wait for the gate, end."""
+    """Record the start, wait for the gate, record the end."""
     _note(journal, "start")
     for pid in running_in(journal.read_text(encoding="utf-8")):
         if pid != os.getpid() and lives(pid):
@@ -30,7 +30,7 @@ def main(journal: Path, gate: Path, exit_code: int) -> int:
 
 
 def running_in(text: str) -> list[int]:
-    """The pids that have said that they start, and not that they end."""
+    """Return the pids that have recorded a start and no end."""
     running: list[int] = []
     for line in text.splitlines():
         word, _, pid = line.partition(" ")
@@ -42,7 +42,7 @@ def running_in(text: str) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process runs, and is not merely waited for."""
+    """Return whether the process runs and is no zombie."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def lives(pid: int) -> bool:
 
 
 def _note(journal: Path, word: str) -> None:
-    """One line, whole, behind what others write meanwhile."""
+    """Append one line in a single write."""
     if word == "end" and not journal.exists():
         return
     file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

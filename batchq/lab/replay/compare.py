@@ -1,9 +1,8 @@
-"""One decision of a replay, made again: what a session places in the state that the daemon met.
+"""Compare a replay with the simulation, and repeat single decisions of the daemon.
 
-The state at an instant is put together from what the replay's groups say of themselves: who was
-submitted, placed, running and ended by then. What was submitted just before may not have reached
-the daemon yet; so where the decision is another one, the latest happenings are taken back, one
-after the other, as far as the replay's latency goes.
+The state at an instant is rebuilt from the instants that the replay's groups record: which were
+submitted, placed, running and ended by then. The daemon may not have seen the latest events, so if
+the decision differs, these are withdrawn one by one, up to the replay's latency.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from batchq.lab.workload.jobs import swf_load
 from batchq.lab.workload.play import play_load
 
 _CPU_MILLI = 1000
-#: How many of the latest happenings may be unheard of.
-MOST_UNHEARD = 30
+#: How many of the latest events may be withdrawn.
+MOST_WITHDRAWN = 30
 
 _SUBMITTED, _RUNS, _ENDED = 0, 1, 2
 
 
-class _Happening(Struct, frozen=True, order=True):
-    """At `at`, something (one of the three) comes to the job at `place` of the replay."""
+class _ReplayEvent(Struct, frozen=True, order=True):
+    """An event at `at` of the job at index `place`; `what` is one of the constants above."""
 
     at: int
     what: int
     place: int
 
 
-class DecidedAgain:
-    """Sessions over one replay's past, of which nothing is changed; owns what it has decided."""
+class RepeatedDecisions:
+    """Repeated sessions over a replay's past, which never change it; caches their results."""
 
     def __init__(
         self, plan: ReplayPlan, jobs: Sequence[Replayed], config: SchedulerConfig, latency_ms: int
@@ -68,30 +67,30 @@ class DecidedAgain:
         self._groups = [_group(plan, one, place) for place, one in enumerate(jobs)]
         self._scheduler = assemble(config)
         self._latency_ms = latency_ms
-        #: What was placed at an instant with so many of the latest happenings unheard of.
+        #: (instant, number of withdrawn events) -> the jobs placed.
         self._decided: dict[tuple[int, int], set[int]] = {}
-        self._happened = sorted(
-            happening for place, one in enumerate(jobs) for happening in _happenings(one, place)
+        self._events = sorted(
+            event for place, one in enumerate(jobs) for event in _events_of(one, place)
         )
 
     def places(self, number: int, *, without: int) -> bool:
-        """Whether a session places a job when the daemon did, and does not place another one."""
+        """Return whether a session places job `number` when the daemon did, and not `without`."""
         [at] = [one.bound_at for one in self._jobs if one.job.number == number]
         if at is None:
             return False
-        heard = [one for one in self._happened if one.at <= at]
+        heard = [one for one in self._events if one.at <= at]
         late = sum(one.at > at - self._latency_ms for one in heard)
-        for unheard in range(min(late, MOST_UNHEARD) + 1):
-            placed = self._decided.get((at, unheard))
+        for withdrawn in range(min(late, MOST_WITHDRAWN) + 1):
+            placed = self._decided.get((at, withdrawn))
             if placed is None:
-                placed = self._placed(at, heard[: len(heard) - unheard])
-                self._decided[at, unheard] = placed
+                placed = self._placed(at, heard[: len(heard) - withdrawn])
+                self._decided[at, withdrawn] = placed
             if number in placed and without not in placed:
                 return True
         return False
 
-    def _placed(self, at: int, heard: Sequence[_Happening]) -> set[int]:
-        """The numbers of the jobs that a session at `at` places."""
+    def _placed(self, at: int, heard: Sequence[_ReplayEvent]) -> set[int]:
+        """Return the numbers of the jobs that a session at `at` places."""
         known = {(one.what, one.place) for one in heard}
         groups: list[PodGroup] = []
         pods: list[DescribedPod] = []
@@ -121,17 +120,17 @@ class DecidedAgain:
         }
 
 
-def _happenings(one: Replayed, place: int) -> Iterator[_Happening]:
+def _events_of(one: Replayed, place: int) -> Iterator[_ReplayEvent]:
     if not one.submitted_at:
-        # Somebody has deleted its group, and with it what there was to know.
+        # Its group was deleted, and its instants with it.
         return
     for what, at in enumerate((one.submitted_at, one.running_at, one.ended_at)):
         if at is not None:
-            yield _Happening(at, what, place)
+            yield _ReplayEvent(at, what, place)
 
 
 def _group(plan: ReplayPlan, one: Replayed, place: int) -> PodGroup:
-    """The group as it was submitted; of one millisecond, in the order of the submits."""
+    """Return the group as submitted; groups of one millisecond stay in the order of submission."""
     group = group_of(plan, one.job)
     meta = replace(group.metadata, uid=f"{place:08}", creation_timestamp=one.submitted_at)
     return replace(group, metadata=meta)
@@ -146,7 +145,7 @@ def _group_status(one: Replayed, *, runs: bool) -> PodGroupStatus:
 
 
 def _pod(plan: ReplayPlan, group: PodGroup, one: Replayed, *, runs: bool) -> DescribedPod:
-    """The group's one pod, on the node where it was."""
+    """Return the group's one pod, on the node that it ran on."""
     [task] = group.spec.tasks
     meta = Metadata(name=f"{group.metadata.name}-{task.name}-0", namespace=plan.name)
     status = PodStatus(
@@ -169,7 +168,7 @@ def _nodes(plan: ReplayPlan) -> Iterator[Node]:
         )
 
 
-#: What a pair may be put down to, in the order in which they are asked; and in words.
+#: The possible causes of a differing pair, in the order in which they are tested, with texts.
 CAUSES: Mapping[str, str] = {
     "processes": "placed in the simulator's order or at once; their processes started in another",
     "allowance": "simulated as replayed, once walltimes have the replay's allowance",
@@ -178,7 +177,7 @@ CAUSES: Mapping[str, str] = {
     "open": "not explained",
 }
 OPEN = "open"
-#: Every pair is looked at: twice as many jobs take four times as long.
+#: Every pair is compared, so twice as many jobs take four times as long.
 MOST_COMPARED = 5_000
 
 #: When each job starts, by its number.
@@ -196,10 +195,10 @@ class Differing(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Over the pairs of jobs that start at different instants in both schedules.
+    """The comparison over all pairs of jobs that start at different instants in both schedules.
 
-    `tau` is Kendall's: those in the same order less those in the other, over all; None where there
-    is no pair. `latency_ms`: how long the slowest submit or process start took, in real time.
+    `tau` is Kendall's: pairs in the same order less pairs in the other, over all pairs; None
+    without pairs. `latency_ms` is the slowest submit or process start in real time.
     """
 
     jobs: int
@@ -212,12 +211,12 @@ class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def explained(self) -> bool:
-        """Whether every pair that differs is put down to something."""
+        """Whether every differing pair has a known cause."""
         return self.causes[OPEN] == 0
 
 
 def check_comparable(plan: ReplayPlan) -> None:
-    """Raise UsageError where so many jobs are replayed that comparing them takes too long."""
+    """Raise UsageError for more jobs than can be compared in acceptable time."""
     if len(plan.trace.jobs) > MOST_COMPARED:
         raise UsageError(
             f"--against compares at most {MOST_COMPARED} jobs, and these are"
@@ -227,7 +226,7 @@ def check_comparable(plan: ReplayPlan) -> None:
 
 
 def compare(plan: ReplayPlan, ending: ReplayEnding, config: SchedulerConfig) -> Comparison:
-    """Play what was replayed in virtual time, under `config`, and hold the starts together.
+    """Simulate the replayed log under `config`, and compare the starts.
 
     Raises UsageError for more than MOST_COMPARED jobs.
     """
@@ -238,10 +237,10 @@ def compare(plan: ReplayPlan, ending: ReplayEnding, config: SchedulerConfig) -> 
         if (start := log_second(plan, ending, one.started_at)) is not None
     }
     simulated = simulated_starts(plan, plan.trace, config)
-    same, turned = _held_together(simulated, live)
-    causes_of = _Causes(plan, ending, config) if turned else None
+    same, inverted = _compare_orders(simulated, live)
+    causes_of = _Causes(plan, ending, config) if inverted else None
     differing = []
-    for first, then in turned:
+    for first, then in inverted:
         assert causes_of is not None
         apart_s = simulated[then] - simulated[first]
         differing.append(
@@ -273,7 +272,7 @@ def _comparison(
 
 
 def simulated_starts(plan: ReplayPlan, trace: Trace, config: SchedulerConfig) -> Starts:
-    """When each job starts, in the trace's unit, on a machine of the replay's shape."""
+    """Return when each job starts, in the trace's unit, on a machine of the replay's shape."""
     load = swf_load(trace, strategy=plan.strategy)
     [machine] = load.nodes
     named = [
@@ -285,46 +284,46 @@ def simulated_starts(plan: ReplayPlan, trace: Trace, config: SchedulerConfig) ->
     return {one.number: one.start_s for one in schedule.jobs if one.start_s is not None}
 
 
-def _held_together(simulated: Starts, live: Starts) -> tuple[int, list[tuple[int, int]]]:
-    """How many pairs start in the same order in both, and those that do not, as simulated."""
+def _compare_orders(simulated: Starts, live: Starts) -> tuple[int, list[tuple[int, int]]]:
+    """Return how many pairs start in the same order in both, and the other pairs as simulated."""
     both = sorted(
         (number for number in live if number in simulated),
         key=lambda number: (simulated[number], live[number]),
     )
-    same, turned = 0, []
+    same, inverted = 0, []
     for first, then in combinations(both, 2):
         if simulated[first] == simulated[then] or live[first] == live[then]:
             continue
         if live[first] < live[then]:
             same += 1
         else:
-            turned.append((first, then))
-    return same, turned
+            inverted.append((first, then))
+    return same, inverted
 
 
 class _Causes:
-    """Why pairs differ: the log is simulated once more for it, and decisions are made again."""
+    """Finds why pairs differ, by one more simulation and repeated decisions."""
 
     def __init__(self, plan: ReplayPlan, ending: ReplayEnding, config: SchedulerConfig) -> None:
         latency_ms = _latency_ms(plan, ending)
         self._placed = {one.job.number: one.bound_at or 0 for one in ending.outcomes}
         self._latency_s = latency_ms * plan.speed / SECOND
         self._allowed = simulated_starts(plan, _with_allowance(plan), config)
-        self._again = DecidedAgain(plan, ending.outcomes, config, latency_ms)
+        self._repeated = RepeatedDecisions(plan, ending.outcomes, config, latency_ms)
 
     def of(self, first: int, then: int, *, apart_s: float) -> str:
-        """The cause of a pair that is simulated in this order, and so far apart."""
+        """Return the cause of a pair that is simulated in this order, `apart_s` seconds apart."""
         if self._placed[first] <= self._placed[then]:
             return "processes"
         if self._allowed.get(then, inf) < self._allowed.get(first, inf):
             return "allowance"
-        if not self._again.places(then, without=first):
+        if not self._repeated.places(then, without=first):
             return OPEN
         return "latency" if apart_s <= self._latency_s else "overhead"
 
 
 def _with_allowance(plan: ReplayPlan) -> Trace:
-    """The log with the requests that the replay's groups had."""
+    """Return the log with the requests that the replay's groups had."""
     jobs = [
         replace(job, request_s=round(walltime_ms(plan, job) * plan.speed / SECOND))
         for job in plan.trace.jobs
@@ -333,7 +332,7 @@ def _with_allowance(plan: ReplayPlan) -> Trace:
 
 
 def _latency_ms(plan: ReplayPlan, ending: ReplayEnding) -> int:
-    """The slowest submit, or start of a process once its pod had a node."""
+    """Return the slowest submit, or process start after a bind, in milliseconds."""
     lags = [0]
     for one in ending.outcomes:
         due_at = ending.began_at + plan.due_s(one.job) * SECOND

@@ -1,7 +1,7 @@
-"""The replay itself: nodes of its own, every job at its moment, and nothing left behind.
+"""Run a replay: start its nodes, submit every job on time, and remove everything at the end.
 
-One thread, one loop: submit what is due, look how far everything is, sleep until the next of
-both. The groups are in a namespace of their own; it, the queue and the nodes go at the end.
+One thread, one loop: submit what is due, read the groups' phases, sleep until the next of both. The
+groups are in a namespace of their own; namespace, queue and nodes are removed at the end.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from batchq.lab.replay.replay_report import Replayed, ReplayEnding, report_of
 from batchq.lab.traces import TraceJob
 from batchq.paths import Home
 
-#: Between two looks.
+#: Interval between looks at the groups.
 _LOOK_S = 0.5
 _NODES_READY_WITHIN_S = 30.0
 _POLL_S = 0.05
-#: Nothing has started and nothing has ended for so long, beyond the longest job: it never will.
+#: If nothing starts or ends for this long plus the longest job, nothing ever will.
 _STUCK_AFTER_S = 120.0
 _CANCELLED_WITHIN_S = 10.0
 _DELETED_AT_ONCE = 100
 
 
 class ReplayStanding(Struct, frozen=True, kw_only=True):
-    """How far a replay is, in jobs; `next_in_s` is when the next is due, None after the last."""
+    """The progress of a replay, in jobs; `next_in_s` is None after the last submit."""
 
     jobs: int
     submitted: int
@@ -58,7 +58,7 @@ Tell = Callable[[ReplayStanding], None]
 
 
 class LiveReplay:
-    """One replay on the stack that `client` talks to; `run` once, `clear` always."""
+    """One replay on the stack of `client`; call `run` once, and `clear` always."""
 
     def __init__(self, client: Client, plan: ReplayPlan, *, own_queue: bool, tell: Tell) -> None:
         self._client = client
@@ -73,21 +73,20 @@ class LiveReplay:
     def submitted(self) -> int:
         """How many jobs have been submitted.
 
-        An interruption may come after the server took one and before its answer: then what is
-        there counts.
+        After an interruption between a submit and its answer, the groups that exist count.
         """
         return max(len(self._submitted), self._found)
 
     @property
     def cancelled(self) -> int:
-        """How many groups were cancelled because the replay did not come to its end."""
+        """How many groups were cancelled because the replay was interrupted."""
         return self._cancelled
 
     def run(self, home: Home, url: str) -> ReplayEnding:
-        """Play the log to its end; if it does not come to that, the rest is cancelled.
+        """Play the log to its end; if that fails, cancel the rest.
 
-        Raises BatchqError if an agent dies, WaitTimedOut if nothing moves any more, and what the
-        client raises.
+        Raises BatchqError if an agent dies, WaitTimedOut if nothing progresses any more, and the
+        client's errors.
         """
         with temporary_agents(home, url, self._agents()) as agents:
             try:
@@ -97,12 +96,12 @@ class LiveReplay:
                 began_at, started = self._client.now_ms(), time.monotonic()
                 self._play(agents, started)
                 return self._ending(began_at, time.monotonic() - started)
-            except BaseException:  # Ctrl-C too: while the agents are there, pods can be stopped
+            except BaseException:  # on Ctrl-C too: pods can be stopped only while the agents run
                 self._cancel_rest()
                 raise
 
     def clear(self) -> str:
-        """Delete everything that the replay has made; in a sentence what could not be."""
+        """Delete everything that the replay has created; return a sentence on what is left."""
         try:
             self._delete_everything()
         except Conflict as still_held:
@@ -140,12 +139,12 @@ class LiveReplay:
         return isinstance(node, Node) and node.status.ready
 
     def _cancel_rest(self) -> None:
-        """Cancel what has not ended, and give its processes the time to."""
+        """Cancel what has not ended, and give its processes time to end."""
         groups = self._groups()
         self._found = len(groups)
         for group in groups:
             if group.status.phase not in TERMINAL:
-                # It may have ended meanwhile.
+                # The group may have ended meanwhile.
                 with suppress(Conflict):
                     self._client.cancel(key_of(group))
                     self._cancelled += 1
@@ -164,7 +163,7 @@ class LiveReplay:
         if self._own_queue:
             places.append(("Queue", self._plan.queue))
         for kind, name in places:
-            # An interrupted replay may not have come to make it.
+            # An interrupted replay may not have created it.
             with suppress(NotFound):
                 self._client.delete(kind, name)
 
@@ -172,7 +171,7 @@ class LiveReplay:
 
     def _play(self, agents: Sequence[Record], started: float) -> None:
         plan = self._plan
-        # At one instant in the order of the log, as the simulator has it.
+        # Jobs of one instant stay in the order of the log, as in the simulator.
         waiting = sorted(plan.trace.jobs, key=lambda job: job.submit_s)
         longest_s = max(job.run_s for job in waiting) / plan.speed
         moved_at, before, look_at = started, Counter[str](), started
@@ -217,7 +216,7 @@ class LiveReplay:
             hint=f"`batchq jobs -n {self._plan.name}` says what the groups wait for",
         )
 
-    # --- what came of it --------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------
 
     def _ending(self, began_at: int, real_s: float) -> ReplayEnding:
         groups = {group.metadata.name: group for group in self._groups()}

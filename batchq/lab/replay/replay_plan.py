@@ -1,8 +1,8 @@
-"""What the pods of a replay wrote themselves, and what it proves.
+"""The plan of a replay: its groups, its queue, and the journal of its pods.
 
-Every pod appends a line when it starts and one when it ends to one file; lines this short are
-appended whole, so their order in the file is the order in which they happened. The file knows
-nothing of batchq and is therefore its judge.
+Every pod appends a line to one file when it starts and when it ends; lines this short are appended
+atomically, so their order in the file is the order of events. The file is independent of batchq, so
+it can prove that each job ran exactly once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCRIPT = 'echo "start $1 $$" >> "$0" && sleep "$2" && echo "end $1 $$" >> "$0"'
 
 
 class JournalLine(Struct, frozen=True):
-    """`word` is start or end; `pid` is the pod's process."""
+    """One line of the journal. `word` is start or end; `pid` is the pod's process."""
 
     word: str
     job: int
@@ -40,12 +40,12 @@ class JournalLine(Struct, frozen=True):
 
 
 def command(journal: Path, job: int, sleep_s: float) -> tuple[str, ...]:
-    """What the pod of a job runs."""
+    """Return the command of a job's pod."""
     return ("sh", "-c", SCRIPT, str(journal), str(job), f"{sleep_s:.6f}")
 
 
 def read_journal(path: Path) -> list[JournalLine]:
-    """Every line, in order; none if no pod has written yet. What is no such line is left out."""
+    """Return every valid line, in order; none if the file does not exist yet."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_journal(path: Path) -> list[JournalLine]:
 
 
 def not_exactly_once(lines: Sequence[JournalLine], jobs: Iterable[int]) -> Mapping[int, str]:
-    """The jobs that did not start once and end once, each with what was found instead."""
+    """Return the jobs that did not start once and end once, with what happened instead."""
     counts = Counter((line.word, line.job) for line in lines)
     found = {}
     for job in jobs:
@@ -70,20 +70,20 @@ def not_exactly_once(lines: Sequence[JournalLine], jobs: Iterable[int]) -> Mappi
 
 
 def times(count: int) -> str:
-    """`never`, `once`, `3 times`."""
+    """Return `never`, `once`, or `3 times`."""
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 LABEL = "batchq/replay"
 _CPU_MILLI = 1000
-#: What every walltime has beyond the request. Starting a process and telling of its end take their
-#: time, which no speed divides, and many jobs of a log run for just as long as they asked to. It is
-#: the same for all, so wherever the end of one is compared with that of another it falls out.
+#: Added to every walltime. No speed divides the time to start a process and report its end, and
+#: many jobs of a log run exactly as long as requested. It is the same for all jobs, so comparisons
+#: of their ends are unaffected.
 ALLOWANCE_MS = 3 * SECOND
 
 
 class ReplayPlan(Struct, frozen=True, kw_only=True):
-    """A replay. `name` is that of its namespace, label and nodes; `queue` may be the user's own.
+    """A replay. `name` names its namespace, label and nodes; `queue` may be the user's own.
 
     `speed` is how many seconds of the log pass in one; `strategy` is that of the replay's own
     queue.
@@ -99,42 +99,44 @@ class ReplayPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def processors(self) -> int:
-        """Of all nodes together."""
+        """The processors of all nodes together."""
         return self.nodes * self.trace.processors
 
     @property
     def first_submit_s(self) -> int:
-        """When the log's first job was submitted; the replay starts there."""
+        """The submit time of the log's first job, at which the replay starts."""
         return min(job.submit_s for job in self.trace.jobs)
 
     def node_names(self) -> tuple[str, ...]:
-        """What the replay's own nodes are called."""
+        """Return the names of the replay's own nodes."""
         return tuple(f"{self.name}-{number}" for number in range(1, self.nodes + 1))
 
     def due_s(self, job: TraceJob) -> float:
-        """How many real seconds after the replay's start a job is submitted."""
+        """Return how many real seconds after the replay's start a job is submitted."""
         return (job.submit_s - self.first_submit_s) / self.speed
 
 
 def queue_of(plan: ReplayPlan) -> Queue:
-    """A queue that may hold what the replay's nodes have, and not what others have beside them."""
+    """Return a queue whose capability is what the replay's nodes have, and no more."""
     capability = {"cpu": plan.processors * _CPU_MILLI}
     spec = QueueSpec(capability=capability, strategy=plan.strategy)
     return Queue(metadata=Metadata(name=plan.queue), spec=spec)
 
 
 def walltime_ms(plan: ReplayPlan, job: TraceJob) -> int:
-    """What the scheduler takes for the job's length: its request, scaled, and the allowance."""
+    """Return the group's walltime in ms: the scaled request plus the allowance."""
     return ALLOWANCE_MS + round(SECOND * job.request_s / plan.speed)
 
 
 def group_name(job: TraceJob) -> str:
-    """The name of the group that stands for a job."""
+    """Return the name of a job's group."""
     return f"job-{job.number}"
 
 
 def group_of(plan: ReplayPlan, job: TraceJob) -> PodGroup:
-    """A group of one pod with the job's processors as cpus, which sleeps the scaled run time."""
+    """Return a group of one pod with the job's processors as cpus, which sleeps the scaled run
+    time.
+    """
     template = PodTemplate(
         command=command(plan.journal, job.number, job.run_s / plan.speed),
         requests={"cpu": job.processors * _CPU_MILLI},

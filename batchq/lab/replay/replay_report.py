@@ -1,8 +1,8 @@
-"""The figures of a replay, in seconds of the log: what was measured, times the speed.
+"""The figures of a replay in seconds of the log: measured times, multiplied by the speed.
 
-Waits are from the moment the group was created to the moment its pod started, by the server's
-clock, so the daemon's own latency is in them (and is multiplied, too: 50 ms at speed 2000 are 100
-seconds of the log). For the slowdown and the utilisation, a job's run time is the log's.
+Waits are from the creation of the group to the start of its pod, by the server's clock. They
+include the daemon's latency, which is multiplied too: 50 ms at speed 2000 are 100 seconds of the
+log. For the slowdown and the utilisation, a job's run time is the log's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from batchq.lab.traces import TraceJob, bounded_slowdown, nearest_rank
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """What became of one job; instants in the server's milliseconds, None if it did not come to it.
+    """The outcome of one job; instants in the server's milliseconds, None for what did not happen.
 
-    `bound_at`, `running_at` and `ended_at` are the `now` of the sessions that gave its pod a node,
-    saw it run and saw its end: what one session did has one instant. `started_at` and
-    `finished_at` are the process's, on `node`. `admissions` and `attempts` are how often the group
-    was admitted and its pod bound.
+    `bound_at`, `running_at` and `ended_at` are the `now` of the sessions that bound its pod, saw it
+    run and saw its end; decisions of one session share one instant. `started_at` and `finished_at`
+    are the process's, on `node`. `admissions` and `attempts` count the group's admissions and its
+    pod's binds.
     """
 
     job: TraceJob
@@ -39,10 +39,10 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
 
 class ReplayReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Times in seconds of the log, except where the name says otherwise.
+    """The figures; times in seconds of the log, except where the name says otherwise.
 
-    `problems` says of each job that did not finish exactly once what happened instead. The
-    figures are over the jobs that have finished, and None where there is none.
+    `problems` has a text for each job that did not finish exactly once. The figures are over the
+    finished jobs, and None without any.
     """
 
     jobs: int
@@ -57,14 +57,14 @@ class ReplayReport(Struct, frozen=True, kw_only=True, rename="camel"):
     mean_bounded_slowdown: float | None
     utilisation: float | None
     makespan_s: float | None
-    #: How much longer than asked the pods ran, on the average: what starting a process costs.
+    #: How much longer than planned the pods ran on average: the cost of starting a process.
     mean_overhead_real_ms: float | None
-    #: How long the replay took.
+    #: The real duration of the replay.
     real_s: float
 
 
 class ReplayEnding(Struct, frozen=True, kw_only=True):
-    """A replay that came to its end: its figures, and each job in the order of the submits.
+    """A completed replay: its figures, and each job in the order of submission.
 
     `began_at`: when it started to play, by the server's clock.
     """
@@ -75,10 +75,10 @@ class ReplayEnding(Struct, frozen=True, kw_only=True):
 
 
 def starts_csv(plan: ReplayPlan, ending: ReplayEnding) -> str:
-    """`job,submit,start` in the log's numbers and seconds, in the order of the submits.
+    """Return `job,submit,start` in the log's numbers and seconds, in the order of submission.
 
-    The submit is the log's, the start as measured (by the millisecond, which is some of the log's
-    seconds); empty where a job never started.
+    The submit is the log's, the start is measured (to the millisecond, which is several seconds of
+    the log); empty for a job that never started.
     """
     lines = ["job,submit,start"]
     for one in ending.outcomes:
@@ -89,7 +89,7 @@ def starts_csv(plan: ReplayPlan, ending: ReplayEnding) -> str:
 
 
 def log_second(plan: ReplayPlan, ending: ReplayEnding, at: int | None) -> float | None:
-    """An instant of the server's clock as seconds of the log."""
+    """Convert an instant of the server's clock to seconds of the log."""
     if at is None:
         return None
     return plan.first_submit_s + (at - ending.began_at) * plan.speed / 1000
@@ -98,7 +98,7 @@ def log_second(plan: ReplayPlan, ending: ReplayEnding, at: int | None) -> float 
 def report_of(
     plan: ReplayPlan, outcomes: Sequence[Replayed], judged: Mapping[int, str], *, real_s: float
 ) -> ReplayReport:
-    """The report. `judged` maps jobs that the journal knows not to have run exactly once."""
+    """Return the report. `judged` has the jobs that, by the journal, did not run exactly once."""
     problems = [text for one in outcomes if (text := _problem(one, judged))]
     done = [one for one in outcomes if one.started_at is not None and one.finished_at is not None]
     waits = [_wait_s(one, plan.speed) for one in done]
@@ -129,7 +129,7 @@ def report_of(
 
 
 def _problem(one: Replayed, judged: Mapping[int, str]) -> str:
-    """Why a job did not finish exactly once; empty if it did."""
+    """Return why a job did not finish exactly once; empty if it did."""
     found = []
     if one.phase != "Completed":
         found.append(f"its group is {one.phase}")

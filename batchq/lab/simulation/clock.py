@@ -1,4 +1,4 @@
-"""Virtual time: it stands still until somebody moves it, and ids that count instead of chance."""
+"""Virtual time, deterministic ids, and stated runtimes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from batchq.store.memory import MemoryStore
 
 
 def whole_second(instant_ms: int) -> int:
-    """The first whole second at or after an instant: a world knows no smaller step."""
+    """Return the first whole second at or after an instant in ms: the time step of a world."""
     return -(-instant_ms // SECOND) * SECOND
 
 
 class VirtualClock:
-    """A Clock that is moved by hand, and never backwards."""
+    """A Clock that only moves when told to, and never backwards."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch of the described world."""
+        """Return milliseconds since the epoch of the described world."""
         return self._now_ms
 
     def jump_to(self, instant_ms: int) -> None:
-        """Let it be `instant_ms`."""
+        """Set the time to `instant_ms`. Raises InvariantBroken if that is in the past."""
         if instant_ms < self._now_ms:
             raise InvariantBroken(f"time cannot go back from {self._now_ms} to {instant_ms} ms")
         self._now_ms = instant_ms
 
 
 class CountedIds:
-    """An IdSource without chance: numbers, from `first` on, less those that are taken."""
+    """A deterministic IdSource: numbers from `first` on, except those in `taken`."""
 
     def __init__(self, first: int = 1, taken: frozenset[str] = frozenset()) -> None:
         self._next = first
         self._taken = taken
 
     def new_uid(self) -> str:
-        """The next number as text."""
+        """Return the next number as text."""
         while str(self._next) in self._taken:
             self._next += 1
         self._next += 1
@@ -52,7 +52,7 @@ class CountedIds:
 
 
 def runtime_of(annotations: Mapping[str, str]) -> int | None:
-    """Milliseconds from start to success; None if the pod runs until something ends it."""
+    """Return milliseconds from start to success; None if the pod runs until something ends it."""
     written = annotations.get(RUNTIME_ANNOTATION)
     return None if written is None else _parsed(written)
 
@@ -63,10 +63,7 @@ def _parsed(written: str) -> int:
 
 
 def check_runtimes(obj: Object) -> None:
-    """Every runtime stated in an object can be read.
-
-    Raises InvalidInput.
-    """
+    """Check that every runtime stated in an object is valid. Raises InvalidInput."""
     found: list[Mapping[str, str]] = []
     if isinstance(obj, PodGroup):
         found = [task.template.annotations for task in obj.spec.tasks]
@@ -82,11 +79,10 @@ def check_runtimes(obj: Object) -> None:
 
 
 def write(store: MemoryStore, requests: IdSource, transaction: Transaction | None) -> None:
-    """Commit what somebody asks for; None asks for nothing.
+    """Commit a transaction, if there is one.
 
-    All who write to one store share one source of request ids, and with the cycle too: a request
-    whose id was seen before would be taken for a repetition.
-    Raises what `explain_refusal` makes of a refusal.
+    All writers of one store, the cycle included, must share one source of request ids: a request
+    with a used id would count as a repetition. Raises the error of `explain_refusal`.
     """
     if transaction is None:
         return

@@ -1,8 +1,8 @@
-"""A status in a file is believed; what it leaves unsaid is filled in with what follows from it.
+"""Build a world's initial records: stated statuses are kept, and missing fields are derived.
 
-Pure: from the groups and pods as described to the records that a store would hold if batchq had
-brought them there. What a group is charged is worked out by the scheduler's own code, so that the
-ledger counts from the first instant on what any session would count.
+Pure: converts the described groups and pods to the records that a store would hold if batchq had
+created them. The scheduler's own code computes the charges, so that the ledger matches what any
+session would count from the first instant.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from batchq.ports import IdSource
 from batchq.scheduler.pod_controller import GroupProgress, remaining_reservation
 from batchq.store.memory import MemoryStore
 
-#: As a shell has it: ended by SIGTERM.
+#: Phases of pods that have ended.
 _ENDED = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED})
 
 
-class Believed:
-    """The records of a world's groups and pods. Built once, read only."""
+class InitialRecords:
+    """The records of a world's groups and pods. Built once, then read only."""
 
     def __init__(self, world: World, *, gates_hold: bool = True) -> None:
         self._start_at = world.start_at
         self._places = world.places
         self._gates_hold = gates_hold
         queues = [obj for obj in world.objects if isinstance(obj, Queue)]
-        # A described one takes the place of the `default` that is there anyway.
+        # A described `default` queue replaces the implicit one.
         self._tree = QueueTree([Queue(metadata=Metadata(name=DEFAULT)), *queues])
         groups = _bound_dependencies(world.groups)
         groups = [self._admitted(group) for group in groups]
@@ -81,14 +81,14 @@ class Believed:
         self.pods = {uid: tuple(found) for uid, found in pods.items()}
         self._by_name = {full_name(pod): pod for found in pods.values() for pod in found}
         self._by_key = by_key
-        #: Victim's uid -> its claimant. Each is pledged once.
+        #: Victim's uid -> its preemptor. Each victim is pledged once.
         self._pledged_to: dict[str, str] = {}
         self.groups = [self._charged(group) for group in groups]
 
     # --- groups ----------------------------------------------------------------------------
 
     def _admitted(self, group: PodGroup) -> PodGroup:
-        """Counters and instants that the phase implies."""
+        """Return the group with the counters and instants that its phase implies."""
         status = group.status
         checks = () if status.phase in TERMINAL else self._checks(group)
         changes: dict[str, object] = {"checks": checks, "charge": {}, "reasons": ()}
@@ -109,14 +109,15 @@ class Believed:
                 "reserved_at": None,
                 "reservation": {},
             }
-        # A revision is the store's to give.
+        # The store assigns revisions.
         meta = structs.replace(group.metadata, revision=0)
         return structs.replace(group, metadata=meta, status=structs.replace(status, **changes))
 
     def _checks(self, group: PodGroup) -> tuple[CheckState, ...]:
-        """What it says of the checks of its queue and those above; the others are Unknown.
+        """Return the states of the checks of its queue and the queues above; default Unknown.
 
-        Of one that is admitted, only what it says: a check may have joined the queue since.
+        An admitted group has only the checks that it states, because a check may have been added to
+        the queue since.
         """
         names = [
             name
@@ -139,7 +140,7 @@ class Believed:
         )
 
     def _charged(self, group: PodGroup) -> PodGroup:
-        """With its reservation, when it started to run, and what the ledger counts for it."""
+        """Return the group with its reservation, its start, and its charge in the ledger."""
         pods = self.pods[group.metadata.uid]
         group = _with(group, self._with_start(group, pods))
         if group.status.reserved_at is not None and not group.status.reservation:
@@ -157,7 +158,7 @@ class Believed:
         return _with(group, structs.replace(group.status, charge=charge, charge_path=path))
 
     def _pledge_of(self, group: PodGroup) -> Pledge:
-        """What a world says is pledged to a group, with what follows from its victims' names."""
+        """Return the stated pledge, completed with what follows from its victims' names."""
         pledge = group.status.pledge
         if not pledge.stands:
             return pledge
@@ -180,7 +181,7 @@ class Believed:
         )
 
     def _victim(self, claimant: PodGroup, name: str) -> tuple[str, int, str]:
-        """The uid of a victim, its attempt or admission, and the uid of its group."""
+        """Return a victim's uid, its attempt or admission, and the uid of its group."""
         pod, outside = self._by_name.get(name), self._by_key.get(name)
         if pod is not None:
             if pod.status.group_uid == claimant.metadata.uid:
@@ -202,7 +203,7 @@ class Believed:
         return InvalidInput(f"{where}: PodGroup {full_name(group)}: {text}")
 
     def _leaves_whole(self, uid: str, holds: Mapping[str, int]) -> bool:
-        """Whether a group that lost these pods would be left with fewer than it needs."""
+        """Return whether the loss of these pods would leave the group with fewer than it needs."""
         group = next(one for one in self._by_key.values() if one.metadata.uid == uid)
         stays = [
             pod
@@ -214,7 +215,7 @@ class Believed:
         return len(stays) < GroupState(group, (), 0).min_member
 
     def _with_start(self, group: PodGroup, pods: tuple[Pod, ...]) -> PodGroupStatus:
-        """A running group runs since its minMember-th pod started."""
+        """Return the status with `started_at`: a group runs since its minMember-th pod started."""
         status = group.status
         runs = status.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
         if not runs or status.started_at is not None:
@@ -243,7 +244,7 @@ class Believed:
         return structs.replace(pod, metadata=structs.replace(pod.metadata, uid=uid, revision=0))
 
     def _with_template(self, described: DescribedPod, task: Task) -> Pod:
-        """What the pod does not say itself, its task's template says."""
+        """Return the pod with missing fields filled in from its task's template."""
         pod, template, written = described.pod, task.template, described.written
         spec = structs.replace(
             pod.spec,
@@ -279,7 +280,7 @@ class Believed:
             "admission": status.admission or _admission(phase, status.terminating, group),
             "attempt": attempt,
             "failures": status.failures or _failures(phase, attempt),
-            # What runs when the story begins was bound before, and not at that very instant.
+            # A pod that runs at the start was bound before, not at that very instant.
             "bound_at": _first(status.bound_at, start_at - (phase == PodPhase.RUNNING))
             if phase in ON_NODE
             else status.bound_at,
@@ -295,14 +296,14 @@ class Believed:
 
 
 def _admission(phase: PodPhase, terminating: bool, group: PodGroup) -> int:
-    """Pods of a Pending group that could still be used are those of its next admission."""
+    """Return the pod's admission; usable pods of a Pending group belong to its next admission."""
     usable = phase not in _ENDED and not terminating
     pending = group.status.phase == PodGroupPhase.PENDING
     return group.status.admission + (1 if usable and pending else 0)
 
 
 def _failures(phase: PodPhase, attempt: int) -> int:
-    """Where nothing else is said, earlier attempts are taken to have failed."""
+    """Return the number of failures; unless stated, earlier attempts count as failed."""
     match phase:
         case PodPhase.PENDING:
             return 0
@@ -313,7 +314,7 @@ def _failures(phase: PodPhase, attempt: int) -> int:
 
 
 def _task_of(described: DescribedPod, group: PodGroup) -> tuple[int, Task]:
-    """The pod's task, and the ordinal of that task's first pod."""
+    """Return the pod's task, and the ordinal of that task's first pod."""
     spec, first = described.pod.spec, 0
     for task in group.spec.tasks:
         if task.name == spec.task:
@@ -333,7 +334,7 @@ def _task_of(described: DescribedPod, group: PodGroup) -> tuple[int, Task]:
 
 
 def _claim_of(group: PodGroup) -> GroupClaim:
-    """A running external group is run by somebody who is not described, and does not go away."""
+    """Return the claim; a running external group has a consumer that never goes away."""
     status = group.status
     external = group.spec.controller == "external"
     if not external or status.phase != PodGroupPhase.RUNNING or status.claim.phase != "None":
@@ -351,7 +352,7 @@ def _claim_of(group: PodGroup) -> GroupClaim:
 
 
 def _bound_dependencies(groups: Iterable[PodGroup]) -> list[PodGroup]:
-    """Names become uids. Missing groups, and circles, stay unbound and show as Misconfigured."""
+    """Bind names to uids. Missing groups and cycles stay unbound and show as Misconfigured."""
     groups = list(groups)
     uids = {full_name(group): group.metadata.uid for group in groups}
     needs = {
@@ -379,7 +380,7 @@ def _key(group: PodGroup, dependency: Dependency) -> str:
 
 
 def _reaches(needs: Mapping[str, list[str]], start: str, goal: str) -> bool:
-    """Whether `start` depends on `goal`, in however many steps."""
+    """Return whether `start` depends on `goal`, directly or indirectly."""
     seen: set[str] = set()
     ahead = [start]
     while ahead:
@@ -408,38 +409,38 @@ def _problem(described: DescribedPod, text: str) -> InvalidInput:
 
 
 def found(world: World, requests: IdSource, *, gates_hold: bool = True) -> DescribedStore:
-    """A store that holds everything that the world describes.
+    """Return a store that holds everything that the world describes.
 
-    `requests` tells its writes apart; `gates_hold`: whether scheduling gates mean anything.
+    `requests` provides the ids of its writes; `gates_hold`: whether scheduling gates count.
 
     Raises InvalidInput, Conflict or Rejected.
     """
     store = DescribedStore()
     now_ms = world.start_at
-    # `default` is there from the start: before everything that the file describes.
+    # `default` exists from the start, before everything that the file describes.
     if not any(kind_of(obj) == "Queue" and key_of(obj) == DEFAULT for obj in world.objects):
         write(store, requests, found_defaults(store, now_ms=0, uid="0"))
     for obj in world.objects:
         present = _as_heard_of(obj, now_ms)
         uid = obj.metadata.uid
-        # In part: reading the world has judged its queues together.
+        # In part, because reading the world has checked its queues together.
         created = create(store, present, now_ms=now_ms, uid=uid, described=True, in_part=True)
         write(store, requests, created)
-    believed = Believed(world, gates_hold=gates_hold)
+    believed = InitialRecords(world, gates_hold=gates_hold)
     for group in believed.groups:
         write(store, requests, stated(group, believed.pods[group.metadata.uid]))
     return store
 
 
 def _as_heard_of(obj: Object, now_ms: int) -> Object:
-    """A node that is not ready was heard of until the start; leases on it run out from there."""
+    """Give a node that is not ready a heartbeat at the start, from which its leases run out."""
     if not isinstance(obj, Node) or obj.status.ready or obj.status.heartbeat is not None:
         return obj
     return structs.replace(obj, status=structs.replace(obj.status, heartbeat=now_ms))
 
 
 def stated(group: PodGroup, pods: tuple[Pod, ...]) -> Transaction:
-    """One group as it stands, with its pods and everything that they are charged."""
+    """Return a transaction with the group, its pods, and all their charges."""
     objects: tuple[Object, ...] = (group, *pods)
     charges = [_pod_charge(pod) for pod in pods if pod.status.phase in ON_NODE]
     if group.status.phase not in TERMINAL:
@@ -466,12 +467,12 @@ def _pod_charge(pod: Pod) -> Charge:
 
 
 class DescribedStore(MemoryStore):
-    """A store whose world may state more InQueue groups than fit: nobody has cut anything yet."""
+    """A store whose world may state more InQueue groups than fit, without a limit being cut."""
 
     overbooked: Mapping[str, Mapping[str, int]] = {}
 
     def snapshot(self) -> Snapshot:
-        """Everything a session reads, and under which limits the world is overbooked."""
+        """Return a snapshot that also says under which limits the world is overbooked."""
         snapshot = super().snapshot()
         if not self.overbooked:
             return snapshot
@@ -479,7 +480,7 @@ class DescribedStore(MemoryStore):
 
 
 def overbooked(session: Session) -> dict[str, dict[str, int]]:
-    """Scope -> the limits that its sum passes."""
+    """Return scope -> the limits that its sum exceeds."""
     over: dict[str, dict[str, int]] = {}
     for scope, sums in session.ledger.sums.items():
         for name, units in sums.items():
@@ -489,11 +490,11 @@ def overbooked(session: Session) -> dict[str, dict[str, int]]:
     return over
 
 
-def still_overbooked(
+def exceeded_since_start(
     former: Mapping[str, Mapping[str, int]], session: Session
 ) -> dict[str, dict[str, int]]:
-    """The same of those limits that the world has passed from its beginning on, each at the most
-    that it has allowed since: one that falls below that is cut, also while pods still end.
+    """Return those limits that have been exceeded since the beginning, each at the highest value
+    since: a limit that falls below that is cut, even while pods still end.
     """
     return {
         scope: {

@@ -1,8 +1,8 @@
-"""What must be true of the world after every event, whatever its author wrote into it.
+"""Invariants of a simulated world, checked after every event.
 
-No node is given more than it has; the ledger is the sum of what it counts, and counts what the
-objects say; no group is Running below its minMember when a session has ended; admissions only
-rise. A breach is a mistake of ours: InvariantBroken, with the story.
+No node is given more than it has; the ledger is the sum of its charges, which match the objects; no
+group is Running below its minMember after a session; admissions only rise. A violation is a bug:
+InvariantBroken, with the details.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchq.store.memory import MemoryStore
 
 
 class InvariantWatch:
-    """Looks at the store after each event; owns what it saw last."""
+    """Checks the store after each event; owns what it saw last."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -34,14 +34,14 @@ class InvariantWatch:
         self.after_outside()
 
     def after_outside(self) -> None:
-        """After pods ended, or somebody changed the world: what is too much then is theirs."""
+        """Check after changes from outside, which may oversubscribe nodes."""
         if not self._has_changed():
             return
         self._over = oversubscribed(self._store)
         self._check_ledger()
 
     def after_session(self, commit: Commit) -> None:
-        """After a session was committed; what was refused of it is decided anew by the next."""
+        """Check after a session's commit; refused groups are decided again by the next session."""
         refused = {
             write.key
             for refusal in commit.refused
@@ -62,7 +62,7 @@ class InvariantWatch:
     # ----------------------------------------------------------------------------------------
 
     def _has_changed(self) -> bool:
-        """Whether anything was written since it was asked last."""
+        """Return whether anything was written since the last call."""
         before, self._revision = self._revision, self._store.snapshot().revision
         return before != self._revision
 
@@ -99,7 +99,7 @@ class InvariantWatch:
                 continue
             group = GroupState(record, pods, 0)
             check_charge(group, charges)
-            # What an external group runs on is not in the world.
+            # The pods of an external group are not in the world.
             if group.phase == PodGroupPhase.RUNNING and not group.is_external:
                 check_gang(group)
             self._found_right[uid] = record
@@ -127,7 +127,7 @@ class InvariantWatch:
 
 
 def recount(charges: Mapping[str, tuple[tuple[str, ...], dict[str, int]]]) -> Ledger:
-    """The ledger as its charges add up."""
+    """Return the ledger as the sum of its charges."""
     sums: Ledger = {}
     for scopes, amounts in charges.values():
         for scope in scopes:
@@ -140,7 +140,7 @@ def recount(charges: Mapping[str, tuple[tuple[str, ...], dict[str, int]]]) -> Le
 
 
 def holdings(snapshot: Snapshot) -> dict[str, Amounts]:
-    """Node -> what the pods on it ask for together."""
+    """Return the total requests of the pods on each node."""
     held: dict[str, Amounts] = {}
     for pods in snapshot.pods.values():
         for pod in pods:
@@ -151,7 +151,7 @@ def holdings(snapshot: Snapshot) -> dict[str, Amounts]:
 
 
 def oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
-    """(node, resource) -> by how much its pods ask for more than it has."""
+    """Return (node, resource) -> by how much its pods' requests exceed it."""
     over = {}
     for name, amounts in holdings(store.snapshot()).items():
         node = store.get("Node", name)
@@ -165,7 +165,7 @@ def oversubscribed(store: MemoryStore) -> dict[tuple[str, str], int]:
 def check_charge(
     group: GroupState, charges: Mapping[str, tuple[tuple[str, ...], dict[str, int]]]
 ) -> None:
-    """The ledger counts for a group what its objects say. Raises InvariantBroken."""
+    """Check that a group is charged what its objects say. Raises InvariantBroken."""
     expected = charge_with_count(group)
     if expected != group.status.charge:
         raise InvariantBroken(
@@ -180,7 +180,7 @@ def check_charge(
 
 
 def check_gang(group: GroupState) -> None:
-    """A Running group has as many pods as it needs. Raises InvariantBroken."""
+    """Check that a Running group has as many pods as it needs. Raises InvariantBroken."""
     progress = GroupProgress.of(group)
     if progress.running + progress.succeeded < group.min_member:
         raise InvariantBroken(

@@ -1,8 +1,8 @@
-"""Sessions at one instant that do not end, told by two decisions that undo each other.
+"""Play a described world: nodes, outside actions, and sessions in virtual time.
 
-A session decides by what is there, so sessions at one instant end by themselves; where they do
-not, the rules (or a plugin) contradict each other. Such a run is worth nothing: it ends with an
-error.
+Sessions at one instant normally come to an end, because each decides by the present state. If they
+do not, the rules of the scheduler or of a plugin contradict each other, and the run ends with an
+error that names two decisions that undo each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import BatchqError, Conflict, EndlessSessions, InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, runtime_of, whole_second, write
-from batchq.lab.simulation.initial_state import found, overbooked, still_overbooked
+from batchq.lab.simulation.initial_state import exceeded_since_start, found, overbooked
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
 from batchq.lab.simulation.script import (
@@ -49,9 +49,9 @@ from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
 
 
-def endless_sessions(stories: Sequence[CycleStory]) -> EndlessSessions:
-    """The error for the sessions of one instant, of which the last one still decided something."""
-    done, undone = _last_undone(stories) or (_told(stories[-2]), _told(stories[-1]))
+def endless_sessions_error(stories: Sequence[CycleStory]) -> EndlessSessions:
+    """Return the error for the sessions of one instant, the last of which still decided."""
+    done, undone = _last_undone(stories) or (_describe(stories[-2]), _describe(stories[-1]))
     return EndlessSessions(
         f"at {stories[-1].time}s sessions do not come to an end ({len(stories)} so far):"
         f" one decides that {done}, a later one that {undone}",
@@ -60,7 +60,7 @@ def endless_sessions(stories: Sequence[CycleStory]) -> EndlessSessions:
 
 
 def _last_undone(stories: Sequence[CycleStory]) -> tuple[str, str] | None:
-    """The last decision that a later one has undone, and that one."""
+    """Return the last decision that a later one has undone, and the later one."""
     done: dict[str, str] = {}
     found = None
     for story in stories:
@@ -72,7 +72,7 @@ def _last_undone(stories: Sequence[CycleStory]) -> tuple[str, str] | None:
 
 
 def _gains(story: CycleStory) -> dict[str, str]:
-    """Group or pod -> what it was given."""
+    """Return group or pod -> what it was given."""
     gains = {group: f"{group} reserves its quota" for group in story.reserved}
     gains |= {group: f"{group} is InQueue" for group in story.admitted}
     for group, victims in story.pledged.items():
@@ -81,7 +81,7 @@ def _gains(story: CycleStory) -> dict[str, str]:
 
 
 def _losses(story: CycleStory) -> dict[str, str]:
-    """Group or pod -> what was taken from it."""
+    """Return group or pod -> what was taken from it."""
     losses = {}
     for pod in story.evicted:
         claimant = f" for {pod.by}" if pod.by else ""
@@ -91,18 +91,18 @@ def _losses(story: CycleStory) -> dict[str, str]:
     return losses
 
 
-def _told(story: CycleStory) -> str:
-    """Everything that a session decided of which one sees anything."""
-    told = [*_losses(story).values(), *_gains(story).values()]
-    return " and ".join(told) or "groups are charged for something else"
+def _describe(story: CycleStory) -> str:
+    """Return all visible decisions of a session as a text."""
+    texts = [*_losses(story).values(), *_gains(story).values()]
+    return " and ".join(texts) or "groups are charged for something else"
 
 
-#: What a process that is ended by SIGTERM leaves behind, as a shell has it.
+#: Signal and shell exit code of a process that SIGTERM ends.
 _SIGTERM, _ENDED_BY_SIGTERM = 15, 143
 
 
 def start(pod: Pod, *, now_ms: int) -> Transaction:
-    """Bound -> Running."""
+    """Return the transition Bound -> Running."""
     status = structs.replace(pod.status, phase=PodPhase.RUNNING, started_at=now_ms)
     return _change(pod, structs.replace(pod, status=status), now_ms)
 
@@ -117,7 +117,7 @@ def end(
     message: str = "",
     signal: int | None = None,
 ) -> Transaction:
-    """Running -> Succeeded, Failed or Evicted; what it held on its node is free."""
+    """Return the transition Running -> Succeeded, Failed or Evicted, which frees the node."""
     status = structs.replace(
         pod.status,
         phase=phase,
@@ -134,7 +134,7 @@ def end(
 
 
 def stop(pod: Pod, *, now_ms: int) -> Transaction:
-    """What was told to stop has stopped."""
+    """Return the end of a pod that was asked to stop."""
     reason = pod.status.reason
     if reason != Finish.WALLTIME_EXCEEDED:
         return end(pod, PodPhase.EVICTED, now_ms=now_ms, reason=reason)
@@ -150,7 +150,7 @@ def stop(pod: Pod, *, now_ms: int) -> Transaction:
 
 
 def grace_over_at(pod: Pod) -> int | None:
-    """When a pod that was told to stop has stopped for certain; None if nobody told it to."""
+    """Return when the grace of a pod that was asked to stop is over; None if it was not asked."""
     status = pod.status
     if not status.terminating:
         return None
@@ -177,24 +177,24 @@ def _change(before: Pod, after: Pod, now_ms: int, *charges: Charge) -> Transacti
 
 
 class Execution:
-    """All nodes of the world; owns nothing but the way to its store."""
+    """All nodes of the world, as the changes of pods on them; stateless except for its store."""
 
     def __init__(self, store: MemoryStore, clock: Clock, requests: IdSource) -> None:
         self._store = store
         self._clock = clock
         self._requests = requests
 
-    # --- by themselves ---------------------------------------------------------------------
+    # --- passing of time -------------------------------------------------------------------
 
     def start_bound(self) -> None:
-        """Bound -> Running takes no time."""
+        """Start all bound pods; that takes no time."""
         for pod in self._on_nodes():
             if pod.status.phase == PodPhase.BOUND and not pod.status.terminating:
                 self._write(start(pod, now_ms=self._clock.now_ms()))
         self._store.delivered(self._store.outbox())
 
     def end_due(self) -> None:
-        """First the pods whose work is done by now, then those whose grace is over."""
+        """End pods whose work is done by now, then those whose grace is over."""
         now_ms = self._clock.now_ms()
         for pod in self._on_nodes():
             done_at = self._done_at(pod)
@@ -206,7 +206,7 @@ class Execution:
                 self._write(stop(pod, now_ms=now_ms))
 
     def next_end_at(self) -> int | None:
-        """When the next pod ends by itself; None if none does."""
+        """Return when the next pod ends on its own; None if none does."""
         instants = (
             at
             for pod in self._on_nodes()
@@ -218,7 +218,7 @@ class Execution:
     # --- from outside ----------------------------------------------------------------------
 
     def finish_pod(self, name: str, exit_code: int) -> None:
-        """A running pod's process ends with `exit_code`; one that was told to stop has stopped.
+        """End a running pod's process with `exit_code`; a pod that was asked to stop has stopped.
 
         Raises NotFound or Conflict.
         """
@@ -231,7 +231,7 @@ class Execution:
         self._write(end(pod, phase, now_ms=now_ms, exit_code=exit_code, message=message))
 
     def lose_pods_on(self, node: str) -> None:
-        """Every pod on the node is Evicted at once."""
+        """Evict every pod on the node at once."""
         for pod in self._on_nodes():
             if pod.status.node == node:
                 reason = pod.status.reason if pod.status.terminating else Leaving.NODE_LOST
@@ -260,14 +260,14 @@ class Execution:
                 hint="pods are called <group>-<task>-<index>, and exist once their group is"
                 " admitted",
             )
-        # Two admissions of a group may both have a pod of this name: the live one is meant.
+        # Two admissions of a group may both have a pod of this name: take the live one.
         running = [pod for pod in there if pod.status.phase in ON_NODE]
         if not running:
             raise Conflict(f"Pod {name} is {there[-1].status.phase} at that moment: it cannot end")
         return min(running, key=lambda pod: pod.status.terminating)
 
     def _done_at(self, pod: Pod) -> int | None:
-        """When the pod succeeds by itself."""
+        """Return when the pod succeeds on its own."""
         status, runtime = pod.status, runtime_of(pod.metadata.annotations)
         if runtime is None or status.started_at is None or status.terminating:
             return None
@@ -281,7 +281,7 @@ class Execution:
 
 
 class Outside:
-    """Those who act on the world; owns the list of groups that are to go once they have ended."""
+    """Carries out steps of the Timeline; owns the list of groups to delete once they have ended."""
 
     def __init__(
         self,
@@ -300,10 +300,10 @@ class Outside:
         self.refused: list[str] = []
 
     def carry_out(self, step: Step) -> None:
-        """Do what the step says; one that the rules refuse is kept in `refused`.
+        """Carry out a step; a step that the rules refuse is added to `refused`.
 
-        So it would be to a person, and the world goes on. Raises InvalidInput, with the step's
-        place, for one that means nothing: a name that nobody bears, a value that is none.
+        A person would be refused as well, and the world goes on. Raises InvalidInput, with the
+        step's place, for an unknown name or an invalid value.
         """
         where = f"{step.where}: {_verb(step.deed)} at {step.after_ms // 1000}s"
         try:
@@ -314,7 +314,7 @@ class Outside:
             raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
 
     def take_away(self) -> None:
-        """Delete the groups that were to go, as soon as their last pod has ended."""
+        """Delete the groups to be deleted whose last pod has ended."""
         for key in list(self._leaving):
             group = self._store.get("PodGroup", key)
             if not isinstance(group, PodGroup):
@@ -383,7 +383,7 @@ class Outside:
         return node
 
     def _set_ready(self, node: Node, *, ready: bool) -> None:
-        """A node that fails was heard of until now; a described node that is well needs no beat."""
+        """Set readiness. A failing node gets a last heartbeat now; a healthy one needs none."""
         now_ms = self._now_ms()
         status = structs.replace(node.status, ready=ready, heartbeat=None if ready else now_ms)
         event = Event(
@@ -411,7 +411,7 @@ class Outside:
 
 
 def _verb(deed: Deed) -> str:
-    """As it is written in a Timeline: `failNode`."""
+    """Return the verb as in a Timeline: `failNode`."""
     name = type(deed).__name__
     return name[0].lower() + name[1:]
 
@@ -421,11 +421,11 @@ MOST_SESSIONS_AT_ONCE = 10
 
 
 class PlayedWorld(Struct, frozen=True, kw_only=True):
-    """What became of a world.
+    """The result of playing a world.
 
-    `exhausted`: the limit of sessions ended it, and more was due. `refused`: how many
-    transactions the store refused; with one scheduler and nobody beside it, none should be.
-    `refused_steps`: what of the Timeline the rules refused, a sentence each.
+    `exhausted`: the limit of sessions ended it while more was due. `refused`: how many transactions
+    the store refused; with a single scheduler, none should be. `refused_steps`: a sentence for each
+    step of the Timeline that the rules refused.
     """
 
     outcome: WorldOutcome
@@ -437,27 +437,27 @@ class PlayedWorld(Struct, frozen=True, kw_only=True):
 def play(
     text: str | bytes, source: str, *, config: SchedulerConfig, cycles: int | None = None
 ) -> PlayedWorld:
-    """Read a world, and let it run until nothing can change any more, or for `cycles` sessions.
+    """Read a world, and run it until nothing can change any more, or for `cycles` sessions.
 
-    Raises InvalidInput for whatever is wrong with the file, in one sentence, and EndlessSessions
-    where the sessions at one instant undo each other.
+    Raises InvalidInput for any mistake in the file, in one sentence, and EndlessSessions if the
+    sessions at one instant undo each other.
     """
     scheduler = assemble(config)
     world = read_world(text, source)
     try:
-        stage = WorldStage(world, scheduler)
+        run = WorldRun(world, scheduler)
     except InvalidInput:
         raise
     except BatchqError as problem:
-        # NotFound, Conflict …: to whoever wrote the file, all of it is bad content.
+        # NotFound, Conflict …: for the author of the file, all of these are invalid content.
         raise InvalidInput(f"{source}: {problem.message}", hint=problem.hint) from None
-    return stage.run(MOST_SESSIONS if cycles is None else cycles, bounded=cycles is None)
+    return run.run(MOST_SESSIONS if cycles is None else cycles, bounded=cycles is None)
 
 
-class WorldStage:
-    """One world while it plays; owns its clock, its store and what is left of its Timeline."""
+class WorldRun:
+    """A world being played; owns its clock, its store and the rest of its Timeline."""
 
-    #: More sessions at one instant are an error.
+    #: More sessions than this at one instant are an error.
     most_at_once = MOST_SESSIONS_AT_ONCE
 
     def __init__(self, world: World, scheduler: Scheduler) -> None:
@@ -480,9 +480,9 @@ class WorldStage:
         self._execution.start_bound()
 
     def run(self, most: int, *, bounded: bool) -> PlayedWorld:
-        """Play on until nothing is due any more, or for `most` sessions in all.
+        """Play until nothing is due any more, or for `most` sessions in all.
 
-        Raises EndlessSessions where those at one instant do not come to an end.
+        Raises EndlessSessions if those at one instant do not come to an end.
         """
         report: CycleReport | None = None
         due_at: int | None = self._clock.now_ms()
@@ -511,29 +511,29 @@ class WorldStage:
         self._watch.after_outside()
 
     def _settle(self, most: int) -> CycleReport:
-        """Sessions at this instant, until one decides nothing; the last one's report."""
+        """Run sessions at this instant until one decides nothing; return the last report."""
         began = len(self._stories)
         while True:
             report = self._cycle.run_once()
             self._refused += len(report.commit.refused)
-            # Where what was too much fits by now, only a limit that falls again counts as a cut.
-            self.store.overbooked = still_overbooked(self.store.overbooked, report.session)
+            # Once an overbooked limit holds, only a lower one counts as a cut.
+            self.store.overbooked = exceeded_since_start(self.store.overbooked, report.session)
             self._watch.after_session(report.commit)
             self._stories.append(story_of(report, self._since_start()))
-            # Starting moves no charge; what is taken away is looked at with what happens next.
+            # Starting moves no charge; deletions are checked with the next event.
             self._execution.start_bound()
             self._outside.take_away()
             if not report.intents or len(self._stories) >= most:
                 return report
             if len(self._stories) - began >= self.most_at_once:
-                raise endless_sessions(self._stories[began:])
+                raise endless_sessions_error(self._stories[began:])
 
     def _next_due_at(self, report: CycleReport) -> int | None:
-        """The next instant at which anything is due: never before now."""
+        """Return the next instant at which anything is due, not before now."""
         instants = [
             whole_second(at)
             for at in (
-                next_due_at(report.session, _with_a_future(report.session)),
+                next_due_at(report.session, _with_clocks(report.session)),
                 self._execution.next_end_at(),
             )
             if at is not None
@@ -549,11 +549,11 @@ class WorldStage:
         return whole_second(self._start_at + after_ms)
 
 
-def _with_a_future(session: Session) -> list[GroupState]:
-    """The groups whose clocks the world runs for.
+def _with_clocks(session: Session) -> list[GroupState]:
+    """Return the groups whose clocks the world waits for.
 
-    The week for which finished groups are kept for people to look at is not waited out: the
-    world's report is that look. A shorter or longer time was written to be seen.
+    The default time for which finished groups are kept is not waited for: it only serves people who
+    look at them, and the report replaces that. Any other time was stated to be seen.
     """
     kept = PodGroupSpec().ttl_after_finished
     return [

@@ -1,7 +1,7 @@
-"""What a described world came to: every cycle that ran, and how groups and queues stand.
+"""The outcome of a described world: every cycle, and the final state of groups and queues.
 
-`Outcome` has exactly the keys of the JSON that `batchq simulate -o json` prints, all of them
-always. Amounts are canonical quantities (`1500m`, plain bytes), times whole seconds from the start.
+`WorldOutcome` has exactly the keys of `batchq simulate -o json`, which are always all present.
+Amounts are canonical quantities (`1500m`, plain bytes), times whole seconds from the start.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from batchq.ports import Clock, Store
 from batchq.scheduler.cycle import CycleReport
 from batchq.scheduler.scheduler import Scheduler
 
-#: Phases in which a group may lack something, and say so.
+#: Phases in which a group may have reasons to wait.
 _WAITING = frozenset({PodGroupPhase.PENDING, *ADMITTED})
 
 
 class Requeued(Struct, frozen=True):
-    """A group that left for Pending."""
+    """A group that went back to Pending."""
 
     group: str
     reason: str
 
 
 class Evicted(Struct, frozen=True):
-    """A pod that was told to stop, or written off; `by` is the claimant, if there is one."""
+    """A pod that was evicted or lost; `by` is the preemptor, if there is one."""
 
     pod: str
     by: str | None
@@ -54,7 +54,7 @@ class Evicted(Struct, frozen=True):
 
 
 class CycleStory(Struct, frozen=True, kw_only=True):
-    """What one session decided, each list in the order decided."""
+    """One session's decisions, each list in the order decided."""
 
     time: int
     reserved: list[str]
@@ -73,7 +73,7 @@ class WorldReason(Struct, frozen=True):
 
 
 class GroupOutcome(Struct, frozen=True, kw_only=True):
-    """How a group stands: `shown` is its phase as lists show it, `position` its place in line."""
+    """The state of a group: `shown` is its phase in lists, `position` its place in the queue."""
 
     phase: str
     shown: str
@@ -83,7 +83,7 @@ class GroupOutcome(Struct, frozen=True, kw_only=True):
 
 
 class QueueOutcome(Struct, frozen=True, kw_only=True):
-    """How a queue stands: `allocated` is live, `reserved` promise, deserved null unlimited."""
+    """The state of a queue: `allocated` is live, `reserved` is not; null in deserved: unlimited."""
 
     deserved: dict[str, str | None]
     allocated: dict[str, str]
@@ -101,7 +101,7 @@ class WorldOutcome(Struct, frozen=True, kw_only=True):
 
 
 def story_of(report: CycleReport, time_s: int) -> CycleStory:
-    """One cycle's decisions as the report tells them: those that the store has taken."""
+    """Return one cycle's decisions that the store has accepted."""
     refused = {
         write.key
         for refusal in report.commit.refused
@@ -121,14 +121,14 @@ def story_of(report: CycleReport, time_s: int) -> CycleStory:
     )
     for intent in report.intents:
         if isinstance(intent, intents.SetNodeReady) or intent.group not in refused:
-            _tell(story, report.session, intent)
+            _record(story, report.session, intent)
     return story
 
 
-def _tell(story: CycleStory, session: Session, intent: intents.Intent) -> None:
+def _record(story: CycleStory, session: Session, intent: intents.Intent) -> None:
     match intent:
         case intents.AdmitGroup(group=group):
-            # Without checks both happen at once; a claimant has reserved before.
+            # Without checks both happen at once; a preemptor has reserved before.
             if session.by_key[group].record.status.reserved_at is None:
                 story.reserved.append(group)
             story.admitted.append(group)
@@ -154,7 +154,7 @@ def _tell(story: CycleStory, session: Session, intent: intents.Intent) -> None:
             pass
 
 
-# --- how it ends --------------------------------------------------------------------------------
+# --- the final state ----------------------------------------------------------------------------
 
 
 def outcome_of(
@@ -164,10 +164,10 @@ def outcome_of(
     stories: Sequence[CycleStory],
     last: CycleReport | None,
 ) -> WorldOutcome:
-    """The state of the store, judged by a session that is opened and decides nothing."""
+    """Return the state of the store, evaluated by a session that decides nothing."""
     session = scheduler.open(store.snapshot(), clock.now_ms())
     positions = _positions(session)
-    refusals = {} if last is None else _found_out(scheduler, last.session)
+    refusals = {} if last is None else _verdicts_of(scheduler, last.session)
     groups = sorted(session.groups.values(), key=lambda group: group.key)
     return WorldOutcome(
         cycles=list(stories),
@@ -179,9 +179,9 @@ def outcome_of(
     )
 
 
-def _found_out(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Verdict, ...]]:
-    """What a session found out about groups. It knows no present numbers of those that slept: it
-    is held once more for these, with everybody awake.
+def _verdicts_of(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Verdict, ...]]:
+    """Return the verdicts of a session. Those of parked groups may have old numbers, so if there
+    are any, the session is repeated without an inadmissible set.
     """
     if not session.anybody_sleeps():
         return session.refusals
@@ -189,7 +189,7 @@ def _found_out(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[Ver
 
 
 def _positions(session: Session) -> dict[str, int]:
-    """The place of every Pending group among the Pending groups of its queue, from 1."""
+    """Return each Pending group's place among those of its queue, from 1."""
     lines: dict[str, list[GroupState]] = {}
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING:
@@ -214,7 +214,7 @@ def _group_outcome(
         phase=str(group.phase),
         shown=str(Waiting.SCHEDULING_GATED) if gated else str(group.phase),
         position=positions.get(group.uid),
-        reasons=waits_for + _why_it_ended(group),
+        reasons=waits_for + _finish_reason(group),
         checks={check.name: check.status for check in group.status.checks},
     )
 
@@ -222,7 +222,7 @@ def _group_outcome(
 def _blockers(
     session: Session, group: GroupState, seen: tuple[Verdict, ...] | None
 ) -> tuple[Verdict, ...]:
-    """What the last session found, or, if it did not look, what keeps the group out now."""
+    """Return the last session's verdicts, or, without any, what blocks a Pending group now."""
     if group.phase not in _WAITING:
         return ()
     if seen is not None or group.phase != PodGroupPhase.PENDING:
@@ -231,8 +231,8 @@ def _blockers(
     return ranked(list(found)) or (UNSEEN,)
 
 
-def _why_it_ended(group: GroupState) -> list[WorldReason]:
-    """The finish reason of a group that came to a bad end; success needs no reason."""
+def _finish_reason(group: GroupState) -> list[WorldReason]:
+    """Return the finish reason of a failed or cancelled group; success needs none."""
     if group.phase not in (PodGroupPhase.FAILED, PodGroupPhase.CANCELLED):
         return []
     return [
@@ -243,7 +243,7 @@ def _why_it_ended(group: GroupState) -> list[WorldReason]:
 
 
 def _queue_outcomes(session: Session) -> dict[str, QueueOutcome]:
-    """Every queue with what the groups in it and below it hold; the root has all there are."""
+    """Return each queue with what the groups in it and below it hold; the root has everything."""
     live: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     promise: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     for group in session.groups.values():
@@ -270,24 +270,24 @@ def _queue_outcome(session: Session, name: str, *, live: Amounts, promise: Amoun
 
 
 def _limit(resource: str, units: int) -> str | None:
-    """Only the pods of nodes can be without a limit."""
+    """Return the limit as text; None for unlimited, which only pods can be."""
     unlimited = resource == PODS and units >= UNLIMITED_PODS
     return None if unlimited else format_quantity(resource, units)
 
 
 def _amounts(amounts: Amounts, dimensions: list[str]) -> dict[str, str]:
-    """What is held, and a zero in every other dimension that the world knows of."""
+    """Return what is held, with a zero for every other resource of the world."""
     names = sorted({*dimensions, *(name for name, units in amounts.items() if units)})
     return {name: format_quantity(name, amounts.get(name, 0)) for name in names}
 
 
 def as_json(outcome: WorldOutcome) -> str:
-    """The outcome as `-o json` prints it; keys in the order of the structs."""
+    """Return the outcome as `-o json` prints it; keys in the order of the structs."""
     return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
 
 
 def as_table(outcome: WorldOutcome) -> str:
-    """What happened, instant by instant; then the groups, then the queues."""
+    """Return the events by instant, then the groups, then the queues."""
     happened = [(f"{cycle.time}s", *line) for cycle in outcome.cycles for line in _decisions(cycle)]
     groups = [_group_row(key, group) for key, group in outcome.podgroups.items()]
     queues = [_queue_row(name, queue) for name, queue in outcome.queues.items()]
@@ -329,7 +329,7 @@ def _group_row(key: str, group: GroupOutcome) -> tuple[str, ...]:
 def _queue_row(name: str, queue: QueueOutcome) -> tuple[str, ...]:
     allocated, reserved = _amounts_as_text(queue.allocated), _amounts_as_text(queue.reserved)
     share = queue.share if isinstance(queue.share, str) else f"{queue.share:g}"
-    # Of a queue that holds nothing the number says nothing.
+    # The share of a queue that holds nothing means nothing.
     shown = "-" if (allocated, reserved) == ("-", "-") else share
     return (name, shown, allocated, reserved, _deserved(queue))
 
@@ -348,7 +348,7 @@ def _amounts_as_text(amounts: dict[str, str]) -> str:
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the last one as it comes."""
+    """Return columns as wide as their widest cell; the last one is not padded."""
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

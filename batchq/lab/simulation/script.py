@@ -1,4 +1,4 @@
-"""`kind: Timeline`: what happens to a described world from outside, and when, as values.
+"""`kind: Timeline`: what happens to a described world from outside, and when.
 
 Its `spec` is a list of steps, each with `at` (a duration from the start) and one verb:
 
@@ -8,8 +8,8 @@ Its `spec` is a list of steps, each with `at` (a duration from the start) and on
               failNode: name                    recoverNode: name
               finishPod: namespace/name         failPod: namespace/name    (with exitCode)
 
-Every step is read and checked before the world begins to turn;
-`batchq.lab.simulation.player` carries them out.
+Every step is read and checked before the world starts; `batchq.lab.simulation.player` carries the
+steps out.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Apply(Struct, frozen=True):
 
 
 class Delete(Struct, frozen=True):
-    """Take an object away."""
+    """Delete an object."""
 
     kind: str
     key: str
 
 
 class OpenGate(Struct, frozen=True):
-    """Open a scheduling gate of a group; of a `task` of it, if one is named."""
+    """Open a scheduling gate of a group, or of one of its tasks."""
 
     group: str
     gate: str
@@ -53,7 +53,7 @@ class OpenGate(Struct, frozen=True):
 
 
 class SetCheck(Struct, frozen=True, kw_only=True):
-    """What the controller of an admission check answers about a group."""
+    """Set the answer of an admission check for a group."""
 
     group: str
     check: str
@@ -63,37 +63,37 @@ class SetCheck(Struct, frozen=True, kw_only=True):
 
 
 class Suspend(Struct, frozen=True):
-    """Hold a group back."""
+    """Suspend a group."""
 
     group: str
 
 
 class Resume(Struct, frozen=True):
-    """Let a suspended group stand in line again."""
+    """Resume a suspended group."""
 
     group: str
 
 
 class FailNode(Struct, frozen=True):
-    """The node is not ready, and its pods are Evicted at once."""
+    """Make the node not ready, and evict its pods at once."""
 
     node: str
 
 
 class RecoverNode(Struct, frozen=True):
-    """The node is ready again."""
+    """Make the node ready again."""
 
     node: str
 
 
 class FinishPod(Struct, frozen=True):
-    """A running pod ends with success."""
+    """End a running pod with success."""
 
     pod: str
 
 
 class FailPod(Struct, frozen=True):
-    """A running pod ends with `exit_code`."""
+    """End a running pod with `exit_code`."""
 
     pod: str
     exit_code: int
@@ -114,7 +114,7 @@ Deed: TypeAlias = (
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One deed, `after_ms` after the start; `where` is its place in the file, for messages."""
+    """One action, `after_ms` after the start; `where` is its place in the file, for messages."""
 
     after_ms: int
     deed: Deed
@@ -122,10 +122,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def read_steps(document: Document) -> list[Step]:
-    """The steps of a Timeline, as they stand.
-
-    Raises InvalidInput.
-    """
+    """Return the steps of a Timeline, in the order of the file. Raises InvalidInput."""
     try:
         return _steps(document)
     except Malformed as problem:
@@ -250,7 +247,7 @@ def _fail_pod(document: Document, written: Mapping[str, object], path: Path) -> 
 
 
 def _on_object(make: Callable[[str], Deed]) -> _Reader:
-    """A verb whose value is `namespace/name`."""
+    """Return the reader of a verb whose value is `namespace/name`."""
 
     def read(document: Document, written: Mapping[str, object], path: Path) -> Deed:
         return make(_namespaced(_text(written, path), path))
@@ -259,7 +256,7 @@ def _on_object(make: Callable[[str], Deed]) -> _Reader:
 
 
 def _on_node(make: Callable[[str], Deed]) -> _Reader:
-    """A verb whose value is the name of a node."""
+    """Return the reader of a verb whose value is the name of a node."""
 
     def read(document: Document, written: Mapping[str, object], path: Path) -> Deed:
         return make(_text(written, path))
@@ -275,7 +272,7 @@ def _text(written: Mapping[str, object], path: Path) -> str:
 
 
 def _namespaced(name: str, path: Path) -> str:
-    """`namespace/name`; a bare name is in the namespace `default`."""
+    """Return `namespace/name`; a bare name is in the namespace `default`."""
     parts = name.split("/")
     if len(parts) > 2 or not all(parts):
         raise Malformed(path, f"expected namespace/name, found {shown(name)}")

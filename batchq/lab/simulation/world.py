@@ -1,9 +1,9 @@
-"""From manifests to a described world: what there is at the start, and what will happen to it.
+"""Read a described world from manifests: its objects, and what will happen to it.
 
-**Time 0** is the latest timestamp in the file: the moment at which its author looked. What lies
-ahead by nature (`backoffUntil`, a pod's `retryAt`) does not move it, and neither do the manifests
-that a Timeline applies later. Without timestamps it is the epoch. A group without a
-`creationTimestamp` is older than all that have one.
+**Time 0** is the latest timestamp in the file: the moment that its author describes. Instants that
+lie ahead by nature (`backoffUntil`, a pod's `retryAt`) do not count, nor do the manifests that a
+Timeline applies later. Without timestamps it is the epoch. A group without a `creationTimestamp` is
+older than all groups with one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchq.lab.simulation.script import KIND, Step, read_steps
 
 
 class DescribedPod(Struct, frozen=True, kw_only=True):
-    """A pod, the fields of its spec that its author wrote, and its place in the file."""
+    """A pod, the fields of its spec that the file states, and its place in the file."""
 
     pod: Pod
     written: frozenset[str]
@@ -32,7 +32,7 @@ class DescribedPod(Struct, frozen=True, kw_only=True):
 class World(Struct, frozen=True, kw_only=True):
     """Everything that a file describes, in its order; `start_at` is time 0, in milliseconds.
 
-    `places`: (kind, key) -> where in the file it stands, for messages.
+    `places`: (kind, key) -> position in the file, for messages.
     """
 
     objects: tuple[Object, ...]
@@ -45,7 +45,7 @@ class World(Struct, frozen=True, kw_only=True):
 
 
 def read_world(text: str | bytes, source: str) -> World:
-    """The world that `text` describes; `source` is what messages call it.
+    """Read the world that `text` describes; messages call the file `source`.
 
     Raises InvalidInput.
     """
@@ -76,7 +76,7 @@ def read_world(text: str | bytes, source: str) -> World:
         objects=tuple(obj for obj in objects if not isinstance(obj, PodGroup)),
         groups=tuple(obj for obj in objects if isinstance(obj, PodGroup)),
         pods=tuple(pods),
-        # Steps of one instant stay in file order: sorted is stable.
+        # `sorted` is stable, so that steps of one instant stay in file order.
         steps=tuple(sorted(steps, key=lambda step: step.after_ms)),
         start_at=_latest([*objects, *(described.pod for described in pods)]),
         documents=len(documents),
@@ -101,10 +101,7 @@ def _place_of(document: Document) -> str:
 
 
 def _check_queues(objects: Iterable[Object], places: Mapping[tuple[str, str], str]) -> None:
-    """What `apply` would refuse of queues beside each other is no world, whatever their order.
-
-    Raises InvalidInput.
-    """
+    """Raise InvalidInput if `apply` would refuse the queues together, in any order."""
     queues = [obj for obj in objects if isinstance(obj, Queue)]
     contradiction = first_contradiction(queues)
     if contradiction is not None:
@@ -114,10 +111,7 @@ def _check_queues(objects: Iterable[Object], places: Mapping[tuple[str, str], st
 
 
 def _check_pod_names(objects: Iterable[Object], places: Mapping[tuple[str, str], str]) -> None:
-    """No two groups may have pods of one name.
-
-    Raises InvalidInput.
-    """
+    """Raise InvalidInput if two groups would have pods of the same name."""
     before: dict[str, PodGroup] = {}
     for group in objects:
         if not isinstance(group, PodGroup):

@@ -1,7 +1,6 @@
-"""Logs of real machines: how they are read, and the figures that schedules of them are judged by.
+"""Readers of logs of real machines, and two figures shared by all reports on them.
 
-`swf.py` reads the Standard Workload Format, `openb.py` Alibaba's tables of GPU pods. `figures.py`
-holds what every report means by a slowdown and a percentile.
+`swf.py` reads the Standard Workload Format, `openb.py` Alibaba's tables of GPU pods.
 """
 
 from batchq.lab.traces.swf import (

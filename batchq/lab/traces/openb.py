@@ -1,18 +1,18 @@
-"""Alibaba's GPU trace of 2023: two tables, the nodes of a cluster and the pods that came to it.
+"""Alibaba's GPU trace of 2023: a table of the nodes of a cluster, and one of its pods.
 
 The tables are CSV, as published (https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2023)
 with Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
-Gradient Descent", USENIX ATC 2023. What their columns mean is said there:
+Gradient Descent", USENIX ATC 2023. They define the columns so:
 
 - `cpu_milli`, `memory_mib`: thousandths of a core, MiB;
 - `gpu` (of a node): whole GPUs, all of one `model`;
-- `num_gpu` (of a pod): how many GPUs it asks for; with 1, `gpu_milli` says how many thousandths of
-  it, for pods that share one; with more, they are whole (1000); with 0 it is 0;
-- `gpu_spec`: the models that will do, `V100M16|V100M32`; nothing: any will;
+- `num_gpu` (of a pod): the number of GPUs; with 1, `gpu_milli` is the share of it in thousandths,
+  for pods that share one; with more, they are whole (1000); with 0 it is 0;
+- `gpu_spec`: the accepted models, `V100M16|V100M32`; empty: any;
 - `creation_time`, `deletion_time`, `scheduled_time`: seconds; a pod that was never scheduled has
   no scheduled_time.
 
-Reading is strict: a row that says anything else is an error that names its file and line.
+Reading is strict: any other row is an error that names its file and line.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POD_COLUMNS = (
 WHOLE_GPU = 1000
 MOST_ROWS = 1_000_000
 _SOURCE = "the tables are at https://github.com/alibaba/clusterdata, in cluster-trace-gpu-v2023"
-#: A million cores, a petabyte: no machine comes near, and bytes stay below 2^53.
+#: A million cores, a petabyte: beyond any machine, and bytes stay below 2^53.
 _MOST_AMOUNT = 10**9
 _MOST_SECONDS = 10**12
 
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class OpenbNode(Struct, frozen=True, kw_only=True):
-    """One machine. `model` is that of its GPUs, '' where it has none."""
+    """One machine. `model` is that of its GPUs, '' without any."""
 
     name: str
     cpu_milli: int
@@ -70,11 +70,11 @@ class OpenbNode(Struct, frozen=True, kw_only=True):
 
 
 class OpenbPod(Struct, frozen=True, kw_only=True):
-    """One pod: what it asks for, and when it came, was placed and went.
+    """One pod: its requests, and when it was created, placed and deleted.
 
-    `number` is its row in the table, from 1; `gpu_milli` is all that it asks for of GPUs, in
-    thousandths. `models` are those that will do, in alphabetical order; none named: any.
-    `scheduled_s` is None for a pod that was never placed.
+    `number` is its row in the table, from 1; `gpu_milli` is its total request of GPUs, in
+    thousandths. `models` are the accepted ones, in alphabetical order; empty: any. `scheduled_s` is
+    None for a pod that was never placed.
     """
 
     number: int
@@ -90,13 +90,13 @@ class OpenbPod(Struct, frozen=True, kw_only=True):
 
     @property
     def run_s(self) -> int:
-        """How long it was there: from its placement, or else from its creation, to its end."""
+        """The duration in seconds from its placement, or else its creation, to its deletion."""
         started_s = self.created_s if self.scheduled_s is None else self.scheduled_s
         return self.deleted_s - started_s
 
 
 def read_nodes(path: str | Path) -> tuple[OpenbNode, ...]:
-    """The nodes of a table, which may be packed with gzip. Raises InvalidInput."""
+    """Read a table of nodes, gzipped or not. Raises InvalidInput."""
     nodes = tuple(_table(Path(path), NODE_COLUMNS, _node, lambda node: node.name))
     if not nodes:
         raise InvalidInput(f"{path}: expected at least one node below the heading", hint=_SOURCE)
@@ -104,9 +104,9 @@ def read_nodes(path: str | Path) -> tuple[OpenbNode, ...]:
 
 
 def read_pods(path: str | Path, *, most: int | None = None) -> tuple[OpenbPod, ...]:
-    """The first `most` pods (all, if None) of a table, which may be packed with gzip.
+    """Read the first `most` pods (all, if None) of a table, gzipped or not.
 
-    The whole table is read, and all of it must be right. Raises InvalidInput.
+    The whole table is read and checked. Raises InvalidInput.
     """
     pods = tuple(_table(Path(path), POD_COLUMNS, _pod, lambda pod: pod.name))
     if not pods:
@@ -120,7 +120,7 @@ def _table(
     read: Callable[[Sequence[str], int, str], T],
     name_of: Callable[[T], str],
 ) -> Iterator[T]:
-    """Each row below the heading, read by `read(fields, row, place)`; no name twice."""
+    """Yield each row below the heading, parsed by `read(fields, row, place)`; names are unique."""
     seen: dict[str, int] = {}
     with closing(lines_of(path)) as lines:
         _, heading = next(lines, (0, ""))
@@ -185,7 +185,7 @@ def _pod(fields: Sequence[str], row: int, place: str) -> OpenbPod:
 
 
 def _gpu_milli(gpus: int, share: str, place: str) -> int:
-    """All that is asked for of GPUs: whole ones, or a share of a single one."""
+    """Return the total GPU request in thousandths: whole GPUs, or a share of a single one."""
     each = _whole(share, place, "gpu_milli")
     if gpus == 1 and 1 <= each <= WHOLE_GPU:
         return each
@@ -198,7 +198,7 @@ def _gpu_milli(gpus: int, share: str, place: str) -> int:
 
 
 def _models(spec: str, place: str) -> tuple[str, ...]:
-    """The models of a gpu_spec, each once."""
+    """Return the models of a gpu_spec, each once."""
     if not spec:
         return ()
     models = sorted(set(spec.split("|")))
@@ -206,7 +206,7 @@ def _models(spec: str, place: str) -> tuple[str, ...]:
         problem = label_value_problem(model) if model else "expected a model, found nothing"
         _check(problem, place, "gpu_spec")
     if len(".".join(models)) > LABEL_MOST:
-        # Nodes get a label that names them all.
+        # Nodes get a label with all these names.
         raise InvalidInput(
             f"{place}: gpu_spec: expected models whose names have at most {LABEL_MOST} characters"
             f" together, found {shown(spec)}"

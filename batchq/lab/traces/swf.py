@@ -1,4 +1,4 @@
-"""The lines of a log, packed with gzip or not, each with the number that an editor shows for it."""
+"""Read logs in the Standard Workload Format, gzipped or not."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _LONGEST_LINE_BYTES = 4096
 
 
 def lines_of(path: Path) -> Generator[tuple[int, str], None, None]:
-    """The lines that say something, without the blanks around them.
+    """Yield the non-blank lines, stripped, each with its number in the file.
 
-    Raises InvalidInput for what cannot be read or unpacked, and for a line of more than 4096 bytes.
+    Raises InvalidInput if the file cannot be read or unpacked, or has a line of more than 4096
+    bytes.
     """
     try:
         with _opened(path) as file:
@@ -42,32 +43,32 @@ def lines_of(path: Path) -> Generator[tuple[int, str], None, None]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, unpacked if it is packed, whatever its name says."""
+    """Open the file, and unpack it if its content is gzipped, whatever its name."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")
 
 
-#: Below this many seconds a job's run time does not make its slowdown any larger.
+#: Run times below this many seconds do not increase a job's slowdown further.
 SLOWDOWN_BOUND_S = 10
 
 
 def bounded_slowdown(wait_s: float, run_s: float) -> float:
-    """max(1, (wait + run) / max(run, 10 s)): Feitelson's, with the usual bound."""
+    """Return Feitelson's bounded slowdown, max(1, (wait + run) / max(run, 10 s))."""
     return max(1.0, (wait_s + run_s) / max(run_s, SLOWDOWN_BOUND_S))
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:
-    """The smallest value that at least `percent` of them do not exceed. `values` is not empty."""
+    """Return the smallest value that at least `percent` % of `values` (not empty) do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-#: The longest log in the public archive has under four million jobs.
+#: The longest log in the public archive has fewer than four million jobs.
 MOST_JOBS = 10_000_000
 _FIELDS = 18
 
-#: Where in a line the log has what is read of it.
+#: Indices of the fields that are read.
 _NUMBER, _SUBMIT, _RUN, _ALLOCATED, _REQUESTED, _ESTIMATE = 0, 1, 3, 4, 7, 8
 _USER, _GROUP, _QUEUE = 11, 12, 14
 
@@ -75,8 +76,8 @@ _USER, _GROUP, _QUEUE = 11, 12, 14
 class TraceJob(Struct, frozen=True, kw_only=True):
     """One job of a log; times in seconds, `submit_s` from the log's start.
 
-    `request_s` is how long its owner said it would take at most; `run_s` is never longer. `user`,
-    `group` and `queue` are the log's numbers for whose it was and where it waited; -1: not known.
+    `request_s` is the owner's upper bound of the duration; `run_s` is never longer. `user`, `group`
+    and `queue` are the log's numbers; -1: unknown.
     """
 
     number: int
@@ -90,7 +91,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """The jobs of a log in its order, the size of its machine, and how many were left out."""
+    """The jobs of a log in its order, the size of its machine, and how many were dropped."""
 
     processors: int
     jobs: tuple[TraceJob, ...]
@@ -98,17 +99,16 @@ class Trace(Struct, frozen=True, kw_only=True):
 
 
 def read_swf(path: str | Path, *, processors: int | None = None, most: int | None = None) -> Trace:
-    """The first `most` jobs (all, if None) of the log at `path`, which may be packed with gzip.
+    """Read the first `most` jobs (all, if None) of the log at `path`, gzipped or not.
 
-    `processors` is the machine's size, where it should not be what the log says of it.
-    Dropped are jobs larger than the machine, and those whose run time, request or processors are
-    zero or unknown, or whose submit time is negative. Processors are those that were requested,
-    else those allocated. A log without estimates takes the run time for the request; a run time
-    beyond the request is cut there, as the machine did.
-    Raises InvalidInput.
+    `processors` overrides the machine's size in the log. Jobs larger than the machine are dropped,
+    and jobs whose run time, request or processors are zero or unknown, or whose submit time is
+    negative. Processors are the requested ones, else the allocated ones. In a log without
+    estimates, the run time is the request; a run time beyond the request is cut there, as the
+    machine did. Raises InvalidInput.
     """
     machine, rows = _read(Path(path), processors)
-    # One job without an estimate is dropped, but a log may have none at all.
+    # A single job without an estimate is dropped, but a log may have none at all.
     estimated = any(row.request_s > 0 for row in rows)
     jobs: list[TraceJob] = []
     dropped = 0
@@ -130,7 +130,7 @@ def read_swf(path: str | Path, *, processors: int | None = None, most: int | Non
 
 
 def _read(path: Path, processors: int | None) -> tuple[int, list[TraceJob]]:
-    """The machine's size and every job as it is written."""
+    """Return the machine's size, and every job as written."""
     machine = processors
     rows: list[TraceJob] = []
     seen: set[int] = set()
@@ -187,14 +187,14 @@ def _is_usable(job: TraceJob, machine: int) -> bool:
 
 def _whole(text: str, place: str) -> int:
     try:
-        # Some logs write 12.00; what is behind the point is below a second and goes.
+        # Some logs write 12.00; fractions of a second are cut off.
         return int(text) if "." not in text else int(float(text))
     except (ValueError, OverflowError):
         raise InvalidInput(f"{place}: expected a number, found {text[:40]!r}") from None
 
 
 def _stated_size(remark: str) -> int | None:
-    """The machine's size out of `; MaxProcs: 100`, or its nodes where only these are told."""
+    """Return the machine's size from `; MaxProcs: 100`, or from MaxNodes."""
     name, _, value = remark.lstrip("; \t").partition(":")
     if name.strip() not in ("MaxProcs", "MaxNodes"):
         return None

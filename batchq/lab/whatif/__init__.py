@@ -1,8 +1,7 @@
-"""What becomes of everything that waits and runs on a live server, played in virtual time.
+"""Play the live state on in virtual time, under the present configuration or others.
 
-The live state is the beginning; from there on the real sessions decide, under the configuration
-that the live scheduler goes by or under another one, and `comparing` lays such futures side by
-side. Nothing is written to the server: whoever asks brings a snapshot.
+The live state is the start; from there, real sessions decide. `compared` puts such futures side by
+side. Nothing is written to the server: the caller provides a snapshot.
 
     future = look_ahead(snapshot, scheduler, now_ms=now_ms)
     future.groups["default/train"].starts_at

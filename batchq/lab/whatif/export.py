@@ -1,9 +1,8 @@
-"""The live state as a described world: manifests that `batchq simulate` reads.
+"""Export the live state as a described world: manifests that `batchq simulate` reads.
 
-For those who want to change more than a configuration: a queue's strategy, a quota, a node; or let
-a Timeline happen to it. What pods run is left out (commands, arguments, environment): a world has
-no use for it, and it may be nobody's business. How long they last is written down, as
-`batchq/runtime`, on the same assumptions as everywhere here.
+This allows changes beyond a configuration: a queue's strategy, a quota, a node, or a Timeline. What
+pods run is left out (commands, arguments, environment): a world does not use it, and it may be
+private. Expected durations are written as `batchq/runtime`, on the usual assumptions.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from batchq.api.times import format_duration
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.lab.whatif.future import Lasting, pod_ends_at, stated_ms
-from batchq.lab.whatif.look_ahead import others_alive
+from batchq.lab.whatif.look_ahead import live_others
 
-#: A world begins at its latest timestamp: that of this class, which nobody uses.
+#: A world begins at its latest timestamp: that of this unused class.
 MARK = "saved-from-live"
 
 
 def as_world(session: Session, lasting: Lasting) -> list[dict[str, object]]:
-    """Manifests of what a session was opened on: all but groups that have ended and that nobody
-    waits for.
+    """Return manifests of what a session was opened on, except groups that have ended and that no
+    other group depends on.
     """
     return [encode(obj) for obj in _objects(session, lasting)]
 
 
 def _objects(session: Session, lasting: Lasting) -> Iterator[Object]:
     yield PriorityClass(metadata=Metadata(name=MARK, creation_timestamp=session.now_ms))
-    for obj in (*session.snapshot.queues, *others_alive(session)):
+    for obj in (*session.snapshot.queues, *live_others(session)):
         if not (isinstance(obj, PriorityClass) and obj.metadata.name == MARK):
             yield _plain(obj)
     groups = sorted(session.groups.values(), key=lambda group: group.key)
@@ -61,7 +60,7 @@ def _group(group: GroupState, lasting: Lasting) -> Object:
     spec, status = record.spec, record.status
     depends_on = tuple(structs.replace(one, uid="") for one in spec.depends_on)
     tasks = tuple(_task(task, record, lasting) for task in spec.tasks)
-    # Nobody renews a claim in a world.
+    # No consumer renews a claim in a world.
     claim = structs.replace(status.claim, expires_at=None, token="")
     return _plain(
         structs.replace(
@@ -104,5 +103,5 @@ def _with_runtime(annotations: dict[str, str], length_ms: int | None) -> dict[st
 
 
 def _plain(obj: Object) -> Object:
-    """A revision is the store's to give."""
+    """Reset the revision, which the store assigns."""
     return structs.replace(obj, metadata=structs.replace(obj.metadata, revision=0))

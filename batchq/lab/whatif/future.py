@@ -1,7 +1,7 @@
-"""How long work is taken to last in a future that nobody knows.
+"""Assumed durations of work, and the comparison of futures.
 
-What its author has said counts first (the annotation `batchq/runtime`), then its walltime, then
-what the operator assumes of work that has none. Without any of these it never ends.
+The author's statement counts first (the annotation `batchq/runtime`), then the walltime, then what
+the operator assumes for other work. Without any of these, work never ends.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from batchq.core.session.state import GroupState
 from batchq.lab.simulation.clock import runtime_of
 from batchq.scheduler.timers import walltime_over_at
 
-#: All of its walltime.
+#: All of a walltime, in thousandths.
 WHOLE = 1000
 
 
 class Lasting(Struct, frozen=True, kw_only=True):
     """The assumptions of one look ahead.
 
-    `thousandths`: so much of its walltime work takes; of work that runs already, so much of what
-    is left of it. `assumed_ms`: how long work without a walltime takes, None for ever.
+    `thousandths`: the share of its walltime that work takes; for running work, of the time left.
+    `assumed_ms`: the duration of work without a walltime, None for endless.
     """
 
     thousandths: int = WHOLE
@@ -42,38 +42,38 @@ class Lasting(Struct, frozen=True, kw_only=True):
         stated_ms: int | None,
         walltime_over_at: int | None,
     ) -> int | None:
-        """When work that started at `started_at` ends by itself, in milliseconds; None for never.
+        """Return when work that started at `started_at` ends, in ms; None for never.
 
-        `seen_at` is when the look ahead began, at which it ran if it had started before:
-        it ends no earlier. `stated_ms` is what its author said.
+        `seen_at` is the start of the look ahead; work that was running then ends no earlier.
+        `stated_ms` is the duration that its author stated.
         """
         if stated_ms is not None:
             return max(started_at + stated_ms, seen_at)
         if walltime_over_at is not None:
-            # Nobody knows what it would have taken of what is past.
+            # The past part of the walltime says nothing about the rest.
             known_at = max(started_at, seen_at)
             left = max(0, walltime_over_at - known_at)
             return known_at + left * self.thousandths // WHOLE
         if self.assumed_ms is None:
             return None
         over_at = started_at + self.assumed_ms
-        # Who has outlived the assumption is taken to last as long again.
+        # Work that has outlasted the assumption is assumed to last as long again.
         return over_at if over_at > seen_at else seen_at + self.assumed_ms
 
     def length_ms(self, *, stated_ms: int | None, walltime_ms: int | None) -> int | None:
-        """How long work takes that has not started yet; None for ever."""
+        """Return the duration of work that has not started yet, in ms; None for endless."""
         if stated_ms is not None or walltime_ms is None:
             return self.assumed_ms if stated_ms is None else stated_ms
         return walltime_ms * self.thousandths // WHOLE
 
 
 def pod_ends_at(lasting: Lasting, group: GroupState, pod: Pod, *, seen_at: int) -> int | None:
-    """When a pod on a node ends by itself, in milliseconds; None for never."""
+    """Return when a pod on a node ends without intervention, in ms; None for never."""
     started_at, walltime = pod.status.started_at, group.record.spec.walltime
     if started_at is None:
         return None
     own_at = None if walltime is None else started_at + walltime
-    # Pods of a gang end with it, however late they came.
+    # Pods of a gang end with the gang, however late they started.
     runs = group.phase in (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
     group_at = walltime_over_at(group) if runs else None
     return lasting.ends_at(
@@ -85,27 +85,27 @@ def pod_ends_at(lasting: Lasting, group: GroupState, pod: Pod, *, seen_at: int) 
 
 
 def stated_ms(annotations: Mapping[str, str]) -> int | None:
-    """What the annotation says, if it can be read: on a live server nobody has checked it."""
+    """Return the annotation's duration in ms, if valid; a live server does not check it."""
     try:
         return runtime_of(annotations)
     except ValueError:
         return None
 
 
-#: In these a group runs, or did until a moment ago.
+#: Phases of a group that runs, or did until a moment ago.
 _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 class Stopped(StrEnum):
-    """Why a look ahead goes no further."""
+    """Why a look ahead ended."""
 
     #: Nothing can change any more.
     SETTLED = "Settled"
-    #: So far it was asked to look.
+    #: The requested time was reached.
     UNTIL = "Until"
-    #: Nothing is going to end, and for a day nothing has started: what is left goes in circles.
+    #: Nothing is going to end, and nothing has started for a day: the rest repeats itself.
     IDLE = "Idle"
-    #: More was due, and it has looked far enough.
+    #: More was due, but a limit was reached.
     TOO_FAR = "TooFar"
 
 
@@ -115,27 +115,27 @@ class FutureReason(Struct, frozen=True):
 
 
 class Present(Struct, frozen=True, kw_only=True):
-    """A group as it stands when the look ahead begins. `started_at`: it runs, since then."""
+    """A group at the start of the look ahead. `started_at`: when it started, if it runs."""
 
     key: str
     queue: str
     phase: PodGroupPhase
     submitted_at: int
     started_at: int | None
-    #: It has no end of its own: neither a walltime nor a stated runtime.
+    #: It has neither a walltime nor a stated runtime.
     endless: bool
 
     @property
     def waits(self) -> bool:
-        """Whether it has yet to start."""
+        """Whether it has not started yet."""
         return self.phase not in _RUNS
 
 
 class Eviction(Struct, frozen=True, kw_only=True):
-    """A group gave: all of it (`whole`), or so many of its pods.
+    """An eviction of a whole group (`whole`), or of some of its pods.
 
-    `by` is the claimant and `action` what took, both empty where nobody claimed. `lost` is what its
-    pods had worked, in resource-seconds.
+    `by` is the preemptor and `action` the action that evicted, both empty without a preemptor.
+    `lost` is the work lost, in resource-seconds.
     """
 
     at: int
@@ -150,10 +150,10 @@ class Eviction(Struct, frozen=True, kw_only=True):
 
 
 class GroupFuture(Struct, frozen=True, kw_only=True):
-    """What becomes of one group. `phase` is the last one seen.
+    """The future of one group. `phase` is the last one seen.
 
-    `starts`: every start that is ahead. `waits_for`: why it does not run in the end, most
-    fundamental first; `unanswered`: of that, admission checks, which nobody answers here.
+    `starts`: all starts ahead. `waits_for`: why it does not run at the end, most fundamental first;
+    `unanswered`: admission checks among these, which no controller answers here.
     """
 
     key: str
@@ -167,7 +167,7 @@ class GroupFuture(Struct, frozen=True, kw_only=True):
 
     @property
     def starts_at(self) -> int | None:
-        """When it starts next."""
+        """The next start, in ms."""
         return self.starts[0] if self.starts else None
 
 
@@ -184,12 +184,12 @@ class Future(Struct, frozen=True, kw_only=True):
 
 
 def lost_by(evictions: Iterable[Eviction]) -> Amounts:
-    """What they have cost together, in resource-seconds."""
+    """Return the work that evictions lost in all, in resource-seconds."""
     return total(eviction.lost for eviction in evictions)
 
 
 def present_groups(session: Session) -> tuple[Present, ...]:
-    """The groups that have not ended, by key."""
+    """Return the unfinished groups, by key."""
     unfinished = [one for one in session.groups.values() if one.phase not in TERMINAL]
     return tuple(_present(one) for one in sorted(unfinished, key=lambda group: group.key))
 
@@ -209,14 +209,14 @@ def _stated(group: GroupState) -> bool:
     return any(stated_ms(task.template.annotations) is not None for task in group.record.spec.tasks)
 
 
-#: The line over all queues.
+#: Stands for all queues together.
 ALL = ""
 
 
 class GroupFate(Struct, frozen=True, kw_only=True):
-    """A group as it stands, and what becomes of it under each configuration, in their order.
+    """A group at the start, and its future under each configuration, in their order.
 
-    `differs`: not the same under all of them.
+    `differs`: the futures are not all equal.
     """
 
     present: Present
@@ -227,9 +227,9 @@ class GroupFate(Struct, frozen=True, kw_only=True):
 class QueueFigures(Struct, frozen=True, kw_only=True):
     """What a configuration does to the groups of a queue (`ALL`: of every queue).
 
-    `waiting`: groups that had yet to start; `started`: how many of them do. `median_wait_ms` is
-    theirs, from submission to start. `last_end_at` is the end of the last that ends; `unended`: how
-    many have started and are not seen to end. `lost`: in resource-seconds, by `evictions`.
+    `waiting`: groups that had yet to start; `started`: how many of these start; `median_wait_ms`:
+    their median wait from submission to start. `last_end_at` is the last end seen; `unended`:
+    groups that have started and are not seen to end. `lost`: by `evictions`, in resource-seconds.
     """
 
     queue: str
@@ -243,9 +243,7 @@ class QueueFigures(Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """Everything that a comparison shows. `figures`: of each configuration, queue by queue, all of
-    them first.
-    """
+    """A whole comparison. `figures` has, for each configuration, all queues, then each queue."""
 
     at: int
     names: tuple[str, ...]
@@ -255,12 +253,12 @@ class WhatIf(Struct, frozen=True, kw_only=True):
 
     @property
     def endless(self) -> int:
-        """How many groups have no end of their own."""
+        """How many groups have neither a walltime nor a stated runtime."""
         return sum(fate.present.endless for fate in self.fates)
 
 
 def compared(session: Session, futures: Mapping[str, Future]) -> WhatIf:
-    """Futures, by the name of their configuration, of what a session was opened on."""
+    """Compare futures of what a session was opened on, by the name of their configuration."""
     present = present_groups(session)
     played = tuple(futures.values())
     return WhatIf(

@@ -1,8 +1,8 @@
-"""The live state put into a store in memory, record for record, ledger included.
+"""Copy the live state into a store in memory, and play it on.
 
-Nothing is made up and nothing is left out, so that the first session decides what the live one
-would. One thing is added to the records: whoever gave signs of life until now goes on giving them.
-In virtual time nobody beats or renews anything, and without that all nodes would soon be lost.
+The copy is exact, ledger included, so that the first session decides what the live one would. One
+thing is added: nodes and controllers that gave signs of life until now keep giving them. Nothing
+sends heartbeats in virtual time, so all nodes would soon be lost otherwise.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from batchq.scheduler.scheduler import Scheduler
 from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
 
-#: Of one kind as of any other.
+#: An object of any one kind.
 T = TypeVar("T", bound=Object)
 
 
-def transplanted(session: Session, requests: IdSource) -> MemoryStore:
-    """A store that holds what a session that has decided nothing yet was opened on."""
+def copy_of_live(session: Session, requests: IdSource) -> MemoryStore:
+    """Return a store with everything that a fresh session was opened on."""
     snapshot, store = session.snapshot, MemoryStore()
-    # One by one: of a quota's limits the quotas before it are a part.
-    for obj in (*snapshot.queues, *others_alive(session)):
+    # One by one, because a quota's limits include those of the quotas before it.
+    for obj in (*snapshot.queues, *live_others(session)):
         _commit(store, requests, put(store, _unwritten(obj), expect=0, event=_EVENT))
     for group in snapshot.groups:
         pods = snapshot.pods.get(group.metadata.uid, ())
@@ -70,8 +70,8 @@ def transplanted(session: Session, requests: IdSource) -> MemoryStore:
 _EVENT = Event(kind="World", key="live", reason="Seen", at=0)
 
 
-def others_alive(session: Session) -> Iterator[Object]:
-    """Quotas, classes, checks and nodes; whoever gave signs of life until now needs none more."""
+def live_others(session: Session) -> Iterator[Object]:
+    """Yield quotas, classes, checks and nodes, the live ones without an expiry."""
     snapshot: Snapshot = session.snapshot
     yield from snapshot.quotas
     yield from snapshot.priority_classes
@@ -82,7 +82,7 @@ def others_alive(session: Session) -> Iterator[Object]:
 
 
 def _beating(session: Session, node: Node) -> Node:
-    """A node that beats goes on to; one that has fallen silent stays so."""
+    """Return a node that needs no further heartbeat if it sends them now."""
     state = session.nodes.by_name[node.metadata.name]
     if not (state.ready and state.heard):
         return node
@@ -90,7 +90,7 @@ def _beating(session: Session, node: Node) -> Node:
 
 
 def _renewing(check: AdmissionCheck, now_ms: int) -> AdmissionCheck:
-    """A check whose controller is there keeps it, though it answers nobody here."""
+    """Return a check that stays active if its controller is there, though it answers nothing."""
     expires_at = check.status.expires_at
     if expires_at is None or expires_at <= now_ms:
         return check
@@ -98,7 +98,7 @@ def _renewing(check: AdmissionCheck, now_ms: int) -> AdmissionCheck:
 
 
 def _leases_to_keep(session: Session) -> Iterator[tuple[str, int]]:
-    """Those that run out: on silent nodes, and where nobody has renewed them in time."""
+    """Yield leases that will run out: those on silent nodes, and those not renewed in time."""
     silent = {
         name for name, node in session.nodes.by_name.items() if not (node.ready and node.heard)
     }
@@ -112,7 +112,7 @@ def _leases_to_keep(session: Session) -> Iterator[tuple[str, int]]:
 
 
 def _unwritten(obj: T) -> T:
-    """A revision is the store's to give."""
+    """Reset the revision, which the store assigns."""
     return structs.replace(obj, metadata=structs.replace(obj.metadata, revision=0))
 
 
@@ -122,12 +122,12 @@ def _commit(store: MemoryStore, requests: IdSource, transaction: Transaction) ->
         raise InvariantBroken(f"{transaction.subject} as it is cannot be: {commit.refused[0]}")
 
 
-#: Who claims external groups here.
+#: The holder of claims on external groups here.
 CONSUMER = "a consumer"
 
 
 class Work:
-    """All nodes and all consumers; owns what is ahead of what runs."""
+    """All nodes and consumers; owns the schedule of ends."""
 
     def __init__(
         self, store: MemoryStore, clock: Clock, requests: IdSource, lasting: Lasting
@@ -143,7 +143,7 @@ class Work:
     # --- after sessions --------------------------------------------------------------------
 
     def take_up(self, session: Session) -> None:
-        """Go on with everything that runs; called once, after the first session."""
+        """Continue everything that runs; call once, after the first session."""
         for group in session.groups.values():
             if group.is_external:
                 self._claim(group)
@@ -152,7 +152,7 @@ class Work:
         self._store.delivered(self._store.outbox())
 
     def follow(self, session: Session, said: Iterable[intents.Intent]) -> None:
-        """Do what a session has said is to be done."""
+        """Carry out what a session decided."""
         for intent in said:
             match intent:
                 case intents.Bind(group=key, uid=uid) | intents.Evict(group=key, uid=uid):
@@ -163,14 +163,14 @@ class Work:
                     pass
         self._store.delivered(self._store.outbox())
 
-    # --- by itself -------------------------------------------------------------------------
+    # --- passing of time -------------------------------------------------------------------
 
     def next_end_at(self) -> int | None:
-        """When the next of what runs may end."""
+        """Return the earliest possible next end, in ms."""
         return self._ahead[0][0] if self._ahead else None
 
     def end_due(self) -> None:
-        """Let end what is over by now."""
+        """End what is due by now."""
         while self._ahead and self._ahead[0][0] <= self._clock.now_ms():
             _, kind, name, number = heappop(self._ahead)
             if kind == "Pod":
@@ -181,7 +181,7 @@ class Work:
     # --- pods ------------------------------------------------------------------------------
 
     def _take_up_pod(self, group: GroupState, uid: str) -> None:
-        """Start it if it is bound, and note when it will end."""
+        """Start the pod if it is bound, and schedule its end."""
         pod = self._pod(uid)
         if pod is None or pod.status.phase not in ON_NODE:
             return
@@ -207,7 +207,7 @@ class Work:
                 self._write(player.stop(pod, now_ms=now_ms))
             return
         node = self._store.get("Node", pod.status.node)
-        # Nobody would hear of the end; its node is taken to be lost.
+        # The end on a silent node would go unheard; its node is assumed lost.
         if not isinstance(node, Node) or node.status.ready:
             self._write(player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
 
@@ -218,7 +218,7 @@ class Work:
     # --- external groups -------------------------------------------------------------------
 
     def _claim(self, state: GroupState) -> None:
-        """Somebody claims it, or goes on with it, and renews the claim as long as it may."""
+        """Claim the group or continue its claim, which then never expires."""
         group, now_ms = self._group(state.key), self._clock.now_ms()
         if group is None:
             return
@@ -241,7 +241,7 @@ class Work:
     def _claim_over_at(self, state: GroupState, claim: GroupClaim) -> int | None:
         started_at = state.status.started_at
         if started_at is None or state.phase == PodGroupPhase.IN_QUEUE:
-            # Here a claim runs at once, and the next session sees it.
+            # A claim runs at once here, and the next session sees it.
             started_at = self._clock.now_ms()
         walltime = state.record.spec.walltime
         stated = (stated_ms(task.template.annotations) for task in state.record.spec.tasks)
@@ -287,13 +287,13 @@ def _lapsed(claim: GroupClaim, now_ms: int) -> bool:
     return claim.expires_at is not None and claim.expires_at <= now_ms
 
 
-#: Who leaves for one of these is evicted; who has ended and is cleared away is not.
+#: Leaving for one of these reasons is an eviction; removing pods of an ended group is not.
 _LEAVING = frozenset(str(reason) for reason in Leaving)
 _ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
 
 
-class Chronicle:
-    """Owns what is known so far of the groups that had not ended at the beginning."""
+class FutureRecorder:
+    """Records the futures of the groups that had not ended at the start."""
 
     def __init__(self, present: Sequence[Present]) -> None:
         self.groups = {one.key: GroupFuture(key=one.key, phase=one.phase) for one in present}
@@ -301,7 +301,7 @@ class Chronicle:
         self.ended = 0
 
     def note(self, report: CycleReport) -> bool:
-        """Write down what a session decided; whether anything started or ended."""
+        """Record a session's decisions; return whether any group started or ended."""
         session = report.session
         changed = False
         stopped: dict[str, list[intents.Evict | intents.LosePod]] = {}
@@ -329,7 +329,7 @@ class Chronicle:
         return changed
 
     def close(self, outcome: WorldOutcome) -> None:
-        """Write down for what those wait that do not run in the end."""
+        """Record what the groups that do not run at the end wait for."""
         for key, group in outcome.podgroups.items():
             known = self.groups.get(key)
             runs = known is not None and known.phase == PodGroupPhase.RUNNING
@@ -346,7 +346,7 @@ class Chronicle:
     # ----------------------------------------------------------------------------------------
 
     def _moved(self, session: Session, key: str, phase: PodGroupPhase) -> bool:
-        """Whether it has started: one that has recovered runs on."""
+        """Return whether the group has started; a recovered one has not."""
         recovers = session.by_key[key].record.status.phase == PodGroupPhase.UNKNOWN
         starts = phase == PodGroupPhase.RUNNING and not recovers
         self._set(key, phase=phase)
@@ -400,13 +400,13 @@ def _reason_of(group: GroupState, one: intents.Evict | intents.LosePod) -> str:
 
 
 def _taken_by(group: GroupState) -> str:
-    """For whom it was evicted, if that was in this session."""
+    """Return the preemptor that it was evicted for in this session."""
     now, before = group.status.evictions, group.record.status.evictions
     return now.last_by if now != before else ""
 
 
 def _work_of(pods: Sequence[Pod], session: Session) -> Amounts:
-    """What pods have worked until now, in resource-seconds."""
+    """Return the pods' work until now, in resource-seconds."""
     lost: Amounts = {}
     for pod in pods:
         if pod.status.started_at is not None:
@@ -416,7 +416,7 @@ def _work_of(pods: Sequence[Pod], session: Session) -> Amounts:
 
 
 def _claimed_work(group: GroupState, session: Session) -> Amounts:
-    """The same of an external group, whose pods nobody sees: what it held since it started."""
+    """Return an external group's work: what it has held since it started, in resource-seconds."""
     before = group.record.status
     if not group.is_external or before.started_at is None:
         return {}
@@ -426,11 +426,11 @@ def _claimed_work(group: GroupState, session: Session) -> Amounts:
 
 MOST_SESSIONS = 200_000
 MOST_SESSIONS_AT_ONCE = 10
-#: How far it looks if it is not told, and how long it goes on when nothing starts or ends.
+#: The longest look ahead by default, and how long it goes on without a start or an end.
 MOST_AHEAD_MS = 366 * DAY
 MOST_IDLE_MS = DAY
 
-#: How many groups have ended, and at what instant it is.
+#: Called with the number of ended groups, and the present instant in ms.
 Tell = Callable[[int, int], None]
 
 
@@ -443,17 +443,17 @@ def look_ahead(
     until_ms: int | None = None,
     tell: Tell | None = None,
 ) -> Future:
-    """What becomes of everything in `snapshot`, seen at `now_ms`, under this scheduler.
+    """Return the future of everything in `snapshot`, taken at `now_ms`, under this scheduler.
 
-    Until nothing can change any more, or for `until_ms` of virtual time. `tell` hears of every
-    instant.
+    Ends when nothing can change any more, or after `until_ms` of virtual time. `tell` is called at
+    every instant.
     """
-    stage = _Stage(snapshot, scheduler.without_memory(), now_ms, lasting or Lasting())
-    return stage.run(until_ms, tell or (lambda ended, now_ms: None))
+    run = _FutureRun(snapshot, scheduler.without_memory(), now_ms, lasting or Lasting())
+    return run.run(until_ms, tell or (lambda ended, now_ms: None))
 
 
-class _Stage:
-    """One future while it is played; owns its clock, its store and what is ahead."""
+class _FutureRun:
+    """A future being played; owns its clock, store and schedule."""
 
     def __init__(
         self, snapshot: Snapshot, scheduler: Scheduler, now_ms: int, lasting: Lasting
@@ -462,24 +462,24 @@ class _Stage:
         self._clock = VirtualClock(now_ms)
         self._requests = CountedIds()
         opened = scheduler.open(snapshot, now_ms)
-        self._store = transplanted(opened, self._requests)
+        self._store = copy_of_live(opened, self._requests)
         self._work = Work(self._store, self._clock, self._requests, lasting)
         self._cycle = Cycle(self._store, scheduler, self._clock, self._requests)
-        self._chronicle = Chronicle(present_groups(opened))
-        self._needed = _needed(snapshot)
+        self._recorder = FutureRecorder(present_groups(opened))
+        self._depended_on = _depended_on(snapshot)
         self._leaving = [key for key, group in opened.by_key.items() if group.phase in TERMINAL]
         self._sessions = 0
         self._refused = 0
         self._moved_at = now_ms
 
     def run(self, until_ms: int | None, tell: Tell) -> Future:
-        """Play to the end."""
+        """Play until the end."""
         began_at = self._clock.now_ms()
         last_at = began_at + (MOST_AHEAD_MS if until_ms is None else until_ms)
         self._work.take_up(self._session().session)
         while True:
             report = self._settle()
-            tell(self._chronicle.ended, self._clock.now_ms())
+            tell(self._recorder.ended, self._clock.now_ms())
             due_at = self._next_due_at(report)
             stopped = self._stops(due_at, last_at, asked=until_ms is not None)
             if stopped is not None:
@@ -497,26 +497,26 @@ class _Stage:
         report = self._cycle.run_once()
         self._sessions += 1
         self._refused += len(report.commit.refused)
-        if self._chronicle.note(report):
+        if self._recorder.note(report):
             self._moved_at = self._clock.now_ms()
         return report
 
     def _settle(self) -> CycleReport:
-        """Sessions at this instant, until one decides nothing; the last one's report."""
+        """Run sessions at this instant until one decides nothing; return the last report."""
         for _ in range(MOST_SESSIONS_AT_ONCE):
             report = self._session()
             self._work.follow(report.session, report.intents)
-            self._clear_away(report.session)
+            self._remove_ended(report.session)
             if not report.intents:
                 break
         return report
 
     def _next_due_at(self, report: CycleReport) -> int | None:
-        """The next instant at which anything is due: never before now."""
+        """Return the next instant at which anything is due, not before now."""
         session = report.session
         instants = [
             whole_second(at)
-            for at in (next_due_at(session, _with_a_future(session)), self._work.next_end_at())
+            for at in (next_due_at(session, _with_clocks(session)), self._work.next_end_at())
             if at is not None
         ]
         return max(min(instants), self._clock.now_ms()) if instants else None
@@ -531,10 +531,10 @@ class _Stage:
         idle = self._work.next_end_at() is None and due_at - self._moved_at > MOST_IDLE_MS
         return Stopped.IDLE if idle and not asked else None
 
-    def _clear_away(self, session: Session) -> None:
-        """Take out the groups that have ended and that nothing depends on.
+    def _remove_ended(self, session: Session) -> None:
+        """Remove groups that have ended and that nothing depends on: each costs every session time.
 
-        Each costs every session a look. What they evicted or gave up counts on.
+        Groups with recent evictions stay, because these still count.
         """
         self._leaving += [
             group.key for group in session.touched.values() if group.phase in TERMINAL
@@ -542,14 +542,14 @@ class _Stage:
         if self._leaving:
             pods = self._store.snapshot().pods
             names = dict.fromkeys(self._leaving)
-            self._leaving = [key for key in names if not self._is_done_with(key, pods)]
+            self._leaving = [key for key in names if not self._try_to_remove(key, pods)]
 
-    def _is_done_with(self, key: str, pods_of: Mapping[str, tuple[Pod, ...]]) -> bool:
-        """Take a group out, if it can go; False if it has to be looked at again."""
+    def _try_to_remove(self, key: str, pods_of: Mapping[str, tuple[Pod, ...]]) -> bool:
+        """Remove a group if possible; return False if it must be checked again."""
         group = self._store.get("PodGroup", key)
         if not isinstance(group, PodGroup):
             return True
-        if group.metadata.uid in self._needed or group.status.evictions.recent:
+        if group.metadata.uid in self._depended_on or group.status.evictions.recent:
             return True
         pods = pods_of.get(group.metadata.uid, ())
         runs = group.status.claim.is_open or any(pod.status.phase in ON_NODE for pod in pods)
@@ -564,20 +564,20 @@ class _Stage:
         return True
 
     def _future(self, report: CycleReport, began_at: int, stopped: Stopped) -> Future:
-        self._chronicle.close(outcome_of(self._scheduler, self._store, self._clock, [], report))
+        self._recorder.close(outcome_of(self._scheduler, self._store, self._clock, [], report))
         return Future(
             began_at=began_at,
             stopped_at=self._clock.now_ms(),
             stopped=stopped,
             sessions=self._sessions,
             refused=self._refused,
-            groups=self._chronicle.groups,
-            evictions=tuple(self._chronicle.evictions),
+            groups=self._recorder.groups,
+            evictions=tuple(self._recorder.evictions),
         )
 
 
-def _needed(snapshot: Snapshot) -> frozenset[str]:
-    """The uids of groups whose end others wait for."""
+def _depended_on(snapshot: Snapshot) -> frozenset[str]:
+    """Return the uids of groups that others depend on."""
     return frozenset(
         dependency.uid
         for group in snapshot.groups
@@ -586,6 +586,6 @@ def _needed(snapshot: Snapshot) -> frozenset[str]:
     )
 
 
-def _with_a_future(session: Session) -> Iterator[GroupState]:
-    """The groups whose clocks count: that ended ones are forgotten in a week changes nothing."""
+def _with_clocks(session: Session) -> Iterator[GroupState]:
+    """Yield the groups whose clocks count; deleting ended groups after a week changes nothing."""
     return (group for group in session.groups.values() if group.phase not in TERMINAL or group.held)

@@ -1,10 +1,10 @@
-"""How evenly the tenants of a load were served: one number between 0 and 1.
+"""The figures of a schedule, its fairness, and the data of its plots.
 
-R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of Fairness and Discrimination for Resource
-Allocation in Shared Computer Systems, DEC Research Report TR-301, 1984: (Σ x)² / (n · Σ x²), which
-is 1 where all x are equal and 1/n where one has everything. Here x is a tenant's mean bounded
-slowdown. It cannot be the processor-seconds: in the end every job has had those it asked for,
-whoever was served first.
+Fairness is one number between 0 and 1: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of
+Fairness and Discrimination for Resource Allocation in Shared Computer Systems, DEC Research Report
+TR-301, 1984: (Σ x)² / (n · Σ x²), which is 1 if all x are equal and 1/n if one has everything. Here
+x is a tenant's mean bounded slowdown. Processor-seconds would not do: in the end every job has
+received what it asked for, regardless of the order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from batchq.lab.workload.schedule import Ran, Sample, Schedule
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """The index of numbers that are not negative; None where there is none, or none above zero."""
+    """Return the index of non-negative numbers; None without any above zero."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def fairness_of(tenants: Sequence[TenantFigures]) -> float | None:
-    """The index over the tenants of whom a job has finished."""
+    """Return the index over the tenants with a finished job."""
     slowdowns = [one.mean_bounded_slowdown for one in tenants]
     return jain([slowdown for slowdown in slowdowns if slowdown is not None])
 
 
 class Due(NamedTuple):
-    """The part of the machine that was due to a tenant, on the average over the whole time, and
-    how much of that it held; None if nothing was due to it.
+    """The part of the machine due to a tenant, averaged over the whole time, and the share of it
+    that the tenant held; None if nothing was due.
     """
 
     part: float
@@ -42,15 +42,15 @@ class Due(NamedTuple):
 
 
 def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
-    """For each step of so many seconds since the first submit: tenant -> its part of the machine.
+    """Return, for each step of `width_s` seconds since the first submit, tenant -> its due part.
 
-    Nobody stands in a step without being due anything.
+    A tenant to whom nothing is due in a step is left out.
     """
     if not schedule.usage:
         return []
     start = schedule.usage[0].at_s
     whole_s = schedule.usage[-1].at_s + schedule.usage[-1].long_s - start
-    # Size times seconds, until the steps' lengths are known: the last one may be shorter.
+    # Size times seconds, until the lengths of the steps are known: the last may be shorter.
     wanted = [dict[str, float]() for _ in range(-(-whole_s // width_s))]
     for one in schedule.jobs:
         end_s = whole_s if one.end_s is None else one.end_s - start
@@ -65,9 +65,9 @@ def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
 
 
 def dues(schedule: Schedule, *, resource: str = "cpu") -> dict[str, Due]:
-    """Tenant -> what was due to it, and how much of that it held, step by step as recorded.
+    """Return what was due to each tenant, and how much of it the tenant held, in recorded steps.
 
-    What a tenant holds beyond its due was idle otherwise, and makes up for nothing.
+    Use beyond what is due does not offset earlier steps, because it was idle otherwise.
     """
     if not schedule.usage:
         return {}
@@ -90,10 +90,10 @@ def dues(schedule: Schedule, *, resource: str = "cpu") -> dict[str, Due]:
 def shared_out(
     capacity: float, wants: Mapping[str, float], weights: Mapping[str, int]
 ) -> dict[str, float]:
-    """`capacity` by weight (1, if not named), nobody getting more than it wants."""
+    """Divide `capacity` by weight (default 1), but give no tenant more than it wants."""
     given: dict[str, float] = {}
     left = float(capacity)
-    # Who wants least for its weight is satisfied first; what it leaves is for the others.
+    # The tenant that wants least for its weight is satisfied first; the rest is divided again.
     heavy = [(wants[name] / weights.get(name, 1), name) for name in wants if weights.get(name, 1)]
     weight_left = sum(weights.get(name, 1) for _, name in heavy)
     for _, name in sorted(heavy):
@@ -105,14 +105,14 @@ def shared_out(
 
 
 def _want(wanted: list[dict[str, float]], one: Ran, begin_s: int, end_s: int, width_s: int) -> None:
-    """Add a job to the steps during which it is there."""
+    """Add a job to the steps during which it is present."""
     for step in range(begin_s // width_s, -(-end_s // width_s)):
         length = min(end_s, (step + 1) * width_s) - max(begin_s, step * width_s)
         wanted[step][one.tenant] = wanted[step].get(one.tenant, 0.0) + one.size * length
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """`jobs` were submitted, `finished` of them ended. Seconds, except for counts and ratios.
+    """The figures of a schedule: `jobs` submitted, `finished` ended. Seconds, counts and ratios.
 
     `utilization` is Σ size · run time over capacity · makespan; the makespan is from the first
     submit to the last end.
@@ -133,9 +133,9 @@ class Figures(Struct, frozen=True, kw_only=True):
 class TenantFigures(Struct, frozen=True, kw_only=True):
     """One tenant's part. `weight` is its queue's.
 
-    `used` is its size times run time over everybody's; `deserved` its weight over everybody's.
-    `due` is the part of the machine that was due to it by weight of what it asked for, on the
-    average over the whole time, and `due_met` how much of that it held (see `entitlement`).
+    `used` is its share of all size times run time; `deserved` its share of all weights. `due` is
+    the part of the machine due to it by weight and demand, averaged over the whole time, and
+    `due_met` the share of that which it held (see `entitled`).
     """
 
     tenant: str
@@ -152,7 +152,7 @@ class TenantFigures(Struct, frozen=True, kw_only=True):
 
 
 def figures_of(schedule: Schedule) -> Figures:
-    """The figures of a whole schedule."""
+    """Return the figures of a whole schedule."""
     done = _finished(schedule.jobs)
     waits = [_wait_s(one) for one in done]
     makespan = _makespan_s(schedule.jobs, done)
@@ -172,7 +172,7 @@ def figures_of(schedule: Schedule) -> Figures:
 
 
 def tenants_of(schedule: Schedule) -> tuple[TenantFigures, ...]:
-    """Every tenant's part, in the order in which they first submitted something."""
+    """Return every tenant's part, in the order of their first submissions."""
     by_tenant: dict[str, list[Ran]] = {}
     for one in schedule.jobs:
         by_tenant.setdefault(one.tenant, []).append(one)
@@ -212,7 +212,7 @@ def _wait_s(one: Ran) -> float:
 
 
 def _ran_s(one: Ran) -> int:
-    """How long its last run was: less than it asked for if its walltime ended it."""
+    """Return the duration of its last run: less than `run_s` if its walltime ended it."""
     assert one.run_s is not None
     assert one.start_s is not None
     assert one.end_s is not None
@@ -236,11 +236,11 @@ def _makespan_s(jobs: Sequence[Ran], done: Sequence[Ran]) -> int | None:
     return last - min(one.submit_s for one in jobs)
 
 
-#: Finer, and lines of several runs cannot be told apart.
+#: With more steps, the lines of several runs become indistinguishable.
 MOST_STEPS = 120
-#: The panels of tenants are as much smaller, and their steps as much longer.
+#: The tenants' panels are smaller by this factor, and their steps longer.
 COARSER = 3
-#: So many tenants have a panel of their own: the largest.
+#: The largest tenants that get a panel of their own.
 MOST_TENANTS = 6
 
 
@@ -253,7 +253,7 @@ class PlotLine(Struct, frozen=True, kw_only=True):
 
 
 class Waits(Struct, frozen=True, kw_only=True):
-    """The waits of one run's jobs of a class of sizes: seconds that 5, 25 … percent are within."""
+    """Percentiles 5, 25, 50, 75, 95 of the waits of one run's jobs of a size class, in seconds."""
 
     run: str
     jobs: int
@@ -265,7 +265,7 @@ class Waits(Struct, frozen=True, kw_only=True):
 
 
 class SizeClass(Struct, frozen=True, kw_only=True):
-    """Jobs of `least` to `most` in size, a power of two; one entry for each run that has some."""
+    """Jobs of size `least` to `most`, a power of two; one entry for each run with such jobs."""
 
     least: int
     most: int
@@ -287,7 +287,7 @@ class TenantShares(Struct, frozen=True, kw_only=True):
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """Everything in one plot; the runs in the order given."""
+    """The data of one plot; the runs in the given order."""
 
     load: str
     capacity: int
@@ -301,9 +301,9 @@ class Picture(Struct, frozen=True, kw_only=True):
 def picture_of(
     schedules: Sequence[Schedule], *, resource: str = "cpu", tenants: bool = False
 ) -> Picture:
-    """What to draw of runs of the same load; with `tenants`, the shares of the largest.
+    """Return the plot data of runs of the same load; with `tenants`, the largest tenants' shares.
 
-    `resource` is the dimension whose use is drawn. `schedules` is not empty.
+    `resource` is the resource whose use is drawn. `schedules` is not empty.
     """
     width = _width_s(schedules)
 
@@ -354,7 +354,7 @@ def _due(run: str, steps: Sequence[Mapping[str, float]], tenant: str, width: int
 
 
 def _width_s(schedules: Sequence[Schedule]) -> int:
-    """The length of a step: the same in all runs, and no finer than what was recorded."""
+    """Return the length of a step: equal in all runs, and no finer than the recorded steps."""
     recorded = [one.usage for one in schedules if one.usage]
     spans = [usage[-1].at_s + usage[-1].long_s - usage[0].at_s for usage in recorded]
     finest = max((usage[0].long_s for usage in recorded), default=1)
@@ -362,7 +362,7 @@ def _width_s(schedules: Sequence[Schedule]) -> int:
 
 
 def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], float]) -> PlotLine:
-    """Means over steps of `width`; a sample belongs to the steps that it overlaps."""
+    """Return means over steps of `width`; a sample counts in each step that it overlaps."""
     start = schedule.usage[0].at_s if schedule.usage else 0
     sums: dict[int, float] = {}
     lengths: dict[int, float] = {}
@@ -380,13 +380,13 @@ def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], fl
 
 
 def _steps(begin: int, end: int, width: int) -> Iterable[tuple[int, int]]:
-    """The steps that an interval touches, and how long it is in each."""
+    """Yield the steps that an interval touches, and its length in each."""
     for step in range(begin // width, -(-end // width)):
         yield step, min(end, (step + 1) * width) - max(begin, step * width)
 
 
 def _sizes(schedules: Sequence[Schedule]) -> tuple[SizeClass, ...]:
-    """1, 2, 3-4, 5-8 …: the classes that have a job in any run."""
+    """Return the classes 1, 2, 3-4, 5-8 … that have a job in any run."""
     waits: dict[int, dict[str, list[int]]] = {}
     for schedule in schedules:
         for one in schedule.jobs:
@@ -417,7 +417,7 @@ def _waits(run: str, found: Sequence[int]) -> Waits:
 
 
 def _largest(jobs: Sequence[Ran]) -> list[str]:
-    """The tenants with the most work, whether it was done or not."""
+    """Return the tenants with the most work, done or not."""
     work: dict[str, int] = {}
     for one in jobs:
         work[one.tenant] = work.get(one.tenant, 0) + one.size * (one.run_s or 0)

@@ -1,8 +1,7 @@
-"""Draws how GPUs were used, run by run, into one picture: a PNG, an SVG or a PDF, as bytes.
+"""Draw the GPU use of runs into one picture: a PNG, an SVG or a PDF, as bytes.
 
-Three panels, each over time or over what had been asked for: how much was allocated, what of all
-GPUs was a fragment, and what of those that were free. It looks like the pictures of
-`batchq.lab.workload.plot`.
+Three panels, over time or over the requested amount: the allocated share, and the fragments as a
+share of all GPUs and of the free ones. The style is that of `batchq.lab.workload.plot`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 _HEAD_INCHES = 0.75
 _RUN_INCHES = 0.28
 _PANEL_INCHES = 2.9
-#: The upper panel is parted after so many of the columns, where something is drawn larger.
+#: The upper panel is split after this many columns if a detail is drawn next to it.
 _COLUMNS, _CROWDED_AT = 5, 3
 _GREY = "#777777"
-#: Below this all placements allocate what is asked for: what is drawn larger begins here.
+#: Below this share all placements allocate everything requested, so the detail begins here.
 _CROWDED_PERCENT = 80.0
 
 
@@ -45,10 +44,10 @@ class Curve(Struct, frozen=True, kw_only=True):
 
 
 class GpuPicture(Struct, frozen=True, kw_only=True):
-    """One run: what its legend says, and its line in each panel.
+    """One run: its legend, and its line in each panel.
 
-    `along` is what x is. `ideal`: what had been asked for is drawn too, and where the cluster is
-    crowded, allocation is drawn once more, larger.
+    `along` is the quantity on the x axis. With `ideal`, the requested amount is drawn too, and the
+    allocation of the crowded cluster again in a larger scale.
     """
 
     name: str
@@ -61,7 +60,7 @@ class GpuPicture(Struct, frozen=True, kw_only=True):
 
 
 def drawn(title: str, runs: Sequence[GpuPicture], form: str) -> bytes:
-    """The picture as `png`, `svg` or `pdf`. `runs` is not empty."""
+    """Return the picture as `png`, `svg` or `pdf`. `runs` is not empty."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -115,7 +114,7 @@ def _draw_allocation(figure: Figure, grid: GridSpec, runs: Sequence[GpuPicture])
 
 
 def _draw_crowded(axes: Axes, runs: Sequence[GpuPicture]) -> None:
-    """Allocation once more, where the placements differ."""
+    """Draw allocation once more, where the placements differ."""
     _draw(axes, [one.allocation for one in runs])
     _describe(axes, runs, "… where the cluster is nearly full")
     _draw_ideal(axes, runs)
@@ -128,7 +127,7 @@ def _draw_crowded(axes: Axes, runs: Sequence[GpuPicture]) -> None:
 
 
 def _draw_ideal(axes: Axes, runs: Sequence[GpuPicture]) -> None:
-    """What would be allocated if everything found a place."""
+    """Draw the allocation that would result if every pod were placed."""
     last = max(one.allocation.x[-1] for one in runs)
     full = min(100.0, last)
     axes.plot([0, full, last], [0, full, full], color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))

@@ -1,10 +1,10 @@
-"""Alibaba's GPU trace as a load: its nodes, and a group of one pod for each of its pods.
+"""Alibaba's GPU trace as a load, its inflation, and the fragmentation of its GPUs.
 
-GPUs are counted in thousandths, on nodes and in requests alike: a pod with `num_gpu` 8 asks for
-8000, one that shares a GPU for its `gpu_milli`. A node has its cpu, memory and GPUs, and labels for
-their model. A pod may name several models that will do, and a node selector is an exact match, so
-each node also has a label for every set of models asked for that its own is in: `V100M16|V100M32`
-selects nodes with `gpu-model-in/V100M16.V100M32: "true"`.
+GPUs are counted in thousandths, on nodes and in requests: a pod with `num_gpu` 8 requests 8000, a
+pod that shares a GPU its `gpu_milli`. A node has its cpu, memory and GPUs, and labels for their
+model. A pod may accept several models, but a node selector is an exact match, so each node also has
+a label for every requested set of models that includes its own: `V100M16|V100M32` selects nodes
+with `gpu-model-in/V100M16.V100M32: "true"`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from batchq.lab.workload.schedule import Gauge, Sample
 from batchq.lab.workload.schedule import Meter as OverTime
 from batchq.scheduler.cycle import Cycle
 
-#: What a pod says that it takes at most: nothing, or what it took.
+#: The walltime that pods state: none, or their actual run time.
 Walltimes: TypeAlias = Literal["none", "runtime"]
 
 _MIB = 2**20
@@ -59,8 +59,8 @@ _MODEL = "gpu-model"
 _MODEL_IN = "gpu-model-in"
 _YES = "true"
 
-#: Which node of those that fit, each by one score plugin in the box with its own defaults: fill up
-#: the GPUs of a node, or keep as much of everything free on it; all else is the default.
+#: Placement strategies, each by one builtin score plugin with its default settings: fill up a
+#: node's GPUs, or keep as much as possible of everything free on it.
 PLACEMENTS: Mapping[str, SchedulerConfig] = {
     "binpack": SchedulerConfig(
         points={"score": PluginSet(enabled=(PluginEntry(name="binpack"),), disabled=("*",))}
@@ -79,7 +79,7 @@ def openb_load(
     walltimes: Walltimes = "none",
     strategy: Strategy | None = None,
 ) -> Load:
-    """Every pod that ran at all arrives at its creation and runs as long as it did.
+    """Return the load in which every pod that ran arrives at its creation and runs as long.
 
     Sizes and the capacity are thousandths of a GPU. Raises InvalidInput for a cluster without GPUs.
     """
@@ -94,7 +94,7 @@ def openb_load(
 
 
 def gpu_capacity(nodes: Sequence[OpenbNode], title: str) -> int:
-    """All GPUs of a cluster, in thousandths. Raises InvalidInput if there are none."""
+    """Return all GPUs of a cluster, in thousandths. Raises InvalidInput if there are none."""
     capacity = sum(node.gpus for node in nodes) * WHOLE_GPU
     if not capacity:
         raise InvalidInput(f"{title}: expected at least one node with a GPU, found none")
@@ -102,12 +102,12 @@ def gpu_capacity(nodes: Sequence[OpenbNode], title: str) -> int:
 
 
 def the_queue(strategy: Strategy | None = None) -> Queue:
-    """The one queue of a trace that knows no queues."""
+    """Return the only queue of a trace without queues."""
     return Queue(metadata=Metadata(name=DEFAULT), spec=QueueSpec(strategy=strategy or Strategy()))
 
 
 def cluster_nodes(nodes: Sequence[OpenbNode], pods: Sequence[OpenbPod]) -> list[Node]:
-    """The nodes, with a label for each set of models that any of the pods asks for."""
+    """Return the nodes, with a label for each set of models that any pod requests."""
     sets = sorted({pod.models for pod in pods if len(pod.models) > 1})
     return [
         Node(
@@ -125,7 +125,7 @@ def cluster_nodes(nodes: Sequence[OpenbNode], pods: Sequence[OpenbPod]) -> list[
 
 
 def group_of(pod: OpenbPod, *, name: str = "", walltimes: Walltimes = "none") -> PodGroup:
-    """A group of one pod that asks for what this one did; called as it is, unless named."""
+    """Return a group of one pod with the same requests; it has the pod's name by default."""
     shape = shape_of(pod)
     template = PodTemplate(
         requests={CPU: shape.cpu, MEMORY: shape.memory, GPU: shape.gpu},
@@ -141,7 +141,7 @@ def group_of(pod: OpenbPod, *, name: str = "", walltimes: Walltimes = "none") ->
 
 
 def shape_of(pod: OpenbPod) -> Shape:
-    """What a pod asks for, as the scheduler sees it."""
+    """Return a pod's requests, as the scheduler sees them."""
     return Shape(
         cpu=pod.cpu_milli,
         memory=pod.memory_mib * _MIB,
@@ -151,7 +151,7 @@ def shape_of(pod: OpenbPod) -> Shape:
 
 
 def places_of(nodes: Sequence[Node]) -> list[Place]:
-    """The same nodes, for the measure of fragmentation."""
+    """Return the same nodes for the measure of fragmentation."""
     return [
         Place(
             name=node.metadata.name,
@@ -197,12 +197,12 @@ def _name_of(models: Sequence[str]) -> str:
 
 
 GPU = "gpu"
-#: Of a workload's pods, how many the shapes that count make up at least.
+#: The typical shapes cover at least this percentage of a workload's pods.
 POPULARITY_PERCENT = 95
 
 
 class Shape(Struct, frozen=True, kw_only=True, order=True):
-    """What a pod asks for: milli-cores, bytes, thousandths of a GPU, and labels of its node."""
+    """A pod's requests: milli-cores, bytes, thousandths of a GPU, and labels of its node."""
 
     cpu: int
     memory: int
@@ -218,7 +218,7 @@ class Typical(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """A node, as far as the measure goes: what it has, and its labels."""
+    """A node as the measure needs it: its resources and labels."""
 
     name: str
     cpu: int
@@ -231,8 +231,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """The cluster at one instant; GPUs in thousandths.
 
     `fragmented` is the expected amount of free GPU that the workload's next pod cannot use.
-    `stranded` counts the nodes with free GPU, but with less cpu or memory than any pod that asks
-    for GPU wants; `stranded_gpu` is what is free there.
+    `stranded` counts nodes with free GPU, but less cpu or memory than any GPU pod requests;
+    `stranded_gpu` is the free GPU there.
     """
 
     capacity: int
@@ -243,17 +243,17 @@ class Reading(Struct, frozen=True, kw_only=True):
 
     @property
     def allocation(self) -> float:
-        """The GPU allocation ratio: allocated of all GPUs."""
+        """The GPU allocation ratio: allocated over all GPUs."""
         return self.allocated / self.capacity if self.capacity else 0.0
 
     @property
     def fragmentation(self) -> float:
-        """Fragments of all GPUs."""
+        """Fragments over all GPUs."""
         return float(self.fragmented / self.capacity) if self.capacity else 0.0
 
     @property
     def fragmentation_of_free(self) -> float:
-        """Fragments of what is not allocated: the paper's fragmentation rate."""
+        """Fragments over unallocated GPUs: the paper's fragmentation rate."""
         free = self.capacity - self.allocated
         return float(self.fragmented / free) if free else 0.0
 
@@ -261,12 +261,12 @@ class Reading(Struct, frozen=True, kw_only=True):
 def typical_shapes(
     shapes: Iterable[Shape], *, percent: int = POPULARITY_PERCENT
 ) -> tuple[Typical, ...]:
-    """The most frequent shapes that together make up at least `percent` of all pods."""
+    """Return the most frequent shapes that together cover at least `percent` of all pods."""
     counts = Counter(shapes)
     wanted = counts.total() * percent
     found: list[Typical] = []
     pods = 0
-    # Equally frequent ones by size, so that no order of the file or of hashes decides.
+    # Equally frequent ones by size, so that the order of the file does not matter.
     for shape, frequency in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if pods * 100 >= wanted:
             break
@@ -276,9 +276,9 @@ def typical_shapes(
 
 
 class GpuMeter:
-    """Follows what is taken and given back on each node; owns the sums over all of them.
+    """Follows the allocations on each node; owns the sums over all nodes.
 
-    A change costs a look at one node, so that a reading costs nothing.
+    A change updates one node, so a reading costs nothing.
     """
 
     def __init__(
@@ -289,14 +289,14 @@ class GpuMeter:
         self._least_memory = min((shape.memory for shape in asking), default=0)
         self._typical = typical_shapes(workload, percent=percent)
         self._pods = sum(one.pods for one in self._typical)
-        #: Kinds of nodes, by their labels: which shapes may be there at all, as to labels.
+        #: A node's labels -> the shapes that may run there, as far as labels go.
         self._suitable: dict[tuple[tuple[str, str], ...], tuple[Typical, ...]] = {}
         self._places = {place.name: place for place in places if place.gpu}
         self._free = {
             place.name: [place.cpu, place.memory, place.gpu] for place in self._places.values()
         }
         self._capacity = sum(place.gpu for place in self._places.values())
-        #: Node -> what of its free GPU is no fragment, times the pods of the typical shapes.
+        #: Node -> its usable free GPU, summed over the pods of the typical shapes.
         self._usable: dict[str, int] = {}
         self._stranded: dict[str, int] = {}
         self._all_usable = 0
@@ -306,15 +306,15 @@ class GpuMeter:
             self._look_at(name)
 
     def take(self, node: str, requests: Mapping[str, int]) -> None:
-        """A pod with these requests has been placed on the node."""
+        """Count a pod with these requests as placed on the node."""
         self._change(node, requests, -1)
 
     def give_back(self, node: str, requests: Mapping[str, int]) -> None:
-        """A pod with these requests has left the node."""
+        """Count a pod with these requests as gone from the node."""
         self._change(node, requests, 1)
 
     def reading(self) -> Reading:
-        """How things stand now."""
+        """Return the present state."""
         usable = Fraction(self._all_usable, self._pods) if self._pods else Fraction(0)
         return Reading(
             capacity=self._capacity,
@@ -329,7 +329,7 @@ class GpuMeter:
     def _change(self, node: str, requests: Mapping[str, int], sign: int) -> None:
         free = self._free.get(node)
         if free is None:
-            # A node without GPUs has nothing that could be fragmented.
+            # A node without GPUs cannot be fragmented.
             return
         for place, name in enumerate((CPU, MEMORY, GPU)):
             free[place] += sign * requests.get(name, 0)
@@ -351,7 +351,7 @@ class GpuMeter:
             self._stranded[name] = stranded
 
     def _may_be_on(self, name: str) -> tuple[Typical, ...]:
-        """The typical shapes that ask for GPU, and for no other labels than the node has."""
+        """Return the typical shapes that request GPU and whose selector the node's labels match."""
         labels = self._places[name].labels
         key = tuple(sorted(labels.items()))
         known = self._suitable.get(key)
@@ -371,7 +371,7 @@ _STRANDED: Gauge = ("", "stranded")
 
 
 class GpuLevel(Struct, frozen=True, kw_only=True):
-    """A quantity over time: its mean, its peak, and what it was when the last pod had come."""
+    """A quantity over time: its mean, its peak, and its value after the last arrival."""
 
     mean: float
     peak: float
@@ -379,11 +379,11 @@ class GpuLevel(Struct, frozen=True, kw_only=True):
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """Ratios between 0 and 1, but for `stranded_nodes`, which counts nodes.
+    """Ratios between 0 and 1, except `stranded_nodes`, which counts nodes.
 
-    `allocation` and `fragmentation` are of all GPUs, `fragmentation_of_free` of those that were not
-    allocated; its mean is that of the one over that of the other. `over_time` has the same in
-    steps of equal length: what was allocated and fragmented, in thousandths of a GPU.
+    `allocation` and `fragmentation` are over all GPUs, `fragmentation_of_free` over unallocated
+    ones; its mean is mean fragments over mean free GPU. `over_time` has the same in steps of equal
+    length: allocated and fragmented thousandths of a GPU.
     """
 
     name: str
@@ -395,21 +395,21 @@ class GpuUse(Struct, frozen=True, kw_only=True):
     over_time: tuple[Sample, ...] = ()
 
     def allocated(self, sample: Sample) -> float:
-        """The GPU allocation ratio of a step."""
+        """Return the GPU allocation ratio of a step."""
         return sample.total(_ALLOCATED[1]) / self.capacity
 
     def fragmented(self, sample: Sample) -> float:
-        """Fragments of all GPUs in a step."""
+        """Return fragments over all GPUs in a step."""
         return sample.total(_FRAGMENTED[1]) / self.capacity
 
     def fragmented_of_free(self, sample: Sample) -> float:
-        """Fragments of what was not allocated in a step."""
+        """Return fragments over unallocated GPUs in a step."""
         free = self.capacity - sample.total(_ALLOCATED[1])
         return sample.total(_FRAGMENTED[1]) / free if free else 0.0
 
 
 class GpuWatch:
-    """Follows one play of a load; owns what has been added up so far."""
+    """Follows one play of a load; owns the sums so far."""
 
     def __init__(self, load: Load, workload: Sequence[Shape]) -> None:
         self._meter = GpuMeter(places_of(load.nodes), workload)
@@ -418,7 +418,7 @@ class GpuWatch:
         self._now_s = self._start_s
         self._now = self._meter.reading()
         self._final: Reading | None = None
-        #: Thousandths of a GPU, or nodes, times seconds.
+        #: Thousandths of a GPU, or nodes, multiplied by seconds.
         self._allocated_s = 0
         self._fragmented_s = Fraction(0)
         self._stranded_s = 0
@@ -427,14 +427,14 @@ class GpuWatch:
         self._shown: dict[Gauge, int] = {}
 
     def __call__(self, pod: Pod, sign: int, at_s: int) -> None:
-        """A pod holds its node from now on (1), or does no longer (-1)."""
+        """Count a pod that takes its node (1) or leaves it (-1)."""
         if at_s > self._now_s:
             self._pass_to(at_s)
         change = self._meter.take if sign > 0 else self._meter.give_back
         change(pod.status.node, pod.spec.requests)
 
     def use(self, name: str) -> GpuUse:
-        """What it all came to, from the first arrival to the last thing that happened."""
+        """Return the totals from the first arrival to the last event."""
         self._pass_to(self._now_s)
         long_s = self._now_s - self._start_s
         capacity = self._now.capacity
@@ -464,7 +464,7 @@ class GpuWatch:
     # ----------------------------------------------------------------------------------------
 
     def _pass_to(self, at_s: int) -> None:
-        """All has happened that happens at this instant; count it up to the next."""
+        """Add up the state of the present instant, which is complete, until `at_s`."""
         self._now = now = self._meter.reading()
         self._peaks = list(map(max, self._peaks, _ratios(now)))
         for gauge, units in (
@@ -499,12 +499,12 @@ def _part(amount: int | Fraction, whole: int) -> float:
 DEFAULT_PERCENT = 130
 MOST_PERCENT = 1000
 DEFAULT_SEED = 42
-#: How much comes between two sessions. Nearly all of a session's cost is that it takes place.
+#: Arrivals between two sessions, in percent of the capacity. A session's cost is mostly fixed.
 STEP_PERCENT = 2
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """How things stood when so much GPU (in thousandths) had been asked for by so many pods."""
+    """The state when this much GPU (in thousandths) had been requested by this many pods."""
 
     arrived: int
     pods: int
@@ -513,10 +513,10 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class Inflation(Struct, frozen=True, kw_only=True):
-    """One run: `points` by what had arrived, the first of them before anything had.
+    """One run: `points` by what had arrived, the first before any arrival.
 
-    `first_failed` is what had arrived, in thousandths of a GPU, when for the first time a pod that
-    asks for GPU was not placed; None if all were.
+    `first_failed` is what had arrived, in thousandths of a GPU, when a GPU pod was first not
+    placed; None if all were placed.
     """
 
     name: str
@@ -526,12 +526,12 @@ class Inflation(Struct, frozen=True, kw_only=True):
 
     @property
     def last(self) -> Point:
-        """How it ended."""
+        """The final state."""
         return self.points[-1]
 
     @property
     def allocation_when_all_was_asked_for(self) -> float | None:
-        """The allocation ratio once as much had been asked for as there is; None if never."""
+        """The allocation ratio once all GPUs had been requested; None if they never were."""
         crowded = (one for one in self.points if one.arrived >= self.capacity)
         return next((one.reading.allocation for one in crowded), None)
 
@@ -546,10 +546,10 @@ def inflate(
     seed: int = DEFAULT_SEED,
     tell: Callable[[int, int], None] | None = None,
 ) -> Inflation:
-    """Let pods come until they ask for `percent` of the cluster's GPUs.
+    """Let pods arrive until they request `percent` of the cluster's GPUs.
 
-    `tell` hears after each step what has arrived, and of how much. Raises InvalidInput for a
-    cluster without GPUs or a trace without pods that ask for any.
+    `tell` is called after each step with what has arrived, and the total. Raises InvalidInput for a
+    cluster without GPUs, or a trace without GPU pods.
     """
     if not any(pod.gpu_milli for pod in pods):
         raise InvalidInput(f"{name}: expected at least one pod that asks for a GPU, found none")
@@ -571,7 +571,7 @@ def inflate(
 def _steps(
     pods: Sequence[OpenbPod], capacity: int, percent: int, chance: random.Random
 ) -> Iterator[list[OpenbPod]]:
-    """The pods as they come, parted where so many more percents of the capacity are reached."""
+    """Yield the arriving pods in steps of STEP_PERCENT of the capacity."""
     step: list[OpenbPod] = []
     arrived, next_at = 0, STEP_PERCENT
     for pod in _without_end(pods, chance):
@@ -591,7 +591,7 @@ def _without_end(pods: Sequence[OpenbPod], chance: random.Random) -> Iterator[Op
 
 
 class _Cluster:
-    """The cluster while pods come; owns its store, and what is known of it so far."""
+    """The cluster while pods arrive; owns its store and the points so far."""
 
     def __init__(self, load: Load, pods: Sequence[OpenbPod], config: SchedulerConfig) -> None:
         self._requests = CountedIds()
@@ -606,7 +606,7 @@ class _Cluster:
         self.points = [self._point()]
 
     def submit(self, pods: Sequence[OpenbPod]) -> None:
-        """Let these come, in this order; those that are not placed are gone afterwards."""
+        """Submit these pods in order, run a session, and remove those that were not placed."""
         groups = [self._submitted(pod) for pod in pods]
         self._cycle.run_once()
         self._store.delivered(self._store.outbox())
@@ -621,7 +621,7 @@ class _Cluster:
         return Point(arrived=self.arrived, pods=self._pods, placed=self._placed, reading=reading)
 
     def _submitted(self, pod: OpenbPod) -> str:
-        """Its group's key. A pod of the trace may come several times, so groups are numbered."""
+        """Submit a pod's group and return its key; groups are numbered, because pods may recur."""
         uid = next(self._uids)
         group = group_of(pod, name=f"pod-{uid}")
         made = create(self._store, group, now_ms=0, uid=uid, described=True)
@@ -643,7 +643,7 @@ class _Cluster:
 
 
 def _withdrawn(group: PodGroup, pods: Sequence[Pod]) -> Transaction:
-    """The group has never been, nor has what it was promised."""
+    """Return the removal of a group, its pods and its charges."""
     uid = group.metadata.uid
     holders = dict.fromkeys((f"object:{uid}", f"group:{uid}", *holders_in_store(group)))
     gone: tuple[Object, ...] = (group, *pods)

@@ -1,8 +1,8 @@
-"""What is played: nodes, queues, and who submits what when, whatever file it came from.
+"""A load to play: nodes, queues, and submissions over time, whatever file they came from.
 
-`swf_load` makes it of a log in the Standard Workload Format: one node with as many cpus as the
-machine has processors, and for each job a group of one pod with the job's processors as cpus and
-its request as walltime.
+`swf_load` converts a log in the Standard Workload Format: one node with a cpu per processor of the
+machine, and for each job a group of one pod with the job's processors as cpus and its request as
+walltime.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from batchq.lab.traces import Trace, TraceJob
 from batchq.ports import IdSource
 from batchq.store.memory import MemoryStore
 
-#: By what a log's jobs are told apart.
+#: The field of a log that separates tenants.
 By: TypeAlias = Literal["user", "group", "queue"]
 
-#: The one node of a log.
+#: The name of a log's only node.
 MACHINE = "machine"
 _CPU_MILLI = 1000
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
-    """Somebody submits `group` at `at_s`; each of its pods then runs for `run_s`, None: for ever.
+    """A submission of `group` at `at_s`; each of its pods runs for `run_s`, None: until stopped.
 
-    `number` is what the log calls it; `size` what it counts for in figures, all pods together.
+    `number` is its number in the log; `size` its weight in figures, all pods together.
     """
 
     at_s: int
@@ -63,10 +63,10 @@ class Arrival(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """`capacity` is what all nodes have, in the unit of `Arrival.size`.
+    """Everything to play. `capacity` is that of all nodes, in the unit of `Arrival.size`.
 
-    Whoever makes one puts arrivals in order of time; those of one instant are submitted in the
-    order given, and an arrival's place is its uid, which decides what nothing else does.
+    Arrivals are ordered by time; those of one instant are submitted in the given order. An
+    arrival's index is its uid, which breaks all ties.
     """
 
     title: str
@@ -84,11 +84,11 @@ def swf_load(
     by: By | None = None,
     queues: Sequence[Queue] = (),
 ) -> Load:
-    """A log, with one queue; or `by` user, group or queue, a namespace and a queue for each.
+    """Return the load of a log, with one queue, or with a namespace and a queue per `by`.
 
-    `queues` replace those of the same name, and one called `default` is the pattern for all that
-    are not named; further ones are there as well. Every queue that does not state a strategy of
-    its own has `strategy`.
+    `queues` replace those of the same name, and one called `default` is the template for all
+    others; further ones are added. Every queue that does not state its own strategy gets
+    `strategy`.
     """
     ordered = sorted(enumerate(trace.jobs), key=lambda item: (item[1].submit_s, item[0]))
     jobs = [job for _, job in ordered]
@@ -111,7 +111,7 @@ def _machine(processors: int) -> Node:
 
 
 def _tenant(job: TraceJob, by: By | None) -> str:
-    """`user-12`, `group-5`, `queue-1`; `user-unknown` where the log does not say."""
+    """Return `user-12`, `group-5`, `queue-1`, or `user-unknown` if the log does not say."""
     if by is None:
         return DEFAULT
     number = {"user": job.user, "group": job.group, "queue": job.queue}[by]
@@ -133,7 +133,7 @@ def _queues(
 
 
 def _with_strategy(spec: QueueSpec, strategy: Strategy | None) -> QueueSpec:
-    """The queue's own strategy, if it states one, is not overruled."""
+    """Return the spec with `strategy`, unless the queue states its own."""
     if strategy is None or spec.strategy != Strategy():
         return spec
     return replace(spec, strategy=strategy)
@@ -142,7 +142,7 @@ def _with_strategy(spec: QueueSpec, strategy: Strategy | None) -> QueueSpec:
 def _arrival(
     job: TraceJob, tenant: str, specs: dict[tuple[str, int, int], PodGroupSpec]
 ) -> Arrival:
-    """`specs`: those of the jobs before; whoever asks for the same has the same spec."""
+    """Return a job's arrival. `specs` caches specs, which jobs with equal requests share."""
     asked = (tenant, job.processors, job.request_s)
     if asked not in specs:
         specs[asked] = _spec(*asked)
@@ -175,24 +175,24 @@ POLICIES: Mapping[str, Strategy] = {
     "easy-sjf": Strategy(type="Backfill", order="shortest", reservations="1"),
     "conservative": Strategy(type="Backfill", order="fcfs", reservations="all"),
 }
-#: What is played where nobody says anything else: the strategy that queues have by default.
+#: The default policy: the default strategy of queues.
 DEFAULT_POLICY = "first-fit"
 
-#: What policies are played with.
+#: The configuration under which policies are played.
 POLICY_CONFIG = SchedulerConfig()
 
 
 def strategy_of(policy: str) -> Strategy:
-    """The strategy that a short name stands for. Raises InvalidInput."""
+    """Return the strategy of a short name. Raises InvalidInput."""
     if policy not in POLICIES:
         raise InvalidInput(f"there is no policy {policy!r}; expected one of {', '.join(POLICIES)}")
     return POLICIES[policy]
 
 
 def empty_cluster(load: Load, requests: IdSource) -> MemoryStore:
-    """The nodes and queues, and nobody there yet.
+    """Return a store with the nodes and queues only.
 
-    Raises InvalidInput or Rejected for those that the rules refuse.
+    Raises InvalidInput or Rejected if the rules refuse one of them.
     """
     store = MemoryStore()
     contradiction = first_contradiction(load.queues)
@@ -200,28 +200,28 @@ def empty_cluster(load: Load, requests: IdSource) -> MemoryStore:
         raise contradiction[1]
     founded: tuple[Object, ...] = (*load.queues, *load.nodes)
     for place, obj in enumerate(founded):
-        # In part: the queues have been judged together. Described: nodes need no heartbeat.
+        # in_part: the queues were checked together; described: nodes need no heartbeat.
         created = create(store, obj, now_ms=0, uid=str(place), described=True, in_part=True)
         write(store, requests, created)
     write(store, requests, found_defaults(store, now_ms=0, uid="default"))
     return store
 
 
-class Desk:
-    """Where groups are submitted; owns what it has accepted.
+class Submitter:
+    """Accepts submissions; owns a cache of the accepted specs.
 
-    Many groups of a log are alike but for their names. Such a spec, the very same value, is looked
-    at once; queues and priority classes do not change while a load plays.
+    Many groups of a log share one spec, the very same object, which is checked only once. Queues
+    and priority classes do not change while a load plays.
     """
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._arrivals = NewGroups(store)
-        #: Namespace and identity of a spec -> the spec, kept so that no other takes its identity.
+        #: (namespace, id of a spec) -> the spec; the reference keeps the id from being reused.
         self._accepted: dict[tuple[str, int], PodGroupSpec] = {}
 
     def submitted(self, group: PodGroup, uid: str, now_ms: int) -> Transaction:
-        """Somebody submits the group now, and it is written down as `create` has it.
+        """Return the transaction that submits the group, as `create` would.
 
         Raises InvalidInput, Conflict or Rejected.
         """
@@ -237,7 +237,7 @@ class Desk:
         return created
 
     def _is_placed(self, group: PodGroup) -> bool:
-        """Whether what it refers to is there: a described world may lack it."""
+        """Return whether all references exist; a described world may lack them."""
         try:
             self._arrivals.check(group)
         except (NotFound, Rejected):
@@ -245,9 +245,9 @@ class Desk:
         return True
 
 
-def forgotten(store: MemoryStore, group: PodGroup) -> Transaction:
-    """A finished group and its pods are there no longer, and count for nothing: of one that was
-    stopped, no session has seen yet that its last pod has ended.
+def removal_of(store: MemoryStore, group: PodGroup) -> Transaction:
+    """Return the removal of a finished group with its pods and charges. The charges may include
+    pods that were stopped and whose end no session has seen yet.
     """
     pods = store.pods_of(group.metadata.uid)
     return Transaction(

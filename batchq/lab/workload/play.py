@@ -1,7 +1,7 @@
-"""The pods of a load that hold a node, and when each of them ends: the place of the agents.
+"""Play a load: start and end its pods in place of agents, and run sessions in virtual time.
 
-A bound pod starts at once, runs as long as its job says, and succeeds; one that was told to stop
-ends when its grace is over. A finished group is taken out of the store with its last pod.
+A bound pod starts at once, runs as long as its job, and succeeds; a pod that was asked to stop ends
+when its grace is over. A finished group is removed from the store with its last pod.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.simulation.invariants import InvariantWatch
-from batchq.lab.workload.jobs import Desk, Load, empty_cluster, forgotten
+from batchq.lab.workload.jobs import Load, Submitter, empty_cluster, removal_of
 from batchq.lab.workload.schedule import Look, Progress, Schedule
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
@@ -39,7 +39,7 @@ _LEAVING = frozenset(map(str, Leaving))
 
 
 class OnNode(Struct, frozen=True, kw_only=True):
-    """A pod since it started. `order` counts starts; `predicted_at`: start + walltime."""
+    """A started pod. `order` counts starts; `predicted_at` is its start plus walltime."""
 
     pod: str
     group: str
@@ -50,7 +50,7 @@ class OnNode(Struct, frozen=True, kw_only=True):
 
 
 class Running:
-    """Owns the heap of ends and the heap of graces."""
+    """The pods on nodes; owns the heap of ends and the heap of graces."""
 
     def __init__(
         self, store: MemoryStore, clock: Clock, requests: IdSource, progress: Progress
@@ -63,27 +63,27 @@ class Running:
         self._stopping: dict[str, OnNode] = {}
         self._ends: list[tuple[int, int, OnNode]] = []
         self._graces: list[tuple[int, int, OnNode]] = []
-        #: Groups that have ended and still have pods on nodes, by uid.
+        #: Uid -> key of ended groups that still have pods on nodes.
         self._leaving: dict[str, str] = {}
         self._started = 0
-        #: Groups, by uid, of whose start no session has seen anything yet, and one of their pods.
-        #: Whoever opens a session clears it.
+        #: Uid -> one started pod, for groups whose start no session has seen yet. Cleared by the
+        #: caller before each session.
         self.unseen: dict[str, OnNode] = {}
-        #: How many pods have left their nodes so far.
+        #: The number of pods that have left their nodes so far.
         self.ended = 0
 
     def any(self) -> bool:
-        """Whether anything runs that will end by itself."""
+        """Return whether anything that runs will end on its own."""
         return self.next_at() is not None
 
     def next_at(self) -> int | None:
-        """When the next pod ends or has stopped; None if none does."""
+        """Return when the next pod ends or has stopped; None if none does."""
         while self._ends and self._on_node.get(self._ends[0][2].pod) is not self._ends[0][2]:
             heappop(self._ends)
         return min((heap[0][0] for heap in (self._ends, self._graces) if heap), default=None)
 
     def start_bound(self) -> None:
-        """Bound -> Running takes no time."""
+        """Start all bound pods; that takes no time."""
         deliveries = self._store.outbox()
         for delivery in deliveries:
             pod = self._store.get("Pod", delivery.pod)
@@ -93,7 +93,7 @@ class Running:
         self._store.delivered(deliveries)
 
     def due(self) -> list[OnNode]:
-        """The pods whose work is done by now, in the order in which they started."""
+        """Return the pods whose work is done by now, in the order in which they started."""
         now_ms = self._clock.now_ms()
         found = []
         while (next_at := self.next_at()) is not None and next_at <= now_ms:
@@ -103,7 +103,7 @@ class Running:
         return sorted(found, key=lambda one: one.order)
 
     def end(self, one: OnNode) -> None:
-        """Its work is done, unless it has ended before or was told to stop meanwhile."""
+        """End a pod with success, unless it ended before or was asked to stop meanwhile."""
         if self._on_node.get(one.pod) is one:
             del self._on_node[one.pod]
             pod, now_ms = self._pod(one), self._clock.now_ms()
@@ -112,14 +112,14 @@ class Running:
             self._gone(one, pod)
 
     def has_succeeded(self, group: str) -> bool:
-        """Whether all pods that a group is to have, by its uid, have done their work."""
+        """Return whether all pods of a group, by its uid, have succeeded."""
         pods = self._store.pods_of(group)
         return len(pods) == self._progress.pods(group) and all(
             pod.status.phase == PodPhase.SUCCEEDED for pod in pods
         )
 
     def has_any_overrun(self) -> bool:
-        """Whether anybody's time is over of whose start no session has seen anything yet."""
+        """Return whether the walltime of a group is over whose start no session has seen."""
         now_ms = self._clock.now_ms()
         return any(
             one.predicted_at is not None and one.predicted_at <= now_ms and one.pod in self._on_node
@@ -127,7 +127,7 @@ class Running:
         )
 
     def end_graces(self) -> None:
-        """What was told to stop has stopped by now."""
+        """End the pods whose grace is over."""
         now_ms = self._clock.now_ms()
         while self._graces and self._graces[0][0] <= now_ms:
             one = heappop(self._graces)[2]
@@ -136,8 +136,8 @@ class Running:
             write(self._store, self._requests, player.stop(pod, now_ms=now_ms))
             self._gone(one, pod)
 
-    def tell_to_stop(self, evict: Evict) -> None:
-        """Its grace begins, if the store has granted the eviction."""
+    def ask_to_stop(self, evict: Evict) -> None:
+        """Start a pod's grace, if the store has accepted the eviction."""
         pod = self._store.get("Pod", evict.uid)
         one = self._on_node.get(evict.uid)
         if one is None or not isinstance(pod, Pod):
@@ -153,9 +153,9 @@ class Running:
             self._progress.evicted(one.group, pod.status.admission, held_s)
 
     def forget(self, group: PodGroup) -> None:
-        """Take a finished group out of the store, now or with its last pod.
+        """Remove a finished group from the store, now or with its last pod.
 
-        One that still counts in an eviction budget stays for as long as it would be shown.
+        A group that still counts in an eviction budget stays.
         """
         if group.status.evictions.recent:
             return
@@ -163,7 +163,7 @@ class Running:
         if any(pod.status.phase in ON_NODE for pod in pods):
             self._leaving[group.metadata.uid] = key_of(group)
         else:
-            write(self._store, self._requests, forgotten(self._store, group))
+            write(self._store, self._requests, removal_of(self._store, group))
 
     # ----------------------------------------------------------------------------------------
 
@@ -201,13 +201,12 @@ class Running:
         return pod
 
 
-def leaves_nothing_to_do(report: CycleReport) -> bool:
-    """Whether another session at the same instant would decide nothing.
+def is_settled(report: CycleReport) -> bool:
+    """Return whether another session at the same instant would decide nothing.
 
-    So it is when the actions have decided nothing. They come after the session's own bookkeeping
-    and have seen all of it, if that was no more than groups that have started or succeeded; and
-    why groups wait, which is written last, lets nobody in. Where ends are many, this spares every
-    second session.
+    That is so if the actions decided nothing, and the bookkeeping before them was only about groups
+    that started or succeeded, which the actions have seen. The reasons written last admit no group.
+    With many ends, this saves every second session.
     """
     session = report.session
     return not report.commit.refused and all(
@@ -217,12 +216,12 @@ def leaves_nothing_to_do(report: CycleReport) -> bool:
     )
 
 
-def is_one_line_of_equals(load: Load, config: SchedulerConfig) -> bool:
-    """Whether gangs of one queue and of one importance, which depend on nobody, are all there is,
-    and nobody but our own plugins has a say.
+def is_queue_of_equals(load: Load, config: SchedulerConfig) -> bool:
+    """Return whether all groups are independent gangs of one queue and one priority, under the
+    default plugins.
 
-    Then nobody is anybody's victim, and no start of one lets in another: whom the actions have
-    refused beside those whom they have let in, they would refuse again.
+    Then there are no victims, and no start admits another group: the actions would refuse again
+    whom they have refused.
     """
     specs = [arrival.group.spec for arrival in load.arrivals]
     return (
@@ -237,25 +236,24 @@ def is_one_line_of_equals(load: Load, config: SchedulerConfig) -> bool:
     )
 
 
-def waits_for_room_alone(load: Load, config: SchedulerConfig) -> bool:
-    """Whether, of one line of equals on one machine, nobody starts whom the machine has no room
-    for, and nobody starts because such a one has come: it stands behind all others.
+def waits_only_for_resources(load: Load, config: SchedulerConfig) -> bool:
+    """Return whether, in addition, there is a single machine, and only free resources decide.
 
-    Then a session is spared where only such came, and where some ended and there is room for
-    nobody, its actions. On several nodes, who is let in may still wait for a certain one; and in a
-    line in which short ones come first, who comes may change whom the others wait for.
+    Then no session is needed for arrivals that do not fit, because they queue behind all others,
+    and no actions are needed after ends if no group fits. On several nodes an admitted group may
+    still wait for a certain node; with shortest-first order an arrival may change the order.
     """
     return (
-        is_one_line_of_equals(load, config)
+        is_queue_of_equals(load, config)
         and len(load.nodes) == 1
         and config.settings.overcommit == Settings().overcommit
         and all(queue.spec.strategy.order == "fcfs" for queue in load.queues)
     )
 
 
-def due_without(session: Session, over: Set[str]) -> int | None:
-    """When the next clock runs out, as it was at the end of a session, if these groups, by uid,
-    which ran then, had been over already; in milliseconds, None if no clock runs.
+def next_due_without(session: Session, over: Set[str]) -> int | None:
+    """Return when the next clock runs out after a session if these groups, by uid, which ran then,
+    had already ended; in ms, None if no clock runs.
     """
     others = [group for group in session.busy() if group.uid not in over]
     due = (next_due_at(session, others), session.next_at())
@@ -263,8 +261,8 @@ def due_without(session: Session, over: Set[str]) -> int | None:
 
 
 def leaves_only_starts(report: CycleReport) -> bool:
-    """Whether the actions of another session at the same instant would decide nothing, of one line
-    of equals: these have let groups in, and found room for each. What is left is that they start.
+    """Return whether the actions of another session at the same instant would decide nothing: for
+    one queue of equals, all admitted groups were placed, and only have to start.
     """
     session = report.session
     return not report.commit.refused and all(
@@ -279,7 +277,7 @@ def leaves_only_starts(report: CycleReport) -> bool:
 
 
 def _is_bookkeeping(intent: intents.Intent) -> bool:
-    """Whether nothing follows from it that the actions of the same session would not see."""
+    """Return whether the actions of the same session have seen all consequences of an intent."""
     match intent:
         case intents.MoveGroup():
             return intent.phase == PodGroupPhase.RUNNING
@@ -291,15 +289,15 @@ def _is_bookkeeping(intent: intents.Intent) -> bool:
             return False
 
 
-#: How many sessions one instant gets, should they never come to rest.
+#: The most sessions at one instant, in case they never end.
 MOST_SESSIONS_AT_ONCE = 32
-#: When nothing runs and nobody comes any more, clocks alone may still let somebody in; what they
-#: have not brought about after so many instants, they never will.
+#: When nothing runs or arrives any more, only clocks can admit a group; after this many instants
+#: without a change, nothing ever will.
 MOST_FRUITLESS_INSTANTS = 100
-#: So often everything is counted anew, where nobody asks for it after each session.
+#: Interval of full invariant checks, unless they are wanted after each session.
 SESSIONS_BETWEEN_LOOKS = 1_000
 
-#: Is told how many jobs have finished, and of how many.
+#: Called with the number of finished jobs, and the total.
 Tell: TypeAlias = Callable[[int, int], None]
 
 
@@ -314,25 +312,24 @@ def play_load(
     stopwatch: Callable[[], float] | None = None,
     look: Look | None = None,
 ) -> Schedule:
-    """Play a load to its end, as the configuration has it.
+    """Play a load to its end under a configuration.
 
-    What never runs is told as not finished. `name` is that of the run, for reports. `watch` looks
-    at every invariant after every session, which takes longer than the sessions. `stopwatch` tells
-    real seconds; there is no real time in here. `look` is told of each pod that takes a node or
-    leaves it.
+    Jobs that never run are reported as not finished. `name` names the run in reports. `watch`
+    checks every invariant after every session, which takes longer than the sessions. `stopwatch`
+    returns real seconds; the play itself has no real time. `look` is called for each pod that takes
+    a node or leaves it.
 
-    Raises InvalidInput for a configuration or a load that makes no sense, and InvariantBroken for
-    a mistake of ours.
+    Raises InvalidInput for an invalid configuration or load, and InvariantBroken for a bug.
     """
     began = stopwatch() if stopwatch else 0.0
-    stage = LoadStage(load, config, watch=watch, look=look)
-    stage.run(per_event=per_event, tell=tell)
+    playing = LoadRun(load, config, watch=watch, look=look)
+    playing.run(per_event=per_event, tell=tell)
     real_s = stopwatch() - began if stopwatch else 0.0
-    return stage.schedule(name, real_s)
+    return playing.schedule(name, real_s)
 
 
-class LoadStage:
-    """One load while it plays; owns its clock, its store and what is still to come."""
+class LoadRun:
+    """A load being played; owns its clock, its store and the arrivals still to come."""
 
     def __init__(
         self, load: Load, config: SchedulerConfig, *, watch: bool, look: Look | None = None
@@ -344,23 +341,23 @@ class LoadStage:
         self._requests: IdSource = CountedIds()
         self.store: MemoryStore = empty_cluster(load, self._requests)
         self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
-        self._desk = Desk(self.store)
+        self._desk = Submitter(self.store)
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
         self._running = Running(self.store, self._clock, self._requests, self._progress)
         self._watch = InvariantWatch(self.store)
-        self._looks_each_time = watch
-        self._is_one_line_of_equals = is_one_line_of_equals(load, config)
-        self._waits_for_room_alone = waits_for_room_alone(load, config)
+        self._checks_each_time = watch
+        self._is_one_line_of_equals = is_queue_of_equals(load, config)
+        self._waits_for_room_alone = waits_only_for_resources(load, config)
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
-        #: Groups that are over, by uid, which the next session will see.
+        #: Uids of ended groups, which the next session will see.
         self._over: set[str] = set()
         self._last: Session | None = None
 
     def run(self, *, per_event: bool, tell: Tell | None) -> None:
-        """Play on until nothing is due any more, or nothing comes of it."""
+        """Play until nothing is due any more, or nothing changes."""
         fruitless = 0
         while (now_ms := self._next_at()) is not None and fruitless < MOST_FRUITLESS_INSTANTS:
             self._clock.jump_to(now_ms)
@@ -374,11 +371,11 @@ class LoadStage:
             idle = self._progress.changes == before and not self._coming
             fruitless = fruitless + 1 if idle and not self._running.any() else 0
         if self._over:
-            self._settle(only_follows=True)
+            self._settle(without_actions=True)
         self._watch.after_outside()
 
     def schedule(self, name: str, real_s: float) -> Schedule:
-        """What became of everybody so far."""
+        """Return the outcome of all jobs so far."""
         load, progress = self._load, self._progress
         now_s = self._clock.now_ms() // SECOND
         return Schedule(
@@ -410,32 +407,33 @@ class LoadStage:
         while self._comes_now():
             came.append(self._submit())
         if self._running.ended != before:
-            if self._may_let_in():
+            if self._may_admit():
                 self._settle()
             elif stopped or not all(map(self._running.has_succeeded, ended)):
-                self._settle(only_follows=True)
+                self._settle(without_actions=True)
             else:
-                self._put_off(ended)
-        elif not came or self._may_let_in(came):
+                self._defer(ended)
+        elif not came or self._may_admit(came):
             self._settle()
-        elif self._looks_each_time:
-            self._look_for_more()
+        elif self._checks_each_time:
+            self._check_settled()
 
-    def _may_let_in(self, came: Sequence[str] = ()) -> bool:
-        """Whether the actions of a session could let anybody in now; or of those, by uid, who
-        have just come, where nothing else has happened.
+    def _may_admit(self, came: Sequence[str] = ()) -> bool:
+        """Return whether the actions of a session could admit a group now; with `came`, one of the
+        groups, by uid, whose arrival is the only change.
         """
         is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
         if is_due or self._progress.evictions or not self._waits_for_room_alone:
             return True
         if came:
             return any(map(self._progress.has_room_for, came))
-        return self._progress.room.fits_anybody()
+        return self._progress.room.fits_any()
 
-    def _put_off(self, over: Sequence[str] = ()) -> None:
-        """Let the next session that there is see that these groups are over, and which ones have
-        started, where nobody can be let in now: whoever looks and when, all pods of the former
-        have succeeded, and the latter have run since their pods have.
+    def _defer(self, over: Sequence[str] = ()) -> None:
+        """Leave ends (`over`) and starts to the next session, if no group can be admitted now.
+
+        The outcome is independent of when a session sees them: all pods of the former have
+        succeeded, and the latter have run since their pods started.
         """
         unseen = self._running.unseen
         for uid in dict.fromkeys(over):
@@ -443,11 +441,11 @@ class LoadStage:
             self._progress.ended(uid, self._clock.now_ms() // SECOND)
             unseen.pop(uid, None)
         if self._last is not None:
-            due = [due_without(self._last, {*self._over, *unseen})]
+            due = [next_due_without(self._last, {*self._over, *unseen})]
             due += [one.predicted_at for one in unseen.values()]
             self._due_at = min((at for at in due if at is not None), default=None)
-        if self._looks_each_time:
-            self._look_for_more()
+        if self._checks_each_time:
+            self._check_settled()
 
     def _play_by_event(self) -> None:
         self._running.end_graces()
@@ -479,61 +477,62 @@ class LoadStage:
         self._progress.submitted(uid, now_ms // SECOND)
         return uid
 
-    def _settle(self, *, only_follows: bool = False) -> None:
-        """Sessions, until one leaves nothing to do for another. `only_follows`: actions would
-        decide nothing until somebody has more room.
+    def _settle(self, *, without_actions: bool = False) -> None:
+        """Run sessions until another would have nothing to do.
+
+        `without_actions`: skip actions, which would decide nothing until resources are freed.
         """
         if self._running.has_any_overrun():
-            # Whose time is over while nobody has seen it run: first it runs, then it has to stop.
-            self._hold(self._cycle.settle_once)
-        turn = self._cycle.settle_once if only_follows else self._cycle.run_once
+            # A group whose walltime is over before a session saw it run first runs, then stops.
+            self._run_session(self._cycle.settle_once)
+        turn = self._cycle.settle_once if without_actions else self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
-            report = self._hold(turn)
+            report = self._run_session(turn)
             if report.rested:
                 return
-            if leaves_nothing_to_do(report):
-                if self._looks_each_time:
-                    self._look_for_more()
+            if is_settled(report):
+                if self._checks_each_time:
+                    self._check_settled()
                 return
             starts = self._is_one_line_of_equals and leaves_only_starts(report)
             if starts and self._waits_for_room_alone:
-                self._put_off()
+                self._defer()
                 return
             turn = self._cycle.settle_once if starts else self._cycle.run_once
 
-    def _hold(self, turn: Callable[[], CycleReport]) -> CycleReport:
-        """A session, and what follows from it."""
+    def _run_session(self, turn: Callable[[], CycleReport]) -> CycleReport:
+        """Run a session and carry out its decisions."""
         self._running.unseen.clear()
         report = turn()
         self._last, self._due_at = report.session, report.next_due_at
         if not report.rested:
             self.sessions += 1
             self._refused += len(report.commit.refused)
-            if self._looks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
+            if self._checks_each_time or self.sessions % SESSIONS_BETWEEN_LOOKS == 0:
                 self._watch.after_session(report.commit)
             self._follow(report)
         return report
 
-    def _look_for_more(self) -> None:
-        """Another session at the same instant, to see that there is indeed nothing left to do."""
+    def _check_settled(self) -> None:
+        """Run another session at the same instant, and check that it has nothing to do."""
         report = self._cycle.run_once()
         self._last = report.session
-        # Why somebody waits may be written down by the next session: nobody looks meanwhile.
+        # The next session may still write reasons, which nothing reads meanwhile.
         decided = [
             one
             for one in report.intents
-            if not isinstance(one, intents.SetReasons) and not self._is_put_off(one)
+            if not isinstance(one, intents.SetReasons) and not self._is_deferred(one)
         ]
         if decided:
             raise InvariantBroken(
-                f"the sessions at {self._clock.now_ms()} ms came to rest too early:"
-                f" another one decides {decided[0]}"
+                f"the sessions at {self._clock.now_ms()} ms ended too early:"
+                f" another session decides {decided[0]}"
             )
         self._running.unseen.clear()
         self._follow(report)
 
-    def _is_put_off(self, intent: intents.Intent) -> bool:
-        """Whether it says of a group that it runs or has ended, and that is known already."""
+    def _is_deferred(self, intent: intents.Intent) -> bool:
+        """Return whether an intent is only the start or end of a group that was left to it."""
         match intent:
             case intents.FinishGroup(phase=PodGroupPhase.COMPLETED):
                 known: Container[str] = self._over
@@ -545,11 +544,11 @@ class LoadStage:
         return group is not None and group.metadata.uid in known
 
     def _follow(self, report: CycleReport) -> None:
-        """Start what was bound, stop what was evicted, forget who has ended."""
+        """Start bound pods, stop evicted ones, remove ended groups."""
         for intent in report.intents:
             match intent:
                 case intents.Evict():
-                    self._running.tell_to_stop(intent)
+                    self._running.ask_to_stop(intent)
                 case intents.FinishGroup():
                     self._finish(intent.group)
         self._running.start_bound()
@@ -565,10 +564,10 @@ class LoadStage:
             self._running.forget(group)
 
     def _next_at(self) -> int | None:
-        """The next instant at which anything is due: never before now."""
+        """Return the next instant at which anything is due, not before now."""
         instants = [] if self._due_at is None else [whole_second(self._due_at)]
         if self._progress.finished == len(self._load.arrivals):
-            # Clocks still run for what has ended, and nobody waits for them.
+            # The clocks of ended groups still run, but their effects do not matter.
             instants = []
         if self._coming:
             instants.append(self._coming[0][1].at_s * SECOND)

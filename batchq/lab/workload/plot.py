@@ -1,8 +1,8 @@
-"""Draws runs of one load into one picture: a PNG, an SVG or a PDF, as bytes.
+"""Draw runs of one load into one picture: a PNG, an SVG or a PDF, as bytes.
 
-What is drawn is decided in `batchq.lab.workload.figures`; here is how it looks. matplotlib is
-loaded when something is drawn, and without its `pyplot`, which keeps figures alive and wants a
-display. A run has the same colour in every panel, and the legend at the top has its figures.
+`batchq.lab.workload.figures` prepares the data; this module only draws. It imports matplotlib
+without `pyplot`, which keeps figures alive and needs a display. A run has the same colour in every
+panel, and the legend at the top shows its figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TENANTS_TITLE = (
     " they asked for (dashed)"
 )
 
-#: Okabe and Ito's colours, told apart by the colour-blind too, the yellow left out; then greys.
+#: Okabe and Ito's colours for the colour-blind, without yellow; then black and grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _DASHES = ("-", (0, (6, 2)), (0, (1, 1)))
 
@@ -49,10 +49,10 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    # The same picture gives the same bytes.
+    # Makes equal pictures equal bytes.
     "svg.hashsalt": "batchq",
 }
-#: Of a file's own date and maker there is nothing in it, for the same reason.
+#: Leaves the date and the producer out of the file, for the same reason.
 METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -60,18 +60,18 @@ METADATA: dict[str, dict[str, str | None]] = {
 }
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-#: Waits below this are drawn on a line, those above on a logarithm: most are 0, some are weeks.
+#: Waits below this use a linear axis, those above a logarithmic one: most are 0, some are weeks.
 _LINEAR_S = 60
 _WAIT_TICKS_S = (
     *(0, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 3 * _DAY, 10 * _DAY, 30 * _DAY),
     *(100 * _DAY, 365 * _DAY),
 )
-#: Queues that differ more than so many times are drawn on a logarithm.
+#: Queue lengths whose ratio exceeds this are drawn on a logarithmic axis.
 _FAR_APART = 5
 
 
 def drawn(picture: Picture, form: str) -> bytes:
-    """The picture as `png`, `svg` or `pdf`."""
+    """Return the picture as `png`, `svg` or `pdf`."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -84,7 +84,7 @@ def drawn(picture: Picture, form: str) -> bytes:
 
 
 def _heights(picture: Picture) -> list[float]:
-    """Of the title with its legend, of each panel, of the tenants' title and each of their rows."""
+    """Return the heights of the title, each panel, the tenants' title and each of their rows."""
     head = _TITLE_INCHES + _LEGEND_LINE_INCHES * len(picture.runs)
     rows = math.ceil(len(picture.tenants) / _TENANTS_BESIDE)
     tenants = [_HEADING_INCHES, *[_TENANTS_INCHES] * rows] if rows else []
@@ -92,7 +92,7 @@ def _heights(picture: Picture) -> list[float]:
 
 
 def _compose(figure: Figure, picture: Picture) -> None:
-    """One grid for all, so that the panels' edges are in line."""
+    """Put all panels on one grid, so that their edges align."""
     heights = _heights(picture)
     grid = figure.add_gridspec(len(heights), _TENANTS_BESIDE, height_ratios=heights)
     _draw_head(_blank(figure.add_subplot(grid[0, :])), picture)
@@ -145,7 +145,7 @@ def colour_of(place: int) -> str:
 
 
 def dashes_of(place: int) -> dict[str, Any]:
-    """Another pattern once the colours begin again."""
+    """Return another line pattern for each repetition of the colours."""
     return {"linestyle": _DASHES[place // len(_COLOURS) % len(_DASHES)]}
 
 
@@ -197,7 +197,7 @@ def _over_time(axes: Axes, picture: Picture) -> None:
 
 
 def _time_unit(picture: Picture) -> tuple[int, str]:
-    """Seconds in what all panels count time in, and its name."""
+    """Return the time unit of all panels in seconds, and its name."""
     longest = max((line.at_s[-1] for line in picture.utilisation if line.at_s), default=0.0)
     for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (_MINUTE, "minutes")):
         if longest >= 3 * unit:
@@ -272,7 +272,7 @@ def _draw_tenants(figure: Figure, grid: GridSpec, picture: Picture) -> None:
         row, column = divmod(place, _TENANTS_BESIDE)
         axes = figure.add_subplot(grid[5 + row, column])
         _draw_tenant(axes, tenant, picture)
-        # One scale for all of them: they are there to be compared.
+        # The same scale for all tenants, so that they can be compared.
         axes.set_ylim(0, min(103.0, max(105 * most, 1.0)))
         _over_time(axes, picture)
         if row < last_row:

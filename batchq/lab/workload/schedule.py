@@ -1,4 +1,4 @@
-"""What became of a load: when each job ran, and how the machine was used over time. Values.
+"""The outcome of a load as values: when each job ran, and the machine's use over time.
 
 Times are whole seconds of the load. `size` is in the load's own unit: processors, for a log.
 """
@@ -21,8 +21,8 @@ from batchq.lab.workload.jobs import Arrival, Load
 class Ran(Struct, frozen=True, kw_only=True):
     """One job. `start_s` is its last start, `first_start_s` its first; None: it never started.
 
-    `end_s` None: it has not finished. `run_s` is how long it asks to run, None for ever.
-    `evictions` counts how often it was stopped for others, and began anew.
+    `end_s` None: it has not finished. `run_s` is its duration, None for endless. `evictions` counts
+    how often it was stopped for others and started again.
     """
 
     number: int
@@ -39,8 +39,8 @@ class Ran(Struct, frozen=True, kw_only=True):
 class Sample(Struct, frozen=True, kw_only=True):
     """The mean over the `long_s` seconds from `at_s` on.
 
-    `used`: tenant -> resource -> units that its pods held (milli-cores for cpu); `waiting`: how
-    many jobs waited.
+    `used`: tenant -> resource -> units held by its pods (milli-cores for cpu); `waiting`: number of
+    waiting jobs.
     """
 
     at_s: int
@@ -49,19 +49,19 @@ class Sample(Struct, frozen=True, kw_only=True):
     waiting: float = 0.0
 
     def total(self, resource: str) -> float:
-        """What all tenants held together."""
+        """Return what all tenants held together."""
         return sum(amounts.get(resource, 0.0) for amounts in self.used.values())
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """A load as one policy or configuration, called `name`, has run it.
+    """A load as run under one policy or configuration, called `name`.
 
-    `capacity` is what all nodes have, in the unit of `Ran.size`; `resources` the same, resource by
-    resource in units. `jobs` are in the order of the load; `usage` covers it from the first submit
-    to the last end in steps of equal length, bounded in number. `weights`: tenant -> the weight of
-    its queue. `lost_s`: size times seconds of work that evictions threw away. `real_s`: how long
-    the play took, if a stopwatch was given. `refused`: transactions that the store refused; with
-    one scheduler there should be none.
+    `capacity` is that of all nodes in the unit of `Ran.size`; `resources` is the same by resource,
+    in units. `jobs` are in the order of the load; `usage` covers the time from the first submit to
+    the last end in steps of equal length, bounded in number. `weights`: tenant -> its queue's
+    weight. `lost_s`: work lost to evictions, as size times seconds. `real_s`: the play's duration,
+    if a stopwatch was given. `refused`: transactions that the store refused; with a single
+    scheduler there should be none.
     """
 
     name: str
@@ -86,23 +86,23 @@ WAITING: Gauge = ("", "")
 
 
 class Meter:
-    """Owns what each gauge shows, since when, and what that adds up to so far."""
+    """Integrates gauges over time; owns each gauge's value, its last change, and its sums."""
 
     def __init__(self, start_s: int) -> None:
         self._start_s = start_s
         self._step_s = 1
         self._shows: dict[Gauge, tuple[int, int]] = {}
-        #: Gauge -> for each step, what it showed times seconds.
+        #: Gauge -> for each step, its value times seconds.
         self._sums: dict[Gauge, list[int]] = {}
 
     def add(self, gauge: Gauge, units: int, at_s: int) -> None:
-        """From `at_s` on, the gauge shows so much more (less, if negative)."""
+        """Increase the gauge's value by `units` from `at_s` on."""
         showed, since_s = self._shows.get(gauge, (0, at_s))
         self._fill(gauge, showed, since_s, at_s)
         self._shows[gauge] = (showed + units, at_s)
 
     def samples(self, until_s: int) -> tuple[Sample, ...]:
-        """The steps up to `until_s`; the last may be shorter than the others."""
+        """Return the steps up to `until_s`; the last may be shorter than the others."""
         for gauge, (shows, since_s) in self._shows.items():
             self._fill(gauge, shows, since_s, until_s)
             self._shows[gauge] = (shows, until_s)
@@ -146,62 +146,62 @@ class Meter:
             sums[:] = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
 
 
-#: Resources and units of them, in the order of the resources.
+#: (resource, units), ordered by resource.
 Asked: TypeAlias = tuple[tuple[str, int], ...]
 
 
-class Room:
-    """Counts pods in and out of all nodes together.
+class FreeResources:
+    """Free resources of all nodes together, as an upper bound.
 
-    What is free here is free at best: of what groups have reserved, only what their pods hold is
-    counted. Whom this has no room for, no limit lets in.
+    Only what pods hold counts as used, not what groups have reserved. A group that does not fit
+    here is admitted by no limit.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = total(map(capacity_of, nodes))
-        #: What whole groups ask for that wait -> how many ask for just that.
+        #: Total requests of a waiting group -> number of such groups.
         self._asked: Counter[Asked] = Counter()
 
     def comes(self, asked: Asked) -> None:
-        """A group that asks for that waits from now on."""
+        """Add a waiting group with these requests."""
         self._asked[asked] += 1
 
     def starts(self, asked: Asked) -> None:
-        """It waits no longer."""
+        """Remove a waiting group with these requests."""
         self._asked[asked] -= 1
         if not self._asked[asked]:
             del self._asked[asked]
 
     def takes(self, pod: Pod) -> None:
-        """A pod holds what it asks for."""
+        """Subtract what a pod requests."""
         for name, units in of_pod(pod.spec.requests).items():
             self._free[name] = self._free.get(name, 0) - units
 
     def gives(self, pod: Pod) -> None:
-        """It holds it no longer."""
+        """Add what a pod requests."""
         for name, units in of_pod(pod.spec.requests).items():
             self._free[name] = self._free.get(name, 0) + units
 
     def fits(self, asked: Asked) -> bool:
-        """Whether all pods of a group that asks for that may find room now."""
-        for name, units in asked:  # noqa: SIM110 - asked of everybody who waits, at each end
+        """Return whether all pods of a group with these requests may fit now."""
+        for name, units in asked:  # noqa: SIM110 - called for every waiting group at each end
             if units > self._free.get(name, 0):
                 return False
         return True
 
-    def fits_anybody(self) -> bool:
-        """Whether all pods of any group that waits may."""
+    def fits_any(self) -> bool:
+        """Return whether all pods of any waiting group may fit now."""
         return any(map(self.fits, self._asked))
 
 
 def asked_by(group: PodGroup) -> Asked:
-    """What all pods of a group ask for together."""
+    """Return the requests of all pods of a group together."""
     tasks = group.spec.tasks
     whole = total(times(of_pod(task.template.requests), task.replicas) for task in tasks)
     return tuple(whole.items())
 
 
-#: Is told of each pod that takes a node (1) or leaves it (-1), and when, in seconds.
+#: Called for each pod that takes a node (1) or leaves it (-1), with the time in seconds.
 Look: TypeAlias = Callable[[Pod, int, int], None]
 
 
@@ -221,45 +221,45 @@ class _Job:
 
     @property
     def pods(self) -> int:
-        """Of all its tasks."""
+        """The pods of all its tasks."""
         return sum(task.replicas for task in self.arrival.group.spec.tasks)
 
 
 class Progress:
-    """Owns what is known of each job, by its group's uid, which is its place in the load."""
+    """Owns the state of each job, by its group's uid, which is its index in the load."""
 
     def __init__(self, load: Load, start_s: int, look: Look | None = None) -> None:
         self._look = look
         self._jobs = [_Job(arrival, asked_by(arrival.group)) for arrival in load.arrivals]
         self.meter = Meter(start_s)
-        #: Of all nodes together, as if they were one.
-        self.room = Room(load.nodes)
+        #: The free resources of all nodes together, as if they were one.
+        self.room = FreeResources(load.nodes)
         self.finished = 0
         self.evictions = 0
         self.lost_s = 0
-        #: Moves with everything that happens to any job.
+        #: Incremented with every change of any job.
         self.changes = 0
         self.last_change_s = start_s
 
     def has_room_for(self, uid: str) -> bool:
-        """Whether all pods of a group may find room now."""
+        """Return whether all pods of a group may fit now."""
         return self.room.fits(self._jobs[int(uid)].asked)
 
     def arrival(self, uid: str) -> Arrival:
-        """What was submitted as that group."""
+        """Return the arrival of a group."""
         return self._jobs[int(uid)].arrival
 
     def pods(self, uid: str) -> int:
-        """How many pods the group has, all tasks together."""
+        """Return the number of the group's pods, all tasks together."""
         return self._jobs[int(uid)].pods
 
     def submitted(self, uid: str, at_s: int) -> None:
-        """Somebody has come, and waits."""
+        """Count a submitted job as waiting."""
         self.room.comes(self._jobs[int(uid)].asked)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
-        """One of its pods runs from now on."""
+        """Count a pod that started."""
         job = self._jobs[int(uid)]
         if not job.live:
             self._waits(-1, at_s)
@@ -273,7 +273,7 @@ class Progress:
         self._holds(job, pod, 1, at_s)
 
     def stopped(self, uid: str, pod: Pod, at_s: int) -> None:
-        """One of its pods is not on its node any more."""
+        """Count a pod that left its node."""
         job = self._jobs[int(uid)]
         job.live -= 1
         self.room.gives(pod)
@@ -282,7 +282,7 @@ class Progress:
         self._holds(job, pod, -1, at_s)
 
     def evicted(self, uid: str, admission: int, held_s: int) -> None:
-        """One of its pods has to go, after it has held its node for so long."""
+        """Count the eviction of a pod that held its node for `held_s`."""
         job = self._jobs[int(uid)]
         self.lost_s += job.arrival.size * held_s // job.pods
         if job.evicted_in != admission:
@@ -291,7 +291,7 @@ class Progress:
             self.evictions += 1
 
     def ended(self, uid: str, at_s: int) -> None:
-        """The job is over."""
+        """Count the job as finished."""
         job = self._jobs[int(uid)]
         job.end_s = at_s
         self.finished += 1
@@ -299,7 +299,7 @@ class Progress:
             self._waits(-1, at_s)
 
     def outcome(self) -> tuple[Ran, ...]:
-        """Every job, in the order of the load."""
+        """Return every job, in the order of the load."""
         return tuple(_ran(job) for job in self._jobs)
 
     def _waits(self, more: int, at_s: int) -> None:

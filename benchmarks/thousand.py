@@ -156,7 +156,7 @@ class StandIn:
         self._bell.listen()
 
     def beat(self) -> None:
-        self._member.keep(ready=True, run=self._store.run_id())
+        self._member.beat(ready=True, run=self._store.run_id())
 
     def reconcile(self) -> None:
         self._store.now_ms()

@@ -55,9 +55,7 @@ class DamagedKeys(Exception):
 
 
 class NoAlarm(BaseDeathPenalty):
-    """RQ's time limits, switched off: the work-horse and the scheduler enforce a pod's time
-    limits.
-    """
+    """RQ's time limits, switched off: work-horse and scheduler limit a pod's time."""
 
     def setup_death_penalty(self) -> None:
         pass
@@ -149,9 +147,7 @@ class PodJob(Job):
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Return a payload, which RQ may have compressed. Raise ValueError if it is too long to be
-    ours.
-    """
+    """Return a payload, which RQ may have compressed. Raise ValueError if it is too long."""
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data[:_MAX_PAYLOAD_BYTES], _MAX_PAYLOAD_BYTES)
@@ -194,12 +190,12 @@ def enqueue_all(
     rings: Sequence[str] = (),
     taken_out: Sequence[Delivery] = (),
 ) -> None:
-    """Enqueue attempts in several queues of one connection, and notify the nodes `rings`, in one
-    round trip.
+    """Enqueue attempts in several queues of one connection, and notify nodes, in one round trip.
 
-    Each record is written before its id, so an interruption leaves only records, which are
-    overwritten when the attempts are enqueued again. The deliveries in `taken_out` are removed from
-    the outbox in the same transaction; a server that refuses writes refuses all of it.
+    The nodes in `rings` are notified. Each record is written before its id, so an interruption
+    leaves only records, which are overwritten when the attempts are enqueued again. The deliveries
+    in `taken_out` are removed from the outbox in the same transaction; a server that refuses writes
+    refuses all of it.
 
     Raise DamagedKeys if keys have the wrong type.
     """
@@ -301,8 +297,7 @@ class Relay:
         self._link = RqLink(store.url)
 
     def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
-        """Enqueue what waits in the outbox, or what was `bound` just now; return how many
-        deliveries.
+        """Enqueue the outbox, or what was `bound` just now; return how many deliveries.
 
         Delivering twice is harmless. Raise StoreUnavailable; what was enqueued by then may be
         enqueued again.
@@ -350,9 +345,7 @@ class Relay:
         log.error("pods not delivered", nodes=nodes)
 
     def asking_s(self, thread: int) -> float:
-        """Return for how many seconds this thread has waited for RQ's connection; 0 if it does not
-        wait.
-        """
+        """Return how long this thread has waited for RQ's connection; 0 if it does not wait."""
         return self._link.asking_s(thread)
 
     def close(self) -> None:

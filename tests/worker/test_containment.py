@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import UsageError
-from batchq.worker.host.containment import Boundary, Containment, settle
+from batchq.worker.host.containment import Boundary, Containment, choose
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, Enforce, Enforcement
 
 
-def settled(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str = "") -> Boundary:
+def chosen(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str = "") -> Boundary:
     (tmp_path / "mounts").write_text(mounts)
     (tmp_path / "own").write_text(own)
-    return settle(
+    return choose(
         wanted,
         enforcement=NOTHING_ENFORCED,
         run_dir=tmp_path,
@@ -25,14 +25,14 @@ def settled(wanted: Containment, tmp_path: Path, *, mounts: str = "", own: str =
 
 def test_a_demanded_containment_the_kernel_does_not_grant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        settled(Containment.CGROUP, tmp_path)
+        chosen(Containment.CGROUP, tmp_path)
     assert refused.value.message == "--containment cgroup: no cgroup v2 file system is mounted"
     assert "--containment auto" in (refused.value.hint or "")
 
 
 def test_a_cgroup_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        settled(
+        chosen(
             Containment.CGROUP,
             tmp_path,
             mounts=f"cgroup2 {tmp_path}/none cgroup2 rw 0 0",
@@ -49,7 +49,7 @@ def test_a_trial_reveals_a_folder_that_is_not_a_cgroup(tmp_path: Path) -> None:
     pretended.mkdir()
     (pretended / "cgroup.procs").touch()
     with pytest.raises(UsageError) as refused:
-        settled(
+        chosen(
             Containment.CGROUP,
             tmp_path,
             mounts=f"cgroup2 {pretended} cgroup2 rw 0 0",
@@ -60,10 +60,10 @@ def test_a_trial_reveals_a_folder_that_is_not_a_cgroup(tmp_path: Path) -> None:
 
 
 def test_the_subreaper_works_on_every_machine(tmp_path: Path) -> None:
-    assert settled(Containment.SUBREAPER, tmp_path).kind == Containment.SUBREAPER
+    assert chosen(Containment.SUBREAPER, tmp_path).kind == Containment.SUBREAPER
 
 
 def test_cgroups_that_limit_memory_also_contain_pods(tmp_path: Path) -> None:
     enforcement = Enforcement(kind=Enforce.CGROUP, base=tmp_path, mark="m")
-    found = settle(Containment.AUTO, enforcement=enforcement, run_dir=tmp_path)
+    found = choose(Containment.AUTO, enforcement=enforcement, run_dir=tmp_path)
     assert found == Boundary(kind=Containment.CGROUP)

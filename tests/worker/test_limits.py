@@ -16,7 +16,7 @@ from batchq.worker.host.node_resources import (
     Enforce,
     Enforcement,
     ProcessBounds,
-    settle_enforcement,
+    choose_enforcement,
 )
 from tests.worker.stage import WITHIN_S, Stage
 from tests.worker.test_cgroup import ME, Tree
@@ -31,8 +31,8 @@ except MemoryError:
 """
 
 
-def settled(tree: Tree, wanted: Enforce) -> Enforcement:
-    return settle_enforcement(
+def chosen(tree: Tree, wanted: Enforce) -> Enforcement:
+    return choose_enforcement(
         wanted, run_dir=Path("/run/n1"), mount=tree.mount, own=tree.own, me=ME
     )
 
@@ -46,7 +46,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_delegated_cgroup_is_used(tree: Tree, wanted: Enforce) -> None:
     base = tree.cgroup("batchq.service", ME)
     tree.cgroup("batchq.service/agent")
-    found = settled(tree, wanted)
+    found = chosen(tree, wanted)
     assert (found.kind, found.base) == (Enforce.CGROUP, base)
     assert found.of_pod("u-1-0-1") == PodCgroup(base / f"pod-{found.mark}-u-1-0-1")
 
@@ -58,13 +58,13 @@ def test_a_delegated_cgroup_is_left_alone_if_another_enforcement_is_chosen(
     tree: Tree, wanted: Enforce, kind: Enforce
 ) -> None:
     base = tree.cgroup("batchq.service", ME)
-    assert settled(tree, wanted).kind == kind
+    assert chosen(tree, wanted).kind == kind
     assert not (base / "agent").exists()
 
 
 def test_without_a_cgroup_the_limit_is_an_rlimit(tree: Tree) -> None:
     tree.cgroup("batchq.service", ME, 7)
-    found = settled(tree, Enforce.AUTO)
+    found = chosen(tree, Enforce.AUTO)
     assert found.kind == Enforce.RLIMIT
     assert found.of_pod("u-1-0-1") is None
     assert found.existing() == []
@@ -74,7 +74,7 @@ def test_without_a_cgroup_the_limit_is_an_rlimit(tree: Tree) -> None:
 def test_a_demanded_cgroup_that_is_impossible_is_an_error_with_the_reason(tree: Tree) -> None:
     tree.cgroup("batchq.service", ME, 7)
     with pytest.raises(UsageError) as refused:
-        settled(tree, Enforce.CGROUP)
+        chosen(tree, Enforce.CGROUP)
     assert refused.value.message == (
         f"--enforce cgroup: expected a delegated cgroup v2, but {tree.mount}/batchq.service "
         "also holds processes that are not the agent's: 7"
@@ -87,7 +87,7 @@ def test_two_run_folders_have_two_marks(tree: Tree) -> None:
     tree.cgroup("batchq.service/agent", ME)
     tree.is_in("/batchq.service/agent")
     marks = {
-        settle_enforcement(
+        choose_enforcement(
             Enforce.CGROUP, run_dir=Path(run), mount=tree.mount, own=tree.own, me=ME
         ).mark
         for run in ("/run/n1", "/run/n2")

@@ -45,9 +45,9 @@ from batchq.worker.host.containment import Containment
 from batchq.worker.host.node_resources import (
     Enforce,
     GpuShares,
+    choose_enforcement,
     detect_resources,
     gpu_indices,
-    settle_enforcement,
 )
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
 from batchq.worker.rq_delivery import PodAttempt, PodJob
@@ -91,9 +91,7 @@ _UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped be
 
 
 class Agent:
-    """The agent of one node. Call `run` once; the agent owns the signals and children of its
-    process.
-    """
+    """The agent of one node; it owns the signals and children of its process. Call `run` once."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -168,8 +166,8 @@ class Agent:
         settings = self._settings
         resources = settings.resources if settings.resources is not None else detect_resources()
         self._gpus = GpuShares(gpu_indices(settings.resources))
-        self._enforcement = settle_enforcement(settings.enforce, run_dir=self._run_dir)
-        self._boundary = containment.settle(
+        self._enforcement = choose_enforcement(settings.enforce, run_dir=self._run_dir)
+        self._boundary = containment.choose(
             settings.containment, enforcement=self._enforcement, run_dir=self._run_dir
         )
         offer = NodeOffer(
@@ -209,7 +207,7 @@ class Agent:
             author=self._identity,
             lease_ms=settings.lease_ms,
         )
-        self._slots.take_out_damaged()
+        self._slots.delete_damaged()
         #: The RQ job of each attempt that waits for its start claim.
         self._jobs: dict[PodAttempt, PodJob] = {}
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
@@ -247,13 +245,11 @@ class Agent:
         log.info("agent started", node=settings.node, agent=self._identity)
 
     def _end(self) -> None:
-        """End all work-horses, whatever ended the loop; then report and withdraw if the server
-        answers.
-        """
+        """End all work-horses, whatever ended the loop; then report and withdraw if possible."""
         self._slots.send(KILL_SIGNAL)
         give_up_at = monotonic_ms() + _END_MS
         while self._slots.horses():
-            self._hear(_AWAY_MS)
+            self._handle_events(_AWAY_MS)
             self._end_paused()
             if monotonic_ms() >= give_up_at:
                 self._slots.send(signal.SIGKILL)
@@ -271,9 +267,7 @@ class Agent:
         log.info("agent stopped", node=self._settings.node)
 
     def _await_withdrawal(self) -> None:
-        """Wait briefly until the leader has marked the node unready and has applied all reports of
-        ends.
-        """
+        """Wait briefly until a leader has marked the node unready and has applied all ends."""
         give_up_at = monotonic_ms() + _LEAVE_MS
         while not self._withdraw() or len(self._ends):
             if monotonic_ms() >= give_up_at:
@@ -287,7 +281,7 @@ class Agent:
     def _loop(self) -> None:
         while not self._is_done():
             self._claim_and_launch()
-            self._hear(self._pause_ms())
+            self._handle_events(self._pause_ms())
             self._tasks.do(now_ms=monotonic_ms())
             self._drain()
 
@@ -322,7 +316,7 @@ class Agent:
                     log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
         except StoreUnavailable as trouble:
             if is_damaged(trouble):
-                self._slots.take_out_damaged()
+                self._slots.delete_damaged()
             if is_forbidden(trouble):
                 # The server's ACL users may have changed.
                 self._find_place()
@@ -336,12 +330,12 @@ class Agent:
 
     def _take_jobs(self) -> None:
         now_ms = monotonic_ms()
-        # A pod that is claimed here must not run twice: a second work-horse would mistake the run
-        # file of the first for its own.
         most = min(self._slots.free(reserved=len(self._claims)), _LAUNCHES_PER_TURN)
         if not most or now_ms < self._listener.look_at:
             return
         most = self._listener.limit(most)
+        # An attempt in `ended` or `claimed` must not run twice: the second work-horse would mistake
+        # the run file of the first for its own.
         jobs, has_more = self._slots.take(most, ended=self._ends, claimed=self._claims)
         self._note_answer()
         self._listener.note_look(now_ms=now_ms, has_more=has_more)
@@ -350,7 +344,7 @@ class Agent:
             self._claims.take(job.asks_for(), now_ms=now_ms, stored=job.pod)
 
     def _note_answer(self) -> None:
-        """Note that the server has answered. After an outage it may be another server, so a beat
+        """Note an answer of the server; after an outage it may be another server, so a beat
         follows.
         """
         if self._outage.unavailable:
@@ -384,7 +378,7 @@ class Agent:
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
 
-    def _hear(self, wait_ms: int) -> None:
+    def _handle_events(self, wait_ms: int) -> None:
         left: list[RunFile] = []
         for descriptor, _ in self._poll.poll(wait_ms):
             if descriptor == self._signals.fileno():
@@ -397,11 +391,11 @@ class Agent:
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
                 continue
-            heard = self._slots.hear(descriptor, now_ms=monotonic_ms())
-            for gone in heard.gone:
+            update = self._slots.handle(descriptor, now_ms=monotonic_ms())
+            for gone in update.gone:
                 self._poll.unregister(gone)
-            if heard.attempt is not None:
-                left += self._collect(heard.attempt, heard.exit_code)
+            if update.attempt is not None:
+                left += self._collect(update.attempt, update.exit_code)
         for fresh in self._slots.launch_unread():
             self._poll.register(fresh, select.POLLIN)
         if left:
@@ -454,9 +448,7 @@ class Agent:
         return is_draining and not self._slots.attempts() and not self._claims
 
     def _withdraw(self) -> bool:
-        """Withdraw the node, give back pods that have not started, and return whether no pod can
-        follow.
-        """
+        """Withdraw the node and give back unstarted pods; return whether no pod can follow."""
         # Withdraw first: a pod that is bound before the withdrawal takes effect is then seen below.
         is_withdrawn = self._member.withdraw()
         if self._member.is_taken_over():
@@ -475,7 +467,7 @@ class Agent:
         run = self._store.run_id()
         is_known = self._resync.answer(run, self._slots.horses_by_attempt())
         ready = self._draining_since is None and not self._is_closed()
-        self._member.keep(ready=ready, run=self._resync.known_to)
+        self._member.beat(ready=ready, run=self._resync.known_to)
         self._note_answer()
         if not is_known:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms() + _RESYNC_MS)
@@ -496,9 +488,7 @@ class Agent:
             self._ends.resolve(attempt, now_ms=monotonic_ms())
 
     def _end_processes(self, attempts: Sequence[PodAttempt]) -> list[int]:
-        """End the processes of these attempts and of a former agent; return the pids that
-        remain.
-        """
+        """End processes of these attempts and of a former agent; return the pids that remain."""
         left = kill_children(
             keep=self._slots.horses() | self._foreign_children, within_s=_END_ROUND_S
         )
@@ -520,9 +510,7 @@ class Agent:
         return sweep(self._run_dir, runs, existing, keep=keep, within_s=within_s)
 
     def _take_out_of_service(self, left: Sequence[int]) -> None:
-        """Withdraw the node while some processes cannot be killed, and offer it again
-        afterwards.
-        """
+        """Withdraw the node while some processes cannot be killed, and no longer."""
         if left:
             pids = sorted(set(left))
             shown = ", ".join(map(str, pids[:_SHOWN_PIDS]))
@@ -610,10 +598,10 @@ class Agent:
             abandoned.end(0.0)
 
     def _let_idle_go(self) -> None:
-        self._slots.let_idle_go(now_ms=monotonic_ms())
+        self._slots.end_idle(now_ms=monotonic_ms())
 
     def _rq_heartbeat(self) -> None:
-        self._slots.take_out_damaged()
+        self._slots.delete_damaged()
         self._slots.heartbeat()
 
     def _rq_clean(self) -> None:

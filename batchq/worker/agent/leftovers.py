@@ -54,14 +54,14 @@ def sweep(
     left = [pid for one in cgroups for pid in one.end(within_s)]
     for run in runs:
         _kill_group(run_dir, run)
-    left += _Hunt(run_dir, keep).end_all(within_s)
+    left += _Search(run_dir, keep).end_all(within_s)
     if left:
         log.error("processes cannot be killed", pids=left)
     return left
 
 
 def _await_horses(runs: list[RunFile]) -> None:
-    """Wait for work-horses, which end their pods when their agent is gone; kill those that take too
+    """Wait for work-horses, which end their pods without an agent; kill those that take too
     long.
     """
     deadline = monotonic() + _HORSE_ENDS_WITHIN_S
@@ -84,7 +84,7 @@ def _kill_group(run_dir: Path, run: RunFile) -> None:
         send_to_group(run.group, signal.SIGKILL)
 
 
-class _Hunt:
+class _Search:
     """The search for processes that bear the mark of a folder.
 
     No parent ties these processes to this one, so the search reads every process. A program that
@@ -127,9 +127,7 @@ class _Hunt:
             before = ours
 
     def _look(self) -> tuple[list[int], bool]:
-        """Return the unread processes that belong to pods, and whether none vanished before it was
-        read.
-        """
+        """Return the unread processes of pods, and whether none vanished before it was read."""
         listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - faster, in a race with forks
         self._others &= listed
         ours, is_sure = [], True

@@ -78,7 +78,7 @@ class Membership:
             self._former = _agent_of(node)
 
     def register(self) -> None:
-        """Offer the node. A leader makes it ready; until it has, `keep` offers it again."""
+        """Offer the node. A leader makes it ready; until it has, `beat` offers it again."""
         self._post(
             Serves(
                 agent=self._identity,
@@ -90,7 +90,7 @@ class Membership:
         )
         log.info("node offered", node=self._offer.name, resources=self._offer.resources)
 
-    def keep(self, *, ready: bool, run: str = "") -> None:
+    def beat(self, *, ready: bool, run: str = "") -> None:
         """Send one beat, and offer the node again if it was taken for dead, changed or deleted.
 
         `run`: the run id of the server that knows everything that runs here. Raise Conflict if
@@ -174,9 +174,7 @@ def agent_pid(identity: str) -> int | None:
 
 
 def _agent_of(node: Node) -> str:
-    """Return the identity of the agent that serves the node or served it last; empty if it has had
-    none.
-    """
+    """Return the identity of the node's current or last agent; empty if it has had none."""
     return node.metadata.annotations.get(AGENT_ANNOTATION, "")
 
 

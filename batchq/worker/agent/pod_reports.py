@@ -135,9 +135,7 @@ class Claims:
         self._check_at, self._pause_ms = 0, _CHECK_FIRST_MS
 
     def give_up(self) -> None:
-        """Give back with the next step all pods that are not ours by then, because the node goes
-        away.
-        """
+        """Give back, with the next step, all pods that are not ours by then: the node goes away."""
         self._gives_up = True
         self._check_at = 0
 
@@ -172,9 +170,7 @@ class Claims:
         return answers
 
     def _pods(self, waiting: Sequence[_Waiting]) -> dict[str, Pod]:
-        """Return the current pods of the claims; a pod that was just delivered is not read
-        again.
-        """
+        """Return the current pods of the claims; a pod just delivered is not read again."""
         known = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
         unknown = [one.attempt.pod for one in waiting if one.attempt.pod not in known]
         for one in waiting:
@@ -214,9 +210,7 @@ class Claims:
         return None
 
     def _end(self, attempt: PodAttempt, reason: str, message: str) -> Ended:
-        """Return the end report that takes the place of a claim, so that the pod is not left
-        waiting.
-        """
+        """Return the end report that replaces a claim, so that the pod is not left waiting."""
         outcome = PodOutcome(stopped=reason, message=message)
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
 
@@ -284,9 +278,7 @@ class Claims:
             self._attempts.end([AttemptEnd(fact=fact) for fact in ends])
 
     def _write_run_file(self, attempt: PodAttempt) -> None:
-        """Write a run file, from which the next agent knows that no other machine runs the
-        attempt.
-        """
+        """Write a run file: it tells the next agent that no other machine runs the attempt."""
         self._files.write(
             RunFile(
                 pod=attempt.pod,
@@ -375,9 +367,7 @@ class EndReporter:
         self._due_at.setdefault(attempt, now_ms)
 
     def forget_seen(self) -> None:
-        """Forget the attempts whose end the server shows, with everything that was kept for
-        them.
-        """
+        """Forget the attempts whose end the server shows, with all that was kept for them."""
         if not self._due_at:
             return
         attempts = sorted(self._due_at, key=lambda one: one.id)
@@ -402,8 +392,7 @@ class EndReporter:
         return sorted(found, key=lambda one: one.id)
 
     def resolve(self, attempt: PodAttempt, *, now_ms: int) -> None:
-        """Report the outcome in the run file, or that the pod is lost; a Bound pod may be started
-        again.
+        """Report the outcome in the run file, or a lost pod; a Bound pod may be started again.
 
         Call it only when the last of the attempt's processes is gone.
         """
@@ -508,8 +497,7 @@ class Resync:
         self._reported_at: dict[PodAttempt, int] = {}
 
     def answer(self, run: str, horses: Sequence[tuple[PodAttempt, int]]) -> bool:
-        """Report what the server with this run id does not know, and return whether it knows
-        everything.
+        """Report what the server with this run id does not know; return whether it knows all.
 
         `horses`: each attempt that runs here, and the pid of its work-horse.
         """

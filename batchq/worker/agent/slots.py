@@ -64,7 +64,7 @@ HEARTBEAT_S = 30
 IDLE_MS = 1 * SECOND
 
 
-class Heard(Struct, frozen=True, kw_only=True):
+class HorseUpdate(Struct, frozen=True, kw_only=True):
     """What happened to a work-horse, and the attempt it finished, if any."""
 
     attempt: PodAttempt | None = None
@@ -90,7 +90,7 @@ class Slot(Worker):
     others: list[socket.socket]
 
     def _set_connection(self, connection: Any) -> Any:
-        """Keep the connection's timeouts: RQ would raise them for blocking calls, and a slot makes
+        """Keep the connection's timeouts, which RQ would raise for blocking calls; a slot makes
         none.
         """
         return connection
@@ -124,8 +124,9 @@ class Slot(Worker):
 
 
 def _fields(record: Any) -> dict[bytes, bytes]:
-    """Return the fields of a record as HMGET answers it. Raise NoSuchJobError if it is not a
-    hash.
+    """Return the fields of a record as HMGET answers it.
+
+    Raise NoSuchJobError if it is not a hash.
     """
     if isinstance(record, Exception):
         raise NoSuchJobError(str(record)[:80])
@@ -159,15 +160,11 @@ class Horse:
         self.idle_since = 0
 
     def descriptors(self) -> tuple[int, int]:
-        """Return the descriptors that become readable when it ends, and when it is ready for
-        another pod.
-        """
+        """Return the descriptors that become readable at its end, and when it is idle."""
         return self.pidfd, self.control.fileno()
 
     def is_ready(self) -> bool:
-        """Return whether it has announced that its pod has ended and that it is ready for
-        another.
-        """
+        """Return whether it has announced the end of its pod, and so is ready for another."""
         try:
             return bool(self.control.recv(1))
         except ConnectionResetError:
@@ -317,7 +314,7 @@ class Slots:
         """Return whether this is the descriptor of a work-horse that is still open."""
         return descriptor in self._horses
 
-    def hear(self, descriptor: int, *, now_ms: int) -> Heard:
+    def handle(self, descriptor: int, *, now_ms: int) -> HorseUpdate:
         """Handle a readable descriptor, and return what happened to its work-horse."""
         horse = self._horses[descriptor]
         if descriptor == horse.pidfd:
@@ -325,12 +322,12 @@ class Slots:
         if not horse.is_ready():
             # It has closed its control socket and is about to end.
             del self._horses[descriptor]
-            return Heard(gone=(descriptor,))
+            return HorseUpdate(gone=(descriptor,))
         attempt, horse.attempt, horse.order = horse.attempt, None, None
         horse.idle_since = now_ms
-        return Heard(attempt=attempt)
+        return HorseUpdate(attempt=attempt)
 
-    def _reap(self, horse: Horse) -> Heard:
+    def _reap(self, horse: Horse) -> HorseUpdate:
         """Collect a work-horse that has ended. Its exit code is negative if a signal killed it."""
         # None if a debugger holds the process; the agent does not wait for it.
         wait_status = processes.collect(horse.pid)
@@ -344,13 +341,12 @@ class Slots:
         if horse.order is not None and horse.left_order_unread:
             # It was killed while idle, so the pod it was sent has not started.
             self._unread.append(horse.order)
-            return Heard(gone=gone)
+            return HorseUpdate(gone=gone)
         exit_code = 0 if has_ended_well else os.waitstatus_to_exitcode(wait_status)
-        return Heard(attempt=horse.attempt, exit_code=exit_code, gone=gone)
+        return HorseUpdate(attempt=horse.attempt, exit_code=exit_code, gone=gone)
 
     def launch_unread(self) -> list[int]:
-        """Have other work-horses run the orders that killed ones had not read; return the new
-        descriptors.
+        """Have other work-horses run the unread orders of killed ones; return new descriptors.
 
         Call it only after all readable descriptors were handled: a new descriptor may have the
         number of a closed one, and would be taken for it.
@@ -358,7 +354,7 @@ class Slots:
         orders, self._unread = self._unread, []
         return [descriptor for order in orders for descriptor in self._fork(*order)]
 
-    def let_idle_go(self, *, now_ms: int, after_ms: int = IDLE_MS) -> None:
+    def end_idle(self, *, now_ms: int, after_ms: int = IDLE_MS) -> None:
         """End the work-horses that have been idle for `after_ms`."""
         for horse in self._idle():
             if now_ms - horse.idle_since >= after_ms:
@@ -377,9 +373,7 @@ class Slots:
             pipeline.execute()
 
     def _add_expiry(self, pipeline: Any) -> None:
-        """Give all RQ keys of this node a time to live, so that they expire long after the agent is
-        gone.
-        """
+        """Let all RQ keys of this node expire, long after the agent is gone."""
         if self._link.is_apart:
             for name in self._keys():
                 pipeline.expire(name, keys.RQ_TTL_S)
@@ -483,11 +477,11 @@ class Slots:
         return [*self._free, *(horse.slot for horse in self._all_horses())]
 
     def _dequeue(self, most: int) -> tuple[list[str], bool]:
-        """Return the ids of the next RQ jobs, and whether more are left; remove handled records
-        with the same request.
+        """Return the ids of the next RQ jobs, and whether more are left.
 
-        From here until its start claim is posted, a job is in RQ's intermediate list or in no list:
-        if the agent dies meanwhile, the pod stays Bound and is enqueued again.
+        The same request removes handled records. From here until its start claim is posted, a job
+        is in RQ's intermediate list or in no list: if the agent dies meanwhile, the pod stays Bound
+        and is enqueued again.
         """
         queue, handled = self._queue, self._handled
         pipeline = queue.connection.pipeline(transaction=False)
@@ -507,9 +501,7 @@ class Slots:
         return ids, bool(left)
 
     def _read(self, ids: Sequence[str]) -> list[PodJob]:
-        """Return the RQ jobs with these ids, with their pods; a job that was delivered twice counts
-        once.
-        """
+        """Return the RQ jobs with these ids and their pods; a job delivered twice counts once."""
         names = list(dict.fromkeys(ids))
         if not names:
             return []
@@ -540,7 +532,7 @@ class Slots:
         self._handled += (Counter(ids) - Counter(names)).elements()
         return jobs
 
-    def take_out_damaged(self) -> list[str]:
+    def delete_damaged(self) -> list[str]:
         """Delete this node's RQ keys that have the wrong type, and return their names.
 
         Raise StoreUnavailable.

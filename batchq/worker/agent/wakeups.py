@@ -45,9 +45,7 @@ class WakeUpListener:
         return descriptor == self._polled
 
     def answer(self) -> bool:
-        """Read the wake-ups. If pods have come, the queue is due; return whether claims were
-        applied.
-        """
+        """Read the wake-ups: note arrived pods, and return whether claims were applied."""
         reasons = self._channel.hear()
         # Each reconnection has a new descriptor.
         self._poll_on(self._channel.fileno())

@@ -107,9 +107,7 @@ class PodCgroup(Struct, frozen=True):
         return []
 
     def kill_all(self, within_s: float) -> list[int]:
-        """Kill every process in it and keep the cgroup; return the pids that could not be
-        killed.
-        """
+        """Kill every process in it; return the pids that could not be killed. The cgroup stays."""
         deadline = monotonic() + within_s
         while pids := self._killed():
             rest = deadline - monotonic()
@@ -182,8 +180,9 @@ def take(base: Path, *, me: int) -> Unusable | None:
 
 
 def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
-    """Return this process's cgroup, in which others can be made without a controller; change
-    nothing.
+    """Return this process's cgroup if others can be made in it; change nothing.
+
+    These cgroups have no controllers.
     """
     mount = next(
         (

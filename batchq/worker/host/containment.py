@@ -46,7 +46,7 @@ class Containment(StrEnum):
 
 
 class Boundary(Struct, frozen=True, kw_only=True):
-    """The kind of containment on this machine; made once by `settle`, given to every work-horse."""
+    """The kind of containment on this machine; made once by `choose`, given to every work-horse."""
 
     kind: Containment
     #: The cgroup below which each work-horse has its own. None if each pod has a cgroup already,
@@ -56,9 +56,7 @@ class Boundary(Struct, frozen=True, kw_only=True):
     mark: str = ""
 
     def of_horse(self, pid: int) -> PodCgroup | None:
-        """Return the cgroup of a work-horse and its pods, whether it exists or not; None without a
-        base.
-        """
+        """Return the cgroup of a work-horse, whether it exists or not; None without a base."""
         if self.base is None:
             return None
         return cgroup.pod_cgroup(self.base, self.mark, f"{_HORSE}-{pid}")
@@ -116,13 +114,12 @@ class Enclosure:
         within_s: float,
         kill_others: Callable[[], bool] | None = None,
     ) -> list[int]:
-        """Kill every process of the last pod, whose command has been collected; return those that
-        remain.
+        """Kill every process of the last pod; return those that remain.
 
-        `within_s`: about how long that may take. `keep`: children of this process that belong to no
-        pod. They are killed as well if they have children, or, in a cgroup, if any other process is
-        left there. `kill_others` has the process that stays in the namespace kill all others in it,
-        and returns whether it did.
+        The pod's command has been collected. `within_s`: about how long this may take. `keep`:
+        children of this process that belong to no pod. They are killed as well if they have
+        children, or, in a cgroup, if any other process is left there. `kill_others` has the process
+        that stays in the namespace kill all others in it, and returns whether it did.
         """
         keep = (*keep, *self.keeps())
         if self.namespace is not None:
@@ -160,7 +157,7 @@ class Enclosure:
         return left
 
 
-def settle(
+def choose(
     wanted: Containment,
     *,
     enforcement: Enforcement,

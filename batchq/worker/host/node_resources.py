@@ -73,9 +73,7 @@ def parse_resources(text: str) -> dict[str, int]:
 
 
 def gpu_indices(declared: Mapping[str, int] | None = None) -> tuple[int, ...]:
-    """Return the indices of this machine's GPUs: as many as declared, or else what nvidia-smi
-    lists.
-    """
+    """Return the GPUs' indices: as many as declared, or else what nvidia-smi lists."""
     if declared is not None:
         return tuple(range(declared.get(GPU, 0) // 1000))
     tool = shutil.which("nvidia-smi")
@@ -132,9 +130,7 @@ def _quota_milli(folder: Path) -> int | None:
 
 
 def _own_cgroups() -> list[Path]:
-    """Return the folders of this process's cgroups and all their ancestors; each may set a
-    limit.
-    """
+    """Return the folders of this process's cgroups and their ancestors; each may set a limit."""
     folders: list[Path] = []
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -231,7 +227,7 @@ UNBOUNDED = ProcessBounds()
 
 
 class Enforcement(Struct, frozen=True, kw_only=True):
-    """What this machine can enforce; made once by `settle`, given to every work-horse."""
+    """What this machine can enforce; `choose_enforcement` makes it once for all work-horses."""
 
     kind: Enforce
     #: Set only with `CGROUP`.
@@ -240,9 +236,7 @@ class Enforcement(Struct, frozen=True, kw_only=True):
     mark: str = ""
 
     def of_pod(self, attempt: str) -> PodCgroup | None:
-        """Return the cgroup of a pod's attempt, whether it exists or not; None if pods have
-        none.
-        """
+        """Return the cgroup of a pod's attempt, which may not exist; None if pods have none."""
         return None if self.base is None else cgroup.pod_cgroup(self.base, self.mark, attempt)
 
     def existing(self) -> list[PodCgroup]:
@@ -271,7 +265,7 @@ class Enforcement(Struct, frozen=True, kw_only=True):
 NOTHING_ENFORCED = Enforcement(kind=Enforce.NONE)
 
 
-def settle_enforcement(
+def choose_enforcement(
     wanted: Enforce,
     *,
     run_dir: Path,

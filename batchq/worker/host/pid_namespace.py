@@ -80,7 +80,7 @@ class PidNamespace:
         self._orders.settimeout(_ANSWERS_WITHIN_S)
         self.pid = 0
         try:
-            self.pid = _fork_inside(_First(theirs).serve)
+            self.pid = _fork_inside(_FirstProcess(theirs).serve)
             # The first process replies once the namespace has its own /proc.
             answer, _ = self._receive()
             if answer.errno:
@@ -112,7 +112,7 @@ class PidNamespace:
             raise OSError(answer.errno, answer.trouble)
         if answer.trouble or pidfd is None:
             raise ValueError(answer.trouble)
-        return pid_behind(pidfd)
+        return pid_of_pidfd(pidfd)
 
     def collect(self) -> int:
         """Wait for the last started process that does not stay, and return its wait status."""
@@ -132,9 +132,7 @@ class PidNamespace:
         return self._end(_END, within_s)
 
     def await_all(self, within_s: float) -> list[int]:
-        """Like `end_all`, once the process that stays has killed all others; that process goes
-        on.
-        """
+        """Wait for the end of all processes that the one that stays has killed."""
         return self._end(_END_OTHERS, within_s)
 
     def _end(self, message: bytes, within_s: float) -> list[int]:
@@ -160,9 +158,7 @@ class PidNamespace:
             self.pid = 0
 
     def _end_first(self, within_s: float) -> list[int]:
-        """Kill the first process without collecting it, because `is_gone` asks for it until
-        then.
-        """
+        """Kill the first process without collecting it: `is_gone` needs it until then."""
         os.kill(self.pid, signal.SIGKILL)
         await_death([self.pid], within_s)
         return [] if self.is_gone() else [self.pid, *self._inside()]
@@ -215,7 +211,7 @@ def try_out() -> str:
     return f"the kernel does not grant a PID namespace ({answer or 'no answer'})"
 
 
-def pid_behind(pidfd: int) -> int:
+def pid_of_pidfd(pidfd: int) -> int:
     """Return the pid, outside of the namespace, of the process behind a descriptor; close that.
 
     Raise ProcessLookupError if the process has been collected.
@@ -290,7 +286,7 @@ def _check(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-class _First:
+class _FirstProcess:
     """The first process of the namespace: it obeys its work-horse, and collects ended processes."""
 
     def __init__(self, orders: socket.socket) -> None:
@@ -388,9 +384,7 @@ class _First:
         return wait_status
 
     def _collect_orphans(self) -> None:
-        """Collect ended children but the command, whose pid stays reserved until it is
-        collected.
-        """
+        """Collect ended children but the command, whose pid stays reserved until then."""
         reap_orphans(keep=() if self._command is None else (self._command.pid,))
 
     def _end(self, within_s: float, staying: subprocess.Popen[bytes] | None) -> int:

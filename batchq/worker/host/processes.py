@@ -73,9 +73,7 @@ def child_pids() -> frozenset[int]:
 
 
 def has_children() -> bool:
-    """Return whether this process has any child, ended ones included; cheaper than a list of
-    them.
-    """
+    """Return whether this process has a child, even an ended one; cheaper than listing them."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -199,9 +197,7 @@ def tracers_of(pid: int) -> list[int]:
 
 
 def lineage(pid: int) -> list[int]:
-    """Return a process and its ancestors up to a child of this process; empty if it is not below
-    it.
-    """
+    """Return a process and its ancestors below this process; empty if it is not below it."""
     line = [pid]
     while len(line) <= _MAX_ANCESTORS:
         try:
@@ -265,9 +261,7 @@ def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
 
 
 def _has_stop_file(pid: int, run_dir: Path) -> bool:
-    """Return whether its environment names a stop file in the folder; False if it is not
-    readable.
-    """
+    """Return whether its environment names a stop file in the folder; False if unreadable."""
     try:
         environment = _read(f"/proc/{pid}/environ")
     except PermissionError:

@@ -139,9 +139,7 @@ def _fork(read_end: int, write_end: int, cgroup: PodCgroup | None) -> int:
 
 
 def _detach(kept: int) -> None:
-    """Detach the guarding process: it closes the agent's descriptors and blocks all signals it
-    can.
-    """
+    """Detach the guarding process from the agent's descriptors, session and signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.setsid()
     empty = os.open(os.devnull, os.O_RDWR)

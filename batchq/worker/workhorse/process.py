@@ -105,9 +105,7 @@ class Command:
             os.set_blocking(descriptor, False)
 
     def read(self, descriptor: int, *, reads: int = _READS_PER_TURN) -> list[bytes]:
-        """Read a bounded part of what one of `outputs` holds now; drop the descriptor at its
-        end.
-        """
+        """Read a bounded part of one of `outputs`; drop the descriptor at its end."""
         parts: list[bytes] = []
         for _ in range(reads):
             try:
@@ -445,10 +443,10 @@ class Program:
         self.stdin: int = _file_of(template) if template.function else subprocess.DEVNULL
 
     def resolve(self, outcome: PodOutcome) -> tuple[PodOutcome, bytes | None]:
-        """Return the outcome with the function's message, and its result as JSON, once it has
-        ended.
+        """Return the outcome with the function's message, and its result as JSON.
 
-        Only a process that exited with 0 and was not told to stop has a result.
+        Call it when the process has ended. Only one that exited with 0 and was not told to stop has
+        a result.
         """
         if self.stdin == subprocess.DEVNULL:
             return outcome, None

@@ -219,16 +219,12 @@ class ReportSender:
         return pod if isinstance(pod, Pod) and pod.status.attempt == attempt else None
 
     def ended(self, uid: str, attempt: int, outcome: PodOutcome, *, author: str) -> None:
-        """Report the end of an attempt, none of whose processes is left. Repeating it is
-        harmless.
-        """
+        """Report the end of an attempt without processes. Repeating the report is harmless."""
         self.post(Ended(pod=uid, attempt=attempt, outcome=outcome, author=author))
         self.end_lease(uid, attempt)
 
     def end_lease(self, uid: str, attempt: int) -> None:
-        """End the lease of an attempt that no longer runs, so that the scheduler need not wait for
-        it.
-        """
+        """End the lease of an attempt that no longer runs; the scheduler need not wait for it."""
         self._store.end_lease(self._node, uid, attempt)
 
 

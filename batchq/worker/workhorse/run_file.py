@@ -56,8 +56,9 @@ _SUFFIXES = (_DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
-    """The record of one pod attempt. A pid may have been reused, so the start time is kept with
-    it.
+    """The record of one pod attempt.
+
+    A pid may have been reused, so the start time is kept with it.
     """
 
     pod: str

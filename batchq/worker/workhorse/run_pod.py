@@ -436,8 +436,7 @@ class WorkHorse:
         return not self._messenger.has_started and size <= _HANDED_OVER_MAX_BYTES
 
     def _send_end(self, outcome: PodOutcome) -> None:
-        """Send output and result, and then the end, so that a reader who sees the end can read all
-        of it.
+        """Send output and result, and then the end, whose readers can so read all of them.
 
         The run file stays: the agent repeats the report until it sees the end, and then removes the
         file.
@@ -466,9 +465,7 @@ class WorkHorse:
             reporter.keep_unsent(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:
-        """Return how long to retry the report; short if the agent stops, so that an outage does not
-        hold it.
-        """
+        """Return how long to retry the report: briefly if the agent stops."""
         if self._signals.count(KILL_SIGNAL):
             return 0
         if self._signals.count(STOP_SIGNAL):

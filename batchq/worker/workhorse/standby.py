@@ -21,7 +21,7 @@ import structlog
 
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import ProcessBounds
-from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_behind
+from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_of_pidfd
 from batchq.worker.host.processes import collect, is_answered, is_readable, kill_children
 from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS
 from batchq.worker.workhorse.process import Fork
@@ -62,10 +62,12 @@ class Standby:
             # Marks leftovers as this agent's.
             _MARK: environment.get(_MARK, ""),
         }
-        self._process: subprocess.Popen[bytes] | _Guest
+        self._process: subprocess.Popen[bytes] | _NamespacedInterpreter
         try:
             if namespace is not None:
-                self._process = _Guest(namespace, [*argv, ALONE], minimal, theirs.fileno())
+                self._process = _NamespacedInterpreter(
+                    namespace, [*argv, ALONE], minimal, theirs.fileno()
+                )
                 return
             self._process = subprocess.Popen(
                 list(argv),
@@ -102,7 +104,7 @@ class Standby:
         try:
             socket.send_fds(self._orders, [msgspec.json.encode(order)], list(descriptors))
             _, (pidfd,), _, _ = socket.recv_fds(self._orders, 64, 1)
-            pid = pid_behind(pidfd)
+            pid = pid_of_pidfd(pidfd)
         except (OSError, ValueError) as trouble:
             log.warning("interpreter that stands by given up", trouble=str(trouble))
             self.close()
@@ -123,7 +125,7 @@ class Standby:
         self._orders.close()
         with suppress(ProcessLookupError):
             self._process.kill()
-        if isinstance(self._process, _Guest):
+        if isinstance(self._process, _NamespacedInterpreter):
             self._process.wait()
         elif self._process.poll() is None:
             wait_status = collect(self._process.pid)
@@ -157,7 +159,7 @@ class Standby:
             return False
 
 
-class _Guest:
+class _NamespacedInterpreter:
     """An interpreter in a PID namespace, whose first process collects it."""
 
     def __init__(

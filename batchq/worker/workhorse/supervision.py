@@ -114,11 +114,10 @@ class Supervisor:
             self._poll.register(descriptor, select.POLLIN)
 
     def run(self) -> PodOutcome | None:
-        """Run until the command and all its processes have ended, or until the latter cannot be
-        killed.
+        """Run until the command and all its processes have ended, or cannot be killed.
 
-        The command's `left` then lists them. Return None if the attempt is superseded, so that its
-        end is not to be reported.
+        The command's `left` then lists the latter. Return None if the attempt is superseded, so
+        that its end is not to be reported.
         """
         try:
             while not self._hear(self._wait_ms()):
@@ -134,9 +133,7 @@ class Supervisor:
             self._command.close()
 
     def _start_messenger(self, now_ms: int) -> None:
-        """Start the messenger after a moment: a pod that ends at once costs no thread and no
-        connection.
-        """
+        """Start the messenger late: a pod that ends at once costs no thread and no connection."""
         if now_ms >= self._messenger_due_at and not self._messenger.has_started:
             self._messenger.start()
 

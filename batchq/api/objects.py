@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from batchq.api import times
-from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.lifecycle import ADMITTED, PodGroupPhase, PodPhase
 from batchq.api.reasons import Verdict
 
 API_VERSION = "batchq/v1"
@@ -598,3 +598,68 @@ class Unreadable(Struct, frozen=True, kw_only=True):
     def deletion(self) -> str:
         """The command that deletes it, for one in an object's place."""
         return f"batchq delete {self.kind.lower()} {shlex.quote(self.key)}"
+
+
+# --- consumer leases ------------------------------------------------------------------------
+
+#: The grace of work without a terminationGrace.
+USUAL_GRACE_MS = 30 * times.SECOND
+
+
+def grace_of(spec: PodGroupSpec) -> int:
+    """Return how long the work of a group may take to stop: the largest grace of its tasks."""
+    return max((task.template.termination_grace for task in spec.tasks), default=USUAL_GRACE_MS)
+
+
+def stopped(claim: GroupClaim, reason: str, now_ms: int) -> GroupClaim:
+    """Return the claim with its holder told to stop; the first reason stays, and nothing extends
+    it.
+    """
+    if not claim.is_open or claim.stop_reason:
+        return claim
+    return structs.replace(claim, stop_reason=str(reason), stopped_at=now_ms)
+
+
+def ended(
+    claim: GroupClaim,
+    phase: Literal["Succeeded", "Failed", "Released", "Lapsed"],
+    message: str = "",
+) -> GroupClaim:
+    """Return the claim as a record of its end: it holds nothing any more."""
+    return structs.replace(claim, phase=phase, holding={}, message=message or claim.message)
+
+
+def final_reports(
+    status: PodGroupStatus,
+) -> dict[str, Literal["Running", "Succeeded", "Failed"]]:
+    """Return the reports about pods that have ended; the other pods ended with their holder."""
+    return {name: phase for name, phase in status.reported.items() if phase != "Running"}
+
+
+def stop_reason_of(group: PodGroup) -> str:
+    """Return why the holder of the group's claim must stop; "" if it may go on."""
+    status, claim = group.status, group.status.claim
+    if claim.stop_reason:
+        return claim.stop_reason
+    if status.phase in ADMITTED:
+        # The next session evicts the group.
+        return "Suspended" if group.spec.suspend else ""
+    about = "Evicted" if status.phase == "Pending" else "Finished"
+    said = next((one.reason for one in status.conditions if one.type == about), "")
+    return said or str(status.phase)
+
+
+def is_claimable(group: PodGroup) -> bool:
+    """Whether a consumer may claim the group now.
+
+    An admitted group may wait for other victims by now: a group ahead of it has taken over its
+    former ones.
+    """
+    return (
+        group.spec.controller == "external"
+        and group.status.phase in ADMITTED
+        and not group.status.pledge.awaited_victims
+        and not group.spec.suspend
+        and not group.status.claim.is_open
+        and group.status.claim.phase not in ("Succeeded", "Failed")
+    )

@@ -264,3 +264,35 @@ def hard_limit(quotas: Iterable[ResourceQuota]) -> Amounts:
 def only_groups(hard: Amounts) -> Amounts:
     """Return the part of a hard limit that counts unfinished groups."""
     return {name: units for name, units in hard.items() if name == POD_GROUPS}
+
+
+# --- epochs and attempts --------------------------------------------------------------------
+#
+# Epochs and attempts are numbers that fence. A server that lost its last writes, or was restored
+# from an older file, would give the same numbers out again, and a process that still holds a lost
+# one could pass for its successor. So every start of the server begins a *generation*, named by the
+# server's clock in seconds, and the numbers continue above everything that an earlier generation
+# can have reached: number = generation * JUMP + count. People are shown the count. Generation 0 is
+# that of a store without a server (the simulator's), whose numbers are plain. The largest number
+# stays below 2^53, above which Lua's numbers skip integers.
+
+#: More than the binds of any pod, or the elections of any leader, between two starts of a server.
+JUMP = 1_000_000
+
+
+def count_of(number: int) -> int:
+    """Return the count, as people are shown it: 1 for the first."""
+    return number % JUMP
+
+
+def generation_of(number: int) -> int:
+    """Return the generation in which a number was given out."""
+    return number // JUMP
+
+
+def following(number: int, *, generation: int) -> int:
+    """Return the number after `number`, in `generation` or in the number's own, whichever is later.
+
+    The count continues across the jump.
+    """
+    return max(generation, generation_of(number)) * JUMP + count_of(number) + 1

@@ -24,7 +24,7 @@ from batchq.changes.groups import (
     open_gate,
     rivals,
 )
-from batchq.changes.object_writes import put_node
+from batchq.changes.object_writes import explain_refusal, put_node
 from batchq.changes.queue_rules import (
     Overpromised,
     concerns,
@@ -32,7 +32,6 @@ from batchq.changes.queue_rules import (
     overpromised,
     settled,
 )
-from batchq.changes.refusals import explain_refusal
 from batchq.changes.verbs import (
     cancel,
     cordon,

@@ -20,13 +20,22 @@ from typing import Literal, NoReturn, TypeAlias, get_args
 
 from msgspec import Struct, structs
 
-from batchq.api.leases import ended, final_reports, grace_of, is_claimable, stop_reason_of
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.notation import counted, shown, subdomain_problem
-from batchq.api.objects import GroupClaim, PodGroup, PodGroupStatus, key_of
+from batchq.api.objects import (
+    GroupClaim,
+    PodGroup,
+    PodGroupStatus,
+    ended,
+    final_reports,
+    grace_of,
+    is_claimable,
+    key_of,
+    stop_reason_of,
+)
 from batchq.api.times import DAY, SECOND, format_duration, format_instant
 from batchq.api.transaction import Event, Transaction, Write, fence_of
-from batchq.changes.refusals import find, title
+from batchq.changes.object_writes import find, title
 from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 

@@ -42,9 +42,8 @@ from batchq.changes.groups import (
     with_checks,
     with_opened,
 )
-from batchq.changes.object_writes import object_charge, put, remove
+from batchq.changes.object_writes import find, object_charge, put, remove, title
 from batchq.changes.queue_rules import parents_first, settled
-from batchq.changes.refusals import find, title
 from batchq.core.quota.ledger import holders_in_store
 from batchq.core.quota.queue_tree import ROOT
 from batchq.errors import Conflict, Rejected

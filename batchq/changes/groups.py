@@ -41,8 +41,7 @@ from batchq.api.objects import (
     without_gates,
 )
 from batchq.api.transaction import Event, Transaction, Write
-from batchq.changes.object_writes import object_charge, put
-from batchq.changes.refusals import few, find, instead, title
+from batchq.changes.object_writes import few, find, instead, object_charge, put, title
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.ports import Reader, Store

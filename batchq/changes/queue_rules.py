@@ -43,7 +43,7 @@ from batchq.api.transaction import (
     limit_of_queue,
     queue_scope,
 )
-from batchq.changes.refusals import few, instead
+from batchq.changes.object_writes import few, instead
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.ports import Reader

@@ -8,7 +8,6 @@ from typing import Literal
 
 from msgspec import structs
 
-from batchq.api.leases import stopped
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import (
     DEFAULT,
@@ -24,13 +23,13 @@ from batchq.api.objects import (
     ResourceQuota,
     ResourceQuotaSpec,
     key_of,
+    stopped,
 )
 from batchq.api.reasons import Finish
 from batchq.api.times import format_instant
 from batchq.api.transaction import Charge, Event, Transaction
 from batchq.changes.edits import apply
-from batchq.changes.object_writes import put
-from batchq.changes.refusals import find, instead, title
+from batchq.changes.object_writes import find, instead, put, title
 from batchq.core.pending.eligibility import is_active
 from batchq.errors import Conflict, InvalidInput, NotFound
 from batchq.ports import Reader

@@ -38,7 +38,7 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.transaction import Ledger, Transaction
-from batchq.changes.refusals import find
+from batchq.changes.object_writes import find
 from batchq.client.cluster import nodes_as_heard
 from batchq.client.external import Controlling
 from batchq.client.plan import Foretelling

@@ -29,7 +29,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import DEFAULT, AdmissionCheck, CheckState, PodGroup, Queue, key_of
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Transaction
-from batchq.changes.refusals import find, title
+from batchq.changes.object_writes import find, title
 from batchq.client.request_fields import key_named
 from batchq.client.watch import Watch
 from batchq.core.pending.eligibility import is_active

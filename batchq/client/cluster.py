@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
 
-from batchq.api.leases import count_of
 from batchq.api.objects import Node, Object
 from batchq.api.times import describe_age
+from batchq.api.transaction import count_of
 from batchq.client.connection import connect
 from batchq.errors import Conflict, NotFound
 

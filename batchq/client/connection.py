@@ -47,7 +47,7 @@ def connect(url: str | None) -> RedisStore:
     Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers or it will not
     do.
     """
-    from batchq.store.connect import open_store
+    from batchq.store.redis import open_store
 
     return open_store(target_of(url))
 

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchq.api.leases import is_claimable, stop_reason_of
-from batchq.api.objects import Object, PodGroup, PriorityClass, key_of
+from batchq.api.objects import Object, PodGroup, PriorityClass, is_claimable, key_of, stop_reason_of
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import Refusal, Transaction, Word
 from batchq.changes import consumer_leases, explain_refusal

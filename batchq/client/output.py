@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from batchq.api.leases import count_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup
-from batchq.changes.refusals import find, instead
+from batchq.api.transaction import count_of
+from batchq.changes.object_writes import find, instead
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
 

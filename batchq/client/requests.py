@@ -23,7 +23,7 @@ from batchq.changes import (
     in_order,
     settled,
 )
-from batchq.changes.refusals import find, title
+from batchq.changes.object_writes import find, title
 from batchq.client.cluster import refuse_living
 from batchq.errors import InvalidInput
 from batchq.ports import Reader

@@ -26,7 +26,7 @@ from batchq.api.objects import DEFAULT, NAMESPACED, Condition, PodGroup
 from batchq.api.reasons import NEVER_FITS, UNSEEN, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
-from batchq.changes.refusals import find
+from batchq.changes.object_writes import find
 from batchq.client.history import Spell, spells_of, waited_for
 from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview

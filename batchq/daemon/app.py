@@ -34,11 +34,10 @@ from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.store.connect import open_when_up
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
 from batchq.store.outage import Outage
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_when_up
 from batchq.store.rules import THE_LEDGER
 from batchq.store.schedulers import (
     attend,

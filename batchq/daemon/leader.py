@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from batchq.api.leases import count_of, generation_of
+from batchq.api.transaction import count_of, generation_of
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage

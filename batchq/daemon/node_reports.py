@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from batchq.api.leases import count_of
 from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
 from batchq.api.objects import Node
-from batchq.api.transaction import Commit, Event, Transaction
+from batchq.api.transaction import Commit, Event, Transaction, count_of
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource

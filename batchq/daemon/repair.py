@@ -18,7 +18,7 @@ from batchq.api.objects import KINDS, Pod, Unreadable, full_name
 from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.ports import IdSource
 from batchq.store import keys
-from batchq.store.audit import BooksAudit
+from batchq.store.books import BooksAudit, Recounted, mend_heads, recount
 from batchq.store.damaged_keys import (
     KEY,
     Bells,
@@ -29,7 +29,6 @@ from batchq.store.damaged_keys import (
     mend,
     take_out_deliveries,
 )
-from batchq.store.recount import Recounted, mend_heads, recount
 from batchq.store.redis import RedisStore
 
 _log = structlog.get_logger()

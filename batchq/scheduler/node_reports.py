@@ -17,7 +17,6 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from batchq.api.leases import generation_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
@@ -46,6 +45,7 @@ from batchq.api.transaction import (
     Write,
     capacity_of,
     fence_of,
+    generation_of,
     node_scope,
 )
 from batchq.api.validation import check

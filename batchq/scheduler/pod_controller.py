@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api import intents
-from batchq.api.leases import ended
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pledge
+from batchq.api.objects import Pledge, ended
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.resources import (
     Amounts,

@@ -275,7 +275,7 @@ _NOTHING: dict[str, Any] = {}
 _ABSENT = Raw(b"")
 
 
-class _Stored(Struct, gc=False):
+class _StoredGroup(Struct, gc=False):
     """A stored group whose large parts are undecoded; empty if they are absent."""
 
     metadata: Metadata
@@ -287,7 +287,7 @@ class _Stored(Struct, gc=False):
 _BARE = PodGroup(metadata=Metadata(name=""))
 _BARE_TASK = Task(name="")
 
-_STORED = msgspec.json.Decoder(_Stored)
+_STORED = msgspec.json.Decoder(_StoredGroup)
 _SPEC = msgspec.json.Decoder(PodGroupSpec)
 _STATUS = msgspec.json.Decoder(PodGroupStatus)
 #: The fields with dicts, most of them empty, and those with texts that many objects share.

@@ -53,6 +53,7 @@ from batchq.store.node_channels import (
     is_recreated,
     removals,
 )
+from batchq.store.outage import Backoff, Outage
 from batchq.store.records import (
     error_of,
     field_named,
@@ -707,3 +708,40 @@ class RedisStore:
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
         block = min(block_ms, LONGEST_BLOCK_MS) or None
         return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
+
+
+# --- opening ---------------------------------------------------------------------------------
+
+
+def open_store(url: str) -> RedisStore:
+    """Return the store behind a URL, after checking that the server is usable.
+
+    Raises InvalidInput for a malformed URL, StoreUnavailable for any problem with the server.
+    """
+    store = RedisStore(url)
+    try:
+        store.check_server()
+    except StoreUnavailable:
+        store.close()
+        raise
+    return store
+
+
+def open_when_up(url: str, *, pause: Callable[[float], bool]) -> RedisStore | None:
+    """Open the store as `open_store` does, waiting until the server answers and is usable; log the
+    wait once.
+
+    `pause` waits for the given seconds and returns whether to go on; if not, the result is None.
+    Raises InvalidInput for a malformed URL.
+    """
+    outage, backoff = Outage(), Backoff()
+    while True:
+        try:
+            store = open_store(url)
+        except StoreUnavailable as error:
+            outage.failed(error)
+            if not pause(backoff.next_ms() / 1000):
+                return None
+        else:
+            outage.succeeded()
+            return store

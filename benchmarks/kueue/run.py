@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from batchq.client import Client
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from benchmarks.kueue.load import SCENARIOS, Scenario, furniture, keep, scale_asked_for, scaled
 from benchmarks.kueue.record import Recorder
 from benchmarks.kueue.stage import PROFILED, Cost, Stage, cost_of

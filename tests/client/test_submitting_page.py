@@ -46,7 +46,9 @@ def test_its_file_is_taken(stage: Stage, tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_field() -> None:
-    [listed] = re.findall(r"A line has the keywords (.*?)A line can also be", PAGE.read_text("utf-8"), re.S)
+    [listed] = re.findall(
+        r"A line has the keywords (.*?)A line can also be", PAGE.read_text("utf-8"), re.S
+    )
     named = set(re.findall(r"`([a-z_]+)`", listed))
     assert named == set(Request.__struct_fields__)
     for field in Request.__struct_fields__:

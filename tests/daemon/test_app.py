@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from batchq.api.leases import count_of
-from batchq.api.transaction import Delivery
+from batchq.api.transaction import Delivery, count_of
 from batchq.daemon import app
 from batchq.daemon.local_stack import detached
 from batchq.daemon.local_stack.detached import Record
@@ -23,8 +22,7 @@ from batchq.daemon.services import Termination
 from batchq.errors import InvariantBroken
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import read_object_limit
 from batchq.system import CountingIds, SystemClock
 from tests.daemon.waiting import until

@@ -23,8 +23,7 @@ from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.daemon.reload import Reload
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import SchedulerSeen, attend, attending, depart
 from batchq.system import CountingIds, RandomIds
 from tests.builders import a_group, a_queue

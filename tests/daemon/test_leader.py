@@ -10,15 +10,14 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from batchq.api.leases import count_of
+from batchq.api.transaction import count_of
 from batchq.daemon.leader import Leadership, new_identity
 from batchq.daemon.local_stack import embedded_server
 from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home
-from batchq.store.connect import open_store
 from batchq.store.outage import Outage
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from tests.daemon.waiting import until
 
 

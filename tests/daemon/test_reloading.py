@@ -30,7 +30,7 @@ from batchq.daemon.local_stack.stack import UpOptions
 from batchq.daemon.reload import ask_to_reload
 from batchq.errors import NotFound
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
-from batchq.store.connect import open_store
+from batchq.store.redis import open_store
 from batchq.store.schedulers import read_config_text
 from tests.daemon.waiting import until
 

@@ -16,7 +16,7 @@ from batchq.daemon.local_stack.embedded_server import ensure_server, stop_server
 from batchq.daemon.local_stack.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
-from batchq.store.connect import open_store
+from batchq.store.redis import open_store
 from tests.daemon.waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -24,8 +24,7 @@ from batchq.client import Client
 from batchq.config.documents import read_documents
 from batchq.daemon.local_stack import detached, embedded_server
 from batchq.paths import Home, default_url
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 
 #: Much shorter times than the defaults, so that failures are noticed within seconds.
 QUICK = """

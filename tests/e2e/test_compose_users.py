@@ -14,8 +14,7 @@ import redis
 
 from batchq.api.node_report import Leaves
 from batchq.errors import StoreUnavailable
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from tests.harness.server import Server
 from tests.tidy.source import ROOT
 from tests.tidy.test_compose import ROLES, SERVICES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.api.leases import count_of
+from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon.local_stack import embedded_server as embedded
 from batchq.store.redis import Leader

@@ -22,9 +22,8 @@ from batchq.api.node_report import (
 )
 from batchq.api.objects import Node, Pod
 from batchq.store import keys
-from batchq.store.connect import open_store
 from batchq.store.node_channels import SUPERSEDED, UNREADABLE
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import RqLink
 from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
 from tests.e2e.guarded import GuardedStack

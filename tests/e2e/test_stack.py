@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.api.leases import count_of
+from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon.local_stack import detached
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until

@@ -13,11 +13,10 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from batchq.api.leases import following
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import NodeReport
 from batchq.api.objects import Object, Pod
-from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction
+from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction, following
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock

@@ -15,11 +15,11 @@ from batchq.api.transaction import Transaction, Word
 from batchq.changes import apply
 from batchq.daemon import repair
 from batchq.daemon.repair import Mender
-from batchq.store import audit, heads, keys
+from batchq.store import books, heads, keys
+from batchq.store.books import BooksAudit, mend_heads, recount
 from batchq.store.damaged_keys import damaged_keys
 from batchq.store.heads import false_heads
 from batchq.store.inspection import read_books
-from batchq.store.recount import mend_heads, recount
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit, read_object_limit
 from batchq.system import RandomIds
@@ -352,7 +352,7 @@ LIES: dict[str, Callable[[redis.Redis], object]] = {
 def test_well_formed_false_books_are_recounted(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
-    monkeypatch.setattr(audit, "APART_S", 0)
+    monkeypatch.setattr(books, "_APART_S", 0)
     group_of_pod(booked)
     before = in_books(booked, raw)
     mender = Mender(booked, RandomIds())
@@ -379,36 +379,36 @@ def looked(mender: Mender, store: RedisStore, times: int) -> None:
 def test_books_are_compared_a_page_at_a_time(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "PAGE", 2)
-    monkeypatch.setattr(audit, "APART_S", 0)
+    monkeypatch.setattr(books, "_AUDIT_PAGE", 2)
+    monkeypatch.setattr(books, "_APART_S", 0)
     booked.commit(
         [writing(put(group(f"g{number}", uid=f"g{number}"))) for number in range(9)],
         request_id="groups",
     )
     recount(booked, epoch(booked))
-    books = audit.BooksAudit(booked.link, booked.mirror)
-    assert not any(books.next() for _ in range(20))
+    audit = BooksAudit(booked.link, booked.mirror)
+    assert not any(audit.next() for _ in range(20))
     raw.hincrby(keys.LEDGER, "objects:x podgroups", 1000)
-    assert [books.next() for _ in range(20)].count(True) >= 1
+    assert [audit.next() for _ in range(20)].count(True) >= 1
 
 
 def test_charges_of_unreadable_objects_are_recounted_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "APART_S", 0)
+    monkeypatch.setattr(books, "_APART_S", 0)
     raw.hset(keys.objects("Pod"), "u1-1-0", "garbage")
     booked.forget()
-    books = audit.BooksAudit(booked.link, booked.mirror)
-    assert True in [books.next() for _ in range(3)]
+    audit = BooksAudit(booked.link, booked.mirror)
+    assert True in [audit.next() for _ in range(3)]
     assert recount(booked, epoch(booked)) == []
-    books.recounted(is_changed=False)
-    assert True not in [books.next() for _ in range(3)]
+    audit.recounted(is_changed=False)
+    assert True not in [audit.next() for _ in range(3)]
 
 
 def test_a_pod_whose_group_was_deleted_past_batchq_is_told_to_stop_and_then_deleted(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "APART_S", 0)
+    monkeypatch.setattr(books, "_APART_S", 0)
     group_of_pod(booked)
     mender = Mender(booked, RandomIds())
     looked(mender, booked, 3)
@@ -437,7 +437,7 @@ def test_a_pod_whose_group_was_deleted_past_batchq_is_told_to_stop_and_then_dele
 def test_pods_run_on_while_no_group_can_be_read(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "APART_S", 0)
+    monkeypatch.setattr(books, "_APART_S", 0)
     group_of_pod(booked)
     raw.hset(keys.objects("PodGroup"), "x/a", "garbage")
     assert booked.compare() == []
@@ -450,10 +450,10 @@ def test_pods_run_on_while_no_group_can_be_read(
     raw.delete(keys.objects("PodGroup"))
     raw.set(keys.objects("PodGroup"), "x")
     booked.forget()
-    books = audit.BooksAudit(booked.link, booked.mirror)
+    audit = BooksAudit(booked.link, booked.mirror)
     for _ in range(4):
-        books.next()
-        assert books.lone_pods() == []
+        audit.next()
+        assert audit.lone_pods() == []
 
 
 def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: redis.Redis) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.api.leases import JUMP
+from batchq.api.transaction import JUMP
 from tests.builders import a_group, a_task, amounts
 from tests.faults.cluster import Cluster, Ended
 from tests.faults.dramas import CONFIG, submission

@@ -16,9 +16,8 @@ import redis
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
-from batchq.store.connect import open_store
 from batchq.store.link import Link, check_info
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import rq_connection
 from batchq.store.urls import quoted, shown
 from tests.contract.made import charge, put, queue, words, writing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from batchq.api.leases import count_of
 from batchq.api.objects import NodeStatus
+from batchq.api.transaction import count_of
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store.liveness import Contact
 from batchq.store.redis import RedisStore

@@ -18,7 +18,7 @@ from batchq.api.node_report import StartClaim
 from batchq.api.transaction import Commit, Event, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, link, scripts
-from batchq.store.pod_attempts import Attempts
+from batchq.store.node_channels import Attempts
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend
 from tests.harness.guarded import ADMIN, GuardedServer, password_of
@@ -175,7 +175,7 @@ def test_a_claim_without_its_lease_is_never_left(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
     store = open_as("worker-n1")
-    attempts = Attempts(store, "n1")
+    attempts = Attempts(store.link, store.now_ms, "n1")
     claim = StartClaim(pod="u-1-0", attempt=1, author="a")
     with pytest.raises(StoreUnavailable, match="does not know the scripts"):
         attempts.claim([(claim, "u 1 1")], ["default/a"], 30_000)

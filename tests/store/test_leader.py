@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from batchq.api.leases import count_of, generation_of
-from batchq.api.transaction import Transaction, Word
+from batchq.api.transaction import Transaction, Word, count_of, generation_of
 from batchq.store.redis import Leader, RedisStore
 from tests.contract.made import put, queue, writing
 from tests.harness.server import Server

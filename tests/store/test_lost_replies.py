@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.api.leases import count_of
 from batchq.api.lifecycle import PodPhase
-from batchq.api.transaction import Event, Transaction
+from batchq.api.transaction import Event, Transaction, count_of
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, node, pod, put, queue, words, writing

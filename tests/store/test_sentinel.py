@@ -11,9 +11,8 @@ from rq import Queue
 
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.store import sentinel
-from batchq.store.connect import open_store
 from batchq.store.link import Link
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import RqLink
 from batchq.store.urls import SentinelUrl, checked_url, sentinel_url, shown
 from tests.contract.made import put, queue, words, writing

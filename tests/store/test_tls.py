@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput, StoreUnavailable
-from batchq.store.connect import open_store
+from batchq.store.redis import open_store
 from batchq.store.urls import trouble
 from tests.cli.conftest import run
 from tests.harness.server import Server

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from batchq.api.intents import Bind, LosePod, RollBack, SetNodeReady
-from batchq.api.leases import JUMP, count_of, following, generation_of
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroupStatus
+from batchq.api.transaction import JUMP, count_of, following, generation_of
 from batchq.core.session.snapshot import ContactStanding
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_running_group, amounts, decide

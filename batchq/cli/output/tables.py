@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchq.api.leases import count_of
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import (
@@ -24,6 +23,7 @@ from batchq.api.transaction import (
     MEMORY_LIMIT_ANNOTATION,
     POD_GROUPS,
     Ledger,
+    count_of,
     namespace_scope,
     node_scope,
 )

@@ -9,7 +9,7 @@ from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Event, Ledger
 from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
 from batchq.core.quota.ledger import title_of
-from batchq.store.recount import charges_of, limits_of, of_every_namespace, sums_of
+from batchq.store.books import charges_of, limits_of, of_every_namespace, sums_of
 from batchq.store.rules import Held
 
 _READS = "reading (`+@read +multi +exec`) of batchq's keys"

@@ -22,7 +22,7 @@ from batchq.core.cache.chunks import ByUid, Rows
 class ContactStanding(Struct, frozen=True, kw_only=True):
     """How the reader of a snapshot stands with its server. Instants are milliseconds of its clock.
 
-    `generation`: in which attempts are numbered (`batchq.api.leases`). `contact_since`: the reader
+    `generation`: that of attempts (see `batchq.api.transaction`). `contact_since`: the reader
     has heard of the server without a break since then, and so would have heard whoever could reach
     it; None where there is no server to lose. `restarted_at`: when the server's present run was
     first led; nodes in `reported` have said since then what runs on them. `forgot`: the server is

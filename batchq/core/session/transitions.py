@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from batchq.api import intents
-from batchq.api.leases import final_reports, following, stopped
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import (
     Condition,
@@ -20,9 +19,12 @@ from batchq.api.objects import (
     Pod,
     PodGroupStatus,
     PodStatus,
+    final_reports,
+    stopped,
 )
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
+from batchq.api.transaction import following
 from batchq.core.pending.eligibility import cleared, pause_ms
 from batchq.core.placement.kept_places import release
 from batchq.core.preemption.pledges import end_pledge

@@ -33,8 +33,7 @@ from batchq.daemon.observability.http_server import check_address
 from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
-from batchq.store.connect import open_store
-from batchq.store.redis import RedisStore
+from batchq.store.redis import RedisStore, open_store
 from batchq.store.urls import shown
 from batchq.worker.host.node_resources import detect_resources, parse_resources
 from batchq.worker.workhorse.run_file import RunFiles

@@ -20,11 +20,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from batchq import __version__
 from batchq.api import intents
 from batchq.api.intents import Intent
-from batchq.api.leases import count_of
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import KINDS
 from batchq.api.reasons import Finish, Leaving
-from batchq.api.transaction import Word
+from batchq.api.transaction import Word, count_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.daemon.loop import Turn, TurnReport

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from batchq.api.leases import count_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Node, Pod, PodGroup, key_of
+from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon.local_stack.agents import refuse_dead, temporary_agents
 from batchq.daemon.local_stack.detached import Record

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from batchq.api.leases import grace_of
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import shown
 from batchq.api.objects import (
@@ -29,6 +28,7 @@ from batchq.api.objects import (
     Queue,
     Task,
     full_name,
+    grace_of,
     key_of,
     kind_of,
 )

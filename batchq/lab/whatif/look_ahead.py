@@ -14,9 +14,19 @@ from typing import TypeVar
 from msgspec import structs
 
 from batchq.api import intents
-from batchq.api.leases import ended, grace_of, is_claimable
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import AdmissionCheck, GroupClaim, Node, Object, Pod, PodGroup, full_name
+from batchq.api.objects import (
+    AdmissionCheck,
+    GroupClaim,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    ended,
+    full_name,
+    grace_of,
+    is_claimable,
+)
 from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.api.times import DAY

@@ -4,7 +4,7 @@
 -- ARGV: 1 identity, 2 now in ms, 3 the end of the lease in ms, 4 whether the server
 --       has a run id: 'yes' or ''.
 -- Answers: the epoch; '' if another leads.
--- An epoch is generation * JUMP + count, as in batchq/api/leases.py.
+-- An epoch is generation * JUMP + count, as in batchq/api/transaction.py.
 local JUMP = 1000000
 -- No leader's lease is longer.
 local LONGEST_MS = 600000

@@ -31,9 +31,9 @@ from batchq.api.reasons import Leaving
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
-from batchq.store.connect import open_when_up
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
+from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity

@@ -26,7 +26,7 @@ from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.store import codec
 from batchq.store.liveness import leases_of
-from batchq.store.pod_attempts import AttemptEnd, Attempts
+from batchq.store.node_channels import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.rq_delivery import PodAttempt
 from batchq.worker.workhorse.reporter import (
@@ -103,7 +103,7 @@ class Claims:
         self._author = author
         self._lease_ms = lease_ms
         self._patience_ms = patience_ms
-        self._attempts = Attempts(store, node)
+        self._attempts = Attempts(store.link, store.now_ms, node)
         self._boot = own_boot()
         self._waiting: dict[PodAttempt, _Waiting] = {}
         self._check_at = 0
@@ -304,7 +304,7 @@ class EndReporter:
         self._store = store
         self._node = node
         self._reports = ReportSender(store, node)
-        self._attempts = Attempts(store, node)
+        self._attempts = Attempts(store.link, store.now_ms, node)
         self._files = files
         self._author = author
         #: When each end is to be reported, or reported again.

@@ -22,8 +22,8 @@ import msgspec
 import structlog
 from msgspec import Struct, structs
 
-from batchq.api.leases import count_of
 from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
+from batchq.api.transaction import count_of
 from batchq.worker.host import processes
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds, limit_data

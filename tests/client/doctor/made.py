@@ -19,8 +19,8 @@ from batchq.api.objects import (
 )
 from batchq.client.cluster import Leading, Schedulers, SchedulerSeen
 from batchq.client.doctor.system_state import HomeFacts, Installed, State
+from batchq.store.books import charges_of, limits_of, sums_of
 from batchq.store.inspection import Books, ServerFacts
-from batchq.store.recount import charges_of, limits_of, sums_of
 from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
 
 NOW = 100 * 24 * 3_600_000

@@ -14,7 +14,7 @@ from batchq.client.cluster import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
 from batchq.client.doctor.system_state import Finding, Installed, State
 from batchq.core.session.snapshot import ContactStanding
-from batchq.store.recount import sums_of
+from batchq.store.books import sums_of
 from tests.builders import a_queue
 from tests.client.doctor.made import (
     FOLLOWS,

@@ -144,7 +144,7 @@ class Promises:
 
     def note(self, session: Session) -> None:
         """Look at the head of the line in a session that has decided."""
-        for head in session.strict_heads.values():
+        for head in session.heads.strict.values():
             if head.uid not in self.first_s and head.status.phase == "Pending":
                 at = reservations_of(session).get(head.uid)
                 if at is not None:

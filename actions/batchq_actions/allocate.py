@@ -69,7 +69,7 @@ def _by_queue(session: Session) -> dict[str, list[GroupState]]:
         if not is_admitted(group) or group.is_external or group.has_all_placed:
             continue
         if group.queue in session.queues:
-            name = group.queue if session.points["queueOrder"] else ROOT
+            name = group.queue if session.plugins.points["queueOrder"] else ROOT
             queues.setdefault(name, []).append(group)
     for groups in queues.values():
         groups.sort(key=session.group_key)
@@ -258,7 +258,7 @@ def _node_for_next(
     group = extras.group
     # What is promised to the group already is not held back by the head of its queue.
     if extras.waits_behind and growth_with(session, group, shape):
-        head = session.strict_heads[group.queue]
+        head = session.heads.strict[group.queue]
         text = f"task {shape.task.name}: PodGroup {head.key} comes before more pods of this group"
         return None, [_refused(Waiting.WAITING_FOR_TURN, text)]
     with heeding_heads_before(session, group):

@@ -86,10 +86,10 @@ def _blocked_lines(session: Session) -> dict[str, GroupState]:
     """Queue -> its head, of Backfill queues; where all groups stand in one line, the root's."""
     heads = {
         name: head
-        for name, head in session.strict_heads.items()
+        for name, head in session.heads.strict.items()
         if _strategy(session, head).type == "Backfill" and still_waits(head)
     }
-    if heads and not session.points["queueOrder"]:
+    if heads and not session.plugins.points["queueOrder"]:
         return {ROOT: next(iter(heads.values()))}
     return heads
 
@@ -162,7 +162,7 @@ def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
 
 def _unheaded(session: Session) -> list[str]:
     """The queues whose groups wait for what is set aside for others, and maybe for nothing else."""
-    if not session.points["queueOrder"]:
+    if not session.plugins.points["queueOrder"]:
         return []
     asides = session.ledger.aside
     return [name for name in session.queues if any(other != name for other in asides)]
@@ -175,15 +175,15 @@ def reservations_of(session: Session) -> dict[str, int]:
     left = {
         name: head
         for name, head in _blocked_lines(session).items()
-        if head.uid not in session.reservations or head.uid in session.unplanned
+        if head.uid not in session.heads.starts or head.uid in session.heads.unplanned
     }
-    session.unplanned.clear()
+    session.heads.unplanned.clear()
     if left:
         others = OtherHeads(session, LedgerTimeline(session))
         for name, head in left.items():
             if (line := _line_of(session, name, head, others)) is not None and line.for_all:
                 _reserve_all(session, line, line.behind)
-    return session.reservations
+    return session.heads.starts
 
 
 def _reserve_all(session: Session, line: _BackfillLine, groups: Iterable[GroupState]) -> bool:
@@ -199,7 +199,7 @@ def _reserve_all(session: Session, line: _BackfillLine, groups: Iterable[GroupSt
 
 
 def _reserve(session: Session, line: _BackfillLine, group: GroupState, start: int) -> None:
-    session.reservations[group.uid] = start
+    session.heads.starts[group.uid] = start
     line.plan.book(group, start, length_of(session, group))
 
 
@@ -211,7 +211,7 @@ def _line_of(
     start, room = place_of(session, head, plan)
     if start is None:
         return None
-    session.reservations[head.uid] = start
+    session.heads.starts[head.uid] = start
     plan.book_there(head, start, length_of(session, head), room)
     strategy = _strategy(session, head)
     behind = list(_behind(session, name, head, awake=strategy.reservations != "all"))
@@ -233,12 +233,12 @@ def _after_head(
 
 def _next_head(session: Session, name: str, head: GroupState) -> GroupState | None:
     """A head has just been admitted: the next in its line is the head from now on."""
-    session.reservations.pop(head.uid, None)
+    session.heads.starts.pop(head.uid, None)
     session.ledger.drop_aside(head)
     following = next(_behind(session, name, head), None)
-    for queue, former in list(session.strict_heads.items()):
+    for queue, former in list(session.heads.strict.items()):
         if former is head and following is not None:
-            session.strict_heads[queue] = following
+            session.heads.strict[queue] = following
     return following
 
 
@@ -348,7 +348,7 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
         _reserve(session, line, group, start)
         count = _planned(session, line, count)
     if place < len(line.behind) and not _growing(session, line):
-        session.unplanned.add(line.head.uid)
+        session.heads.unplanned.add(line.head.uid)
         return False
     return _reserve_all(session, line, line.behind[place:])
 
@@ -370,7 +370,7 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
     a StrictFIFO queue the head, and the next head after it.
     """
     session, known = turn.session, turn.known
-    head = session.strict_heads.get(name)
+    head = session.heads.strict.get(name)
     while head is not None and still_waits(head):
         fits = known.fits_now(head, length_of(session, head))
         if not fits or (started := _start(turn, name, head)) is None:
@@ -457,7 +457,7 @@ def _admit(
         statement.commit()
     session.refusals.pop(group.uid, None)
     if waits_for:
-        session.asides.pop(group.uid, None)
+        session.pending.ineligible.pop(group.uid, None)
         session.refuse(group, waits_for)
     return True
 
@@ -484,7 +484,7 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
         and group.is_elastic
         and group.next_pod is None
         and not group.is_external
-        and session.strict_heads.get(group.queue) is line.head
+        and session.heads.strict.get(group.queue) is line.head
         and session.group_ready(group)
         and waits_behind(session, group)
         and gives_way_to(session, group) is None

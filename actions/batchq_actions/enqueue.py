@@ -81,7 +81,7 @@ class Enqueue:
         growing = GrowingGroups(session)
         _keep_promises(session, growing)
         drained = _drained(session)
-        if session.points["queueOrder"]:
+        if session.plugins.points["queueOrder"]:
             _serve_queues(session, drained, growing)
             let_one_exceed(session)
         else:
@@ -170,7 +170,7 @@ def _serve_queues(
             walk.pass_over()
         elif _is_strict(session, group):
             turns.drop(name)
-            session.strict_heads[name] = group
+            session.heads.strict[name] = group
             _wait_behind(session, name, group, drained.get(name, ()))
             if len(session.queues) > 1:
                 set_aside(session, group)
@@ -186,7 +186,7 @@ def _walks(
 ) -> dict[str, PendingIterator]:
     """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
     freed: dict[str, list[EquivalenceClass]] = {}
-    for crowd in session.watches.freed(session.ledger.sums):
+    for crowd in session.carried.watches.freed(session.ledger.sums):
         freed.setdefault(crowd.queue, []).append(crowd)
     for crowd in session.get(NODE_REFUSALS).freed(session):
         freed.setdefault(crowd.queue, []).append(crowd)
@@ -228,7 +228,7 @@ def _serve_one_line(
         if _is_out_of_line(session, group):
             walk.pass_over()
         elif _is_strict(session, group):
-            session.strict_heads |= dict.fromkeys(session.queues, group)
+            session.heads.strict |= dict.fromkeys(session.queues, group)
             for name in session.queues:
                 _wait_behind(session, name, group, drained.get(name, ()))
             set_aside(session, group)
@@ -262,7 +262,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     if places is not None:
         session.nodes.kept[group.uid] = places
     if waits_for:
-        session.asides.pop(group.uid, None)
+        session.pending.ineligible.pop(group.uid, None)
         session.refuse(group, waits_for)
     note_admission(session, group)
     growing.note(group)
@@ -364,7 +364,7 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
         roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_when_empty(session, gang))
         statement.commit()
     # It pauses from now on: what was said of it in this session holds no longer.
-    session.asides.pop(group.uid, None)
+    session.pending.ineligible.pop(group.uid, None)
     session.refuse(group, blockers(session, group))
     return True
 

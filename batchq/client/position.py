@@ -97,7 +97,7 @@ class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
     """None where nobody waits for a head that is backfilled around, or not this group."""
-    head = session.strict_heads.get(group.queue)
+    head = session.heads.strict.get(group.queue)
     if head is None or not still_waits(head) or not _is_filled(session, head):
         return None
     reservations = reservations_of(session)
@@ -143,7 +143,7 @@ def _beside(
 
 def _kept_before(session: Session, group: GroupState) -> list[tuple[GroupState, int]]:
     """Those with a reservation who are tried before it, and from when on they have it."""
-    head = session.strict_heads[group.queue]
+    head = session.heads.strict[group.queue]
     by_length = _strategy(session, head).order == "shortest"
 
     def tried(one: GroupState) -> tuple[object, ...]:
@@ -155,7 +155,7 @@ def _kept_before(session: Session, group: GroupState) -> list[tuple[GroupState, 
     kept = [
         (one, at)
         for one, at in others
-        if session.strict_heads.get(one.queue) is head and tried(one) < mine
+        if session.heads.strict.get(one.queue) is head and tried(one) < mine
     ]
     return sorted(kept, key=lambda pair: tried(pair[0]))
 

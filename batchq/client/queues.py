@@ -253,8 +253,9 @@ def _only(amounts: Amounts, where: Mapping[str, int]) -> Amounts:
 
 
 def _is_leaving(session: Session, group: GroupState) -> bool:
-    return group.uid in session.pledged or any(
-        pod.status.terminating or pod.metadata.uid in session.pledged for pod in _on_nodes(group)
+    pledged = session.victims.pledged
+    return group.uid in pledged or any(
+        pod.status.terminating or pod.metadata.uid in pledged for pod in _on_nodes(group)
     )
 
 

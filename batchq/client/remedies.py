@@ -259,7 +259,7 @@ def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
 
 
 def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:
-    head = session.strict_heads.get(group.queue)
+    head = session.heads.strict.get(group.queue)
     if head is None or verdict.plugin == "pledge":
         return "nothing: it is next once that has started"
     if shorter := _a_walltime(session, group):

@@ -330,7 +330,7 @@ class LeaderTurn:
         self._observed(report)
         self._deliver(report)
         _log_session(report, effective)
-        self._log_plugin_failures(report.session.failures)
+        self._log_plugin_failures(report.session.plugins.failures)
         if time.monotonic() >= self._compare_at:
             self._compare_at = time.monotonic() + _COMPARE_EVERY_S
             self._compare()

@@ -91,13 +91,13 @@ def settle(session: Session) -> None:
     """Apply everything that has happened since the last session."""
     _notice_silent_nodes(session)
     active, _ = needing_action(session, session.busy())
-    active = [group for group in active if group.uid not in session.asleep]
+    active = [group for group in active if group.uid not in session.pending.parked]
     for group in [*active, *_groups_missing_checks(session)]:
         with Statement(session) as statement:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
-        if group.steady and group.uid not in session.touched:
+        if group.steady and group.uid not in session.effects.touched:
             note_settled(session, group)
     update_pledges(session)
     roll_back_over_limits(session)
@@ -110,7 +110,7 @@ def settle(session: Session) -> None:
 
 def _groups_missing_checks(session: Session) -> list[GroupState]:
     """Return waiting groups whose queue asks for checks that they do not list yet."""
-    if not session.admission_checks_are_asked_for or not are_honoured(session):
+    if not session.tree.asks_for_checks or not are_honoured(session):
         return []
     lines = [
         queue.line
@@ -123,7 +123,7 @@ def _groups_missing_checks(session: Session) -> list[GroupState]:
 def _notice_silent_nodes(session: Session) -> None:
     for node in session.nodes.by_name.values():
         if node.record.status.ready and not node.ready:
-            session.unready.append(node.name)
+            session.effects.unready.append(node.name)
             session.intents.append(intents.SetNodeReady(node=node.name, ready=False))
 
 
@@ -132,7 +132,7 @@ def _create_missing_pods(session: Session, active: set[str]) -> None:
     they were settled.
     """
     for group in session.busy():
-        if group.uid not in active and group.uid not in session.touched:
+        if group.uid not in active and group.uid not in session.effects.touched:
             continue
         if not is_admitted(group) or group.has_all_placed:
             continue
@@ -159,7 +159,7 @@ def _settle_charge(statement: Statement, group: GroupState) -> None:
     """Release the charges of pods that have ended since the last session."""
     if statement.intents or is_booked(group, statement.session.ledger.owed(group)):
         return
-    statement.session.touched[group.uid] = group
+    statement.session.effects.touched[group.uid] = group
     statement.say(intents.Settle(group=group.key))
 
 
@@ -274,7 +274,7 @@ def _roll_back_if_withdrawn(statement: Statement, group: GroupState) -> bool:
 
 def _apply_checks(statement: Statement, group: GroupState) -> bool:
     """Return whether its checks rolled back or finished the group; most groups have none."""
-    has_any = group.status.checks or statement.session.admission_checks_are_asked_for
+    has_any = group.status.checks or statement.session.tree.asks_for_checks
     return bool(has_any) and apply_checks(statement, group)
 
 
@@ -361,7 +361,7 @@ def _clean_up_finished(statement: Statement, group: GroupState) -> None:
 
 def _has_dependents(session: Session, group: GroupState) -> bool:
     """Return whether a waiting group still needs the outcome of this one."""
-    others = (session.groups.get(uid) for uid in session.dependents.get(group.uid, ()))
+    others = (session.groups.get(uid) for uid in session.carried.dependents.get(group.uid, ()))
     return any(
         other is not None and other.phase == PodGroupPhase.PENDING and not other.status.admission
         for other in others

@@ -86,10 +86,10 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
 
 def _refuse_strayed(session: Session) -> None:
     """Refuse the groups of queues that do not exist."""
-    for group in session.strayed.singles.values():
+    for group in session.carried.strayed.singles.values():
         if group.phase == PodGroupPhase.PENDING:
             session.refuse(group, standing_aside(session, group))
-    for crowd in list(session.strayed.restless.values()):
+    for crowd in list(session.carried.strayed.restless.values()):
         if is_of_crowd(crowd.first):
             refuse_crowd(session, crowd.first, session.dated(standing_aside(session, crowd.first)))
 

@@ -109,7 +109,7 @@ def _admit_all(session: Session) -> None:
     Hard limits then apply at each bind. A group that can never fit stays Pending all the same.
     """
     for group in session.in_order():
-        if group.phase != PodGroupPhase.PENDING or group.uid in session.asleep:
+        if group.phase != PodGroupPhase.PENDING or group.uid in session.pending.parked:
             continue
         # Nothing of an external group is bound later, so its limits apply now.
         verdicts = (

@@ -86,12 +86,12 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     With `groups`, only these groups count.
     """
     due = _of_world(session)
-    for group in session.touched.values():
+    for group in session.effects.touched.values():
         group.settled_until = None
     active, first_at = needing_action(session, session.busy() if groups is None else groups)
     due.append(first_at)
     for group in active:
-        if group.uid not in session.expired:
+        if group.uid not in session.effects.expired:
             due += clocks_of(session, group)
     if groups is None and (at := session.next_at()) is not None:
         due.append(at)
@@ -107,17 +107,17 @@ def _of_world(session: Session) -> list[int]:
         for node in session.nodes.by_name.values()
         if node.ready and node.record.status.heartbeat is not None
     ]
-    if session.spares_the_new:
+    if session.victims.spares_the_new:
         due.append(session.now_ms + 1)
     half_ms = session.settings.in_queue_timeout_ms // 2
     due += [
         lacked_at + half_ms + 1
-        for group in session.waits_for_nodes.values()
+        for group in session.carried.waits_for_nodes.values()
         if (lacked_at := group.status.nodes_lacked_at) is not None
     ]
     if (held_until := binding_held_until(session)) is not None:
         due.append(held_until)
-    for clock in session.plugin_clocks:
+    for clock in session.plugins.clocks:
         due += clock(session)
     return due
 
@@ -126,9 +126,9 @@ def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list
     """Return the groups that may need action, and the first instant of the others (NEVER without).
 
     A settled group needs no action while none of its clocks has run out, no pledge counts on its
-    resources, and the configuration generation (`session.world`) is the same.
+    resources, and the configuration generation (`session.pending.generation`) is the same.
     """
-    world, now_ms, claimants = session.world, session.now_ms, session.ledger.claimants
+    world, now_ms, claimants = session.pending.generation, session.now_ms, session.ledger.claimants
     found: list[GroupState] = []
     first_at = NEVER
     for group in groups:
@@ -146,9 +146,9 @@ def note_settled(session: Session, group: GroupState) -> None:
     A group with a clock that has run out already is not marked.
     """
     first_at = min(clocks_of(session, group), default=NEVER)
-    asked = session.admission_checks_are_asked_for and names_in(session, group.chain)
+    asked = session.tree.asks_for_checks and names_in(session, group.chain)
     if not asked and first_at > session.now_ms:
-        group.settled_until = (session.world, first_at)
+        group.settled_until = (session.pending.generation, first_at)
 
 
 def clocks_of(session: Session, group: GroupState) -> list[int]:

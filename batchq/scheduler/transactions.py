@@ -43,13 +43,15 @@ Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
 def transactions_of(session: Session) -> list[Transaction]:
     """Return all transactions: those that free before those that take, else in decision order."""
     by_group = _by_group(session.intents)
-    result = [_node_falls_silent(session.nodes.by_name[name].record) for name in session.unready]
+    result = [
+        _node_falls_silent(session.nodes.by_name[name].record) for name in session.effects.unready
+    ]
     frees: list[Transaction] = []
     moves: list[Transaction] = []
     takes: list[Transaction] = []
-    tied = {uid for uids in session.joined for uid in uids}
+    tied = {uid for uids in session.effects.joined for uid in uids}
     parts: dict[str, tuple[bool, Transaction]] = {}
-    for group in session.touched.values():
+    for group in session.effects.touched.values():
         books = _books_of(session, group)
         transaction = _of_group(session, group, books, by_group.get(group.key, []))
         if transaction is None:
@@ -72,7 +74,7 @@ def _joined(session: Session, parts: dict[str, tuple[bool, Transaction]]) -> lis
     This way, no victim is evicted without a pledge, and no pledge is made without its evictions.
     """
     components: list[list[str]] = []
-    for uids in session.joined:
+    for uids in session.effects.joined:
         tied = [one for one in components if any(uid in one for uid in uids)]
         merged = dict.fromkeys([uid for one in tied for uid in one] + list(uids))
         components = [component for component in components if component not in tied] + [
@@ -181,7 +183,7 @@ def _of_group(
 ) -> Transaction | None:
     changed = _changed_pods(session, group)
     status = _booked(group, books)
-    if status is group.record.status and not changed and group.uid not in session.expired:
+    if status is group.record.status and not changed and group.uid not in session.effects.expired:
         return None
     key = group.key
     return Transaction(
@@ -213,7 +215,7 @@ def _of_group(
 def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
     """Return the pods that differ: uid, before, after; None for a pod that does not exist."""
     stored = group.given_pods
-    after = {} if group.uid in session.expired else group.pods
+    after = {} if group.uid in session.effects.expired else group.pods
     changed: list[tuple[str, Pod | None, Pod | None]] = []
     for pod in stored:
         now = after.get(pod.metadata.uid)
@@ -238,7 +240,7 @@ def _booked(group: GroupState, books: _Books) -> PodGroupStatus:
 
 
 def _write_group(session: Session, group: GroupState, value: PodGroup) -> Write:
-    gone = group.uid in session.expired
+    gone = group.uid in session.effects.expired
     return Write(
         kind="PodGroup",
         key=group.key,

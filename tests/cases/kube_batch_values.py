@@ -216,7 +216,7 @@ def _everything_on(row: Any, file: File) -> object:
         for name in names
         for point, method in POINTS.items()
         if hasattr(BUILTIN_PLUGINS[name], method)
-        and all(entry.plugin != name for entry in session.points[point])
+        and all(entry.plugin != name for entry in session.plugins.points[point])
     ]
     return {"actions": list(config.actions), "missing": missing}
 

@@ -39,8 +39,10 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
         assert session.get(PLEDGED_ROOM).with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
         assert {group.uid for group in session.get(STOPPING).groups(session)} == stopping
-        assert session.get(DECIDED).all(session) == {uid for some in session.joined for uid in some}
-        assert session.get(DECIDED).served(session) == {some[0] for some in session.joined}
+        assert session.get(DECIDED).all(session) == {
+            uid for some in session.effects.joined for uid in some
+        }
+        assert session.get(DECIDED).served(session) == {some[0] for some in session.effects.joined}
         compared.append((bool(owed), bool(spare)))
         return found(session, *rest)  # type: ignore[arg-type]
 

@@ -64,7 +64,7 @@ def test_the_head_of_an_easy_queue_starts_no_later_than_expected(
     load = at_once(sizes, policy)
     session = at_first(load)
     told, became = expected(session), came_true(load)
-    for head in session.strict_heads.values():
+    for head in session.heads.strict.values():
         promised, started = told[int(head.uid)], became[int(head.uid)]
         assert promised == reservations_of(session)[head.uid]
         assert promised is not None

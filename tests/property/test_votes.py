@@ -100,11 +100,11 @@ def questions(session: Session) -> list[tuple[Any, tuple[Any, ...]]]:
     """Every plugin's function at every point, with all that it can be asked about."""
     asked = [
         (entry.function, subject)
-        for name, point in session.points.items()
+        for name, point in session.plugins.points.items()
         for entry in point
         for subject in subjects(session, name)
     ]
-    return [*asked, *((_instants, (clock,)) for clock in session.plugin_clocks)]
+    return [*asked, *((_instants, (clock,)) for clock in session.plugins.clocks)]
 
 
 def _instants(session: Session, clock: Callable[[Session], Iterable[int]]) -> list[int]:
@@ -130,6 +130,6 @@ def test_asked_twice_in_any_order_a_plugin_answers_the_same_and_changes_nothing(
 
 def test_every_plugin_in_the_box_and_every_point_is_asked() -> None:
     session = _SCHEDULER.open(a_snapshot(*running("v")), _NOW_MS)
-    names = {entry.plugin for point in session.points.values() for entry in point}
+    names = {entry.plugin for point in session.plugins.points.values() for entry in point}
     assert names == set(BUILTIN_PLUGINS)
-    assert all(session.points.values())
+    assert all(session.plugins.points.values())

@@ -72,7 +72,7 @@ def _told(stack: Stack, queue: str) -> list[PodGroup]:
 
 def _asked(report: CycleReport) -> int:
     """About how many groups the session asked anybody."""
-    return 0 if report.rested else report.session.evaluated
+    return 0 if report.rested else report.session.pending.evaluated
 
 
 def _asleep(stack: Stack) -> None:
@@ -87,7 +87,7 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
     _write(stack, [_group(f"large-{number}", cpu=5) for number in range(10_000)])
     first = stack.turn()
     # Those that ask for the same are asked as one.
-    assert first.session.evaluated == 10_001
+    assert first.session.pending.evaluated == 10_001
     # Words are written so many a session: nobody who can start waits for them.
     assert len(first.intents) == MOST_WRITTEN == 10_000
     _asleep(stack)
@@ -154,13 +154,15 @@ def test_a_deleted_group_leaves_nothing_in_the_session() -> None:
     stack = _stack()
     stack.apply(_gated("gated"), _group("large", cpu=5), _gated("kept"))
     _asleep(stack)
-    assert sorted(stack.turn().session.asleep) == [stack.group(n).metadata.uid for n in _KEPT]
+    assert sorted(stack.turn().session.pending.parked) == [
+        stack.group(n).metadata.uid for n in _KEPT
+    ]
     for name in ("gated", "large"):
         group = stack.group(name)
         gone = Write(kind="PodGroup", key=key_of(group), expect=group.metadata.revision, value=None)
         stack.commit(Transaction(subject=name, writes=(gone,)))
     session = stack.turn().session
-    assert sorted(session.asleep) == [stack.group("kept").metadata.uid]
+    assert sorted(session.pending.parked) == [stack.group("kept").metadata.uid]
     assert [group.record.metadata.name for group in session.groups.values()] == ["kept"]
     assert not session.queues["default"].line
 
@@ -268,7 +270,9 @@ def test_a_group_sleeps_while_it_is(why: str) -> None:
     assert _asked(stack.turn()) == 1
     wake(stack)
     report = stack.turn()
-    assert "sleeper" in {group.record.metadata.name for group in report.session.touched.values()}
+    assert "sleeper" in {
+        group.record.metadata.name for group in report.session.effects.touched.values()
+    }
     stored = stack.store.get("PodGroup", f"{group.metadata.namespace}/sleeper")
     assert isinstance(stored, PodGroup)
     assert stored.status.phase == phase

@@ -369,7 +369,7 @@ def test_a_session_asks_those_who_stand_at_a_point_in_that_order() -> None:
     session = scheduler.open(a_snapshot(a_node(cpu=1)), 0)
     told = {
         name: [(entry.plugin, entry.weight) for entry in point]
-        for name, point in session.points.items()
+        for name, point in session.plugins.points.items()
     }
     assert told["groupOrder"] == [("sla", 1), ("priority", 1)]
     assert told["score"] == [("binpack", 4), ("leastAllocated", 1)]
@@ -398,7 +398,7 @@ def test_the_clock_of_a_plugin_counts_while_it_is_on_at_any_point(
     )
     group = a_group("g", scheduling_gates=(SchedulingGate(name="hold"),))
     session = scheduler.open(a_snapshot(a_node(cpu=1), group), 0)
-    clocks = [getattr(clock, "__self__", None) for clock in session.plugin_clocks]
+    clocks = [getattr(clock, "__self__", None) for clock in session.plugins.clocks]
     assert [isinstance(one, Sla) for one in clocks].count(True) == (0 if due is None else 1)
     assert next_due_at(session) == due
 

@@ -68,7 +68,7 @@ def test_the_group_for_which_it_raises_waits_and_the_others_start() -> None:
     assert done.admitted == ["default/a", "default/c"]
     assert done.reasons("boom") == ["Misconfigured"]
     assert done.message("boom") == "plugin owner failed at preEnqueue: KeyError: 'owner'"
-    assert done.session.failures == {"owner at preEnqueue": "KeyError: 'owner'"}
+    assert done.session.plugins.failures == {"owner at preEnqueue": "KeyError: 'owner'"}
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_an_order_cannot_be_guessed(point: str) -> None:
 def test_a_clock_that_raises_names_no_instants() -> None:
     session = _decided(_with(Owner(), "preEnqueue")).session
     assert next_due_at(session) is None
-    assert session.failures == {"owner at due_at": "ValueError: kaboom"}
+    assert session.plugins.failures == {"owner at due_at": "ValueError: kaboom"}

@@ -190,7 +190,7 @@ def test_no_plugin_is_asked_about_a_protected_victim() -> None:
         asked.append(victim.group.key)
         return True
 
-    session.points["preemptable"].add("listener", listen)
+    session.plugins.points["preemptable"].add("listener", listen)
     assert votes(session) is False
     assert asked == []
 

@@ -109,6 +109,6 @@ def some_pods(session: Session, name: str, *indices: int, task: str = "w") -> Vi
 
 def answer(session: Session, point: str, claimant: str, victim: Victim) -> bool | None:
     """What the one plugin at the point says."""
-    (entry,) = session.points[point]
+    (entry,) = session.plugins.points[point]
     said: bool | None = entry.function(session, session.by_key[f"default/{claimant}"], victim)
     return said

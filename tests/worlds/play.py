@@ -81,11 +81,11 @@ class Traceless:
 
     def execute(self, session: Session) -> None:
         """What claimants tried in vain is not to be seen afterwards."""
-        before, decided = state_of(session), len(session.joined)
+        before, decided = state_of(session), len(session.effects.joined)
         said = len(session.intents)
         self.action.execute(session)
         gives_up = any(isinstance(one, EndPledge | RollBack) for one in session.intents[said:])
-        if len(session.joined) > decided or gives_up:
+        if len(session.effects.joined) > decided or gives_up:
             # A claimant that counted on a lost node, or on victims it may not take any more.
             return
         after = state_of(session)

@@ -280,7 +280,7 @@ def _is_held_off(last: Session, group: GroupState) -> bool:
     half = last.settings.in_queue_timeout_ms // 2
     return any(
         one is not group and last.now_ms - (one.status.nodes_lacked_at or last.now_ms) > half
-        for one in last.waits_for_nodes.values()
+        for one in last.carried.waits_for_nodes.values()
     )
 
 
@@ -420,7 +420,7 @@ class Course:
         # Pods that were bound just now may be taken back for somebody else's claim: as undone, they
         # cost nothing. Pods may have found room elsewhere while it was made for them.
         waiting = next(iter(waiting_extras(after, now)), None)
-        if gained < wanted and waiting is not None and not after.joined:
+        if gained < wanted and waiting is not None and not after.effects.joined:
             raise Broken(f"{group.key} was promised {wanted} more pods, and got {gained}")
 
 

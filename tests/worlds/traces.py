@@ -24,7 +24,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "holders": _by_name(ledger.holding),
         "claimants": {uid: sorted(owners) for uid, owners in ledger.claimants.items() if owners},
         "aside": dict(ledger.aside),
-        "pledged": dict(session.pledged),
+        "pledged": dict(session.victims.pledged),
         "rooms": {uid: dict(room) for uid, room in session.nodes.held.items() if room},
         "intents": list(session.intents),
         "lacking": session.lacking,

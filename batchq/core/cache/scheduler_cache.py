@@ -141,7 +141,7 @@ class SchedulerCache:
         self._follow_queues(session)
         follow = self._put_right if self.groups else self._take_in
         entered, changed = follow(session, parking)
-        self._seen, self._touched = snapshot, session.touched
+        self._seen, self._touched = snapshot, session.effects.touched
         woken = parking.wake(session, changed)
         for uid in woken:
             if (group := self.groups.get(uid)) is not None and group.crowd is None:
@@ -236,13 +236,13 @@ class SchedulerCache:
                     snapshot.queues,
                     snapshot.priority_classes,
                     session.gates_hold,
-                    session.crowds_may_form,
+                    session.pending.classes_may_form,
                 ),
                 strict=True,
             )
         ):
             return
-        meant = (session.gates_hold, session.crowds_may_form)
+        meant = (session.gates_hold, session.pending.classes_may_form)
         judged_by = (snapshot.queues, snapshot.priority_classes, *meant)
         tree, classes = QueueTree(snapshot.queues), priorities_of(snapshot.priority_classes)
         checks = {queue.metadata.name: queue.spec.admission_checks for queue in snapshot.queues}
@@ -419,7 +419,11 @@ class SchedulerCache:
         """Let a group that is awake stand where it belongs."""
         if not group.bare:
             self.busy.put(group.key, group)
-        elif session.crowds_may_form and session.plugins.order_lasts and self._is_plain(group):
+        elif (
+            session.pending.classes_may_form
+            and session.plugins.order_lasts
+            and self._is_plain(group)
+        ):
             self._line_of(group).join(group, session.group_key(group))
             return
         if group.phase == PodGroupPhase.PENDING:
@@ -457,7 +461,7 @@ class SchedulerCache:
         A session that has none of these plugins does nothing here.
         """
         lasts, dividing = session.plugins.order_lasts, session.plugins.dividing
-        if not session.crowds_may_form or (lasts and not dividing):
+        if not session.pending.classes_may_form or (lasts and not dividing):
             return
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
             singles = [group for group in line.singles.values() if group.bare]

@@ -173,9 +173,9 @@ class _Plan:
         session, now_ms = self._session, self._session.now_ms
         waiting: dict[str, list[GroupState]] = {}
         for group in sorted(_pending(session), key=session.group_key):
-            where = group.queue if session.points["queueOrder"] else ROOT
+            where = group.queue if session.plugins.points["queueOrder"] else ROOT
             waiting.setdefault(where, []).append(group)
-        if not session.points["queueOrder"]:
+        if not session.plugins.points["queueOrder"]:
             line = _WaitingLine(last=now_ms)
             yield from ((line, group) for group in waiting.get(ROOT, ()))
             return

@@ -28,8 +28,8 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     crowd = group.crowd
     if crowd is not None and group.status is group.record.status:
         return _with_own(session, group, _of_crowd(session, crowd, group))
-    if group.uid in session.asleep:
-        return session.asleep[group.uid]
+    if group.uid in session.pending.parked:
+        return session.pending.parked[group.uid]
     if alike(session, group):
         return _with_own(session, group, _refused_alike(session, group))
     aside = standing_aside(session, group)
@@ -71,10 +71,10 @@ def _of_crowd(session: Session, crowd: EquivalenceClass, group: GroupState) -> t
     if not aside:
         return () if _fits(session, crowd, group) else _ask_of_crowd(session, crowd, group)
     key = ("aside", *group.asks, crowd.asks)
-    version, verdicts = session.told.get(key, _NOT_TOLD)
+    version, verdicts = session.pending.last_verdicts.get(key, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated((*aside, *_ask(session, group)))
-        session.told[key] = (session.ledger.version, verdicts)
+        session.pending.last_verdicts[key] = (session.ledger.version, verdicts)
     return verdicts
 
 
@@ -83,7 +83,7 @@ def _ask_of_crowd(
 ) -> tuple[Verdict, ...]:
     verdicts = _refused_alike(session, group)
     if all(_passes(verdict) for verdict in verdicts):
-        crowd.could_in = session.world
+        crowd.could_in = session.pending.generation
     return verdicts
 
 
@@ -102,12 +102,12 @@ def _fits(session: Session, crowd: EquivalenceClass, group: GroupState) -> bool:
     It is what `admissible` comes to, without asking anybody: many are let in one after the other.
     """
     ledger = session.ledger
-    if not session.limits_decide or crowd.could_in != session.world:
+    if not session.pending.limits_decide or crowd.could_in != session.pending.generation:
         return False
     if ledger.unused or ledger.aside:
         return False
     if crowd.bounds is None or crowd.bounds.limits is not ledger.limits:
-        if session.told.get(group.asks, _NOT_TOLD)[0] == ledger.version:
+        if session.pending.last_verdicts.get(group.asks, _NOT_TOLD)[0] == ledger.version:
             # It has just been asked, so there is an answer.
             return False
         crowd.bounds = _bounds_for(ledger, group)
@@ -156,22 +156,22 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     crowd = group.crowd
     if crowd is not None and group.status is group.record.status:
         return _crowd_aside(session, crowd, group)
-    verdicts = session.asides.get(group.uid)
+    verdicts = session.pending.ineligible.get(group.uid)
     if verdicts is None:
         is_known = _is_known_to_stand_in_line(session, group)
         if is_known and not session.plugins.passing:
             return ()
-        session.evaluated += 1
+        session.pending.evaluated += 1
         found = [] if is_known else _lasting_refusals(session, group)
         if not found and group.bare and group.status is group.record.status:
-            group.in_line_at = session.world
+            group.in_line_at = session.pending.generation
         found += _refusals(session, session.plugins.passing, group)
         is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
         if is_reserved and "enqueue" in session.actions:
             # It has what it asks for, and waits for leave to start. (Without enqueue nobody needs
             # any.)
             found += session.refusals_at("permit", group)
-        verdicts = session.asides[group.uid] = tuple(found)
+        verdicts = session.pending.ineligible[group.uid] = tuple(found)
     return verdicts
 
 
@@ -183,9 +183,12 @@ def _lasting_refusals(session: Session, group: GroupState) -> list[Verdict]:
 def _crowd_aside(
     session: Session, crowd: EquivalenceClass, group: GroupState
 ) -> tuple[Verdict, ...]:
-    if crowd.asides_in != session.world:
-        session.evaluated += 1
-        crowd.aside, crowd.asides_in = tuple(_lasting_refusals(session, group)), session.world
+    if crowd.asides_in != session.pending.generation:
+        session.pending.evaluated += 1
+        crowd.aside, crowd.asides_in = (
+            tuple(_lasting_refusals(session, group)),
+            session.pending.generation,
+        )
     return crowd.aside
 
 
@@ -196,7 +199,7 @@ def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
     """
     return (
         group.in_line_at is not None
-        and group.in_line_at == session.world
+        and group.in_line_at == session.pending.generation
         and group.status is group.record.status
     )
 
@@ -221,10 +224,10 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Asked once for all groups of one queue, namespace and request, until the ledger moves."""
-    version, verdicts = session.told.get(group.asks, _NOT_TOLD)
+    version, verdicts = session.pending.last_verdicts.get(group.asks, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))
-        session.told[group.asks] = (session.ledger.version, verdicts)
+        session.pending.last_verdicts[group.asks] = (session.ledger.version, verdicts)
     return verdicts
 
 
@@ -286,7 +289,7 @@ def wake_crowd(session: Session, group: GroupState) -> None:
     crowd = group.crowd
     if crowd is None:
         return
-    session.watches.remove(crowd)
+    session.carried.watches.remove(crowd)
     session.get(NODE_REFUSALS).wake(crowd)
     crowd.sleeps, crowd.watches = False, None
     _line_of(session, group).restless[crowd.asks] = crowd
@@ -299,10 +302,10 @@ def _fall_asleep(
     verdicts: Blockers,
     wanted: Wanted | None,
 ) -> None:
-    session.watches.remove(crowd)
+    session.carried.watches.remove(crowd)
     session.get(NODE_REFUSALS).wake(crowd)
     crowd.sleeps, crowd.watches = False, None
-    if not session.crowds_may_sleep:
+    if not session.pending.classes_may_sleep:
         return
     if wanted is not None:
         crowd.sleeps = True
@@ -321,10 +324,10 @@ def _fall_asleep(
             if session.ledger.used(scope, resource) + need > limit:
                 crowd.sleeps, crowd.watches = True, (scope, resource)
                 crowd.most = limit - need
-                session.watches.add(crowd, crowd.watches, crowd.most)
+                session.carried.watches.add(crowd, crowd.watches, crowd.most)
                 return
 
 
 def _line_of(session: Session, group: GroupState) -> PendingQueue:
     queue = session.queues.get(group.queue)
-    return session.strayed if queue is None else queue.line
+    return session.carried.strayed if queue is None else queue.line

@@ -46,7 +46,7 @@ def _seek_and_hold(session: Session) -> None:
                 late.setdefault(group.queue, group)
         elif isinstance(places := seek(session, group), KeptPlaces):
             session.nodes.kept[group.uid] = places
-    for group in sorted(session.waits_for_nodes.values(), key=session.group_key):
+    for group in sorted(session.carried.waits_for_nodes.values(), key=session.group_key):
         if _may_hold(session, group):
             late.setdefault(group.queue, group)
     for group in late.values():
@@ -62,7 +62,7 @@ def _promised(session: Session) -> Iterator[GroupState]:
     lines: dict[str, deque[GroupState]] = {}
     groups = [group for group in session.busy() if _lacks_places(session, group)]
     for group in sorted(groups, key=session.group_key):
-        queue = group.queue if session.points["queueOrder"] else ROOT
+        queue = group.queue if session.plugins.points["queueOrder"] else ROOT
         lines.setdefault(queue, deque()).append(group)
     turns = FairShareSelector(session, lines)
     while (name := turns.next()) is not None:

@@ -74,7 +74,7 @@ def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> 
 def pods_short(session: Session, group: GroupState) -> int:
     """How many more pods of the group must be bound at least until it can be ready; 0: unknown."""
     short = 0
-    for entry in session.points["groupReady"]:
+    for entry in session.plugins.points["groupReady"]:
         if entry.at_once is not None:
             short = max(short, entry.at_once.many(session, group))
     return short

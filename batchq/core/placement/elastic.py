@@ -32,7 +32,7 @@ def waits_behind(session: Session, group: GroupState) -> bool:
 
     Piece by piece, as it is freed, they would take what a gang at the head has to find at once.
     """
-    head = session.strict_heads.get(group.queue)
+    head = session.heads.strict.get(group.queue)
     return head is not None and session.group_key(head) < session.group_key(group)
 
 
@@ -83,7 +83,7 @@ class GrowingGroups:
         session = self._session
         heads = tuple(aside.head for aside in session.ledger.aside.values())
         for group in groups:
-            session.grown_beside.setdefault(group.uid, heads)
+            session.heads.grown_beside.setdefault(group.uid, heads)
             if waits_behind(session, group):
                 continue
             if session.group_ready(group) and gives_way_to(session, group) is not None:
@@ -197,8 +197,8 @@ def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
     if group.queue in asides:
         before = takewhile(lambda queue: queue != group.queue, asides)
         heads = tuple(asides[queue].head for queue in before)
-    elif group.uid in session.grown_beside:
-        heads = session.grown_beside[group.uid]
+    elif group.uid in session.heads.grown_beside:
+        heads = session.heads.grown_beside[group.uid]
     else:
         yield
         return

@@ -97,8 +97,8 @@ def _are_taken_by(session: Session, gang: Gang, empty: EmptyNodes) -> bool:
 
 def _has_failed(session: Session) -> bool:
     """Whether a plugin has raised at `predicate` in this session."""
-    return bool(session.failures) and any(
-        failed.endswith(_AT_PREDICATE) for failed in session.failures
+    return bool(session.plugins.failures) and any(
+        failed.endswith(_AT_PREDICATE) for failed in session.plugins.failures
     )
 
 
@@ -153,7 +153,7 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
 
 def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:
     """How many pods of one shape fit on the nodes; counts up to `most`."""
-    takers = [takes_for(entry, session, shape) for entry in session.points["predicate"]]
+    takers = [takes_for(entry, session, shape) for entry in session.plugins.points["predicate"]]
     there, found, start, at_once = list(nodes.values()), 0, 0, _FIRST
     while start < len(there):
         some = there[start : start + at_once]
@@ -170,7 +170,7 @@ def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], m
 def _takers(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState]) -> int:
     """How many of the nodes take a pod."""
     some = list(nodes.values())
-    for entry in session.points["predicate"]:
+    for entry in session.plugins.points["predicate"]:
         taken = takes_for(entry, session, shape)(some)
         some = [node for node, is_taken in zip(some, taken, strict=True) if is_taken]
     return len(some)

@@ -279,7 +279,7 @@ def pending_pods(session: Session, group: GroupState) -> list[Pod]:
     if len(pods) < 2:
         return pods
     firsts = {shape.task.name: shape.first for shape in group.tasks}
-    orders = [entry.function for entry in session.points["podOrder"]]
+    orders = [entry.function for entry in session.plugins.points["podOrder"]]
     keys = [
         (
             *[order(session, group, pod) for order in orders],

@@ -44,7 +44,7 @@ def keep_again(statement: Statement, group: GroupState, places: KeptPlaces) -> N
 
 def keep_stored(session: Session) -> None:
     """Take the places off the nodes that were found in former sessions and are still kept."""
-    for group in session.placed.values():
+    for group in session.carried.placed.values():
         if group.status.places and (group.reserved or is_admitted(group)):
             places = _stored(session, group)
             if places is not None:
@@ -79,7 +79,7 @@ def store_kept_places(session: Session) -> None:
         group = session.groups[uid]
         if group.reserved or is_admitted(group):
             _write(session, group, places.by_task())
-    for group in list(session.placed.values()):
+    for group in list(session.carried.placed.values()):
         if group.uid not in session.nodes.kept:
             _write(session, group, {})
 

@@ -99,7 +99,7 @@ def over_rows(
     """What all plugins say of a shape over columns, scores with their weights; None if one of them
     is asked node by node.
     """
-    predicates, scores = session.points["predicate"], session.points["score"]
+    predicates, scores = session.plugins.points["predicate"], session.plugins.points["score"]
     takes: list[RowTakes] = []
     found: list[tuple[int, RowScores]] = []
     for entry in predicates:

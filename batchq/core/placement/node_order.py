@@ -39,9 +39,12 @@ class Judge:
     __slots__ = ("_scores", "_takes")
 
     def __init__(self, session: Session, shape: TaskShape) -> None:
-        self._takes = [takes_for(entry, session, shape) for entry in session.points["predicate"]]
+        self._takes = [
+            takes_for(entry, session, shape) for entry in session.plugins.points["predicate"]
+        ]
         scores = (
-            (entry.weight, scores_for(entry, session, shape)) for entry in session.points["score"]
+            (entry.weight, scores_for(entry, session, shape))
+            for entry in session.plugins.points["score"]
         )
         self._scores = [(weight, found) for weight, found in scores if found is not None]
 

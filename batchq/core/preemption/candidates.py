@@ -63,12 +63,12 @@ class Decided:
 
     def all(self, session: Session) -> Collection[str]:
         """Claimants and victims."""
-        self._follow(session.joined)
+        self._follow(session.effects.joined)
         return self._all
 
     def served(self, session: Session) -> Collection[str]:
         """Claimants."""
-        self._follow(session.joined)
+        self._follow(session.effects.joined)
         return self._served
 
     def _follow(self, joined: list[tuple[str, ...]]) -> None:
@@ -202,7 +202,7 @@ def _still_stands(session: Session, victim: Victim) -> bool:
     group = victim.group
     if victim.pods:
         return all(group.pods.get(pod.metadata.uid) is pod for pod in victim.pods)
-    return group.status is not (session.former or {})[group.uid][0]
+    return group.status is not session.effects.before[group.uid][0]
 
 
 def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Victim]]]:
@@ -210,7 +210,7 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
     if session.undoable is not None:
         return session.undoable
     found: dict[str, list[tuple[bool, Any, Victim]]] = {}
-    for uid, (status, former) in (session.former or {}).items():
+    for uid, (status, former) in session.effects.before.items():
         group = session.groups[uid]
         # Who is served what it was promised is left alone in that session.
         if group.phase in TERMINAL or status.pledge.stands:
@@ -261,7 +261,7 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
         for pod in group.pods.values()
         if pod.status.terminating
         and pod.status.phase in ON_NODE
-        and pod.metadata.uid not in session.pledged
+        and pod.metadata.uid not in session.victims.pledged
     ]
     found.sort(key=lambda item: item[:2])
     return [(group, pod) for _, _, group, pod in found]
@@ -369,7 +369,7 @@ class Pool:
 
         Whom others have made way for in this session is not sent off in the same breath.
         """
-        former = self._session.former or {}
+        former = self._session.effects.before
         served = self._session.get(DECIDED).served(self._session)
         return [
             group
@@ -389,12 +389,12 @@ class Pool:
             for pod in group.pods.values()
             if pod.status.phase in ON_NODE
             and not pod.status.terminating
-            and pod.metadata.uid not in self._session.pledged
+            and pod.metadata.uid not in self._session.victims.pledged
         ]
 
     def _has_just_started(self, victim: Victim) -> bool:
         """Whether a former session has bound any of it at this very instant."""
-        before = (self._session.former or {}).get(victim.group.uid)
+        before = self._session.effects.before.get(victim.group.uid)
         return any(
             pod.status.bound_at == self._session.now_ms
             and (before is None or not _is_new(pod, before[1].get(pod.metadata.uid)))
@@ -403,7 +403,7 @@ class Pool:
 
     def _is_pledged(self, group: GroupState) -> bool:
         """Whether another claimant counts on it, and nobody has been told to stop yet."""
-        pledged = self._session.pledged
+        pledged = self._session.victims.pledged
         return group.uid in pledged or any(
             pod.metadata.uid in pledged and not pod.status.terminating
             for pod in group.pods.values()
@@ -429,7 +429,7 @@ class Pool:
                 continue
             if self._has_just_started(victim):
                 # It is one from the next instant on.
-                self._session.spares_the_new = True
+                self._session.victims.spares_the_new = True
                 continue
             yield victim
             # What is taken lowers what its queue holds, and those above it.

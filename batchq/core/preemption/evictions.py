@@ -77,7 +77,7 @@ def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, ac
     gave = (*outranked, *decision.victims, *decision.ending)
     groups = (claimant, *(victim.group for victim in gave))
     uids = (*(group.uid for group in groups), *_owed_before(session, decision))
-    session.joined.append(tuple(dict.fromkeys(uids)))
+    session.effects.joined.append(tuple(dict.fromkeys(uids)))
     return True
 
 
@@ -104,7 +104,7 @@ def _owed_before(session: Session, decision: Decision) -> list[str]:
         for victim in (*decision.victims, *decision.ending)
         for uid in (victim.group.uid, *(pod.metadata.uid for pod in victim.pods))
     ]
-    owners = (session.pledged_before.get(uid) for uid in named)
+    owners = (session.victims.pledged_before.get(uid) for uid in named)
     return [uid for uid in owners if uid is not None and uid in session.groups]
 
 
@@ -163,7 +163,7 @@ def _is_about(
 def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
     session, group = statement.session, victim.group
     action = action_against(claimant, group)
-    former = (session.former or {}).get(group.uid)
+    former = session.effects.before.get(group.uid)
     if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
         forget(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]

@@ -114,9 +114,9 @@ def serve_claimants(
             # It is not as those are any more, and stands for itself if it claims anything.
             continue
         if key not in failed:
-            decided = len(session.joined)
+            decided = len(session.effects.joined)
             serve(session, group)
-            if len(session.joined) > decided:
+            if len(session.effects.joined) > decided:
                 failed.clear()
                 for walk in halted.values():
                     walk.take_up()
@@ -132,7 +132,7 @@ def _walks(session: Session, claimants: Claimants) -> dict[str, PendingIterator]
     groups: dict[str, list[GroupState]] = {}
     crowds: dict[str, list[EquivalenceClass]] = {}
     hopeless: dict[str, list[EquivalenceClass]] = {}
-    in_queues = bool(session.points["queueOrder"])
+    in_queues = bool(session.plugins.points["queueOrder"])
     for group in claimants.groups:
         groups.setdefault(group.queue if in_queues else ROOT, []).append(group)
     for crowd in claimants.crowds:
@@ -202,7 +202,7 @@ def _choose_again(
     """Victims for a gang that has lost its pledge: it keeps the reservation that it had, by others
     or by none, or gives it up.
     """
-    said, decided = list(session.intents), len(session.joined)
+    said, decided = list(session.intents), len(session.effects.joined)
     session.refusals.pop(group.uid, None)
     # What is set aside for heads of lines is set aside from what was not reserved before.
     with session.ledger.regarding(()):
@@ -214,7 +214,7 @@ def _choose_again(
             _go_on(statement, group, before, said)
             if group.status is before and session.intents == said:
                 # As it was: nothing has been decided, and it may be a victim itself.
-                del session.joined[decided:]
+                del session.effects.joined[decided:]
         elif _keeps_its_pledge(session, group, before.pledge):
             statement.put_status(group, before)
             resume_pledge(statement, group, before.pledge)
@@ -233,7 +233,7 @@ def _choose_again(
 
 def _was_admitted_now(session: Session, group: GroupState, before: PodGroupStatus) -> bool:
     """Whether this session has admitted a group that had this status then."""
-    former = (session.former or {}).get(group.uid)
+    former = session.effects.before.get(group.uid)
     return (
         former is not None
         and former[0].phase == PodGroupPhase.PENDING
@@ -279,7 +279,7 @@ def _end_if_spare(session: Session, group: GroupState) -> bool:
         with Statement(session) as statement:
             end_pledge(statement, group)
             statement.commit()
-        session.asides.pop(group.uid, None)
+        session.pending.ineligible.pop(group.uid, None)
         hold_room(session, group, fit.room)
     return fit.fits
 
@@ -418,7 +418,7 @@ def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: Gr
     if group.phase != PodGroupPhase.PENDING:
         return
     # Of one that had only reserved, what was said is that it waits for its checks.
-    session.asides.pop(group.uid, None)
+    session.pending.ineligible.pop(group.uid, None)
     against = blockers(session, group)
     if any(verdict.plugin == "pledge" for verdict in against):
         session.refuse(group, against)
@@ -433,7 +433,7 @@ def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: Gr
 def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:
     session.ledger.drop_aside(group)
     session.refusals.pop(group.uid, None)
-    session.asides.pop(group.uid, None)
+    session.pending.ineligible.pop(group.uid, None)
     if group.phase == PodGroupPhase.PENDING:
         session.refuse(group, standing_aside(session, group))
 
@@ -525,7 +525,7 @@ def _why(session: Session, point: str, claimant: GroupState, victim: Victim) -> 
     """What the first who refuses says."""
     if is_protected(session, victim, point):
         return _protection(session, victim, point)
-    for entry in session.points[point]:
+    for entry in session.plugins.points[point]:
         if entry.function(session, claimant, victim) is False:
             return entry.traits.spares or f"refused by plugin {entry.plugin}"
     return "outside of what the action may take"

@@ -34,7 +34,7 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Every claimant to which something is pledged, and its pledge."""
-    claimants = {**session.claimants, **session.touched}.values()
+    claimants = {**session.carried.claimants, **session.effects.touched}.values()
     for group in sorted(
         [one for one in claimants if one.status.pledge.stands and one.phase not in TERMINAL],
         key=_by_key,
@@ -53,7 +53,7 @@ def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
     for uid in pledge.groups:
         session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
     for uid in pledge.holds:
-        session.pledged[uid] = claimant.uid
+        session.victims.pledged[uid] = claimant.uid
     session.get(PLEDGED_ROOM).note(claimant, pledge)
     session.ledger.stirred.append(claimant)
 
@@ -63,8 +63,8 @@ def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> Non
     for uid in pledge.groups:
         session.ledger.claimants.get(uid, {}).pop(claimant.uid, None)
     for uid in pledge.holds:
-        if session.pledged.get(uid) == claimant.uid:
-            del session.pledged[uid]
+        if session.victims.pledged.get(uid) == claimant.uid:
+            del session.victims.pledged[uid]
     session.get(PLEDGED_ROOM).forget(claimant, pledge)
     session.ledger.stirred.append(claimant)
 

@@ -193,7 +193,7 @@ def vote(session: Session, point: str, preemptor: GroupState, victim: Victim) ->
     if is_protected(session, victim, point):
         return False
     agreed = False
-    for entry in session.points[point]:
+    for entry in session.plugins.points[point]:
         answer: bool | None = entry.function(session, preemptor, victim)
         if answer is False:
             return False

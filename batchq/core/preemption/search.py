@@ -289,7 +289,7 @@ class _SearchTrial:
         """Whether pods of a group are pledged to others: then its place is not free before those
         others have waited for these, too, and claimants could wait for each other.
         """
-        return any(uid in self._session.pledged for uid in group.pods)
+        return any(uid in self._session.victims.pledged for uid in group.pods)
 
     def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
@@ -424,7 +424,7 @@ def lose_pledge(statement: Statement, claimant: GroupState) -> None:
 
 
 def _former(session: Session, group: GroupState) -> tuple[PodGroupStatus, dict[str, Pod]]:
-    known = (session.former or {}).get(group.uid)
+    known = session.effects.before.get(group.uid)
     return known if known is not None else (group.status, dict(group.pods))
 
 

@@ -21,7 +21,17 @@ from typing import NamedTuple
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
-from batchq.api.resources import LARGEST, PODS, Amounts, minus, of_pod, plus, smaller, total
+from batchq.api.resources import (
+    LARGEST,
+    PODS,
+    UNLIMITED_PODS,
+    Amounts,
+    minus,
+    of_pod,
+    plus,
+    smaller,
+    total,
+)
 from batchq.api.times import HOUR
 from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
 from batchq.core.pending.queue import blockers, is_of_crowd, waits_in_line
@@ -159,7 +169,8 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
     The number of groups never is, and the number of pods only where something bounds it: without,
     a queue of weight 0 would deserve none of what is there for everybody.
     """
-    apart = (POD_GROUPS,) if session.pods_are_bounded else (POD_GROUPS, PODS)
+    bounded = session.tree.deserves_pods or session.nodes.ready.get(PODS, 0) < UNLIMITED_PODS
+    apart = (POD_GROUPS,) if bounded else (POD_GROUPS, PODS)
     return [name for name in names if name not in apart]
 
 
@@ -412,9 +423,9 @@ def _is_kept_by_shared_limits_alone(session: Session, crowd: EquivalenceClass) -
     """Whether it stands in line whatever is full by now: it has been found that it could fit, and
     that nothing puts it out of line; nor does its namespace, which has no limits.
     """
-    world = session.world
+    world = session.pending.generation
     return (
-        session.limits_decide
+        session.pending.limits_decide
         and crowd.could_in == world
         and crowd.asides_in == world
         and not crowd.aside
@@ -425,7 +436,7 @@ def _is_kept_by_shared_limits_alone(session: Session, crowd: EquivalenceClass) -
 def _let_in(session: Session) -> dict[str, list[Amounts]]:
     """Queue -> what those of its crowds ask for that this session has let in."""
     found: dict[str, list[Amounts]] = {}
-    for group in session.touched.values():
+    for group in session.effects.touched.values():
         still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
         if group.crowd is not None and group.crowd.counted and not still_waits:
             found.setdefault(group.queue, []).append(group.reservation)

@@ -44,7 +44,7 @@ def set_aside(session: Session, head: GroupState) -> None:
     if keeps_all(session, head):
         session.ledger.put_aside(head, head.reservation, lambda _: True)
     else:
-        session.exceeding.append(head)
+        session.heads.exceeding.append(head)
 
 
 def keeps_all(session: Session, head: GroupState) -> bool:
@@ -62,17 +62,19 @@ def let_one_exceed(session: Session) -> None:
     from the next session on: that of the queue which has used least of its due, if that is less
     than its due. Once begun it lasts until the head starts or leaves its place.
     """
-    if not session.strict_heads:
+    if not session.heads.strict:
         return
-    heads = {head.uid for head in session.strict_heads.values()}
+    heads = {head.uid for head in session.heads.strict.values()}
     begun = [one for one in session.busy() if one.status.set_aside_at is not None]
     for group in begun:
         if group.uid not in heads:
             _note_aside(session, group, None)
-    if not session.exceeding or any(group.uid in heads for group in begun):
+    if not session.heads.exceeding or any(group.uid in heads for group in begun):
         return
     below = [
-        (part, head.queue, head) for head in session.exceeding if (part := _used(session, head)) < 1
+        (part, head.queue, head)
+        for head in session.heads.exceeding
+        if (part := _used(session, head)) < 1
     ]
     if below:
         *_, head = min(below, key=lambda one: one[:2])
@@ -190,7 +192,7 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
     """
     spec = session.queues[head.queue].record.spec
     takes = "reclaim" in session.actions and may_evict(session, head)
-    takes_all = takes and session.all_reclaimable and spec.preemption.reclaim == "Any"
+    takes_all = takes and session.tree.all_reclaimable and spec.preemption.reclaim == "Any"
     return takes_all or not spec.deserved
 
 
@@ -199,7 +201,7 @@ def everybody_gets_all_back(session: Session) -> bool:
     specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
     return not specs or (
         "reclaim" in session.actions
-        and session.all_reclaimable
+        and session.tree.all_reclaimable
         and all(spec.preemption.reclaim == "Any" for spec in specs)
         and everybody_may_evict(session)
         and not _protected(session)
@@ -212,15 +214,16 @@ def _protected(session: Session) -> Iterable[GroupState]:
 
     Found once a session, for any number of heads: what a session starts itself is not protected.
     """
-    if session.protected is None:
-        session.protected = {}
-        for group in session.busy():
-            lowest = session.protected.get(group.queue)
-            if (lowest is None or group.priority < lowest.priority) and _is_protected(
-                session, group
-            ):
-                session.protected[group.queue] = group
-    return session.protected.values()
+    return session.get(PROTECTED).values()
+
+
+def _lowest_protected(session: Session) -> dict[str, GroupState]:
+    found: dict[str, GroupState] = {}
+    for group in session.busy():
+        lowest = found.get(group.queue)
+        if (lowest is None or group.priority < lowest.priority) and _is_protected(session, group):
+            found[group.queue] = group
+    return found
 
 
 def _is_protected(session: Session, group: GroupState) -> bool:
@@ -478,7 +481,7 @@ def store_head_places(session: Session) -> None:
     for uid, place in sorted(session.get(HEAD_PLACES).items()):
         if uid in heads:
             _write(session, session.groups[uid], place.room)
-    for group in list(session.heads_on_nodes.values()):
+    for group in list(session.carried.heads_on_nodes.values()):
         if group.uid not in heads:
             _write(session, group, {})
 
@@ -498,6 +501,8 @@ def _write(session: Session, head: GroupState, room: Room) -> None:
         statement.commit()
 
 
+#: Queue -> the group of the lowest priority that reclaim may not take from it yet, in a session.
+PROTECTED: StateKey[dict[str, GroupState]] = StateKey("protected", _lowest_protected)
 #: Heads' uids -> where what is set aside for them stands on nodes, in a session.
 HEAD_PLACES: StateKey[dict[str, HeadPlace]] = StateKey("head places", lambda _: {})
 #: Heads of strict queues that have waited before, and where they stand.

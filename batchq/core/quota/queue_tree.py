@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from batchq.api.objects import PodGroup, Queue
-from batchq.api.resources import Amounts, larger, total
+from batchq.api.resources import PODS, Amounts, larger, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 
 #: The queue above all others; it has a limit only where one is stated for it.
@@ -32,6 +32,12 @@ class QueueTree:
         self.children_of: dict[str, tuple[str, ...]] = {}
         for name, parent in self.parent_of.items():
             self.children_of[parent] = (*self.children_of.get(parent, ()), name)
+        #: Whether every queue lets others reclaim from it.
+        self.all_reclaimable = all(one.spec.reclaimable for one in self.records.values())
+        #: Whether any queue asks for admission checks.
+        self.asks_for_checks = any(one.spec.admission_checks for one in self.records.values())
+        #: Whether any queue states how many pods it deserves.
+        self.deserves_pods = any(PODS in one.spec.deserved for one in self.records.values())
         self._chains: dict[str, tuple[str, ...]] = {}
         self._guarantees: dict[str, Amounts] = {}
         self._below: dict[str, Amounts] = {}

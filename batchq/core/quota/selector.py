@@ -146,7 +146,7 @@ class Borrowers:
         self._session = session
         #: By which it goes: with others, it is made anew.
         self.shares = fair_shares(session)
-        self._up_counts = any(entry.plugin == _RULE for entry in session.points[point])
+        self._up_counts = any(entry.plugin == _RULE for entry in session.plugins.points[point])
         #: The queues above what they deserve of anything, those that have children, too.
         self._over: dict[str, None] = {}
         #: Borrower -> up to where it gives; and that -> the borrowers.

@@ -85,7 +85,7 @@ class Statement:
 
     def put_status(self, group: GroupState, status: PodGroupStatus) -> None:
         """Replace a group's whole status."""
-        self.session.remember(group)
+        self.session.effects.remember(group)
         former = group.status
         group.status = status
         self._undo.append(lambda: self._put_status(group, former))
@@ -95,13 +95,13 @@ class Statement:
         """Take back what actions have said in this session, but for what is kept."""
         session = self.session
         former = session.intents
-        first = session.first_intent
+        first = session.effects.first_intent
         session.intents = [*former[:first], *(one for one in former[first:] if keep(one))]
         self.also_undo(lambda: setattr(session, "intents", former))
 
     def set_status(self, group: GroupState, **changes: Any) -> None:
         """Replace fields of a group's status."""
-        self.session.remember(group)
+        self.session.effects.remember(group)
         former = group.status
         group.status = msgspec.structs.replace(former, **changes)
         self._undo.append(lambda: self._put_status(group, former))
@@ -109,7 +109,7 @@ class Statement:
 
     def put_pod(self, group: GroupState, pod: Pod) -> None:
         """Add a pod to its group, or replace it by its next state."""
-        self.session.remember(group)
+        self.session.effects.remember(group)
         uid = pod.metadata.uid
         former = group.pods.get(uid)
         self._exchange(group, uid, former, pod)
@@ -120,7 +120,7 @@ class Statement:
 
         Nodes to which they are bound then have counted them in already.
         """
-        self.session.remember(group)
+        self.session.effects.remember(group)
         known = group.pods
         changes: list[Exchange] = [
             (pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods
@@ -132,7 +132,7 @@ class Statement:
 
     def drop_pod(self, group: GroupState, uid: str) -> None:
         """Take a pod out of its group."""
-        self.session.remember(group)
+        self.session.effects.remember(group)
         former = group.pods[uid]
         self._exchange(group, uid, former, None)
         self._undo.append(lambda: self._exchange(group, uid, None, former))
@@ -160,7 +160,7 @@ class Statement:
             self._follow(group)
         else:
             # Its charge is as it was.
-            self.session.touched[group.uid] = group
+            self.session.effects.touched[group.uid] = group
 
     def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
         if pod is None or pod.status.phase not in ON_NODE:
@@ -176,8 +176,8 @@ class Statement:
 
     def _follow(self, group: GroupState) -> None:
         session = self.session
-        session.touched[group.uid] = group
+        session.effects.touched[group.uid] = group
         session.ledger.recharge(group)
         # What a victim is charged decides what its claimants count for.
         if claimants := session.ledger.claimants.get(group.uid):
-            session.touched.update(claimants)
+            session.effects.touched.update(claimants)

@@ -31,7 +31,7 @@ from batchq.core.preemption.pledges import end_pledge
 from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_run
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.pods import pod_name, pods_of
-from batchq.core.session.session import Session
+from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
@@ -144,9 +144,9 @@ def _on_admission(
     session: Session, group: GroupState, reservation: Amounts
 ) -> tuple[Condition, ...]:
     former = group.status.conditions
-    key = tuple(reservation.items())
-    if not former and key in session.admitted:
-        return session.admitted[key]
+    key, known = tuple(reservation.items()), session.get(FIRST_CONDITIONS)
+    if not former and key in known:
+        return known[key]
     now_ms, message = session.now_ms, f"reserved {describe(reservation)}"
     found = _with_one(former, "Admitted", "True", "Admitted", message, now_ms)
     if reservation:
@@ -158,7 +158,7 @@ def _on_admission(
         if one.type == "Scheduled":
             found = _with_one(found, "Scheduled", "False", "Admitted", message, now_ms)
     if not former:
-        session.admitted[key] = found
+        known[key] = found
     return found
 
 
@@ -392,8 +392,8 @@ def expire(statement: Statement, group: GroupState) -> None:
     """Forget a finished group and its pods."""
     for uid in list(group.pods):
         statement.drop_pod(group, uid)
-    statement.session.expired.add(group.uid)
-    statement.session.touched[group.uid] = group
+    statement.session.effects.expired.add(group.uid)
+    statement.session.effects.touched[group.uid] = group
     statement.say(intents.ExpireGroup(group=group.key))
 
 
@@ -526,3 +526,10 @@ def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
     )
     statement.put_pod(group, _set(pod, status=status))
     statement.say(intents.RequeuePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))
+
+
+#: Reservation -> the conditions of a group that is admitted with it for the first time, in a
+#: session.
+FIRST_CONDITIONS: StateKey[dict[tuple[tuple[str, int], ...], tuple[Condition, ...]]] = StateKey(
+    "first conditions", lambda _: {}
+)

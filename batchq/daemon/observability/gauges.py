@@ -78,10 +78,10 @@ def levels_of(session: Session) -> Levels:
     counts = {name: _QueueSums() for name in session.queues}
     nowhere = _QueueSums()
     for group in _single_groups(session):
-        if group.status.phase not in TERMINAL and group.uid not in session.expired:
+        if group.status.phase not in TERMINAL and group.uid not in session.effects.expired:
             counts.get(group.record.spec.queue, nowhere).add(group)
     moved: dict[EquivalenceClass, set[str]] = {}
-    for group in session.touched.values():
+    for group in session.effects.touched.values():
         if group.crowd is not None:
             moved.setdefault(group.crowd, set()).add(group.uid)
     for line in session.lines():
@@ -117,7 +117,7 @@ def _single_groups(session: Session) -> Iterable[GroupState]:
     found = {group.uid: group for group in session.busy()}
     for line in session.lines():
         found |= line.singles
-    found |= {uid: session.groups[uid] for uid in session.asleep if uid in session.groups}
+    found |= {uid: session.groups[uid] for uid in session.pending.parked if uid in session.groups}
     return found.values()
 
 

@@ -204,7 +204,7 @@ def _was_stopping(session: Session, group: GroupState, uid: str) -> bool:
 
 def _count_losses(tally: SessionTally, session: Session, refused: set[str]) -> None:
     named: set[str] | None = None
-    for group in session.touched.values():
+    for group in session.effects.touched.values():
         before, after = group.record.status.evictions.lost, group.status.evictions.lost
         if after is before or group.key in refused:
             continue

@@ -547,7 +547,7 @@ class _FutureRun:
         Groups with recent evictions stay, because these still count.
         """
         self._leaving += [
-            group.key for group in session.touched.values() if group.phase in TERMINAL
+            group.key for group in session.effects.touched.values() if group.phase in TERMINAL
         ]
         if self._leaving:
             pods = self._store.snapshot().pods

@@ -211,7 +211,7 @@ def is_settled(report: CycleReport) -> bool:
     session = report.session
     return not report.commit.refused and all(
         isinstance(intent, intents.SetReasons)
-        or (place < session.first_intent and _is_bookkeeping(intent))
+        or (place < session.effects.first_intent and _is_bookkeeping(intent))
         for place, intent in enumerate(report.intents)
     )
 
@@ -271,7 +271,7 @@ def leaves_only_starts(report: CycleReport) -> bool:
             if isinstance(intent, intents.AdmitGroup)
             else isinstance(intent, intents.CreatePods | intents.Bind | intents.SetReasons)
         )
-        or (place < session.first_intent and _is_bookkeeping(intent))
+        or (place < session.effects.first_intent and _is_bookkeeping(intent))
         for place, intent in enumerate(report.intents)
     )
 

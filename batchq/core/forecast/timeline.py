@@ -351,13 +351,9 @@ class LedgerTimeline:
 
     def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
         """Rule 3's other half, asked of the ledger as it would be at that step."""
-        session, ledger = self._session, self._ledger
         held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
-        session.ledger = _LedgerThen(ledger, self, step, group, held)
-        try:
-            return keeps_guarantees(session, group, wanted)
-        finally:
-            session.ledger = ledger
+        then = _LedgerThen(self._ledger, self, step, group, held)
+        return keeps_guarantees(then, group, wanted)
 
     def sum_then(self, scope: str, resource: str, instant: int | None) -> int:
         """The sum of a scope at an instant; None: when all has ended whose end is known."""

@@ -180,8 +180,7 @@ def node_for_extra(
     queues, unless the pod is promised to the group already.
     """
     is_promised = not session.ledger.aside or not growth_with(session, group, shape)
-    session.asking = shape.requests
-    with keeping_off(session, {} if is_promised else room_against(session, group)):
+    with keeping_off(session, {} if is_promised else room_against(session, group, shape.requests)):
         return node_for(session, shape, plan, ordinal)
 
 

@@ -228,7 +228,6 @@ def _needed_alike(
 
 def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int:
     """How many more pods of a task leave the group's charge as it is: no limit is asked of them."""
-    session.asking = shape.requests
     if not group.reserved or session.ledger.owed(group):
         return 0
     held, reservation = group.held, group.status.reservation

@@ -42,7 +42,7 @@ def set_aside(session: Session, head: GroupState) -> None:
     if not _lacks_what_is_shared(head, session.refusals[head.uid]):
         return
     if keeps_all(session, head):
-        session.ledger.put_aside(head, head.reservation, lambda _: True)
+        session.ledger.put_aside(head, head.reservation, lambda group, asked: True)
     else:
         session.heads.exceeding.append(head)
 
@@ -120,8 +120,8 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     session.ledger.put_aside(
         head,
         amounts,
-        lambda group: (
-            _would_borrow(session, group, amounts)
+        lambda group, asked: (
+            _would_borrow(session, group, asked, amounts)
             and (spares or not _gets_back(session, head, group))
         ),
     )
@@ -172,13 +172,16 @@ def _left_beside(session: Session, head: GroupState, name: str) -> int:
     )
 
 
-def _would_borrow(session: Session, group: GroupState, amounts: Amounts) -> bool:
+def _would_borrow(
+    session: Session, group: GroupState, asked: Amounts | None, amounts: Amounts
+) -> bool:
     """Whether one more charge takes its queue above what it deserves, where that is set aside."""
     deserved = deserved_of_queues(session).get(group.queue, {})
     scope = queue_scope(group.queue)
-    need = group.reservation if group.phase == PodGroupPhase.PENDING else session.asking
+    if asked is None or group.phase == PodGroupPhase.PENDING:
+        asked = group.reservation
     return any(
-        session.ledger.used(scope, name) + need.get(name, 1) > deserved[name]
+        session.ledger.used(scope, name) + asked.get(name, 1) > deserved[name]
         for name in comparable(session, amounts)
         if name in deserved
     )
@@ -369,14 +372,15 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
 # --- In a pass over the queues --------------------------------------------------------------------
 
 
-def room_against(session: Session, group: GroupState) -> Room:
+def room_against(session: Session, group: GroupState, asked: Amounts | None = None) -> Room:
     """Return what stands on nodes for heads of other queues and is not for more pods of a group: as
     what is set aside for them is not, in sums. What is held for a head is off the nodes already.
+    `asked` is what the group asks for, where that is not its reservation.
     """
     heads = [
         one.head
         for queue, one in session.ledger.aside.items()
-        if queue != group.queue and one.against(group) and one.head not in session.nodes.held
+        if queue != group.queue and one.against(group, asked) and one.head not in session.nodes.held
     ]
     return together(_places_of(session)[uid].room for uid in heads) if heads else {}
 

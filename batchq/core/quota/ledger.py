@@ -22,6 +22,8 @@ from batchq.core.session.state import GroupState
 
 #: Scope -> amounts.
 ByScope = Mapping[str, Amounts]
+#: What a group asks for (None: its reservation) -> whether something is set aside from it.
+Against = Callable[[GroupState, Amounts | None], bool]
 
 
 _NOTHING: Amounts = {}
@@ -98,12 +100,15 @@ def is_booked(group: GroupState, owed: ByScope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What is set aside for the head of a queue, in which scopes, and from whom."""
+    """What is set aside for the head of a queue, in which scopes, and from whom.
+
+    `against(group, asked)` tells whether it is set aside from a group that asks for so much.
+    """
 
     head: str
     amounts: Amounts
     scopes: tuple[str, ...]
-    against: Callable[[GroupState], bool]
+    against: Against
 
 
 class LedgerView:
@@ -280,9 +285,7 @@ class LedgerView:
 
     # What limits allow ------------------------------------------------------------------------
 
-    def put_aside(
-        self, head: GroupState, amounts: Amounts, against: Callable[[GroupState], bool]
-    ) -> None:
+    def put_aside(self, head: GroupState, amounts: Amounts, against: Against) -> None:
         """Keep this for the head of a queue, for the rest of the session, from some others."""
         self.aside[head.queue] = Aside(head.uid, amounts, head.scopes, against)
         self.version += 1
@@ -321,7 +324,14 @@ class LedgerView:
             return 0 if scope == CLUSTER else None
         return limits.get(resource, 0 if scope == CLUSTER else None)
 
-    def kept_for_siblings(self, group: GroupState, queue: str, resource: str, need: int) -> int:
+    def kept_for_siblings(
+        self,
+        group: GroupState,
+        queue: str,
+        resource: str,
+        need: int,
+        asked: Amounts | None = None,
+    ) -> int:
         """What a growth of this queue in its parent must leave to the queue's siblings.
 
         Nothing, as long as the queue stays within its own guarantee: what is guaranteed to all of
@@ -338,12 +348,14 @@ class LedgerView:
         own = max(0, guarantee - used)
         without = used - self.counts_for(group, scope).get(resource, 0)
         if self.aside:
-            without += sum(self.set_aside(group, scope, resource).values())
+            without += sum(self.set_aside(group, scope, resource, asked).values())
         if without + need <= guarantee:
             return 0
-        return unused - own - self._filled_by_asides(group, queue, resource)
+        return unused - own - self._filled_by_asides(group, queue, resource, asked)
 
-    def _filled_by_asides(self, group: GroupState, queue: str, resource: str) -> int:
+    def _filled_by_asides(
+        self, group: GroupState, queue: str, resource: str, asked: Amounts | None
+    ) -> int:
         """What is set aside counts as charged: so much of the siblings' guarantees is used."""
         if not self.aside:
             return 0
@@ -352,21 +364,26 @@ class LedgerView:
             scope = queue_scope(sibling)
             free = self.tree.guarantee(sibling).get(resource, 0) - self.used(scope, resource)
             if free > 0:
-                filled += min(free, sum(self.set_aside(group, scope, resource).values()))
+                filled += min(free, sum(self.set_aside(group, scope, resource, asked).values()))
         return filled
 
-    def without(self, group: GroupState, scope: str, resource: str) -> int:
-        """The sum of a scope, leaving out the group itself, with what is set aside for others.
+    def without(
+        self, group: GroupState, scope: str, resource: str, asked: Amounts | None = None
+    ) -> int:
+        """Return the sum of a scope without the group itself, and with what is set aside from it.
 
-        What is set aside counts where queues meet: in the cluster and in the queues above.
+        What is set aside counts where queues meet: in the cluster and in the queues above. `asked`
+        is what the group asks for, where that is not its reservation.
         """
         seen = self.used(scope, resource) - self.counts_for(group, scope).get(resource, 0)
         if not self.aside:
             return seen
-        return seen + sum(self.set_aside(group, scope, resource).values())
+        return seen + sum(self.set_aside(group, scope, resource, asked).values())
 
-    def set_aside(self, group: GroupState, scope: str, resource: str) -> dict[str, int]:
-        """Queue -> what is set aside for its head, and not for this group, where queues meet."""
+    def set_aside(
+        self, group: GroupState, scope: str, resource: str, asked: Amounts | None = None
+    ) -> dict[str, int]:
+        """Return by queue what is set aside for its head from a group, where queues meet."""
         if scope.startswith("ns:"):
             return {}
         return {
@@ -375,5 +392,5 @@ class LedgerView:
             if queue != group.queue
             and scope in aside.scopes
             and aside.amounts.get(resource)
-            and aside.against(group)
+            and aside.against(group, asked)
         }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, minus, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.core.quota.ledger import counted, title_of
+from batchq.core.quota.ledger import LedgerView, counted, title_of
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
@@ -31,11 +31,18 @@ def claim_of(group: GroupState) -> Amounts:
 
 
 def over_limit(
-    session: Session, group: GroupState, scope: str, wanted: Mapping[str, int], *, plugin: str
+    session: Session,
+    group: GroupState,
+    scope: str,
+    wanted: Mapping[str, int],
+    *,
+    plugin: str,
+    asked: Amounts | None = None,
 ) -> list[Verdict]:
-    """ledger without the group + wanted <= limit, per dimension wanted.
+    """Return the refusals of: ledger without the group + wanted <= limit, per dimension wanted.
 
-    A namespace refuses out of line: nobody else waits for a group that only it holds back.
+    A namespace refuses out of line: no other group waits for one that only its namespace holds
+    back. `asked` is what the group asks for, where that is not its reservation.
     """
     ledger = session.ledger
     if scope != CLUSTER and not ledger.limits.get(scope):
@@ -45,9 +52,9 @@ def over_limit(
         limit = ledger.limit(scope, resource)
         if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
             continue
-        seen = ledger.without(group, scope, resource)
+        seen = ledger.without(group, scope, resource, asked)
         if seen + need > limit:
-            heads = ", ".join(ledger.set_aside(group, scope, resource))
+            heads = ", ".join(ledger.set_aside(group, scope, resource, asked))
             verdicts.append(
                 Verdict(
                     plugin=plugin,
@@ -70,7 +77,12 @@ def _reason_at(scope: str) -> Waiting:
 
 
 def over_guarantees(
-    session: Session, group: GroupState, wanted: Mapping[str, int], *, plugin: str
+    session: Session,
+    group: GroupState,
+    wanted: Mapping[str, int],
+    *,
+    plugin: str,
+    asked: Amounts | None = None,
 ) -> list[Verdict]:
     """Rule 3's other half: what is guaranteed to siblings, and not used, is left to them.
 
@@ -93,14 +105,14 @@ def over_guarantees(
             in_line=True,
         )
         for resource, need in wanted.items()
-        if (found := _over_guarantee(session, group, resource, need)) is not None
+        if (found := _over_guarantee(session.ledger, group, resource, need, asked)) is not None
     ]
 
 
-def keeps_guarantees(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
-    """The same, where nobody asks what is in the way."""
-    return not session.ledger.unused or all(
-        _over_guarantee(session, group, resource, need) is None for resource, need in wanted.items()
+def keeps_guarantees(ledger: LedgerView, group: GroupState, wanted: Mapping[str, int]) -> bool:
+    """Return whether a growth in this ledger leaves to siblings what is guaranteed to them."""
+    return not ledger.unused or all(
+        _over_guarantee(ledger, group, resource, need) is None for resource, need in wanted.items()
     )
 
 
@@ -124,17 +136,23 @@ class _Over(NamedTuple):
     left: int
 
 
-def _over_guarantee(session: Session, group: GroupState, resource: str, need: int) -> _Over | None:
-    ledger, left = session.ledger, 0
+def _over_guarantee(
+    ledger: LedgerView,
+    group: GroupState,
+    resource: str,
+    need: int,
+    asked: Amounts | None = None,
+) -> _Over | None:
+    left = 0
     for parent, queue in reversed(list(pairwise(group.chain))):
-        left += ledger.kept_for_siblings(group, queue, resource, need + left)
+        left += ledger.kept_for_siblings(group, queue, resource, need + left, asked)
         if not left:
             continue
-        scope = _room_above(session, group, parent, resource)
+        scope = _scope_above(ledger, group, parent, resource)
         limit = None if scope is None else ledger.limit(scope, resource)
         if scope is None or limit is None:
             continue
-        seen = ledger.without(group, scope, resource) + left
+        seen = ledger.without(group, scope, resource, asked) + left
         if seen + need > limit:
             return _Over(scope, limit, seen, left)
     return None
@@ -209,10 +227,10 @@ def most_beside_siblings(
     return most, beyond - stated.keys()
 
 
-def _room_above(session: Session, group: GroupState, parent: str, resource: str) -> str | None:
+def _scope_above(ledger: LedgerView, group: GroupState, parent: str, resource: str) -> str | None:
     """The scope that bounds a queue's children together; None where nothing does."""
     scope = queue_scope(parent)
-    if parent != ROOT or session.ledger.limit(scope, resource) is not None:
+    if parent != ROOT or ledger.limit(scope, resource) is not None:
         return scope
     return None if group.is_external else CLUSTER
 
@@ -222,14 +240,21 @@ def over_any_limit(session: Session, group: GroupState) -> list[Verdict]:
     return over_limits(session, group, claim_of(group))
 
 
-def over_limits(session: Session, group: GroupState, wanted: Mapping[str, int]) -> list[Verdict]:
-    """What any limit says against a growth of the group's charge by so much."""
+def over_limits(
+    session: Session,
+    group: GroupState,
+    wanted: Mapping[str, int],
+    asked: Amounts | None = None,
+) -> list[Verdict]:
+    """Return what any limit says against a growth of the group's charge by so much; `asked` is what
+    the group asks for, where that is not its reservation.
+    """
     verdicts = [
         verdict
         for scope in group.scopes
-        for verdict in over_limit(session, group, scope, wanted, plugin="ledger")
+        for verdict in over_limit(session, group, scope, wanted, plugin="ledger", asked=asked)
     ]
-    return verdicts or over_guarantees(session, group, wanted, plugin="ledger")
+    return verdicts or over_guarantees(session, group, wanted, plugin="ledger", asked=asked)
 
 
 def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
@@ -243,12 +268,11 @@ def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> li
 
 def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> list[Verdict]:
     """The same of pods that ask for so much together."""
-    session.asking = requests
     after = counted(group.charge_holding(plus(group.held, requests)))
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):
         after = {name: units for name, units in after.items() if units > before.get(name, 0)}
-    return over_limits(session, group, after) if after else []
+    return over_limits(session, group, after, requests) if after else []
 
 
 def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:

@@ -168,8 +168,6 @@ class Session:
         self.victims = PledgedVictims()
         #: What those of a claim's extra pods ask for that fit by now, while victims are chosen.
         self.fitting: Amounts = {}
-        #: What the next pod of an admitted group asks for, while limits are asked about it.
-        self.asking: Amounts = {}
         #: What of that the present action could take back (batchq.core.preemption.candidates).
         self.undoable: dict[str, list[Any]] | None = None
         #: Claimants with a pledge, by rank, as the present action found them

@@ -157,7 +157,7 @@ def test_a_function_sees_an_empty_stdin_its_name_and_its_folder(folder: Path) ->
     assert (first, place, ours) == (str(folder), str(folder), [])
 
 
-NOT_JSON = "; return numbers, texts, lists and maps, or write a file and return its path"
+NOT_JSON = "; return numbers, strings, lists and maps, or write a file and return its path"
 
 FAILURES: dict[str, tuple[str, list[Any], int, str]] = {
     "arguments that do not fit": (
@@ -170,27 +170,28 @@ FAILURES: dict[str, tuple[str, list[Any], int, str]] = {
         "tasks:itself",
         ["set"],
         65,
-        "what tasks:itself returned is not JSON (Object of type set is not JSON serializable)"
-        + NOT_JSON,
+        "the value returned by tasks:itself is not JSON"
+        " (Object of type set is not JSON serializable)" + NOT_JSON,
     ),
     "no number": (
         "tasks:itself",
         ["nan"],
         65,
-        "what tasks:itself returned is not JSON (Out of range float values are not JSON compliant)"
-        + NOT_JSON,
+        "the value returned by tasks:itself is not JSON"
+        " (Out of range float values are not JSON compliant)" + NOT_JSON,
     ),
     "a list that holds itself": (
         "tasks:itself",
         ["endless"],
         65,
-        "what tasks:itself returned is not JSON (Circular reference detected)" + NOT_JSON,
+        "the value returned by tasks:itself is not JSON (Circular reference detected)" + NOT_JSON,
     ),
     "text that is not Unicode": (
         "tasks:surrogate",
         [],
         65,
-        "what tasks:surrogate returned is not JSON ('utf-8' codec can't encode character '\\ud800'"
+        "the value returned by tasks:surrogate is not JSON"
+        " ('utf-8' codec can't encode character '\\ud800'"
         " in position 1: surrogates not allowed)" + NOT_JSON,
     ),
     "sys.exit": (
@@ -265,7 +266,7 @@ def test_a_missing_function_or_module_is_named_with_the_place_of_the_search(fold
     )
     assert call(folder, "no.such:f").outcome == PodOutcome(
         exit_code=127,
-        message=f"there is no module no to import in {folder} or on this node's Python path; set"
+        message=f"no module no was found in {folder} or on this node's Python path; set"
         " the template's workingDir or its PYTHONPATH, or install it there",
     )
 
@@ -288,7 +289,7 @@ def test_a_result_up_to_the_limit_is_kept_and_a_larger_one_fails_its_pod(folder:
     assert len(call(folder, "tasks:text", 65_534).result or b"") == 65_536
     assert call(folder, "tasks:text", 65_535).outcome == PodOutcome(
         exit_code=65,
-        message="what tasks:text returned takes 65537 bytes as JSON, and at most 65536 are kept;"
+        message="the value returned by tasks:text is 65537 bytes of JSON, and the limit is 65536;"
         " write a file and return its path",
     )
 

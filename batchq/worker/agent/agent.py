@@ -127,7 +127,7 @@ class Agent:
         if os.geteuid() == 0:
             log.warning(
                 "agent runs as root",
-                why="its pods do as well, and nothing on this machine is kept from them",
+                why="its pods run as root, too, and may change anything on this machine",
                 do="give it a user of its own",
             )
         self._signals.install()

@@ -237,8 +237,8 @@ def _find(name: str) -> Any:
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise Failed(
                 NOT_FOUND,
-                f"there is no module {missing} to import in {sys.path[0]} or on this node's Python"
-                " path; set the template's workingDir or its PYTHONPATH, or install it there",
+                f"no module {missing} was found in {sys.path[0]} or on this node's Python path;"
+                " set the template's workingDir or its PYTHONPATH, or install it there",
             ) from None
         _print(error)
         message = f"module {module_name} cannot be imported: {_text(error)}"
@@ -277,14 +277,14 @@ def _encoded(name: str, value: object) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise Failed(
             NO_RESULT,
-            f"what {name} returned is not JSON ({_cut(str(error))}); return numbers, texts, lists"
-            " and maps, or write a file and return its path",
+            f"the value returned by {name} is not JSON ({_cut(str(error))}); return numbers,"
+            " strings, lists and maps, or write a file and return its path",
         ) from None
     if len(written) > RESULT_MAX_BYTES:
         raise Failed(
             NO_RESULT,
-            f"what {name} returned takes {len(written)} bytes as JSON, and at most"
-            f" {RESULT_MAX_BYTES} are kept; write a file and return its path",
+            f"the value returned by {name} is {len(written)} bytes of JSON, and the limit is"
+            f" {RESULT_MAX_BYTES}; write a file and return its path",
         )
     return written
 

@@ -354,7 +354,7 @@ def _not_started(program: str, trouble: Exception) -> PodOutcome:
         case FileNotFoundError():
             return PodOutcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
         case OSError() if trouble.errno == errno.ENOEXEC:
-            message = f"cannot run {program}: neither a program nor a script that names its shell"
+            message = f"cannot run {program}: neither a program nor a script with a #! line"
         case OSError():
             message = f"cannot run {program}: {trouble.strerror}"
         case _:
@@ -475,7 +475,7 @@ def _file_of(template: PodTemplate) -> int:
         file = os.memfd_create("batchq-call")
         os.pwrite(file, call, 0)
     except OSError as trouble:
-        message = f"the call of {template.function} cannot be handed over: {trouble.strerror}"
+        message = f"the call of {template.function} cannot be passed on: {trouble.strerror}"
         raise NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message)) from None
     return file
 

@@ -343,7 +343,7 @@ class WorkHorse:
         self._own_server.heard()
         if renewal.word == "fenced" and self._may_be_forgotten():
             # Without an answer the lease runs on from its last renewal.
-            raise StoreUnavailable("the server was started anew, and does not know this attempt")
+            raise StoreUnavailable("the server was restarted and does not know this attempt")
         self._has_posted_runs = False
         self._lease_from = asked_at
         return renewal

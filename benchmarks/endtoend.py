@@ -36,8 +36,8 @@ from rq.utils import as_text
 
 from batchq.api.objects import Pod, PodGroup
 from batchq.client import Client, Request
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon import detached
+from batchq.daemon import embedded_server as embedded
 from benchmarks.noop import noop
 from benchmarks.table import report
 from tests.e2e.machine import Machine, until

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
-from batchq.daemon.local_stack import detached
+from batchq.daemon import detached
 from benchmarks.table import report
 from tests.builders import a_queue
 from tests.e2e.machine import Machine, until

@@ -247,7 +247,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
 
     Exit codes: 0 every promise is kept, 10 one is not.
     """
-    from batchq.lab.consumer_check.check import check_consumer
+    from batchq.lab.consumer_check import check_consumer
 
     def tell(finding: object) -> None:
         if output == "text":

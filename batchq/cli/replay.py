@@ -20,8 +20,7 @@ from batchq.errors import UsageError
 if TYPE_CHECKING:
     from batchq.lab.replay.compare import Comparison, Differing
     from batchq.lab.replay.live import LiveReplay, ReplayStanding, Tell
-    from batchq.lab.replay.replay_plan import ReplayPlan
-    from batchq.lab.replay.replay_report import ReplayEnding, ReplayReport
+    from batchq.lab.replay.replay_plan import ReplayEnding, ReplayPlan, ReplayReport
     from batchq.lab.traces import Trace
 
 
@@ -208,11 +207,10 @@ def replay(
     """
     from batchq.cli.simulate.inputs import check_output, write_whole
     from batchq.client import Client
-    from batchq.daemon.local_stack import stack
+    from batchq.daemon import stack
     from batchq.lab.replay.compare import check_comparable
     from batchq.lab.replay.live import LiveReplay
-    from batchq.lab.replay.replay_plan import ReplayPlan
-    from batchq.lab.replay.replay_report import starts_csv
+    from batchq.lab.replay.replay_plan import ReplayPlan, starts_csv
     from batchq.lab.workload.jobs import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 

@@ -42,7 +42,7 @@ from batchq.errors import InvalidInput, NotFound, UsageError, WaitTimedOut
 from batchq.paths import Home
 
 if TYPE_CHECKING:
-    from batchq.daemon.local_stack.stack import StackReport
+    from batchq.daemon.stack import StackReport
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
@@ -544,7 +544,7 @@ def run(
     130 Ctrl-C: the groups go on.
     """
     from batchq.cli.stack import end_stack
-    from batchq.daemon.local_stack import stack
+    from batchq.daemon import stack
     from batchq.paths import find_home
 
     refuse_command(file, rest)

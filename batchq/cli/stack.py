@@ -11,7 +11,7 @@ from batchq.cli.output.options import Globals, examples, metrics_option, output_
 from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.trouble import Interrupted, on_interrupt
-from batchq.daemon.local_stack.stack import Part, StackReport
+from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput
 from batchq.worker.host.node_resources import parse_resources
 
@@ -133,7 +133,7 @@ def up(
     and what `batchq run` has collected. To start over: `batchq down`, and remove that folder.
     """
     from batchq.cli.config import checked_config
-    from batchq.daemon.local_stack import stack
+    from batchq.daemon import stack
     from batchq.paths import find_home
 
     checked_config(config)
@@ -215,7 +215,7 @@ def end_stack(
 
     Raises Interrupted at Ctrl-C, which says what is left.
     """
-    from batchq.daemon.local_stack import stack
+    from batchq.daemon import stack
 
     try:
         return stack.down(

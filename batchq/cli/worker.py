@@ -182,7 +182,7 @@ def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
 
 def _node_name(name: str | None) -> str:
     from batchq.api import notation
-    from batchq.daemon.local_stack.agents import node_names
+    from batchq.daemon.detached import node_names
 
     if name is None:
         # The host's name, as the agents of `batchq up` have it before their number.

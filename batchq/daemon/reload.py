@@ -29,7 +29,7 @@ from batchq.client import Client
 from batchq.client.cluster import process_of
 from batchq.config.load import as_text, read_config, read_file, what_changed
 from batchq.config.model import SchedulerConfig, unkept
-from batchq.daemon.local_stack import detached, stack
+from batchq.daemon import detached, stack
 from batchq.daemon.services import ThreadService
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import Home

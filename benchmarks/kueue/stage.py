@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon import embedded_server as embedded
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 
 #: As in Kueue's own run: evictions within a queue and within a cohort, nothing to place.

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.cli.stack import kept_offers
 from batchq.client.requests import capacity_warnings
-from batchq.daemon.local_stack.stack import Part, PartState, StackReport
+from batchq.daemon.stack import Part, PartState, StackReport
 from tests.builders import a_group, a_node
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage

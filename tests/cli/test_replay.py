@@ -13,14 +13,15 @@ from batchq.cli.replay import POLICY_NAMES, as_table, in_words
 from batchq.lab.replay.live import ReplayStanding
 from batchq.lab.replay.replay_plan import (
     JournalLine,
+    Replayed,
     ReplayPlan,
     command,
     group_of,
     not_exactly_once,
     queue_of,
     read_journal,
+    report_of,
 )
-from batchq.lab.replay.replay_report import Replayed, report_of
 from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.jobs import POLICIES
 from tests.cli.conftest import run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli import stack
-from batchq.daemon.local_stack.stack import Part, PartState, StackReport
+from batchq.daemon.stack import Part, PartState, StackReport
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 

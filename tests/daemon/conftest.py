@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.local_stack import detached, embedded_server
+from batchq.daemon import detached, embedded_server
 from batchq.paths import Home
 
 

@@ -12,10 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchq.api.transaction import Delivery, count_of
-from batchq.daemon import app
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack.detached import Record
-from batchq.daemon.local_stack.embedded_server import ensure_server
+from batchq.daemon import app, detached
+from batchq.daemon.detached import Record
+from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.reload import Reload
 from batchq.daemon.services import Termination

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.daemon.local_stack.stack import StackProgress, waiting_for
+from batchq.daemon.stack import StackProgress, waiting_for
 
 
 def test_a_drain_says_which_pods_it_waits_for_and_how_long() -> None:

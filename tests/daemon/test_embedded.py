@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack import embedded_server as embedded
-from batchq.daemon.local_stack.detached import ProcessFate
-from batchq.daemon.local_stack.embedded_server import (
+from batchq.daemon import detached
+from batchq.daemon import embedded_server as embedded
+from batchq.daemon.detached import ProcessFate
+from batchq.daemon.embedded_server import (
     ask,
     ensure_server,
     find_binary,

@@ -16,10 +16,9 @@ from msgspec import structs
 from batchq import __version__
 from batchq.api.objects import Object, PodGroup, Queue
 from batchq.api.transaction import Delivery, Transaction
-from batchq.daemon import app
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack.detached import Record
-from batchq.daemon.local_stack.embedded_server import ensure_server
+from batchq.daemon import app, detached
+from batchq.daemon.detached import Record
+from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.reload import Reload
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchq.api.transaction import count_of
+from batchq.daemon import embedded_server
+from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.leader import Leadership, new_identity
-from batchq.daemon.local_stack import embedded_server
-from batchq.daemon.local_stack.embedded_server import ensure_server
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home
 from batchq.store.outage import Outage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.local_stack.detached import exclusive, take
+from batchq.daemon.detached import exclusive, take
 from batchq.errors import Conflict
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchq.client.connection import target_of
-from batchq.daemon.local_stack import stack
+from batchq.daemon import stack
 from batchq.errors import InvalidInput
 from batchq.paths import Home, default_url, find_home, resolve_url, short_folder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack.detached import ProcessFate, Record, birth_of, end, is_running, tail
+from batchq.daemon import detached
+from batchq.daemon.detached import ProcessFate, Record, birth_of, end, is_running, tail
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]

@@ -23,11 +23,11 @@ from click.testing import CliRunner
 
 from batchq.cli.main import main
 from batchq.client import Client
-from batchq.daemon.local_stack import detached, stack
-from batchq.daemon.local_stack.detached import Record
-from batchq.daemon.local_stack.embedded_server import ensure_server
-from batchq.daemon.local_stack.stack import UpOptions
+from batchq.daemon import detached, stack
+from batchq.daemon.detached import Record
+from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.reload import ask_to_reload
+from batchq.daemon.stack import UpOptions
 from batchq.errors import NotFound
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from batchq.daemon.local_stack.detached import reap, spawn
+from batchq.daemon.detached import reap, spawn
 from batchq.daemon.observability.logs import LossyStream, OwnFile, own_file
 from tests.daemon.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.daemon.local_stack.agents import divide, node_names, written
+from batchq.daemon.detached import divide, node_names, written
 from batchq.errors import Conflict
 
 GIB = 1 << 30

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import detached, stack
-from batchq.daemon.local_stack.embedded_server import ensure_server, stop_server
-from batchq.daemon.local_stack.stack import PartState, StackReport, UpOptions
+from batchq.daemon import detached, stack
+from batchq.daemon.embedded_server import ensure_server, stop_server
+from batchq.daemon.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store

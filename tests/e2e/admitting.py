@@ -12,7 +12,7 @@ from typing import Any
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup, key_of
-from batchq.daemon.local_stack import embedded_server
+from batchq.daemon import embedded_server
 from tests.e2e.machine import Machine, group, kill, phase, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.judge import broken, left_over

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Evictions, Pod
-from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon import embedded_server as embedded
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.load import Design

@@ -22,7 +22,7 @@ import psutil
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.client import Client
 from batchq.config.documents import read_documents
-from batchq.daemon.local_stack import detached, embedded_server
+from batchq.daemon import detached, embedded_server
 from batchq.paths import Home, default_url
 from batchq.store.redis import RedisStore, open_store
 

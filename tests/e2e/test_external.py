@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import detached
-from batchq.lab.consumer_check.check import PromiseFinding, check_consumer
+from batchq.daemon import detached
+from batchq.lab.consumer_check import PromiseFinding, check_consumer
 from tests.e2e.machine import Machine, group, kill, phase, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import yaml
 
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon import detached
+from batchq.daemon import embedded_server as embedded
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 

@@ -14,7 +14,7 @@ import pytest
 
 from batchq.api.transaction import count_of
 from batchq.client import Client
-from batchq.daemon.local_stack import embedded_server as embedded
+from batchq.daemon import embedded_server as embedded
 from batchq.store.redis import Leader
 from tests.e2e.machine import QUICK_AGENT, Machine, phase, pods_of, until
 from tests.harness.proxy import ControlledProxy

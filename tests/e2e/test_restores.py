@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from batchq.api.transaction import count_of, generation_of
-from batchq.daemon.local_stack import detached, embedded_server
+from batchq.daemon import detached, embedded_server
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import Machine, group, phase, pods_of, until
 

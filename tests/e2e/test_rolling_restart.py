@@ -12,8 +12,8 @@ import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
+from batchq.daemon import embedded_server
 from batchq.daemon.leader import LEASE_MS
-from batchq.daemon.local_stack import embedded_server
 from batchq.errors import Conflict, StoreUnavailable
 from tests.e2e.machine import QUICK_AGENT, Machine, until
 

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.transaction import count_of
 from batchq.client import Client
-from batchq.daemon.local_stack import detached
+from batchq.daemon import detached
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"

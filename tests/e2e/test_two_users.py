@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from batchq.client import Client
-from batchq.daemon.local_stack import detached
+from batchq.daemon import detached
 from batchq.paths import default_url, read_password
 from tests.e2e.machine import Machine, group, until
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 from msgspec import Struct
 
-from batchq.daemon.local_stack import detached, embedded_server
+from batchq.daemon import detached, embedded_server
 from batchq.errors import StoreUnavailable
 from tests.e2e.machine import QUICK_AGENT, Machine
 

@@ -13,8 +13,8 @@ import yaml
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.transaction import Word
 from batchq.assembly import BUILTIN_PLUGINS
-from batchq.daemon.observability.definitions import MEASURES, Measure
 from batchq.daemon.observability.gauges import KINDS
+from batchq.daemon.observability.metrics import MEASURES, Measure
 from tests.tidy.source import ROOT, told
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -106,7 +106,7 @@ def test_an_expression_names_what_there_is(place: str, expression: str) -> None:
     assert "batchq_" in expression
     faults = faults_of(expression)
     assert not faults, told(
-        faults, f"{place} asks for what batchq.daemon.observability.definitions has not:"
+        faults, f"{place} asks for what batchq.daemon.observability.metrics has not:"
     )
 
 

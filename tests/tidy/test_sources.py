@@ -12,7 +12,7 @@ from itertools import product
 import click
 import pytest
 
-from batchq.daemon.observability.definitions import MEASURES
+from batchq.daemon.observability.metrics import MEASURES
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT, parsed
 from tests.unit.test_config_plugins import TABLE

@@ -13,8 +13,7 @@ from batchq.cli.replay import as_json, compared
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.lab.replay.replay_plan import ReplayPlan
-from batchq.lab.replay.replay_report import Replayed, ReplayEnding, report_of, starts_csv
+from batchq.lab.replay.replay_plan import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
 from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.jobs import strategy_of
 

@@ -38,7 +38,6 @@ from batchq.cli.simulate.job_logs import (
 from batchq.errors import UsageError
 from batchq.lab.traces.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
-from batchq.lab.workload.gpu_plot import Curve, GpuPicture
 from batchq.lab.workload.gpu_usage import (
     GpuLevel,
     GpuUse,
@@ -50,6 +49,7 @@ from batchq.lab.workload.gpu_usage import (
     shape_of,
 )
 from batchq.lab.workload.play import play_load
+from batchq.lab.workload.plot import Curve, GpuPicture
 from batchq.lab.workload.schedule import Schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -507,11 +507,11 @@ def _write_files(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> No
     if path is not None and str(path) != STDIN:
         write_whole(path, starts.encode(), "--starts")
     if plot is not None:
-        from batchq.lab.workload.gpu_plot import drawn
+        from batchq.lab.workload.plot import drawn_gpus
 
         form = plot.suffix[1:].lower()
         pictures = [one.picture() for one in views]
-        write_whole(plot, drawn(_title(tables), pictures, form), "--plot")
+        write_whole(plot, drawn_gpus(_title(tables), pictures, form), "--plot")
 
 
 def _show(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:

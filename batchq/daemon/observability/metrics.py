@@ -1,4 +1,8 @@
-"""The metrics of the daemon: a stopwatch for actions and plugins, counters, and their export.
+"""The metrics of the daemon: their definitions in one closed list, counters, and the export.
+
+Values are in base units: seconds, bytes, cores. Labels are bounded: queues, resources that a node
+or a queue names, and words from closed lists; never a group's, a pod's or a user's name.
+docs/metrics.md repeats the list for people, and a test compares the two.
 
 The time of a plugin excludes the time of plugins that it calls: the order of queues asks which
 groups may be admitted, and that counts for `capacity`, not for `proportion`. So the times of a
@@ -11,9 +15,10 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import prometheus_client
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -27,12 +32,227 @@ from batchq.api.transaction import Word, count_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.daemon.loop import Turn, TurnReport
-from batchq.daemon.observability import definitions
-from batchq.daemon.observability.definitions import MEASURES, Measure
 from batchq.daemon.observability.gauges import NO_QUEUE, Levels, in_wholes, levels_of, resources_of
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import CycleReport
 from batchq.store.outage import Outage
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+#: Buckets for how long groups wait: a second to a week.
+WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 14_400, 43_200, 86_400, 604_800)
+#: Buckets for the parts of a cycle.
+WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+#: Buckets for one plugin's part of a session.
+SLICES_S = (0.00001, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+
+
+class Measure(Struct, frozen=True, kw_only=True):
+    """One metric, without values. `name` is as queries write it, a counter's with its `_total`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _gauge(name: str, help: str, *labels: str) -> Measure:
+    return Measure(name=f"batchq_{name}", kind="gauge", help=help, labels=labels)
+
+
+def _counter(name: str, help: str, *labels: str) -> Measure:
+    return Measure(name=f"batchq_{name}_total", kind="counter", help=help, labels=labels)
+
+
+def _histogram(name: str, buckets: tuple[float, ...], help: str, *labels: str) -> Measure:
+    name = f"batchq_{name}_seconds"
+    return Measure(name=name, kind="histogram", help=help, labels=labels, buckets=buckets)
+
+
+# --- state after the last session, exported only by the leader ----------------------------------
+
+GROUPS = _gauge("groups", "Groups that have not ended, by phase.", "queue", "phase")
+WAITING = _gauge(
+    "waiting_groups",
+    "Groups that wait, by their most fundamental reason: Pending groups, and admitted groups with"
+    " a reason.",
+    "queue",
+    "phase",
+    "reason",
+)
+GATED = _gauge(
+    "gated_groups",
+    "Pending groups with a closed scheduling gate, whatever else they wait for.",
+    "queue",
+)
+OLDEST_GATED = _gauge(
+    "oldest_gated_seconds",
+    "Age of the oldest Pending group with a closed scheduling gate.",
+    "queue",
+)
+OLDEST_WAITING = _gauge(
+    "oldest_waiting_seconds",
+    "Longest wait of a Pending group that competes for capacity; ineligible groups (gated,"
+    " suspended, stopped and the like) do not count.",
+    "queue",
+)
+QUEUE_RESOURCE = _gauge(
+    "queue_resource",
+    "What a queue with all queues below it may use, uses and asks for, by kind.",
+    "queue",
+    "resource",
+    "kind",
+)
+QUEUE_SHARE = _gauge(
+    "queue_share",
+    "The queue's use divided by its deserved share, in the resource where that is largest.",
+    "queue",
+)
+QUEUE_WEIGHT = _gauge("queue_weight", "The queue's weight among its siblings.", "queue")
+NODES = _gauge("nodes", "Nodes, by whether they take pods.", "state")
+CHECK_ACTIVE = _gauge(
+    "check_active",
+    "1 while the controller of an admission check renews its lease, else 0.",
+    "check",
+)
+
+# --- state of this process, exported by every scheduler -----------------------------------------
+
+LEADER = _gauge("leader", "1 in the leader, 0 in standby schedulers.")
+EPOCH = _gauge("leader_epoch", "The epoch in which this process leads; 0 on a standby.")
+REVISION = _gauge("mirror_revision", "The store's revision that the last turn read.")
+UNREADABLE = _gauge(
+    "unreadable_records",
+    "Unreadable records in the store, which stay in place; `batchq doctor` names them.",
+    "kind",
+)
+STORE_AWAY = _gauge("store_unavailable", "1 while the store does not answer, else 0.")
+CONFIG = _gauge("config_info", "1, with the hash of the configuration in effect.", "hash")
+RELOAD_OK = _gauge(
+    "config_last_reload_successful",
+    "1 if the last configuration that was read took effect, 0 if it was refused.",
+)
+BUILD = _gauge("build_info", "1, with the versions of batchq and Python.", "version", "python")
+LAST_SESSION = _gauge(
+    "last_session_timestamp_seconds",
+    "When this process last committed a session, by this machine's clock; 0 before the first.",
+)
+
+# --- totals of this process since it started ----------------------------------------------------
+
+SESSIONS = _counter(
+    "sessions",
+    "Sessions: changed (something was decided), idle, or unavailable (the store did not answer).",
+    "result",
+)
+CYCLE = _histogram("cycle_duration", WORK_S, "Duration of a cycle: reading, deciding and writing.")
+ACTION = _histogram("action_duration", WORK_S, "Duration of an action within a session.", "action")
+PLUGIN = _histogram(
+    "plugin_duration",
+    SLICES_S,
+    "Duration of a plugin's calls at one extension point within a session, without calls to other"
+    " plugins.",
+    "plugin",
+    "point",
+)
+ADMISSION_WAIT = _histogram(
+    "admission_wait",
+    WAITS_S,
+    "From a group's submission, or its last roll-back or eviction, to InQueue, gates included.",
+    "queue",
+)
+CHECK_WAIT = _histogram(
+    "check_wait",
+    WAITS_S,
+    "From the reservation of a group's quota to the True of one check; observed at admission.",
+    "check",
+)
+CHECKS_WAIT = _histogram(
+    "checks_wait",
+    WAITS_S,
+    "From the reservation of a group's quota to its admission, for groups with checks.",
+    "queue",
+)
+START_WAIT = _histogram("start_wait", WAITS_S, "From InQueue to the first Running.", "queue")
+FINISHED = _counter(
+    "finished_groups", "Groups that ended, by phase and reason.", "queue", "phase", "reason"
+)
+EVICTED_PODS = _counter(
+    "evicted_pods",
+    "Pods that were evicted, or lost with their node.",
+    "queue",
+    "action",
+    "reason",
+)
+REQUEUED_GROUPS = _counter(
+    "requeued_groups", "Admitted groups that returned to Pending.", "queue", "reason"
+)
+PLEDGES = _counter("pledges", "Pledges of victims' resources to preemptors.", "queue", "action")
+LOST = _counter(
+    "lost_resource_seconds",
+    "Work lost to preempt and reclaim, as resource x seconds.",
+    "queue",
+    "resource",
+)
+INTENTS = _counter("intents", "Decisions of sessions, by kind and result.", "intent", "result")
+TRANSACTIONS = _counter(
+    "transactions",
+    "Transactions by the store's answer: ok, or why it refused (the next session decides again).",
+    "word",
+)
+RELOADS = _counter("config_reloads", "Reloads of the configuration: ok or refused.", "result")
+MENDED = _counter(
+    "mended_records",
+    "Keys and fields that this process repaired while it led: of the ledger, charges, limits and"
+    " heads, and keys of a wrong type.",
+)
+OUTAGES = _counter("store_outages", "How often the store stopped answering.")
+OUTAGE_SECONDS = _counter(
+    "store_unavailable_seconds", "Total time for which the store did not answer."
+)
+
+#: All metrics, in the order of docs/metrics.md.
+MEASURES: tuple[Measure, ...] = (
+    GROUPS,
+    WAITING,
+    GATED,
+    OLDEST_GATED,
+    OLDEST_WAITING,
+    QUEUE_RESOURCE,
+    QUEUE_SHARE,
+    QUEUE_WEIGHT,
+    NODES,
+    CHECK_ACTIVE,
+    ADMISSION_WAIT,
+    CHECK_WAIT,
+    CHECKS_WAIT,
+    START_WAIT,
+    FINISHED,
+    EVICTED_PODS,
+    REQUEUED_GROUPS,
+    PLEDGES,
+    LOST,
+    SESSIONS,
+    CYCLE,
+    ACTION,
+    PLUGIN,
+    INTENTS,
+    TRANSACTIONS,
+    LAST_SESSION,
+    LEADER,
+    EPOCH,
+    REVISION,
+    UNREADABLE,
+    MENDED,
+    STORE_AWAY,
+    OUTAGES,
+    OUTAGE_SECONDS,
+    CONFIG,
+    RELOADS,
+    RELOAD_OK,
+    BUILD,
+)
 
 
 class Stopwatch:
@@ -117,16 +337,16 @@ class SessionTally:
 def tally_of(report: CycleReport) -> SessionTally:
     """Count what a cycle decided."""
     tally, session = SessionTally(), report.session
-    tally.add(definitions.TRANSACTIONS, (Word.OK.value,), len(report.commit.applied))
+    tally.add(TRANSACTIONS, (Word.OK.value,), len(report.commit.applied))
     for refusal in report.commit.refused:
-        tally.add(definitions.TRANSACTIONS, (refusal.answer.word.value,))
+        tally.add(TRANSACTIONS, (refusal.answer.word.value,))
     refused = _refused_groups(report)
     for intent in report.intents:
         if isinstance(intent, intents.SetNodeReady):
-            tally.add(definitions.INTENTS, (_kind(intent), "applied"))
+            tally.add(INTENTS, (_kind(intent), "applied"))
             continue
         result = "refused" if intent.group in refused else "applied"
-        tally.add(definitions.INTENTS, (_kind(intent), result))
+        tally.add(INTENTS, (_kind(intent), result))
         if result == "applied" and (group := session.by_key.get(intent.group)) is not None:
             _count_intent(tally, session, group, intent)
     _count_losses(tally, session, refused)
@@ -154,18 +374,18 @@ def _count_intent(tally: SessionTally, session: Session, group: GroupState, inte
         case intents.MoveGroup(phase=PodGroupPhase.RUNNING):
             if group.record.status.started_at is None:
                 began = group.record.status.in_queue_at
-                tally.wait(definitions.START_WAIT, queue, began, session.now_ms)
+                tally.wait(START_WAIT, queue, began, session.now_ms)
         case intents.FinishGroup(phase=phase, reason=reason):
-            tally.add(definitions.FINISHED, (queue, phase, _word(reason, _REASONS)))
+            tally.add(FINISHED, (queue, phase, _word(reason, _REASONS)))
         case intents.RollBack(reason=reason):
-            tally.add(definitions.REQUEUED_GROUPS, (queue, _word(reason, _LEAVING)))
+            tally.add(REQUEUED_GROUPS, (queue, _word(reason, _LEAVING)))
         case intents.Pledge(action=action):
-            tally.add(definitions.PLEDGES, (queue, _word(action, _ACTIONS)))
+            tally.add(PLEDGES, (queue, _word(action, _ACTIONS)))
         case intents.Evict(reason=reason, action=action) if reason in _LEAVING:
             # A pod that is stopped because its group has ended is not evicted.
-            tally.add(definitions.EVICTED_PODS, (queue, action, reason))
+            tally.add(EVICTED_PODS, (queue, action, reason))
         case intents.LosePod(uid=uid) if not _was_stopping(session, group, uid):
-            tally.add(definitions.EVICTED_PODS, (queue, "", Leaving.NODE_LOST.value))
+            tally.add(EVICTED_PODS, (queue, "", Leaving.NODE_LOST.value))
         case _:
             pass
 
@@ -173,14 +393,14 @@ def _count_intent(tally: SessionTally, session: Session, group: GroupState, inte
 def _count_admission(tally: SessionTally, session: Session, group: GroupState, queue: str) -> None:
     """Note the group's wait for admission, and the part that its checks took."""
     before, now_ms = group.record.status, session.now_ms
-    tally.wait(definitions.ADMISSION_WAIT, queue, _in_line_since(group), now_ms)
+    tally.wait(ADMISSION_WAIT, queue, _in_line_since(group), now_ms)
     if before.reserved_at is None or not before.checks:
         return
-    tally.wait(definitions.CHECKS_WAIT, queue, before.reserved_at, now_ms)
+    tally.wait(CHECKS_WAIT, queue, before.reserved_at, now_ms)
     for check in before.checks:
         if check.status == "True" and check.name in session.admission_checks:
             answered_at = now_ms if check.since is None else check.since
-            tally.wait(definitions.CHECK_WAIT, check.name, before.reserved_at, answered_at)
+            tally.wait(CHECK_WAIT, check.name, before.reserved_at, answered_at)
 
 
 def _in_line_since(group: GroupState) -> int:
@@ -213,7 +433,7 @@ def _count_losses(tally: SessionTally, session: Session, refused: set[str]) -> N
         for resource, units in after.items():
             more = units - before.get(resource, 0)
             if more > 0 and resource in named:
-                tally.add(definitions.LOST, (queue, resource), in_wholes(resource, more))
+                tally.add(LOST, (queue, resource), in_wholes(resource, more))
 
 
 def _queue_of(session: Session, group: GroupState) -> str:
@@ -316,22 +536,22 @@ class Metrics:
     def reloaded(self, ok: bool) -> None:
         """Count a reload; `ok`: the configuration is in effect."""
         self._reload_ok = ok
-        self._add(definitions.RELOADS, {("ok" if ok else "refused",): 1})
+        self._add(RELOADS, {("ok" if ok else "refused",): 1})
 
     def unavailable(self) -> None:
         """Count a turn that ended because the store does not answer."""
         self.stopwatch.read()
-        self._add(definitions.SESSIONS, {("unavailable",): 1})
+        self._add(SESSIONS, {("unavailable",): 1})
 
     def observed(self, report: CycleReport) -> None:
         """Count a committed session."""
         plugins, actions = self.stopwatch.read()
         for name, seconds in actions.items():
-            self._observe(definitions.ACTION, (name,), seconds)
+            self._observe(ACTION, (name,), seconds)
         for key, seconds in plugins.items():
-            self._observe(definitions.PLUGIN, key, seconds)
-        self._observe(definitions.CYCLE, (), max(0, report.duration_ms) / 1000)
-        self._add(definitions.SESSIONS, {("changed" if report.intents else "idle",): 1})
+            self._observe(PLUGIN, key, seconds)
+        self._observe(CYCLE, (), max(0, report.duration_ms) / 1000)
+        self._add(SESSIONS, {("changed" if report.intents else "idle",): 1})
         if report.intents or report.commit.refused:
             self._count(tally_of(report))
         self._session_at = time.time()
@@ -361,9 +581,9 @@ class Metrics:
     def _add_zeros(self) -> None:
         """Create series whose labels are from closed lists at the start: rates need a 0."""
         zeros: dict[Measure, Iterable[str]] = {
-            definitions.SESSIONS: ("changed", "idle", "unavailable"),
-            definitions.RELOADS: ("ok", "refused"),
-            definitions.TRANSACTIONS: tuple(Word),
+            SESSIONS: ("changed", "idle", "unavailable"),
+            RELOADS: ("ok", "refused"),
+            TRANSACTIONS: tuple(Word),
         }
         for measure, words in zeros.items():
             self._add(measure, {(str(word),): 0 for word in words})
@@ -412,18 +632,18 @@ class Metrics:
         away_s, outages = (0.0, 0) if outage is None else (outage.away_s(), outage.count)
         config = self._config_hash()
         return {
-            definitions.LEADER.name: _one(epoch is not None),
-            definitions.EPOCH.name: _one(0 if epoch is None else count_of(epoch)),
-            definitions.REVISION.name: _one(self._revision() or 0),
-            definitions.UNREADABLE.name: _by_name(self._unreadable_by_kind()),
-            definitions.MENDED.name: _one(self._mended()),
-            definitions.STORE_AWAY.name: _one(outage is not None and outage.unavailable),
-            definitions.OUTAGES.name: _one(outages),
-            definitions.OUTAGE_SECONDS.name: _one(away_s),
-            definitions.CONFIG.name: [((config,), 1)] if config else [],
-            definitions.RELOAD_OK.name: _one(self._reload_ok),
-            definitions.BUILD.name: [((__version__, platform.python_version()), 1)],
-            definitions.LAST_SESSION.name: _one(self._session_at),
+            LEADER.name: _one(epoch is not None),
+            EPOCH.name: _one(0 if epoch is None else count_of(epoch)),
+            REVISION.name: _one(self._revision() or 0),
+            UNREADABLE.name: _by_name(self._unreadable_by_kind()),
+            MENDED.name: _one(self._mended()),
+            STORE_AWAY.name: _one(outage is not None and outage.unavailable),
+            OUTAGES.name: _one(outages),
+            OUTAGE_SECONDS.name: _one(away_s),
+            CONFIG.name: [((config,), 1)] if config else [],
+            RELOAD_OK.name: _one(self._reload_ok),
+            BUILD.name: [((__version__, platform.python_version()), 1)],
+            LAST_SESSION.name: _one(self._session_at),
         }
 
     def _unreadable_by_kind(self) -> dict[str, int]:
@@ -436,46 +656,42 @@ class Metrics:
         levels, decided_at = self._levels
         now_ms = levels.at_ms + 1000 * (self._clock() - decided_at)
         return {
-            definitions.GROUPS.name: levels.groups.items(),
-            definitions.WAITING.name: levels.waiting.items(),
-            definitions.GATED.name: _by_name(levels.gated),
-            definitions.OLDEST_GATED.name: _ages(levels.gated_since, now_ms),
-            definitions.OLDEST_WAITING.name: _ages(levels.waiting_since, now_ms),
-            definitions.QUEUE_RESOURCE.name: [
+            GROUPS.name: levels.groups.items(),
+            WAITING.name: levels.waiting.items(),
+            GATED.name: _by_name(levels.gated),
+            OLDEST_GATED.name: _ages(levels.gated_since, now_ms),
+            OLDEST_WAITING.name: _ages(levels.waiting_since, now_ms),
+            QUEUE_RESOURCE.name: [
                 ((name, resource, kind), amount)
                 for name, queue in levels.queues.items()
                 for kind, amounts in queue.amounts.items()
                 for resource, amount in amounts.items()
             ],
-            definitions.QUEUE_SHARE.name: [
-                ((name,), queue.share) for name, queue in levels.queues.items()
-            ],
-            definitions.QUEUE_WEIGHT.name: [
+            QUEUE_SHARE.name: [((name,), queue.share) for name, queue in levels.queues.items()],
+            QUEUE_WEIGHT.name: [
                 ((name,), queue.weight)
                 for name, queue in levels.queues.items()
                 if queue.weight is not None
             ],
-            definitions.NODES.name: _by_name(levels.nodes),
-            definitions.CHECK_ACTIVE.name: [
-                ((name,), now_ms < until) for name, until in levels.checks.items()
-            ],
+            NODES.name: _by_name(levels.nodes),
+            CHECK_ACTIVE.name: [((name,), now_ms < until) for name, until in levels.checks.items()],
         }
 
 
 _OF_LEVELS = (
-    definitions.GROUPS,
-    definitions.WAITING,
-    definitions.GATED,
-    definitions.OLDEST_GATED,
-    definitions.OLDEST_WAITING,
-    definitions.QUEUE_RESOURCE,
-    definitions.QUEUE_SHARE,
-    definitions.QUEUE_WEIGHT,
-    definitions.NODES,
-    definitions.CHECK_ACTIVE,
+    GROUPS,
+    WAITING,
+    GATED,
+    OLDEST_GATED,
+    OLDEST_WAITING,
+    QUEUE_RESOURCE,
+    QUEUE_SHARE,
+    QUEUE_WEIGHT,
+    NODES,
+    CHECK_ACTIVE,
 )
 #: Counted where the store is accessed or repaired.
-_OF_THE_STORE = (definitions.OUTAGES, definitions.OUTAGE_SECONDS, definitions.MENDED)
+_OF_THE_STORE = (OUTAGES, OUTAGE_SECONDS, MENDED)
 
 
 def _one(value: float) -> Rows:

@@ -32,8 +32,16 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.replay_plan import LABEL, ReplayPlan, group_of, queue_of, walltime_ms
-from batchq.lab.replay.replay_report import Replayed, ReplayEnding, log_second
+from batchq.lab.replay.replay_plan import (
+    LABEL,
+    Replayed,
+    ReplayEnding,
+    ReplayPlan,
+    group_of,
+    log_second,
+    queue_of,
+    walltime_ms,
+)
 from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import DescribedPod, World

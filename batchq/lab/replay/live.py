@@ -17,19 +17,20 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Node, Pod, PodGroup, key_of
 from batchq.api.transaction import count_of
 from batchq.client import Client
-from batchq.daemon.local_stack.agents import refuse_dead, temporary_agents
-from batchq.daemon.local_stack.detached import Record
+from batchq.daemon.detached import Record, refuse_dead, temporary_agents
 from batchq.errors import Conflict, NotFound, WaitTimedOut
 from batchq.lab.replay.replay_plan import (
     LABEL,
+    Replayed,
+    ReplayEnding,
     ReplayPlan,
     group_name,
     group_of,
     not_exactly_once,
     queue_of,
     read_journal,
+    report_of,
 )
-from batchq.lab.replay.replay_report import Replayed, ReplayEnding, report_of
 from batchq.lab.traces import TraceJob
 from batchq.paths import Home
 

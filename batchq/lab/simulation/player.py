@@ -27,7 +27,7 @@ from batchq.lab.simulation.clock import CountedIds, VirtualClock, runtime_of, wh
 from batchq.lab.simulation.initial_state import exceeded_since_start, found, overbooked
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
-from batchq.lab.simulation.script import (
+from batchq.lab.simulation.world import (
     Apply,
     Deed,
     Delete,
@@ -40,8 +40,9 @@ from batchq.lab.simulation.script import (
     SetCheck,
     Step,
     Suspend,
+    World,
+    read_world,
 )
-from batchq.lab.simulation.world import World, read_world
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler

@@ -7,8 +7,7 @@ side. Nothing is written to the server: the caller provides a snapshot.
     future.groups["default/train"].starts_at
 """
 
-from batchq.lab.whatif.export import as_world
 from batchq.lab.whatif.future import Future, Lasting, Stopped, WhatIf, compared
-from batchq.lab.whatif.look_ahead import look_ahead
+from batchq.lab.whatif.look_ahead import as_world, look_ahead
 
 __all__ = ["Future", "Lasting", "Stopped", "WhatIf", "as_world", "compared", "look_ahead"]

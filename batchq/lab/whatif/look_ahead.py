@@ -1,4 +1,4 @@
-"""Copy the live state into a store in memory, and play it on.
+"""Copy the live state into a store in memory and play it on, or export it as a described world.
 
 The copy is exact, ledger included, so that the first session decides what the live one would. One
 thing is added: nodes and controllers that gave signs of life until now keep giving them. Nothing
@@ -15,13 +15,19 @@ from msgspec import structs
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.manifest import encode
 from batchq.api.objects import (
+    RUNTIME_ANNOTATION,
     AdmissionCheck,
     GroupClaim,
+    Metadata,
     Node,
     Object,
     Pod,
     PodGroup,
+    PodTemplate,
+    PriorityClass,
+    Task,
     ended,
     full_name,
     grace_of,
@@ -29,7 +35,7 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, of_pod, plus, times
-from batchq.api.times import DAY
+from batchq.api.times import DAY, format_duration
 from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.changes.object_writes import put
 from batchq.core.session.session import Session
@@ -599,3 +605,76 @@ def _depended_on(snapshot: Snapshot) -> frozenset[str]:
 def _with_clocks(session: Session) -> Iterator[GroupState]:
     """Yield the groups whose clocks count; deleting ended groups after a week changes nothing."""
     return (group for group in session.groups.values() if group.phase not in TERMINAL or group.held)
+
+
+#: A world begins at its latest timestamp: that of this unused class.
+MARK = "saved-from-live"
+
+
+def as_world(session: Session, lasting: Lasting) -> list[dict[str, object]]:
+    """Return manifests of what a session was opened on, except groups that have ended and that no
+    other group depends on.
+    """
+    return [encode(obj) for obj in _objects(session, lasting)]
+
+
+def _objects(session: Session, lasting: Lasting) -> Iterator[Object]:
+    yield PriorityClass(metadata=Metadata(name=MARK, creation_timestamp=session.now_ms))
+    for obj in (*session.snapshot.queues, *live_others(session)):
+        if not (isinstance(obj, PriorityClass) and obj.metadata.name == MARK):
+            yield _unwritten(obj)
+    groups = sorted(session.groups.values(), key=lambda group: group.key)
+    needed = {one.uid for group in groups for one in group.record.spec.depends_on}
+    for group in groups:
+        if group.phase in TERMINAL and group.uid not in needed and not group.held:
+            continue
+        yield _group(group, lasting)
+        for uid in sorted(group.pods):
+            yield _pod(group, group.pods[uid], lasting, session.now_ms)
+
+
+def _group(group: GroupState, lasting: Lasting) -> Object:
+    record = group.record
+    spec, status = record.spec, record.status
+    depends_on = tuple(structs.replace(one, uid="") for one in spec.depends_on)
+    tasks = tuple(_task(task, record, lasting) for task in spec.tasks)
+    # No consumer renews a claim in a world.
+    claim = structs.replace(status.claim, expires_at=None, token="")
+    return _unwritten(
+        structs.replace(
+            record,
+            spec=structs.replace(spec, tasks=tasks, depends_on=depends_on),
+            status=structs.replace(status, claim=claim, reasons=()),
+        )
+    )
+
+
+def _task(task: Task, group: PodGroup, lasting: Lasting) -> Task:
+    template = task.template
+    stated, walltime = stated_ms(template.annotations), group.spec.walltime
+    length_ms = lasting.length_ms(stated_ms=stated, walltime_ms=walltime)
+    kept = PodTemplate(
+        labels=template.labels,
+        annotations=_with_runtime(template.annotations, length_ms),
+        requests=template.requests,
+        node_selector=template.node_selector,
+        tolerations=template.tolerations,
+        priority=template.priority,
+        scheduling_gates=template.scheduling_gates,
+        termination_grace=template.termination_grace,
+    )
+    return structs.replace(task, template=kept)
+
+
+def _pod(group: GroupState, pod: Pod, lasting: Lasting, now_ms: int) -> Object:
+    if pod.status.phase in ON_NODE and pod.status.started_at is not None:
+        ends_at = pod_ends_at(lasting, group, pod, seen_at=now_ms)
+        lasts_ms = None if ends_at is None else ends_at - pod.status.started_at
+        annotations = _with_runtime(pod.metadata.annotations, lasts_ms)
+        pod = structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=annotations))
+    return _unwritten(pod)
+
+
+def _with_runtime(annotations: dict[str, str], length_ms: int | None) -> dict[str, str]:
+    rest = {name: text for name, text in annotations.items() if name != RUNTIME_ANNOTATION}
+    return rest if length_ms is None else {**rest, RUNTIME_ANNOTATION: format_duration(length_ms)}

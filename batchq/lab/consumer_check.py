@@ -1,4 +1,8 @@
-"""The check's environment, its promises, and the run over all of them."""
+"""A conformance check for consumers of external groups (docs/external.md).
+
+`check_consumer` starts a server and a scheduler, runs the consumer's program, and tests its
+promises one by one. The groups run `consumer_work.py`, which records when it starts and ends.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,10 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Metadata, PodGroup, PodGroupSpec, PodTemplate, Queue, Task
 from batchq.api.times import SECOND
 from batchq.client import Client
-from batchq.daemon.local_stack import detached, stack
-from batchq.daemon.local_stack.detached import Record
+from batchq.daemon import detached, stack
+from batchq.daemon.detached import Record
 from batchq.errors import BatchqError, InvalidInput, NotFound
-from batchq.lab.consumer_check import work
+from batchq.lab import consumer_work
 from batchq.paths import URL_VARIABLE, Home, default_url
 
 #: The queue that the consumers must serve, and one that they must leave alone.
@@ -76,7 +80,7 @@ class CheckEnvironment:
         if not gated:
             gate.touch()
         command = (
-            *(sys.executable, "-P", str(Path(work.__file__).resolve())),
+            *(sys.executable, "-P", str(Path(consumer_work.__file__).resolve())),
             *(str(self._journal(name)), str(gate), str(exit_code)),
         )
         template = PodTemplate(command=command, termination_grace=GRACE_S * SECOND)
@@ -119,7 +123,9 @@ class CheckEnvironment:
 
     def works(self, name: str) -> bool:
         """Return whether any work of the group still runs."""
-        return any(work.lives(pid) for pid in work.running_in(self._journal_text(name)))
+        return any(
+            consumer_work.lives(pid) for pid in consumer_work.running_in(self._journal_text(name))
+        )
 
     def refuse_twice(self, name: str) -> None:
         """Raise Broken if the group's work ran twice at once."""

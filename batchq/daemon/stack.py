@@ -24,11 +24,9 @@ from msgspec import Struct
 from batchq.api.notation import counted
 from batchq.api.objects import Node
 from batchq.config.load import load_config
-from batchq.daemon.local_stack import agents as shares
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack import detached as locks
-from batchq.daemon.local_stack import embedded_server as embedded
-from batchq.daemon.local_stack.detached import ProcessFate, Record
+from batchq.daemon import detached
+from batchq.daemon import embedded_server as embedded
+from batchq.daemon.detached import ProcessFate, Record
 from batchq.daemon.observability.http_server import check_address
 from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
@@ -266,7 +264,7 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
             launch = _Launch(home, url, store, undo, say)
             parts.append(launch.scheduler(options.config, options.metrics))
             parts.extend(launch.agents(offers))
-            launch.await_ready(parts, shares.node_names(options.agents), options.within_s)
+            launch.await_ready(parts, detached.node_names(options.agents), options.within_s)
         finally:
             store.close()
         undo.pop_all()
@@ -482,7 +480,7 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
                 f"or use another {HOME_VARIABLE}",
             )
     there = {_node_of(record): _offer_of(record) for record in _running_agents(home)}
-    missing = [name for name in shares.node_names(options.agents) if name not in there]
+    missing = [name for name in detached.node_names(options.agents) if name not in there]
     if options.resources is not None:
         return dict.fromkeys(missing, options.resources)
     dead = {_node_of(record): _offer_of(record) for record in _records(home)}
@@ -490,8 +488,8 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
     # The agents of a replay declare what they offer, and use nothing of this machine.
     taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
     new = [name for name in missing if name not in again]
-    divided = shares.divide(detect_resources(), taken, new) if new else {}
-    return again | {name: shares.written(share) for name, share in divided.items()}
+    divided = detached.divide(detect_resources(), taken, new) if new else {}
+    return again | {name: detached.written(share) for name, share in divided.items()}
 
 
 def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:
@@ -648,6 +646,6 @@ def _record_path(home: Home, name: str) -> Path:
 
 
 def _turn(home: Home) -> AbstractContextManager[None]:
-    return locks.exclusive(
+    return detached.exclusive(
         home.run / "stack.turn", wait_s=READY_WITHIN_S, doing="start or stop the stack"
     )

@@ -24,9 +24,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchq.daemon.local_stack import detached
-from batchq.daemon.local_stack import detached as locks
-from batchq.daemon.local_stack.detached import ProcessFate, Record
+from batchq.daemon import detached
+from batchq.daemon.detached import ProcessFate, Record
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url, read_password
 
@@ -106,10 +105,10 @@ def ensure_server(
     if port is not None and not 0 < port < 65536:
         raise InvalidInput(f"port {port} does not exist: expected a number from 1 to 65535")
     home.prepare()
-    with locks.exclusive(_turn(home), wait_s=within_s, doing="start the embedded server"):
+    with detached.exclusive(_turn(home), wait_s=within_s, doing="start the embedded server"):
         deadline = time.monotonic() + within_s
         while (found := running_server(home)) is None:
-            data_lock = locks.take(_data_lock(home))
+            data_lock = detached.take(_data_lock(home))
             if data_lock is not None:
                 try:
                     return _start(home, port, data_lock, within_s)
@@ -170,7 +169,7 @@ def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFat
     """
     if not home.is_made() or not home.data.is_dir():
         return ProcessFate.ABSENT
-    with locks.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
+    with detached.exclusive(_turn(home), wait_s=within_s, doing="stop the embedded server"):
         record = detached.read_record(record_path(home))
         # A killed process releases its files a moment after it counts as dead.
         dead = record is not None and not detached.is_running(record)
@@ -342,7 +341,7 @@ def _taken(port: int) -> bool:
 
 def _free(home: Home) -> bool:
     """Return whether no server holds the data."""
-    held = locks.take(_data_lock(home))
+    held = detached.take(_data_lock(home))
     if held is None:
         return False
     os.close(held)

@@ -1,6 +1,6 @@
 """The work of the check's groups: a program that records when it starts and ends.
 
-    python work.py JOURNAL GATE EXIT_CODE
+    python consumer_work.py JOURNAL GATE EXIT_CODE
 
 It appends a line to JOURNAL when it starts and when it ends. In between it waits until GATE exists
 (or the journal is gone, because the check is over), and writes `twice` if another instance still

@@ -1,18 +1,19 @@
-"""A controller of admission checks: so many cpu-hours a week for each namespace.
+"""A controller of admission checks: a weekly budget of cpu-hours for each namespace.
 
     .venv/bin/python conf/examples/budget.py conf/examples/cpu-hours.yml [LEDGER]
 
-`.venv` is where the README installs batchq; any Python that can import it will do. Without LEDGER,
-that is the file beside the budgets, conf/examples/cpu-hours.ledger.json.
+`.venv` is the README's environment; any Python with batchq works. The default LEDGER is next to the
+budgets: conf/examples/cpu-hours.ledger.json.
 
-A group passes when what is left of its namespace's week (from Monday, UTC) covers its cpus for its
-walltime, beside what others that have passed may still use; one without a walltime passes while
-anything is left. When a week is spent, what runs is stopped and asked again later.
+A group passes if the rest of its namespace's week (from Monday, UTC) covers its cpus for its
+walltime, beside the possible usage of other groups that have passed. A group without a walltime
+passes while anything is left. When the budget is used up, running groups are stopped and asked
+again later.
 
-Use is written down in LEDGER, one span for each admission. The server would not do: of a group that
-was stopped and started again it knows the present run alone, and its owner may delete it when it
-has ended. A span is found again by uid and admission, so whoever is killed here measures on from
-where the group started; and no admission is missed, since none comes about while nobody answers.
+LEDGER stores the usage, one span for each admission. The server's records are not sufficient: for a
+group that was stopped and started again they contain only the current run, and its owner can delete
+it when it has ended. Spans are identified by uid and admission, so a restarted controller continues
+to measure from the group's start. No admission is missed, since none happens without an answer.
 """
 
 import contextlib
@@ -36,13 +37,13 @@ MS_PER_HOUR = 3_600_000
 
 
 def cpus(group: PodGroup) -> float:
-    """All that the group asks for: what is reserved for a gang, and an array's pods in turn."""
+    """Return the total cpus of a group: of a gang together, and of an array over time."""
     tasks = sum(task.replicas * task.template.requests.get("cpu", 0) for task in group.spec.tasks)
     return max(tasks, group.spec.min_resources.get("cpu", 0)) / 1000
 
 
 def need_hours(group: PodGroup) -> float:
-    """What it may use; nothing is known of one without a walltime."""
+    """Return the possible usage; unknown without a walltime."""
     return cpus(group) * (group.spec.walltime or 0) / MS_PER_HOUR
 
 
@@ -54,7 +55,7 @@ def week_start(now_ms: int) -> int:
 
 
 class Ledger:
-    """Who has used how much: "uid/admission" -> namespace, cpus, from and until (milliseconds)."""
+    """The usage: "uid/admission" -> namespace, cpus, start and end (milliseconds)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +64,7 @@ class Ledger:
             self.spans = {key: tuple(span) for key, span in json.loads(path.read_text()).items()}
 
     def measure(self, group: PodGroup, now_ms: int) -> None:
-        """Take down how long the group's present admission has run, or had, when it ended."""
+        """Record the run of the group's current admission, until now or until its end."""
         status, key = group.status, self.key(group)
         _, most, start, _ = self.spans.get(key, ("", 0.0, status.started_at, 0))
         if start is None or (status.started_at is None and key not in self.spans):
@@ -71,12 +72,12 @@ class Ledger:
         left = [one.last_transition_time for one in status.conditions if one.type == "Evicted"]
         ends = [status.finished_at] if status.started_at is not None else left
         end = next((at for at in ends if at is not None), now_ms)
-        # The most that it has held: that grows while an elastic group does.
+        # The maximum so far, which grows with an elastic group.
         most = max(most, status.charge.get("cpu", 0) / 1000) or cpus(group)
         self.spans[key] = (group.metadata.namespace, most, start, end)
 
     def used(self, namespace: str, now_ms: int) -> float:
-        """Cpu-hours of a namespace in this week."""
+        """Return the cpu-hours of a namespace in this week."""
         monday = week_start(now_ms)
         return sum(
             count * max(0, end - max(start, monday)) / MS_PER_HOUR
@@ -85,12 +86,12 @@ class Ledger:
         )
 
     def used_by(self, group: PodGroup) -> float:
-        """Cpu-hours of its present admission."""
+        """Return the cpu-hours of the group's current admission."""
         _, count, start, end = self.spans.get(self.key(group), ("", 0.0, 0, 0))
         return count * (end - start) / MS_PER_HOUR
 
     def save(self, now_ms: int) -> None:
-        """All at once, so that a kill leaves the old file or the new one; without past weeks."""
+        """Write the file atomically, so that a crash leaves the old or the new one; drop past weeks."""
         monday = week_start(now_ms)
         self.spans = {key: span for key, span in self.spans.items() if span[3] >= monday}
         draft = self.path.with_suffix(".new")
@@ -99,12 +100,12 @@ class Ledger:
 
     @staticmethod
     def key(group: PodGroup) -> str:
-        """Of the present admission."""
+        """Return the key of the current admission."""
         return f"{group.metadata.uid}/{group.status.admission}"
 
 
 class Budgets:
-    """Namespace -> cpu-hours a week, from a file that may change; a wrong one leaves the last."""
+    """Namespace -> cpu-hours per week, from a watched file; an invalid file is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +116,7 @@ class Budgets:
             raise SystemExit(f"{path} names no namespace with a budget")
 
     def follow(self) -> None:
-        """Read the file. Of one that is wrong is told once, until it changes."""
+        """Read the file. Report an invalid one once, until it changes."""
         text = problem = ""
         try:
             text = self.path.read_text()
@@ -127,18 +128,18 @@ class Budgets:
         self._told = (text, problem)
 
     def of(self, namespace: str) -> float:
-        """Nothing, for a namespace that the file does not name."""
+        """Return the budget; 0 for a namespace that the file does not name."""
         return self.hours.get(namespace, 0.0)
 
 
 class Controller:
-    """Looks at all groups that are asked about, and answers by what they have used."""
+    """Answers requests according to the usage of all groups."""
 
     def __init__(self, client: Client, budgets: Budgets, ledger: Ledger) -> None:
         self.client, self.budgets, self.ledger = client, budgets, ledger
 
     def look(self, requests: Sequence[CheckRequest], names: Sequence[str]) -> None:
-        """Measure, stop what has spent its week, answer what is asked. `names`: our checks."""
+        """Measure, stop groups without budget, and answer requests. `names`: our checks."""
         self.budgets.follow()
         now_ms = self.client.now_ms()
         groups = [one for one in self.client.list("PodGroup") if isinstance(one, PodGroup)]
@@ -158,17 +159,17 @@ class Controller:
         self.ledger.save(now_ms)
 
     def stop_if_spent(self, group: PodGroup, check: str, now_ms: int) -> None:
-        """The week of its namespace may have been spent while it ran."""
+        """Stop a running group if the budget of its namespace is used up."""
         namespace = group.metadata.namespace
         most, used = self.budgets.of(namespace), self.ledger.used(namespace, now_ms)
         if used >= most:
             spent = f"the {most:g} cpu-hours of {namespace} are spent this week ({used:.3f} used)"
-            with contextlib.suppress(Conflict, NotFound):  # it has ended just now
+            with contextlib.suppress(Conflict, NotFound):  # it has just ended
                 self.client.checks.set(key_of(group), "False", "Retry", spent, check=check)
                 print(f"{key_of(group)}: stopped: {spent}", flush=True)
 
     def answer(self, request: CheckRequest, promised: Sequence[PodGroup], now_ms: int) -> bool:
-        """Whether it may start; told to the scheduler with the numbers."""
+        """Answer whether a group may start, with the numbers."""
         namespace, need = request.namespace, need_hours(request.group)
         most, used = self.budgets.of(namespace), self.ledger.used(namespace, now_ms)
         open_ = sum(
@@ -182,7 +183,7 @@ class Controller:
             f"{need:.3f} cpu-hours asked, {left:.3f} left this week of {most:g}"
             f" ({used:.3f} used, {open_:.3f} promised)"
         )
-        with contextlib.suppress(Conflict, NotFound):  # its reservation is gone already
+        with contextlib.suppress(Conflict, NotFound):  # it has lost its reservation
             answer = ("True", "") if passes else ("False", "Retry")
             self.client.checks.set(request, *answer, numbers)
             print(f"{request.key}: {answer[0]}: {numbers}", flush=True)
@@ -190,7 +191,7 @@ class Controller:
 
 
 def main(file: Path, ledger: Path) -> None:
-    """Answer until told to stop."""
+    """Answer requests until a signal."""
     budgets, book = Budgets(file), Ledger(ledger)
     with Client(tell=print) as client, client.checks.watch(CONTROLLER) as watch:
         signal.signal(signal.SIGTERM, lambda *_: watch.stop())
@@ -206,6 +207,6 @@ if __name__ == "__main__":
         print("usage: budget.py CPU-HOURS.yml [LEDGER.json]", file=sys.stderr)
         sys.exit(2)
     paths = [Path(argument) for argument in sys.argv[1:]]
-    # Ctrl-C ends it where it is: a look that was cut short is made again by the next one.
+    # Ctrl-C ends it at any point: the next run repeats an interrupted pass.
     with contextlib.suppress(KeyboardInterrupt):
         main(paths[0], paths[-1] if len(paths) == 2 else paths[0].with_suffix(".ledger.json"))

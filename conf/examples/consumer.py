@@ -1,8 +1,8 @@
-"""A consumer: claims external groups, runs their commands on this machine, reports how it went.
+"""A consumer: claims external groups, runs their commands on this machine, and reports the result.
 
-python3 conf/examples/consumer.py [--once]; BATCHQ_QUEUE names the queue to serve, BATCHQ_TTL how
-long a claim lasts unless it is renewed. It keeps every promise that `batchq external check` asks
-for; setpriv (Linux) lets the work end together with this process, however that ends.
+python3 conf/examples/consumer.py [--once]; BATCHQ_QUEUE is the queue to serve, BATCHQ_TTL the time to
+live of a claim. It keeps every promise that `batchq external check` tests; with setpriv (Linux) the
+work ends together with this process.
 """
 
 import os
@@ -19,7 +19,7 @@ ME = f"{socket.gethostname()}-{os.getpid()}"
 
 
 def run(claim: Claim) -> None:
-    """One group, from its claim to its report; leaving without one gives it back."""
+    """Run one group, from its claim to its report; returning without a report releases it."""
     template = claim.group.spec.tasks[0].template
     work = subprocess.Popen([*DIES_WITH_US, *template.command], env={**os.environ, **template.env})
     try:
@@ -36,7 +36,7 @@ def run(claim: Claim) -> None:
 
 
 def end(work: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Ask it to end, then make it; well within the grace that its claim still counts for."""
+    """Terminate the work, then kill it, well within the grace period of the claim."""
     work.terminate()
     try:
         work.wait(patience_s)

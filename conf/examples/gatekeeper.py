@@ -1,10 +1,10 @@
-"""Opens the gate `data-ready` of groups whose data is there: a controller of gates, whole.
+"""Opens the gate `data-ready` of groups whose data has arrived: a complete controller of gates.
 
-A group says by an annotation which file it waits for; gates.yaml, beside this, has two. Any number
-of such programs may run at a time, for other gates or for the same.
+An annotation of the group names the file that it waits for; gates.yaml in this folder has two. Any
+number of such programs can run at the same time, for other gates or for the same.
 
-    .venv/bin/python conf/examples/gatekeeper.py             # on, and on; Ctrl-C ends it
-    .venv/bin/python conf/examples/gatekeeper.py --once      # what can be opened now
+    .venv/bin/python conf/examples/gatekeeper.py             # until Ctrl-C
+    .venv/bin/python conf/examples/gatekeeper.py --once      # one pass
 
 `.venv` is where the README installs batchq; any Python that can import it will do.
 """
@@ -23,20 +23,20 @@ WAITS_FOR = "example.com/waits-for"
 
 
 def open_what_can_be(client: Client) -> None:
-    """One look at everything that waits for the gate."""
+    """Check every group that waits for the gate, once."""
     for gate in client.gates.list(gate=GATE):
         try:
             path = client.get("PodGroup", gate.group).metadata.annotations.get(WAITS_FOR)
             if path and Path(path).exists() and client.gates.open(gate.group, GATE, task=gate.task):
                 print(f"opened {GATE} of {gate.group}", flush=True)
         except (Conflict, NotFound) as problem:
-            # It was cancelled or deleted just now.
+            # It has just been cancelled or deleted.
             print(problem.message, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Look once a second, as files announce themselves to nobody."""
-    # The name stands in events and in `batchq gates list`, beside whoever runs this.
+    """Check once a second, since files send no events."""
+    # Events and `batchq gates list` show this name with the user.
     with Client(component="gatekeeper") as client, client.patiently():
         open_what_can_be(client)
         while "--once" not in sys.argv:

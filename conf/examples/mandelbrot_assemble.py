@@ -1,4 +1,4 @@
-"""Put the tiles of `mandelbrot_tile.py` together and write them as a PNG.
+"""Assemble the tiles of `mandelbrot_tile.py` and write them as a PNG.
 
 The one argument is the number of tiles. Prints the picture's path last.
 """
@@ -18,7 +18,7 @@ HEADER_BYTES = 8
 
 
 def palette() -> list[bytes]:
-    """A colour for each number of steps: bands of blue, white and amber, and black inside."""
+    """Return a colour for each number of steps: bands of blue, white and amber; black inside."""
     colours = []
     for step in range(MOST_STEPS):
         turn = 2 * math.pi * math.log2(step + 1) / 3.5
@@ -28,7 +28,7 @@ def palette() -> list[bytes]:
 
 
 def read_tile(path: Path) -> tuple[int, int, array[int]]:
-    """Width and height of the whole picture, and the steps of this tile's pixels."""
+    """Return width and height of the whole picture, and the steps of this tile's pixels."""
     data = path.read_bytes()
     width, height = struct.unpack_from("=2I", data)
     steps = array("H")
@@ -37,7 +37,7 @@ def read_tile(path: Path) -> tuple[int, int, array[int]]:
 
 
 def png(width: int, height: int, rows: list[bytes]) -> bytes:
-    """An 8-bit RGB image (PNG specification, section 5)."""
+    """Return an 8-bit RGB image (PNG specification, section 5)."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = zlib.crc32(kind + data)

@@ -19,7 +19,7 @@ MOST_STEPS = 1000
 
 
 def output_folder() -> Path:
-    """Where all pods of this user meet."""
+    """Return the folder that all pods of this user share."""
     default = Path(tempfile.gettempdir()) / f"batchq-mandelbrot-{os.getuid()}"
     folder = Path(os.environ.get("MANDELBROT_OUT") or default)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -27,11 +27,11 @@ def output_folder() -> Path:
 
 
 def steps_to_escape(c: complex) -> int:
-    """How many times z ← z² + c takes to leave the circle of radius 2; MOST_STEPS if it stays."""
+    """Return the steps of z ← z² + c until |z| > 2; MOST_STEPS if it stays."""
     x, y2 = c.real, c.imag * c.imag
     q = (x - 0.25) ** 2 + y2
     if q * (q + x - 0.25) <= 0.25 * y2 or (x + 1) ** 2 + y2 <= 0.0625:
-        return MOST_STEPS  # in the cardioid or the disc left of it, which are most of the set
+        return MOST_STEPS  # in the cardioid or the disc left of it, most of the set
     z = 0j
     for step in range(MOST_STEPS):
         z = z * z + c
@@ -41,7 +41,7 @@ def steps_to_escape(c: complex) -> int:
 
 
 def row(y: int) -> array[int]:
-    """The steps of one row's pixels."""
+    """Return the steps of one row's pixels."""
     imaginary = CENTRE.imag + (HEIGHT / 2 - y) * PIXEL
     left = CENTRE.real - WIDTH / 2 * PIXEL
     return array("H", (steps_to_escape(complex(left + x * PIXEL, imaginary)) for x in range(WIDTH)))
@@ -60,7 +60,7 @@ def main() -> None:
         if done % 30 == 0 or done == len(mine):
             print(f"tile {index + 1} of {replicas}: {done} of {len(mine)} rows", flush=True)
     tile = folder / f"tile-{index}-of-{replicas}.bin"
-    # Renamed when complete: a pod that is stopped and run again leaves no half tile to be read.
+    # Renamed when complete, so that an interrupted pod leaves no partial tile.
     unfinished = folder / f"{tile.name}.{os.getpid()}"
     unfinished.write_bytes(struct.pack("=2I", WIDTH, HEIGHT) + rows.tobytes())
     unfinished.replace(tile)

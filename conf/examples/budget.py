@@ -91,7 +91,7 @@ class Ledger:
         return count * (end - start) / MS_PER_HOUR
 
     def save(self, now_ms: int) -> None:
-        """Write the file atomically, so that a crash leaves the old or the new one; drop past weeks."""
+        """Drop past weeks, and write the file atomically: a crash leaves the old or the new one."""
         monday = week_start(now_ms)
         self.spans = {key: span for key, span in self.spans.items() if span[3] >= monday}
         draft = self.path.with_suffix(".new")

@@ -645,8 +645,8 @@ def stop_reason_of(group: PodGroup) -> str:
         # The next session evicts the group.
         return "Suspended" if group.spec.suspend else ""
     about = "Evicted" if status.phase == "Pending" else "Finished"
-    said = next((one.reason for one in status.conditions if one.type == about), "")
-    return said or str(status.phase)
+    reason = next((one.reason for one in status.conditions if one.type == about), "")
+    return reason or str(status.phase)
 
 
 def is_claimable(group: PodGroup) -> bool:

@@ -183,8 +183,8 @@ def report(
         return release(reader, token, message=message, now_ms=now_ms)
     if not pod and phase != "running":
         # A repeat by a holder that lost the answer.
-        said = _find(reader, token).status.claim
-        if said.phase == _WORDS[phase]:
+        latest = _find(reader, token).status.claim
+        if latest.phase == _WORDS[phase]:
             return None
     group, held = _held(reader, token, now_ms)
     reason = stop_reason_of(group)

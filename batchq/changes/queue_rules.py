@@ -497,11 +497,11 @@ def _of_idle_strategies(transaction: Transaction) -> Iterator[tuple[str, str]]:
     """
     for queue in [one.value for one in transaction.writes if isinstance(one.value, Queue)]:
         name, strategy = queue.metadata.name, queue.spec.strategy
-        said = [f"order {strategy.order}"] if strategy.order != "fcfs" else []
+        unused = [f"order {strategy.order}"] if strategy.order != "fcfs" else []
         if strategy.reservations != "1":
-            said.append(f"reservations {strategy.reservations}")
-        if said and strategy.type != "Backfill":
-            warning = f"strategy {' and '.join(said)} has no effect while its type is"
+            unused.append(f"reservations {strategy.reservations}")
+        if unused and strategy.type != "Backfill":
+            warning = f"strategy {' and '.join(unused)} has no effect while its type is"
             yield name, f"{warning} {strategy.type}; only type Backfill uses it"
 
 

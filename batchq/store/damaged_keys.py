@@ -89,8 +89,10 @@ def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
             pipeline.xinfo_stream(name)
         return cast("list[Any]", pipeline.execute(raise_on_error=False)) if streams else []
 
-    told = zip(streams, link.ask(asked), strict=True)
-    return [name for name, one in told if not isinstance(one, Exception) and has_no_ids_left(one)]
+    replies = zip(streams, link.ask(asked), strict=True)
+    return [
+        name for name, one in replies if not isinstance(one, Exception) and has_no_ids_left(one)
+    ]
 
 
 def _is_ahead(answers: Mapping[Key, Any]) -> bool:
@@ -123,7 +125,7 @@ def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable
     Raises StoreUnavailable.
     """
     found = [
-        one for node, said in store.alive.read(nodes).items() for one in damaged_in(node, said)
+        one for node, fields in store.alive.read(nodes).items() for one in damaged_in(node, fields)
     ]
     _note_bells(store.link, nodes)
     return [*found, *damaged_keys_of_nodes(store.link)]

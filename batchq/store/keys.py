@@ -136,9 +136,9 @@ TABLE: tuple[Key, ...] = (
         _permanent(heads(kind), "hash", f"key of a {kind} -> revision|phase|fence|stop")
         for kind in KIND_NAMES
     ),
-    _permanent(REVISION, "string", "how many writes there have been; an object's is its last"),
-    _permanent(EPOCH, "string", "the leader's: generation * 10^6 + how often it has changed"),
-    _permanent(SERVER, "hash", "run id of the server, its generation, and since when (ms)"),
+    _permanent(REVISION, "string", "the count of writes; an object's is its last write's"),
+    _permanent(EPOCH, "string", "the leader's: generation * 10^6 + the changes of leader"),
+    _permanent(SERVER, "hash", "run id of the server, its generation, and its beginning (ms)"),
     _permanent(LEADER, "hash", "identity, epoch and expires_at (ms) of the leader"),
     Key(
         name=SCHEDULERS,
@@ -146,7 +146,7 @@ TABLE: tuple[Key, ...] = (
         ttl_s=SCHEDULERS_TTL_S,
         holds="identity -> '<last seen, ms> <revision mirrored, or -> <version>'",
     ),
-    _permanent(CONFIG, "string", "by which configuration the leader goes, as YAML"),
+    _permanent(CONFIG, "string", "the leader's configuration, as YAML"),
     _permanent(CHANGES, "stream", "the latest writes: kind, key, value; the id is <revision>-0"),
     _permanent(EVENTS, "stream", "the latest events, as JSON"),
     _permanent(LEDGER, "hash", "'<scope> <resource>' -> the sum of the charges in that scope"),
@@ -155,13 +155,13 @@ TABLE: tuple[Key, ...] = (
         LIMITS, "hash", f"scope -> JSON {{resource: amount}}; '{LAST_CHANGE}' -> its revision"
     ),
     _permanent(OUTBOX, "hash", "'<pod>-<attempt>' -> '<revision> <place> <JSON>', until delivered"),
-    _permanent(BELL, "stream", "which nodes have left something in their inbox: node"),
-    _permanent(COUNTS, "hash", "what is counted for ever: superseded facts, unreadable ones"),
+    _permanent(BELL, "stream", "the leader's wake-up channel: nodes that have posted reports"),
+    _permanent(COUNTS, "hash", "counters, for ever: superseded reports, unreadable ones"),
     Key(
         name=f"{_TAG}:inbox:<node>",
         type="hash",
         ttl_s=INBOX_TTL_S,
-        holds="subject -> the last fact about it, as JSON, until it is folded",
+        holds="subject -> the last report on it, as JSON, until it is applied",
     ),
     Key(
         name=f"{_TAG}:alive:<node>",
@@ -173,7 +173,7 @@ TABLE: tuple[Key, ...] = (
         name=f"{_TAG}:doorbell:<node>",
         type="stream",
         ttl_s=ALIVE_TTL_S,
-        holds="the latest ring: pods were handed over to the node, or its claims folded",
+        holds="the node's wake-up channel: pods were delivered to it, or its claims applied",
     ),
     Key(
         name=request("<id>"),
@@ -191,7 +191,7 @@ TABLE: tuple[Key, ...] = (
         name=f"{_TAG}:result:<node>:<pod>-<attempt>",
         type="string",
         ttl_s=RESULT_TTL_S,
-        holds="what the pod's function returned, as JSON",
+        holds="the result of the pod's function, as JSON",
     ),
 )
 

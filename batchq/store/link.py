@@ -337,9 +337,9 @@ class Link:
 
     def _missing_scripts(self) -> StoreUnavailable:
         """Return the error for a server without this version's scripts, with its remedy."""
-        said = self.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(SCHEDULERS)))
-        told = (_VERSION.search(value.decode(errors="replace")) for value in said.values())
-        versions = sorted({found[1] for found in told if found})
+        entries = self.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(SCHEDULERS)))
+        matches = (_VERSION.search(value.decode(errors="replace")) for value in entries.values())
+        versions = sorted({found[1] for found in matches if found})
         if not versions:
             why = "no scheduler is running to load them"
             hint = "start one: `batchq scheduler`"
@@ -555,11 +555,11 @@ def is_wrong_type(error: BaseException | None) -> bool:
     return error is not None and _word_of(error) == "WRONGTYPE"
 
 
-def has_no_ids_left(told: Mapping[str, Any]) -> bool:
-    """Whether a stream's ids are beyond any clock and any count of writes; `told` is the answer to
+def has_no_ids_left(info: Mapping[str, Any]) -> bool:
+    """Whether a stream's ids are beyond any clock and any count of writes; `info` is the answer to
     XINFO STREAM.
     """
-    return int(told["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
+    return int(info["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 
 def answers_of(pipeline: Any) -> list[Any]:
@@ -600,9 +600,9 @@ def read_revision(link: Link) -> int:
 
 def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
     text = str(error).strip()
-    said = _word_of(error)
+    code = _word_of(error)
     for word, message, hint in _CODES:
-        if word == said:
+        if word == code:
             return message, hint
     match error:
         case broken.AuthenticationError():
@@ -645,8 +645,8 @@ def _word_of(error: BaseException) -> str:
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:
     lower = text.lower()
-    if told := urls.trouble(text):
-        return told
+    if found := urls.trouble(text):
+        return found
     if is_sentinel(url) and ("refused" in lower or "primary" in lower or "previous" in lower):
         return (
             f"is not running: {quoted(text, url)}",

@@ -38,7 +38,7 @@ _NOTHING: Mapping[bytes, bytes] = {}
 _DIGITS = 19
 
 #: What nodes have written: node -> field -> value.
-Said: TypeAlias = Mapping[str, Mapping[bytes, bytes]]
+AliveHashes: TypeAlias = Mapping[str, Mapping[bytes, bytes]]
 
 
 class Renewal(Struct, frozen=True, kw_only=True):
@@ -74,10 +74,10 @@ class Alive:
 
     def has_reported(self, node: str) -> bool:
         """Whether a node's agent has reported everything since the server's last start."""
-        told = self._link.ask(
+        run = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.alive(node), _RUN.decode()))
         )
-        return _text(told or b"") == self._link.run_id()
+        return _text(run or b"") == self._link.run_id()
 
     def leased(self, node: str) -> list[tuple[str, int]]:
         """Return the attempts with a lease on a node, expired or not, and remove malformed fields:
@@ -90,11 +90,11 @@ class Alive:
         found = [_attempt(field) for field in sorted(fields)]
         return [one for one in found if one is not None]
 
-    def read(self, nodes: Sequence[str]) -> Said:
+    def read(self, nodes: Sequence[str]) -> AliveHashes:
         """Return what each of these nodes has written, many in a round trip; nothing for a node
         whose key is of another type, or has more fields than a node has attempts.
         """
-        said: dict[str, Mapping[bytes, bytes]] = dict.fromkeys(nodes, _NOTHING)
+        hashes: dict[str, Mapping[bytes, bytes]] = dict.fromkeys(nodes, _NOTHING)
         bounded = self._bounded(nodes)
         for start in range(0, len(bounded), _PAGE):
             some = bounded[start : start + _PAGE]
@@ -106,10 +106,10 @@ class Alive:
                 return answers_of(pipeline)
 
             for node, fields in zip(some, self._link.ask(asked), strict=True):
-                said[node] = {} if fields is None else fields
+                hashes[node] = {} if fields is None else fields
                 if fields is None:
                     self._note(node, OTHER_TYPE)
-        return said
+        return hashes
 
     def _bounded(self, nodes: Sequence[str]) -> list[str]:
         """Return the nodes whose hashes are small enough to read; note the others as damaged."""
@@ -158,20 +158,20 @@ class Alive:
         return self._link.call(written, otherwise=written)
 
 
-def beats_of(said: Said) -> dict[str, int]:
+def beats_of(hashes: AliveHashes) -> dict[str, int]:
     """Return when each node was last heard of, by name."""
-    return {node: _number(said[node][_BEAT]) for node in sorted(said) if _BEAT in said[node]}
+    return {node: _number(hashes[node][_BEAT]) for node in sorted(hashes) if _BEAT in hashes[node]}
 
 
-def runs_of(said: Said) -> dict[str, str]:
+def runs_of(hashes: AliveHashes) -> dict[str, str]:
     """Return the run id of the server that each node has last reported everything to, by name."""
-    return {node: _text(said[node][_RUN]) for node in sorted(said) if _RUN in said[node]}
+    return {node: _text(hashes[node][_RUN]) for node in sorted(hashes) if _RUN in hashes[node]}
 
 
-def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
+def leases_of(hashes: AliveHashes) -> dict[tuple[str, str, int], int]:
     """Return when the lease of each attempt ends, by (node, pod, attempt)."""
     found: dict[tuple[str, str, int], int] = {}
-    for node, fields in said.items():
+    for node, fields in hashes.items():
         for field, value in fields.items():
             attempt = _attempt(field)
             if attempt is not None:
@@ -179,15 +179,15 @@ def leases_of(said: Said) -> dict[tuple[str, str, int], int]:
     return found
 
 
-def malformed_in(said: Said, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
+def malformed_in(hashes: AliveHashes, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
     """Return by node what it has written that is no heartbeat, run or lease, if anything. `leases`
-    are the leases in `said`; with them a sound reply is recognised without a look at each field.
+    are the leases in `hashes`; with them a sound reply is recognised without a look at each field.
     """
-    others = sum((_BEAT in fields) + (_RUN in fields) for fields in said.values())
-    is_whole = len(leases) + others == sum(map(len, said.values()))
-    if is_whole and 0 not in leases.values() and 0 not in beats_of(said).values():
+    others = sum((_BEAT in fields) + (_RUN in fields) for fields in hashes.values())
+    is_whole = len(leases) + others == sum(map(len, hashes.values()))
+    if is_whole and 0 not in leases.values() and 0 not in beats_of(hashes).values():
         return {}
-    damaged = {node: damaged_in(node, fields) for node, fields in said.items()}
+    damaged = {node: damaged_in(node, fields) for node, fields in hashes.items()}
     return {node: f"{one[0].key}: {one[0].why}" for node, one in damaged.items() if one}
 
 
@@ -428,8 +428,8 @@ def pid_of_server(link: Link) -> int | None:
     tunnel the server may be anywhere. Raises StoreUnavailable.
     """
     listener = link.ask(_listener)
-    told = link.ask(lambda client: client.info("server")) if listener else {}
-    return listener if listener == told.get("process_id") else None
+    info = link.ask(lambda client: client.info("server")) if listener else {}
+    return listener if listener == info.get("process_id") else None
 
 
 def _listener(client: redis.Redis) -> int | None:
@@ -442,7 +442,7 @@ def _listener(client: redis.Redis) -> int | None:
         # redis-py has no public name for it.
         connected: socket.socket = connection._sock
         size = struct.calcsize(_CREDENTIALS)
-        told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     finally:
         pool.release(connection)
-    return int(struct.unpack(_CREDENTIALS, told)[0]) or None
+    return int(struct.unpack(_CREDENTIALS, credentials)[0]) or None

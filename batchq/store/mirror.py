@@ -442,12 +442,12 @@ class Mirror:
         if self._waits_for_reports():
             every_ms = min(every_ms, AWAIT_REPORTS_EVERY_MS)
         if self._alive_read_at is None or now - self._alive_read_at >= every_ms:
-            said = self._alive.read(self._table.nodes_in_use())
+            hashes = self._alive.read(self._table.nodes_in_use())
             self._alive_read_at = now
-            self._table.set_beats(beats_of(said))
-            self._runs = runs_of(said)
-            self._lease_ends = leases_of(said)
-            for node, what in malformed_in(said, self._lease_ends).items():
+            self._table.set_beats(beats_of(hashes))
+            self._runs = runs_of(hashes)
+            self._lease_ends = leases_of(hashes)
+            for node, what in malformed_in(hashes, self._lease_ends).items():
                 self._link.suspect(node, what)
             self._leases, self._moved = {}, {pod for _, pod, _ in self._lease_ends}
             self._table.set_leases(self._current_leases())

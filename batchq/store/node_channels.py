@@ -93,8 +93,8 @@ class AcknowledgedReport(Struct, frozen=True, kw_only=True):
 class ReportQueues:
     """All report queues of one server, and the leader's wake-up channel.
 
-    `rung` remembers its place in the channel, so only one thread calls it; the rest is thread-safe.
-    Every method raises StoreUnavailable.
+    `notified` remembers its place in the channel, so only one thread calls it; the rest is
+    thread-safe. Every method raises StoreUnavailable.
     """
 
     def __init__(self, link: Link) -> None:
@@ -449,11 +449,11 @@ class WakeUpChannel:
         # A map or a list of pairs, depending on the protocol's version.
         [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
         self._last_id = entries[-1][0].decode()
-        said = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
+        words = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
         # A reason from a later version may mean anything.
-        if len(entries) == NODE_NOTIFICATIONS_KEPT or not said <= set(WakeReason):
+        if len(entries) == NODE_NOTIFICATIONS_KEPT or not words <= set(WakeReason):
             return EVERYTHING
-        return frozenset(map(WakeReason, said))
+        return frozenset(map(WakeReason, words))
 
     def _next_id(self) -> str:
         """Return the entry to wait after, following a silence."""
@@ -626,7 +626,7 @@ class Attempts:
     def end(self, ends: Sequence[AttemptEnd]) -> None:
         """Keep the results, report the ends, and end the leases."""
 
-        def told(client: Any) -> None:
+        def send(client: Any) -> None:
             pipeline = client.pipeline(transaction=True)
             for end in ends:
                 if end.result is not None:
@@ -636,7 +636,7 @@ class Attempts:
             pipeline.hdel(keys.alive(self._node), *(end.fact.subject for end in ends))
             _executed(pipeline)
 
-        self._link.ask(told)
+        self._link.ask(send)
 
     def end_leases(self, attempts: Sequence[str]) -> None:
         """End the leases of these attempts (`<pod>-<attempt>`): their processes are gone."""

@@ -545,10 +545,10 @@ class RedisStore:
 
     def led_since(self) -> int:
         """Return when the server's present run was first led (server's clock, ms); 0 if unknown."""
-        told = self._link.ask(
+        since = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.SERVER, "since"))
         )
-        return codec.whole(told) or 0
+        return codec.whole(since) or 0
 
     def resign(self, identity: str) -> None:
         """Give the leader's lease back, if it is still held."""

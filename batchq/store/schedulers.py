@@ -34,11 +34,11 @@ class SchedulerSeen(Struct, frozen=True, kw_only=True):
 
 def attend(store: RedisStore, identity: str, *, version: str, mirrored: int | None) -> None:
     """Record that this scheduler is alive. Raises StoreUnavailable."""
-    said = f"{'-' if mirrored is None else mirrored} {version}"
+    entry = f"{'-' if mirrored is None else mirrored} {version}"
     store.link.run(
         scripts.ATTEND,
         (keys.SCHEDULERS,),
-        (identity, store.now_ms(), said, keys.SCHEDULERS_TTL_S),
+        (identity, store.now_ms(), entry, keys.SCHEDULERS_TTL_S),
     )
 
 
@@ -66,14 +66,14 @@ def revision(store: RedisStore) -> int:
 
 
 #: A scheduler's entry. The script removes malformed ones.
-_SAID = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
+_ENTRY = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
 
 
 def _read(identity: bytes, stored: bytes) -> SchedulerSeen | None:
-    said = _SAID.fullmatch(stored.decode(errors="replace"))
-    if said is None:
+    found = _ENTRY.fullmatch(stored.decode(errors="replace"))
+    if found is None:
         return None
-    seen_at, mirrored, version = said.groups()
+    seen_at, mirrored, version = found.groups()
     return SchedulerSeen(
         identity=name_of(identity),
         seen_at=int(seen_at),

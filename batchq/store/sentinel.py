@@ -48,7 +48,7 @@ class NoPrimary(MasterNotFoundError):
         self.hint = hint
 
 
-class _Said(Struct, frozen=True, kw_only=True):
+class _SentinelAnswer(Struct, frozen=True, kw_only=True):
     """What one sentinel knows of the service."""
 
     address: tuple[str, int]
@@ -77,7 +77,7 @@ class SentinelClient(Sentinel):
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return the address of the primary. Raises NoPrimary."""
-        said: list[_Said] = []
+        answers: list[_SentinelAnswer] = []
         others: set[str] = set()
         troubles: list[Exception] = []
         asked = list(self.sentinels)
@@ -94,17 +94,17 @@ class SentinelClient(Sentinel):
             heard += 1
             others |= set(states) - {service_name}
             if service_name in states:
-                said.append(_said(states[service_name]))
+                answers.append(_answer_of(states[service_name]))
         if not heard:
             raise self._nobody_answers(troubles)
-        if not said:
+        if not answers:
             raise self._unknown(service_name, sorted(others))
-        newest = max(one.config_epoch for one in said)
-        for one in said:
+        newest = max(one.config_epoch for one in answers)
+        for one in answers:
             if one.config_epoch == newest and one.is_usable:
                 return one.address
         raise NoPrimary(
-            f"have no primary for {service_name!r} now: {_endpoint(said[0].address)} is down",
+            f"have no primary for {service_name!r} now: {_endpoint(answers[0].address)} is down",
             "wait until they have chosen another, or start it; "
             f"`SENTINEL MASTER {service_name}` tells more",
         )
@@ -194,8 +194,8 @@ def _refuse_replica(connection: Any) -> None:
 
     It says so in the answer to HELLO, which costs nothing and needs no permission.
     """
-    told = getattr(connection, "handshake_metadata", None) or {}
-    role = told.get(b"role", told.get("role", b"master"))
+    handshake = getattr(connection, "handshake_metadata", None) or {}
+    role = handshake.get(b"role", handshake.get("role", b"master"))
     if role not in (b"master", "master"):
         connection.disconnect()
         raise broken.ConnectionError(
@@ -215,9 +215,9 @@ class _SecuredConnection(SentinelManagedSSLConnection):
         _refuse_replica(self)
 
 
-def _said(state: Any) -> _Said:
+def _answer_of(state: Any) -> _SentinelAnswer:
     down = state["is_sdown"] or state["is_odown"]
-    return _Said(
+    return _SentinelAnswer(
         address=(state["ip"], int(state["port"])),
         config_epoch=int(state.get("config-epoch", 0)),
         is_usable=bool(state["is_master"]) and not down,
@@ -225,8 +225,8 @@ def _said(state: Any) -> _Said:
 
 
 def _in_words(error: Exception) -> str:
-    told = trouble(str(error))
-    return f"the first {told[0]}" if told else str(error)
+    found = trouble(str(error))
+    return f"the first {found[0]}" if found else str(error)
 
 
 def _tls_options(place: SentinelUrl) -> dict[str, Any]:

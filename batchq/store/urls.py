@@ -372,9 +372,9 @@ _TROUBLES: tuple[tuple[tuple[str, ...], str, str], ...] = (
 def trouble(text: str) -> tuple[str, str] | None:
     """Return the message and hint for an error about TLS; None for other errors."""
     lower = text.lower()
-    for phrases, said, hint in _TROUBLES:
+    for phrases, message, hint in _TROUBLES:
         if any(phrase in lower for phrase in phrases):
-            return said, hint
+            return message, hint
     return None
 
 

@@ -99,7 +99,7 @@ local function weigh(first, past)
     if not old or not new or not old.is_countable then return nil, nil, nil end
     local checked = words[place + 2] == 'yes'
     parts_left = parts_left - #old.parts - #new.parts
-    if parts_left < 0 then error(too_large('what is charged')) end
+    if parts_left < 0 then error(too_large('the size of the charges')) end
     for _, part in ipairs(new.parts) do
       local field = part[4]
       local more = part[3] - (old.by_field[field] or 0)

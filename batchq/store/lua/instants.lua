@@ -11,8 +11,8 @@ local function note(field, instant)
   -- tonumber alone would accept NaN, and no instant compares as later than NaN.
   local stored = redis.call('HGET', KEYS[1], field) or ''
   local known = #stored < 17 and string.match(stored, '^%d+$') and tonumber(stored)
-  local told = tonumber(instant)
-  if not known or known < told or known > told + LATEST_MS then
+  local new = tonumber(instant)
+  if not known or known < new or known > new + LATEST_MS then
     redis.call('HSET', KEYS[1], field, instant)
   end
 end

@@ -24,10 +24,10 @@ end
 local function damaged(key) return redis.error_reply('DAMAGED ' .. key .. ' is not what batchq writes') end
 
 -- Returns the first part of a stream's last id, from the reply of XINFO; 0 without a stream.
-local function newest_in(told)
-  for place = 1, #told, 2 do
-    if told[place] == 'last-generated-id' then
-      return tonumber(string.match(told[place + 1], '^%d+'))
+local function newest_in(info)
+  for place = 1, #info, 2 do
+    if info[place] == 'last-generated-id' then
+      return tonumber(string.match(info[place + 1], '^%d+'))
     end
   end
   return 0
@@ -38,14 +38,14 @@ end
 -- either of which would end a call halfway. It uses only commands that every role may call.
 local function unwritable(first)
   for place = first, #KEYS do
-    local key, told = KEYS[place], nil
+    local key, info = KEYS[place], nil
     if key ~= KEYS[1] and place == first then
-      told = redis.pcall('XINFO', 'STREAM', key)
-      if newest_in(told) >= MOST_WRITES then return damaged(key) end
+      info = redis.pcall('XINFO', 'STREAM', key)
+      if newest_in(info) >= MOST_WRITES then return damaged(key) end
     elseif key ~= KEYS[1] then
-      told = redis.pcall('HGET', key, '')
+      info = redis.pcall('HGET', key, '')
     end
-    local why = type(told) == 'table' and told.err
+    local why = type(info) == 'table' and info.err
     if why and string.match(tostring(why), 'WRONGTYPE') then return damaged(key) end
   end
   return nil
@@ -57,11 +57,11 @@ end
 local function keep_in_step()
   local count = count_of_writes()
   if not count then return damaged(KEYS[3]) end
-  local told = redis.pcall('XINFO', 'STREAM', KEYS[4])
-  if told.err then
-    return string.match(tostring(told.err), 'WRONGTYPE') and damaged(KEYS[4]) or nil
+  local info = redis.pcall('XINFO', 'STREAM', KEYS[4])
+  if info.err then
+    return string.match(tostring(info.err), 'WRONGTYPE') and damaged(KEYS[4]) or nil
   end
-  local ahead = newest_in(told)
+  local ahead = newest_in(info)
   if ahead <= count then return nil end
   if ahead < MOST_WRITES then
     redis.call('SET', KEYS[3], string.format('%.0f', ahead))

@@ -49,8 +49,8 @@ local function read_words(text)
     if not is_whole(place) then return nil, redis.error_reply('ERR transactions are cut off') end
     local write, charge, limit, _, event, past = parts_at(place)
     charges, events = charges + (limit - charge) / CHARGE, events + past - event
-    if charges > MOST_CHARGES then return nil, too_large('what is charged') end
-    if events > MOST_EVENTS then return nil, too_large('what is told') end
+    if charges > MOST_CHARGES then return nil, too_large('the number of charges') end
+    if events > MOST_EVENTS then return nil, too_large('the number of events') end
     begins[#begins + 1], firsts[#firsts + 1], place = place, value, past
     for one = write, charge - 1, WRITE do
       ask_for(KEYS[10 + 2 * words[one]], words[one + 2])

@@ -52,7 +52,7 @@ from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.selector import borrowers_of
 from batchq.core.session.pods import shape_of_extra
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 
 POINT = POINTS[RECLAIM]
 #: So many pods of one group claim in one session at most; the next goes on.
@@ -206,16 +206,16 @@ class ExtrasFromOthers(FromOthers, ExtraClaim):
     asked: Amounts
     lacks: Amounts
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """As a gang, but for large groups."""
-        if victim.whole and not self._is_small(session, victim.group):
+        if victim.whole and not self._is_small(session, victim.group, shortage.fitting):
             return False
-        return super().may_take(session, victim)
+        return super().may_take(session, victim, shortage)
 
-    def _is_small(self, session: Session, group: GroupState) -> bool:
+    def _is_small(self, session: Session, group: GroupState, fitting: Amounts) -> bool:
         """Against what is still lacking, once the pods that fit already have it."""
-        charge, have = session.ledger.charged(group), session.fitting
+        charge = session.ledger.charged(group)
         return all(
-            charge[name] + have.get(name, 0) <= self.lacks.get(name, 0)
+            charge[name] + fitting.get(name, 0) <= self.lacks.get(name, 0)
             for name in comparable(session, charge)
         )

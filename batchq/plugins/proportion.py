@@ -26,12 +26,14 @@ changes when a charge, a queue or the ready nodes change, and as victims are cho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.extension.traits import PluginTraits
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, QueueState, Victim
+from batchq.core.session.state import GroupState, QueueState, Shortage, Victim
 from batchq.plugins.common import given_back
 
 
@@ -45,13 +47,15 @@ class Proportion:
     def queue_order(self, session: Session, queue: QueueState) -> Share:
         return share_of_queue(session, queue.name)
 
-    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool:
+    def reclaimable(
+        self, session: Session, claimant: GroupState, victim: Victim, shortage: Shortage
+    ) -> bool:
         _, giving = session.tree.divide(claimant.queue, victim.group.queue)
         gives = given_back(victim)
         return bool(giving) and all(
             _may_be_taken_from(session, queue)
-            and _has_too_much(session, queue)
-            and _keeps_its_guarantee(session, queue, gives)
+            and _has_too_much(session, queue, shortage)
+            and _keeps_its_guarantee(session, queue, gives, shortage.leaving)
             for queue in giving
         )
 
@@ -61,28 +65,30 @@ def _may_be_taken_from(session: Session, queue: str) -> bool:
     return state is None or state.record.spec.reclaimable
 
 
-def _has_too_much(session: Session, queue: str) -> bool:
+def _has_too_much(session: Session, queue: str, shortage: Shortage) -> bool:
     """Whether it is above deserved in a dimension that the claimant lacks.
 
     In a dimension that no node and no queue names there is nothing to share out.
     """
     deserved = deserved_of_queues(session).get(queue, {})
     return any(
-        _keeps(session, queue, resource) > deserved[resource]
-        for resource in comparable(session, session.lacking)
+        _keeps(session, queue, resource, shortage.leaving) > deserved[resource]
+        for resource in comparable(session, shortage.resources)
         if resource in deserved
     )
 
 
-def _keeps_its_guarantee(session: Session, queue: str, gives: Amounts) -> bool:
+def _keeps_its_guarantee(
+    session: Session, queue: str, gives: Amounts, leaving: Mapping[str, Amounts]
+) -> bool:
     guarantee = session.tree.guarantee(queue)
     return all(
-        _keeps(session, queue, resource) - units >= guarantee.get(resource, 0)
+        _keeps(session, queue, resource, leaving) - units >= guarantee.get(resource, 0)
         for resource, units in gives.items()
     )
 
 
-def _keeps(session: Session, queue: str, resource: str) -> int:
+def _keeps(session: Session, queue: str, resource: str, leaving: Mapping[str, Amounts]) -> int:
     """What it holds, without what it is giving back to others already."""
     scope = queue_scope(queue)
-    return session.ledger.used(scope, resource) - session.leaving.get(scope, {}).get(resource, 0)
+    return session.ledger.used(scope, resource) - leaving.get(scope, {}).get(resource, 0)

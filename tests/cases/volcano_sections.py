@@ -15,7 +15,7 @@ from batchq.core.preemption.protection import vote
 from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.plugins.conformance import Conformance, ConformanceArguments
 from tests.builders import a_group, a_running_group, a_snapshot
 from tests.cases.peers import Data
@@ -205,7 +205,7 @@ def voted(case: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in asked
-        if vote(session, "preemptable", claimant, _whole(session.groups[name]))
+        if vote(session, "preemptable", claimant, _whole(session.groups[name]), Shortage())
     ]
 
 

@@ -29,7 +29,7 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
 ) -> None:
     compared = []
 
-    def find_victims(session: Session, *rest: object) -> object:
+    def find_victims(session: Session, *rest: object, **terms: object) -> object:
         claimants = _waiting_for_victims(session)
         leaving, owed = session.get(PLEDGED_ROOM).leaving(session), _leaving(session, claimants)
         assert {name: some for name, some in leaving.items() if some} == owed
@@ -44,7 +44,7 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
         }
         assert session.get(DECIDED).served(session) == {some[0] for some in session.effects.joined}
         compared.append((bool(owed), bool(spare)))
-        return found(session, *rest)  # type: ignore[arg-type]
+        return found(session, *rest, **terms)  # type: ignore[arg-type]
 
     found = search.find_victims
     for module in (

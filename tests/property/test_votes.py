@@ -13,7 +13,7 @@ from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 from tests.builders import a_priority, a_snapshot
 from tests.property.worlds import dump, worlds
 from tests.unit.voting import running
@@ -59,7 +59,6 @@ def sessions(draw: st.DrawFn) -> Session:
         session = _SCHEDULER.open(snapshot, _NOW_MS)
     else:
         session = _SCHEDULER.decide(snapshot, _NOW_MS)
-    session.lacking = frozenset(draw(st.sets(st.sampled_from(["cpu", "pods", "gpu"]))))
     return session
 
 
@@ -86,11 +85,12 @@ def subjects(session: Session, point: str) -> Iterator[tuple[Any, ...]]:
             )
         case "preemptable" | "reclaimable":
             yield from (
-                (claimant, victim)
+                (claimant, victim, Shortage(frozenset(lacking)))
                 for claimant in groups
                 for other in groups
                 if other is not claimant
                 for victim in victims(other)
+                for lacking in ((), ("cpu",), ("pods", "gpu"))
             )
         case _:
             yield from ((group,) for group in groups)

@@ -19,9 +19,8 @@ def asked(
 ) -> bool | None:
     """What proportion says to `claimant` taking `victim`, or these pods of it."""
     session = opened(*objects, plugins=("proportion",))
-    session.lacking = frozenset(lacking)
     taken = some_pods(session, victim, *pods) if pods else whole(session, victim)
-    return answer(session, "reclaimable", claimant, taken)
+    return answer(session, "reclaimable", claimant, taken, lacking=lacking)
 
 
 def queues(**of_b: Any) -> tuple[Any, ...]:
@@ -94,13 +93,12 @@ def test_the_victims_that_were_chosen_before_have_left() -> None:
     session = opened(
         *queues(), *running("v", 5, minimum=1, cpu=1, queue="b"), CLAIMANT, plugins=("proportion",)
     )
-    session.lacking = frozenset({"cpu"})
     group = session.by_key["default/v"]
     victim = some_pods(session, "v", 3)
-    assert answer(session, "reclaimable", "c", victim) is True
+    assert answer(session, "reclaimable", "c", victim, lacking=["cpu"]) is True
     group.exchange("v-1-4", group.pods["v-1-4"], None)
     session.ledger.recharge(group)
-    assert answer(session, "reclaimable", "c", victim) is False
+    assert answer(session, "reclaimable", "c", victim, lacking=["cpu"]) is False
 
 
 def test_within_its_own_queue_there_is_nothing_to_take_back() -> None:

@@ -10,6 +10,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import QueuePreemption
 from batchq.core.preemption.protection import vote
+from batchq.core.session.state import Shortage
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_priority, a_queue
 from tests.unit.voting import answer, opened, running, some_pods, two_tasks, whole
@@ -148,7 +149,7 @@ def test_the_protected_namespaces_can_be_named() -> None:
 
 
 def votes(session: Any, point: str = "preemptable") -> bool:
-    return bool(vote(session, point, session.by_key["default/c"], whole(session, "v")))
+    return bool(vote(session, point, session.by_key["default/c"], whole(session, "v"), Shortage()))
 
 
 #: Whom the plugin `priority` alone agrees to, at either point.
@@ -179,14 +180,14 @@ def test_pods_beyond_min_member_are_protected_like_the_group() -> None:
     for now_ms, may in ((39_999, False), (40_000, True)):
         session = opened(*world, now_ms=now_ms, **AGREED)
         victim = some_pods(session, "v", 2)
-        assert vote(session, "preemptable", session.by_key["default/c"], victim) is may
+        assert vote(session, "preemptable", session.by_key["default/c"], victim, Shortage()) is may
 
 
 def test_no_plugin_is_asked_about_a_protected_victim() -> None:
     session = opened(*low_and_high(started=10_000), now_ms=39_999, **AGREED)
     asked: list[str] = []
 
-    def listen(session: Any, claimant: Any, victim: Any) -> bool:
+    def listen(session: Any, claimant: Any, victim: Any, shortage: Any) -> bool:
         asked.append(victim.group.key)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import structs
@@ -12,7 +13,7 @@ from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
-from batchq.core.session.state import Victim
+from batchq.core.session.state import Shortage, Victim
 from tests.builders import a_group, a_pod, a_snapshot, a_task, amounts
 
 
@@ -107,8 +108,11 @@ def some_pods(session: Session, name: str, *indices: int, task: str = "w") -> Vi
     return Victim(group, pods, whole=False)
 
 
-def answer(session: Session, point: str, claimant: str, victim: Victim) -> bool | None:
-    """What the one plugin at the point says."""
+def answer(
+    session: Session, point: str, claimant: str, victim: Victim, *, lacking: Iterable[str] = ()
+) -> bool | None:
+    """What the one plugin at the point says to a claimant that lacks these dimensions."""
     (entry,) = session.plugins.points[point]
-    said: bool | None = entry.function(session, session.by_key[f"default/{claimant}"], victim)
+    group = session.by_key[f"default/{claimant}"]
+    said: bool | None = entry.function(session, group, victim, Shortage(frozenset(lacking)))
     return said

@@ -27,7 +27,6 @@ def state_of(session: Session) -> dict[str, Any]:
         "pledged": dict(session.victims.pledged),
         "rooms": {uid: dict(room) for uid, room in session.nodes.held.items() if room},
         "intents": list(session.intents),
-        "lacking": session.lacking,
         "lines": {name: [group.uid for group in one.line] for name, one in session.queues.items()},
     }
 

@@ -20,13 +20,15 @@ pure: asked twice about the same state, a plugin answers twice the same, and cha
 | permit      | its quota is reserved: may it start?     | every refusal is kept      |
 
 `preemptable` and `reclaimable` answer True (agreed), False (refused) or None (no opinion), for one
-victim at a time and about the state as it is then: what was chosen before has left already.
+victim at a time and about the state as it is then: what was chosen before has left already. A vote
+that has a fourth parameter gets what the preemptor lacks (`batchq.core.session.state.Shortage`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from batchq.api.reasons import Verdict, Waiting
@@ -109,6 +111,22 @@ POINTS: dict[str, str] = {
     "reclaimable": "reclaimable",
     "permit": "permit",
 }
+
+
+#: The points at which plugins vote on victims.
+VOTES = frozenset({"preemptable", "reclaimable"})
+#: Session, preemptor, victim.
+_LEAST_ASKED = 3
+
+
+def with_shortage(vote: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a vote that takes the preemptor's shortage as its fourth argument.
+
+    A plugin whose vote does not depend on the shortage has no parameter for it.
+    """
+    if len(signature(vote).parameters) > _LEAST_ASKED:
+        return vote
+    return lambda session, preemptor, victim, _: vote(session, preemptor, victim)
 
 
 def implemented(plugin: Plugin) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchq.core.extension.points import (
     POINTS,
+    VOTES,
     ExtensionPoint,
     Plugin,
     PluginPlaces,
@@ -16,6 +17,7 @@ from batchq.core.extension.points import (
     guarded,
     guarded_clock,
     is_of_others,
+    with_shortage,
 )
 from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
 from batchq.core.placement.batch_answers import at_once
@@ -96,6 +98,8 @@ class PluginRegistry:
             point = self.points[name]
             for plugin, weight in standing:
                 function: Callable[..., Any] = getattr(plugin, point.method)
+                if name in VOTES:
+                    function = with_shortage(function)
                 if is_of_others(plugin):
                     function = guarded(plugin, name, function, self.failures)
                 if instrument is not None:

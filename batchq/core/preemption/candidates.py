@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
@@ -22,6 +22,36 @@ from batchq.core.preemption.pledges import leaves_whole, standing_pledges, victi
 from batchq.core.quota.fair_shares import Share, share_of_queue
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTerms:
+    """How victims are looked for.
+
+    `again`: the preemptor has just lost its pledge, and what it asks for is part of the demand
+    still. `spares_pledges`: what is pledged to other preemptors is left to them.
+    """
+
+    again: bool = False
+    spares_pledges: bool = False
+
+
+#: The terms of a preemptor that has no victims yet.
+FIRST_SEARCH = SearchTerms()
+
+
+class AtActionStart:
+    """What an action finds when it begins, worked out when it is first asked for."""
+
+    def __init__(self) -> None:
+        #: Queue -> what this session has done in it and may take back.
+        self.undoable: dict[str, list[tuple[bool, Any, Victim]]] | None = None
+        #: The preemptors with a pledge, by rank.
+        self.pledged: list[GroupState] | None = None
+
+    def begin(self) -> None:
+        """Forget what the action before has found."""
+        self.undoable = self.pledged = None
 
 
 class Stopping:
@@ -95,11 +125,13 @@ def rank_of(group: GroupState) -> Rank:
     return Rank(-group.priority, group.queue_time, uid_order(group.uid))
 
 
-def outranked_by(session: Session, claimant: GroupState) -> list[GroupState]:
-    """The claimants with a pledge that come after this one, the last first; not those about which
-    this session has decided, nor those whose pods would have to go with their reservation.
+def outranked_by(
+    session: Session, claimant: GroupState, terms: SearchTerms = FIRST_SEARCH
+) -> list[GroupState]:
+    """Return the preemptors with a pledge that come after this one, the last first; not those about
+    which this session has decided, nor those whose pods would have to go with their reservation.
     """
-    standing = _standing(session)
+    standing = [] if terms.spares_pledges else _standing(session)
     after = standing[bisect_right(standing, rank_of(claimant), key=rank_of) :]
     decided = session.get(DECIDED).served(session) if after else ()
     return [
@@ -112,12 +144,12 @@ def outranked_by(session: Session, claimant: GroupState) -> list[GroupState]:
     ]
 
 
-def pledged_below(session: Session, claimant: GroupState) -> Amounts:
-    """What the claimants of the same queue that come after this one count there."""
+def pledged_below(session: Session, claimant: GroupState, terms: SearchTerms) -> Amounts:
+    """Return what the preemptors of the same queue that come after this one count there."""
     scope = queue_scope(claimant.queue)
     return total(
         session.ledger.counts_for(other, scope)
-        for other in outranked_by(session, claimant)
+        for other in outranked_by(session, claimant, terms)
         if other.queue == claimant.queue
     )
 
@@ -132,22 +164,12 @@ def pledged_in(session: Session, queue: str) -> Amounts:
     )
 
 
-@contextmanager
-def sparing_pledges(session: Session) -> Iterator[None]:
-    """For a while, nobody takes over what is pledged to another."""
-    former, session.standing_by_rank = session.standing_by_rank, []
-    try:
-        yield
-    finally:
-        session.standing_by_rank = former
-
-
 def _standing(session: Session) -> list[GroupState]:
-    """All claimants with a pledge when the action began, the first in rank first."""
-    if session.standing_by_rank is None:
-        groups = [group for group, _ in standing_pledges(session)]
-        session.standing_by_rank = sorted(groups, key=rank_of)
-    return session.standing_by_rank
+    """Return the preemptors that had a pledge when the action began, by rank."""
+    at_start = session.get(AT_ACTION_START)
+    if at_start.pledged is None:
+        at_start.pledged = sorted((group for group, _ in standing_pledges(session)), key=rank_of)
+    return at_start.pledged
 
 
 def _holds_nodes(group: GroupState) -> bool:
@@ -207,8 +229,9 @@ def _still_stands(session: Session, victim: Victim) -> bool:
 
 def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Victim]]]:
     """Found once for an action, which does nothing itself that could be taken back."""
-    if session.undoable is not None:
-        return session.undoable
+    at_start = session.get(AT_ACTION_START)
+    if at_start.undoable is not None:
+        return at_start.undoable
     found: dict[str, list[tuple[bool, Any, Victim]]] = {}
     for uid, (status, former) in session.effects.before.items():
         group = session.groups[uid]
@@ -229,7 +252,7 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
             mine.append((True, victim_key(group), Victim(group, tuple(new), whole=True)))
     for mine in found.values():
         mine.sort(key=lambda entry: entry[:2])
-    session.undoable = found
+    at_start.undoable = found
     return found
 
 
@@ -472,6 +495,8 @@ def share_path(
     return tuple([known[name] for name in names])
 
 
+#: What the present action of a session found when it began.
+AT_ACTION_START = StateKey("at action start", lambda _: AtActionStart())
 #: The groups with pods that were told to stop, in a session.
 STOPPING = StateKey("stopping", lambda _: Stopping())
 #: The groups about which a session has decided together with others.

@@ -20,7 +20,13 @@ from batchq.api.times import format_instant
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
 from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import blockers, is_of_crowd, standing_aside
-from batchq.core.preemption.candidates import DECIDED, rank_of, sparing_pledges
+from batchq.core.preemption.candidates import (
+    AT_ACTION_START,
+    DECIDED,
+    FIRST_SEARCH,
+    SearchTerms,
+    rank_of,
+)
 from batchq.core.preemption.evictions import carry_out, evicted_recently, exceeds_budget, forget
 from batchq.core.preemption.pledges import (
     awaits_victims,
@@ -52,7 +58,7 @@ from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, Victim
+from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
@@ -67,12 +73,18 @@ class _FromNobody(GangClaim):
     taken from others, and nothing is.
     """
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Nobody."""
         return False
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
         """Nothing that others count on."""
         return False
@@ -97,7 +109,7 @@ def serve_claimants(
         return
     # Asked before anybody is evicted: what queues deserve does not change by that.
     deserved_of_queues(session)
-    session.undoable = session.standing_by_rank = None
+    session.get(AT_ACTION_START).begin()
     failed: set[Any] = set()
     turns = FairShareSelector(session, walks)
     # Those along which somebody was passed over.
@@ -147,9 +159,11 @@ def _walks(session: Session, claimants: Claimants) -> dict[str, PendingIterator]
     }
 
 
-def serve_gang(session: Session, group: GroupState, *, action: str) -> bool:
+def serve_gang(
+    session: Session, group: GroupState, *, action: str, terms: SearchTerms = FIRST_SEARCH
+) -> bool:
     """Let an action make room for a gang, if its rules and the policies allow; whether it has."""
-    found = propose(session, group, action)
+    found = propose(session, group, action, terms)
     return found is not None and let_happen(session, *found, action=action)
 
 
@@ -163,7 +177,7 @@ def choose_anew(session: Session, action: str) -> None:
     """
     if session.nodes.binding_refused is not None:
         return
-    session.undoable = session.standing_by_rank = None
+    session.get(AT_ACTION_START).begin()
     waiting = [
         group
         for group, pledge in standing_pledges(session)
@@ -206,9 +220,7 @@ def _choose_again(
     session.refusals.pop(group.uid, None)
     # What is set aside for heads of lines is set aside from what was not reserved before.
     with session.ledger.regarding(()):
-        former, session.chooses_again = session.chooses_again, True
         found = _finds_room(session, group, before.pledge.action, actions)
-        session.chooses_again = former
     with Statement(session) as statement:
         if found:
             _go_on(statement, group, before, said)
@@ -330,17 +342,20 @@ def _finds_room(session: Session, group: GroupState, former: str, actions: list[
         return True
     if not may_claim(session, group):
         return False
-    with sparing_pledges(session):
-        if any(serve_gang(session, group, action=action) for action in actions):
-            return True
-    return any(serve_gang(session, group, action=action) for action in actions)
+    return any(
+        serve_gang(session, group, action=action, terms=terms)
+        for terms in (SearchTerms(again=True, spares_pledges=True), SearchTerms(again=True))
+        for action in actions
+    )
 
 
 def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
     """Whether it needs nobody any more, since others have ended or do, or nodes have come; then it
     has what it asks for.
     """
-    return try_claim(session, _FromNobody(group), [], action=action)
+    claim = _FromNobody(group)
+    decision = find_victims(session, claim, [], terms=SearchTerms(again=True))
+    return decision is not None and let_happen(session, claim, decision, action=action)
 
 
 def _go_on(
@@ -374,14 +389,6 @@ def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
             return intent.group == group and intent.victims == victims
         case _:
             return False
-
-
-def try_claim(
-    session: Session, claim: PreemptionRequest, queues: list[str], *, action: str
-) -> bool:
-    """Find victims in these queues and let it happen; whether it did."""
-    decision = find_victims(session, claim, queues)
-    return decision is not None and let_happen(session, claim, decision, action=action)
 
 
 def let_happen(
@@ -484,14 +491,12 @@ def why_spared(
     if not groups:
         return ["nobody else holds anything there"]
     fit = claim.fit(session)
-    session.lacking = fit.lacking
-    try:
-        victims = [Victim(group, _stoppable(group), whole=True) for group in groups]
-        may = [victim for victim in victims if claim.may_take(session, victim)]
-        lines = _refusals(session, point, claim, [one for one in victims if one not in may])
-        return [*lines, *_why_not_enough(session, claim, may, list(queues))]
-    finally:
-        session.lacking = frozenset()
+    shortage = fit.shortage()
+    victims = [Victim(group, _stoppable(group), whole=True) for group in groups]
+    may = [victim for victim in victims if claim.may_take(session, victim, shortage)]
+    spared = [victim for victim in victims if victim not in may]
+    lines = _refusals(session, point, claim.claimant, spared, shortage)
+    return [*lines, *_why_not_enough(session, claim, may, list(queues))]
 
 
 def _holders(session: Session, claimant: GroupState, queues: Iterable[str]) -> list[GroupState]:
@@ -512,21 +517,23 @@ def _stoppable(group: GroupState) -> tuple[Pod, ...]:
 
 
 def _refusals(
-    session: Session, point: str, claim: PreemptionRequest, spared: list[Victim]
+    session: Session, point: str, claimant: GroupState, spared: list[Victim], shortage: Shortage
 ) -> list[str]:
-    why = Counter(_why(session, point, claim.claimant, victim) for victim in spared)
+    why = Counter(_why(session, point, claimant, victim, shortage) for victim in spared)
     return [
         f"{counted(count, 'group')} {'is' if count == 1 else 'are'} {words}"
         for words, count in sorted(why.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _why(session: Session, point: str, claimant: GroupState, victim: Victim) -> str:
-    """What the first who refuses says."""
+def _why(
+    session: Session, point: str, claimant: GroupState, victim: Victim, shortage: Shortage
+) -> str:
+    """Return what the first refusal says."""
     if is_protected(session, victim, point):
         return _protection(session, victim, point)
     for entry in session.plugins.points[point]:
-        if entry.function(session, claimant, victim) is False:
+        if entry.function(session, claimant, victim, shortage) is False:
             return entry.traits.spares or f"refused by plugin {entry.plugin}"
     return "outside of what the action may take"
 

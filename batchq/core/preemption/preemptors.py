@@ -7,7 +7,7 @@ it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
@@ -32,7 +32,7 @@ from batchq.core.quota.head_reservation import keeping_off, room_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, Victim, is_admitted
+from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
@@ -275,7 +275,13 @@ class ExtraClaim:
     count: int
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
         """Single pods leave to others what these count on."""
         return False
@@ -293,7 +299,7 @@ class ExtraClaim:
         group = self.claimant
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)
-            session.fitting = total(of_pod(pod.spec.requests) for pod in bound)
+            fitting = total(of_pod(pod.spec.requests) for pod in bound)
             if len(bound) == self.count:
-                return fit_of(group, bound)
-        return Fit(fits=False, lacking=lacking)
+                return replace(fit_of(group, bound), fitting=fitting)
+        return Fit(fits=False, lacking=lacking, fitting=fitting)

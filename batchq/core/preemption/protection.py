@@ -14,7 +14,7 @@ from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
     from batchq.api.objects import Evictions, Pod
-    from batchq.core.session.state import Victim
+    from batchq.core.session.state import Shortage, Victim
 
 
 def may_evict(session: Session, group: GroupState) -> bool:
@@ -185,7 +185,9 @@ def _ordinal(group: GroupState, pod: Pod) -> str:
     return str(group.shape_of(pod).first + pod.spec.index)
 
 
-def vote(session: Session, point: str, preemptor: GroupState, victim: Victim) -> bool:
+def vote(
+    session: Session, point: str, preemptor: GroupState, victim: Victim, shortage: Shortage
+) -> bool:
     """Whether plugins let a group take a victim: one agrees at least, and none refuses.
 
     A victim that has only just started is protected, whichever plugins are on.
@@ -194,7 +196,7 @@ def vote(session: Session, point: str, preemptor: GroupState, victim: Victim) ->
         return False
     agreed = False
     for entry in session.plugins.points[point]:
-        answer: bool | None = entry.function(session, preemptor, victim)
+        answer: bool | None = entry.function(session, preemptor, victim, shortage)
         if answer is False:
             return False
         agreed = agreed or answer is True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.pending.eligibility import holds_off
-from batchq.core.preemption.candidates import pledged_below
+from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
 from batchq.core.preemption.preemptors import ExtraClaim, GangClaim
 from batchq.core.preemption.protection import vote
 from batchq.core.preemption.search import Decision, PreemptionRequest, find_victims
@@ -27,7 +27,7 @@ from batchq.core.quota.fair_shares import (
 )
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 
 PREEMPT, RECLAIM = "preempt", "reclaim"
 #: Action -> the extension point at which plugins vote on its victims.
@@ -35,7 +35,7 @@ POINTS = {PREEMPT: "preemptable", RECLAIM: "reclaimable"}
 
 
 def propose(
-    session: Session, group: GroupState, action: str
+    session: Session, group: GroupState, action: str, terms: SearchTerms = FIRST_SEARCH
 ) -> tuple[PreemptionRequest, Decision] | None:
     """What an action would do for a gang; None if nothing.
 
@@ -44,27 +44,34 @@ def propose(
     """
     if group.queue not in session.queues:
         return None
-    found = _proposed(session, group, action)
-    if found is None or isinstance(found[0], WithinQueue) or is_asked_for(session, group):
+    found = _proposed(session, group, action, terms)
+    if found is None or isinstance(found[0], WithinQueue):
+        return found
+    if terms.again or is_asked_for(session, group):
         return found
     former = session.peek(FAIR_SHARES), session.peek(BORROWERS)
+    found = None
     ask_for(session, group)
-    found = _proposed(session, group, action)
-    if found is None:
-        session.put(FAIR_SHARES, former[0])
-        session.put(BORROWERS, former[1])
+    try:
+        found = _proposed(session, group, action, terms)
+    finally:
+        if found is None:
+            session.put(FAIR_SHARES, former[0])
+            session.put(BORROWERS, former[1])
     return found
 
 
 def _proposed(
-    session: Session, group: GroupState, action: str
+    session: Session, group: GroupState, action: str, terms: SearchTerms
 ) -> tuple[PreemptionRequest, Decision] | None:
-    claim = within_queue(session, group) if action == PREEMPT else from_others(session, group)
+    claim: PreemptionRequest | None = (
+        within_queue(session, group) if action == PREEMPT else from_others(session, group, terms)
+    )
     if claim is not None:
         queues = _victims_queues(session, group, action)
-        if (decision := find_victims(session, claim, queues)) is not None:
+        if (decision := find_victims(session, claim, queues, terms=terms)) is not None:
             return claim, decision
-    return _by_both(session, group, action)
+    return _by_both(session, group, action, terms)
 
 
 def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
@@ -75,10 +82,10 @@ def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
     return WithinQueue(group)
 
 
-def from_others(session: Session, group: GroupState) -> GangFromOthers | None:
+def from_others(session: Session, group: GroupState, terms: SearchTerms) -> GangFromOthers | None:
     """The claim on queues that borrow; None where its own may take nothing back for it."""
     need = minus(group.reservation, session.ledger.charged(group))
-    if not may_reclaim(session, group, need, group.reservation):
+    if not may_reclaim(session, group, need, group.reservation, terms):
         return None
     if not _borrowers(session).are_there(group.queue):
         return None
@@ -98,7 +105,7 @@ def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -
 
 
 def _by_both(
-    session: Session, group: GroupState, action: str
+    session: Session, group: GroupState, action: str, terms: SearchTerms
 ) -> tuple[PreemptionRequest, Decision] | None:
     """Its own victims completed by those of the other action."""
     order = [name for name in session.actions if name in POINTS]
@@ -113,7 +120,7 @@ def _by_both(
         return None
     claim = FromBoth(group)
     first, then = (_victims_queues(session, group, name) for name in order)
-    decision = find_victims(session, claim, first, then)
+    decision = find_victims(session, claim, first, then, terms=terms)
     return None if decision is None else (claim, decision)
 
 
@@ -157,7 +164,13 @@ def _could_end_within(session: Session, group: GroupState) -> bool:
     )
 
 
-def may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amounts) -> bool:
+def may_reclaim(
+    session: Session,
+    group: GroupState,
+    need: Amounts,
+    asked: Amounts,
+    terms: SearchTerms = FIRST_SEARCH,
+) -> bool:
     """Whether its queue takes anything back at all, and could end as it has to."""
     queue = session.queues.get(group.queue)
     if queue is None or queue.record.spec.preemption.reclaim == "Never":
@@ -165,7 +178,7 @@ def may_reclaim(session: Session, group: GroupState, need: Amounts, asked: Amoun
     if borrows(session, group) or not ends_above(session, group.queue, need, asked):
         return True
     # What others count on that come after it in the same queue may be its own.
-    given = pledged_below(session, group)
+    given = pledged_below(session, group, terms)
     return bool(given) and not ends_above(session, group.queue, need, asked, given)
 
 
@@ -230,10 +243,10 @@ def _below(session: Session, group: GroupState, others: Iterable[str]) -> list[s
     )
 
 
-def _agrees(session: Session, claimant: GroupState, victim: Victim) -> bool:
+def _agrees(session: Session, claimant: GroupState, victim: Victim, shortage: Shortage) -> bool:
     """Whether the policies let it be taken: of its own queue by preempt, else by reclaim."""
     action = PREEMPT if victim.group.queue == claimant.queue else RECLAIM
-    return vote(session, POINTS[action], claimant, victim)
+    return vote(session, POINTS[action], claimant, victim, shortage)
 
 
 def _may_take_over(
@@ -241,6 +254,7 @@ def _may_take_over(
     claim: PreemptionRequest,
     other: GroupState,
     told: list[Victim],
+    shortage: Shortage,
     *,
     have_ended: bool,
 ) -> bool:
@@ -250,31 +264,39 @@ def _may_take_over(
     queues = _below(session, claim.claimant, [other.queue])
     if (told or have_ended) and not ends_within(session, claim.claimant, queues, told):
         return False
-    return _may_take_what_ends(session, claim, told)
+    return _may_take_what_ends(session, claim, told, shortage)
 
 
-def _may_take_what_ends(session: Session, claim: PreemptionRequest, told: list[Victim]) -> bool:
+def _may_take_what_ends(
+    session: Session, claim: PreemptionRequest, told: list[Victim], shortage: Shortage
+) -> bool:
     """One that may not have others evicted yet leaves these to the claimant that has."""
     if told and holds_off(session, claim.claimant):
         return False
-    return all(claim.may_take(session, victim) for victim in told)
+    return all(claim.may_take(session, victim, shortage) for victim in told)
 
 
 @dataclass(frozen=True, slots=True)
 class WithinQueue(GangClaim):
     """A gang's claim on its own queue. What the queue borrows beside that is idle, and may be."""
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Of the same queue, and agreed by the policies."""
         return victim.group.queue == self.claimant.queue and vote(
-            session, POINTS[PREEMPT], self.claimant, victim
+            session, POINTS[PREEMPT], self.claimant, victim, shortage
         )
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told, have_ended=have_ended)
+        return _may_take_over(session, self, other, told, shortage, have_ended=have_ended)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Wherever its queue ends: no other queue has given anything for it."""
@@ -288,14 +310,14 @@ class FromOthers:
     need: Amounts
     asked: Amounts
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Of another queue, agreed by the policies, and not while borrowing but as allowed."""
         group = victim.group
         if group.queue == self.claimant.queue:
             return False
         if not self._is_within(session, victim) and not self._may_borrow(session, victim):
             return False
-        return vote(session, POINTS[RECLAIM], self.claimant, victim)
+        return vote(session, POINTS[RECLAIM], self.claimant, victim, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Looked at with each victim: what others hold does not change where this one ends."""
@@ -319,25 +341,37 @@ class GangFromOthers(FromOthers, GangClaim):
     asked: Amounts
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told, have_ended=have_ended)
+        return _may_take_over(session, self, other, told, shortage, have_ended=have_ended)
 
 
 @dataclass(frozen=True, slots=True)
 class FromBoth(GangClaim):
     """A gang's claim on its own queue and on others together."""
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """By the rule of whichever action it belongs to; where it ends is looked at last."""
-        return _agrees(session, self.claimant, victim)
+        return _agrees(session, self.claimant, victim, shortage)
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
         """Where it ends is looked at last, for all of it."""
-        return _may_take_what_ends(session, self, told)
+        return _may_take_what_ends(session, self, told, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Its queue, and those above it below the one in common with a victim's, end within what

@@ -13,7 +13,7 @@ Before victims come the pledges of claimants that stand behind this one: it may 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -22,7 +22,15 @@ from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts
 from batchq.api.transaction import POD_GROUPS
 from batchq.core.placement.kept_places import keep_again, release
-from batchq.core.preemption.candidates import Pool, ending, outranked_by, told_and_untold, undoable
+from batchq.core.preemption.candidates import (
+    FIRST_SEARCH,
+    Pool,
+    SearchTerms,
+    ending,
+    outranked_by,
+    told_and_untold,
+    undoable,
+)
 from batchq.core.preemption.pledges import (
     PLEDGED_ROOM,
     end_pledge,
@@ -35,7 +43,7 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.session.node_state import KeptPlaces
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 
 Kind = Literal["undo", "ending", "pledge", "pod", "group"]
@@ -63,6 +71,12 @@ class Fit:
     room: dict[str, Amounts] = field(default_factory=dict)
     plan: dict[str, str] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
+    #: What those of the pods ask for that fit, of a request for single pods.
+    fitting: Amounts = field(default_factory=dict)
+
+    def shortage(self, leaving: Mapping[str, Amounts] | None = None) -> Shortage:
+        """Return what the preemptor lacks; `leaving`: see `Shortage`."""
+        return Shortage(self.lacking, self.fitting, {} if leaving is None else leaving)
 
 
 class PreemptionRequest(Protocol):
@@ -78,14 +92,20 @@ class PreemptionRequest(Protocol):
     def needs_nobody(self, session: Session) -> bool:
         """Whether it has what it claims already, and only has to be placed."""
 
-    def may_take(self, session: Session, victim: Victim) -> bool:
-        """The action's own rule and the policies' votes, now."""
+    def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
+        """Return what the action's own rule and the policies' votes say now."""
 
     def may_take_over(
-        self, session: Session, other: GroupState, told: list[Victim], *, have_ended: bool
+        self,
+        session: Session,
+        other: GroupState,
+        told: list[Victim],
+        shortage: Shortage,
+        *,
+        have_ended: bool,
     ) -> bool:
-        """Whether it may count what another claimant's victims, told to stop, leave as its own, or
-        have left if all `have_ended`; asked while these are pledged to nobody.
+        """Return whether it may count as its own what the victims of another claimant leave that
+        were told to stop, or have left if all `have_ended`; asked while these are not pledged.
         """
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
@@ -116,6 +136,8 @@ def find_victims(
     claim: PreemptionRequest,
     queues: list[str],
     completing: list[str] | None = None,
+    *,
+    terms: SearchTerms = FIRST_SEARCH,
 ) -> Decision | None:
     """The victims in these queues that let the claimant have what it claims, completed by others
     of the queues `completing`; None if they would not suffice, or if what stops anyway will.
@@ -123,25 +145,22 @@ def find_victims(
     """
     if claim.needs_nobody(session):
         return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
-    session.leaving = session.get(PLEDGED_ROOM).leaving(session)
-    try:
-        with Statement(session) as trial:
-            decision = _SearchTrial(session, trial, claim).run([queues, completing or []])
-        session.leaving = {}
-        takes = decision is not None and (decision.victims or decision.outranked)
-        return None if takes and _fits_when_victims_end(session, claim) else decision
-    finally:
-        session.lacking, session.leaving = frozenset(), {}
+    with Statement(session) as trial:
+        decision = _SearchTrial(session, trial, claim, terms).run([queues, completing or []])
+    takes = decision is not None and (decision.victims or decision.outranked)
+    # One that had victims keeps to those: it would lose its reservation, and claim again as soon as
+    # others had taken what was left.
+    waits = takes and not terms.again and _fits_when_victims_end(session, claim)
+    return None if waits else decision
 
 
 def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
     """Whether the victims of others leave more than is pledged, and enough for this claim, too.
 
     Several small claimants would each take a large victim otherwise, where one is enough for all.
-    A claimant that had victims keeps to those: it would lose its reservation, and claim again as
-    soon as others had taken what was left. Should it fit before these are told, they are spared.
+    Should it fit before these are told, they are spared.
     """
-    if session.chooses_again or not session.get(PLEDGED_ROOM).is_more_than_needed(session):
+    if not session.get(PLEDGED_ROOM).is_more_than_needed(session):
         return False
     claimants = session.get(PLEDGED_ROOM).with_more_than_they_need(session)
     with Statement(session) as trial:
@@ -165,12 +184,21 @@ def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
 class _SearchTrial:
     """Owns the victims chosen so far; everything that it does is undone by its caller."""
 
-    def __init__(self, session: Session, statement: Statement, claim: PreemptionRequest) -> None:
+    def __init__(
+        self,
+        session: Session,
+        statement: Statement,
+        claim: PreemptionRequest,
+        terms: SearchTerms,
+    ) -> None:
         self._session = session
+        self._terms = terms
         self._statement = statement
         self._claim = claim
         self._taken: list[Taken] = []
         self._fit = Fit(fits=False)
+        self._leaving = session.get(PLEDGED_ROOM).leaving(session)
+        self._shortage = self._fit.shortage(self._leaving)
 
     def run(self, stages: list[list[str]]) -> Decision | None:
         if not self._is_enough() and not self._take_until_enough(stages):
@@ -182,7 +210,7 @@ class _SearchTrial:
 
     def _is_enough(self) -> bool:
         self._fit = self._claim.fit(self._session)
-        self._session.lacking = self._fit.lacking
+        self._shortage = self._fit.shortage(self._leaving)
         return self._fit.fits and self._claim.ends_well(self._session, self._victims())
 
     def _victims(self) -> list[Victim]:
@@ -191,13 +219,13 @@ class _SearchTrial:
     def _take_until_enough(self, stages: list[list[str]]) -> bool:
         queues = [name for stage in stages for name in stage]
         for victim, whole in undoable(self._session, self._claim.claimant, queues):
-            if self._claim.may_take(self._session, victim):
+            if self._claim.may_take(self._session, victim, self._shortage):
                 self._take("undo", victim, put_back if whole else unbind)
                 if self._is_enough():
                     return True
         if self._take_what_ends():
             return True
-        for other in outranked_by(self._session, self._claim.claimant):
+        for other in outranked_by(self._session, self._claim.claimant, self._terms):
             if self._take_over(other) and (self._take_what_ends() or self._is_enough()):
                 return True
         left = deque(stages)
@@ -234,17 +262,25 @@ class _SearchTrial:
         taken = Taken("pledge", Victim(other, (), whole=True), (other.status, dict(other.pods)))
         with Statement(session) as attempt:
             lose_pledge(attempt, other)
-            session.leaving = session.get(PLEDGED_ROOM).leaving(session)
+            self._follow_pledges()
             told, untold = told_and_untold(session, pledge)
             have_ended = not told and not untold
-            if self._claim.may_take_over(session, other, told, have_ended=have_ended) and all(
-                self._claim.may_take(session, victim) for victim in untold
+            may_take_over = self._claim.may_take_over(
+                session, other, told, self._shortage, have_ended=have_ended
+            )
+            if may_take_over and all(
+                self._claim.may_take(session, victim, self._shortage) for victim in untold
             ):
                 self._taken.append(taken)
                 attempt.keep_in(self._statement)
                 return True
-        session.leaving = session.get(PLEDGED_ROOM).leaving(session)
+        self._follow_pledges()
         return False
+
+    def _follow_pledges(self) -> None:
+        """Look again at what earlier victims leave for others."""
+        self._leaving = self._session.get(PLEDGED_ROOM).leaving(self._session)
+        self._shortage = self._fit.shortage(self._leaving)
 
     def _pledges_ended(self) -> int:
         """How many of those taken counted on victims of their own, which others may take now."""
@@ -280,10 +316,10 @@ class _SearchTrial:
         yield "group", send_off, pool.groups(self._may_take)
 
     def _may_take(self, victim: Victim) -> bool:
-        lacks_place = POD_GROUPS in self._session.lacking
+        lacks_place = POD_GROUPS in self._shortage.resources
         if lacks_place and victim.whole and self._is_shared(victim.group):
             return False
-        return self._claim.may_take(self._session, victim)
+        return self._claim.may_take(self._session, victim, self._shortage)
 
     def _is_shared(self, group: GroupState) -> bool:
         """Whether pods of a group are pledged to others: then its place is not free before those

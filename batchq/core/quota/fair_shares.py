@@ -194,10 +194,8 @@ def note_admission(session: Session, group: GroupState) -> None:
 
 def is_asked_for(session: Session, group: GroupState) -> bool:
     """Return whether the demand of a group's queue has what the group asks for: it holds it, has
-    reserved it, also if it chooses its victims again, or waits for it in line.
+    reserved it, or waits for it in line.
     """
-    if session.chooses_again:
-        return True
     return group.phase != PodGroupPhase.PENDING or group.reserved or _is_in_line(session, group)
 
 

@@ -16,7 +16,6 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, ranked
-from batchq.api.resources import Amounts
 from batchq.core.cache.chunks import Ordered, uid_order
 from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.points import ExtensionPoint, Registration
@@ -166,20 +165,6 @@ class Session:
         self.effects = Effects()
         self.heads = QueueHeads()
         self.victims = PledgedVictims()
-        #: What those of a claim's extra pods ask for that fit by now, while victims are chosen.
-        self.fitting: Amounts = {}
-        #: What of that the present action could take back (batchq.core.preemption.candidates).
-        self.undoable: dict[str, list[Any]] | None = None
-        #: Claimants with a pledge, by rank, as the present action found them
-        #: (batchq.core.preemption.candidates).
-        self.standing_by_rank: list[GroupState] | None = None
-        #: Whether a claimant that has just lost its pledge looks for other victims.
-        self.chooses_again = False
-        #: The dimensions that a claimant lacks, while victims are looked for.
-        self.lacking: frozenset[str] = frozenset()
-        #: Scope -> what its sum is going to fall by, meanwhile: what victims owe to others.
-        self.leaving: Mapping[str, Amounts] = {}
-
         self.plugins = plugins
         self._group_orders = plugins.points["groupOrder"]
         self.gates_hold = Rule.SCHEDULING_GATES in plugins.enforced

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
@@ -725,6 +725,19 @@ class Victim:
     group: GroupState
     pods: tuple[Pod, ...]
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a preemptor lacks while victims are chosen for it.
+
+    `resources`: the dimensions that it lacks; `fitting`: what those of its pods ask for that fit
+    already; `leaving`: scope -> by how much its sum falls as earlier victims leave for others.
+    """
+
+    resources: frozenset[str] = frozenset()
+    fitting: Amounts = field(default_factory=dict)
+    leaving: Mapping[str, Amounts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ class Admissions:
         self.start_scheduler()
         machine.agent("n1", "cpu=8,memory=1Gi")
         self._apply(_CLASSES)
-        self.at_work()
+        self.start_controllers()
 
     def __enter__(self) -> Admissions:
         return self
@@ -63,7 +63,7 @@ class Admissions:
 
     # --- processes ----------------------------------------------------------------------------
 
-    def at_work(self) -> None:
+    def start_controllers(self) -> None:
         """Start each controller that does not run, because a test may have ended it."""
         if self.approval is None or self.approval.poll() is not None:
             self.start_approval()
@@ -73,7 +73,10 @@ class Admissions:
     def start_scheduler(self) -> None:
         """Start another scheduler, and return once it leads or follows."""
         started = self.machine.start("scheduler", "--config", str(self.machine.quick))
-        until(lambda: "leader." in self.machine.output_of(started), what="a scheduler is there")
+        until(
+            lambda: "leader." in self.machine.output_of(started),
+            what="a scheduler leads or follows",
+        )
 
     def leader(self) -> int:
         """Return the pid of the leader."""
@@ -90,7 +93,7 @@ class Admissions:
     def start_budget(self) -> None:
         """Start `python3 budget.py FILE`, the example with a shorter lease."""
         text = (EXAMPLES / "budget.py").read_text()
-        assert _WATCHES in text, "the example takes its lease elsewhere now"
+        assert _WATCHES in text, "the example sets its lease in another place"
         program = self.machine.file(
             "budget.py", text.replace(_WATCHES, f"{_WATCHES[:-1]}, lease_s={LEASE_S})")
         )
@@ -178,22 +181,26 @@ class Admissions:
         status = group(self.client, name).status
         return status.phase == "Pending" and status.reserved_at is not None
 
-    def answers(self, name: str) -> dict[str, str]:
+    def check_statuses(self, name: str) -> dict[str, str]:
         """Return check -> status of a group."""
         return {state.name: state.status for state in self.client.checks.list(name)}
 
-    def asks(self, name: str, check: str) -> None:
+    def await_check(self, name: str, check: str) -> None:
         """Wait until quota is reserved for the group and only this check of it is open."""
         until(
             lambda: (
                 self.is_reserved(name)
-                and self.answers(name)[check] == "Unknown"
-                and all(said == "True" for one, said in self.answers(name).items() if one != check)
+                and self.check_statuses(name)[check] == "Unknown"
+                and all(
+                    said == "True"
+                    for one, said in self.check_statuses(name).items()
+                    if one != check
+                )
             ),
-            what=f"{name} waits for {check} alone",
+            what=f"{name} waits only for {check}",
         )
 
-    def runs(self, name: str) -> None:
+    def await_running(self, name: str) -> None:
         """Wait until a group runs."""
         until(lambda: phase(self.client, name) == "Running", what=f"{name} runs")
 
@@ -212,7 +219,7 @@ class Admissions:
             if event.reason in wanted
         ]
 
-    def settles(self) -> None:
+    def assert_settled(self) -> None:
         """Cancel what has not ended; then check that nothing is left, that the ledger is even, and
         that no process has logged a bug.
         """
@@ -226,7 +233,7 @@ class Admissions:
                 left[:] = left_over(store, self.machine.url, self.machine.home.root)
                 return not left
 
-            until(is_settled, what=f"all has ended but {left}")
+            until(is_settled, what=f"everything has ended except {left}")
         report = json.loads(self.machine.batchq("doctor", "-o", "json", exits=None).stdout)
         said = {one["check"]: (one["level"], one["found"]) for one in report["findings"]}
         assert {check for check, (level, _) in said.items() if level == "error"} == set(), said

@@ -97,15 +97,15 @@ class Cluster:
         """Return the runs of each pod of one group."""
         return [runs for pod, runs in self.runs().items() if pod.startswith(f"{name}-main-")]
 
-    def begins(self, name: str, pods: int) -> None:
+    def await_start(self, name: str, pods: int) -> None:
         """Wait until `pods` pods of a group have started."""
         until(lambda: len(self.runs_of(name)) >= pods, what=f"{pods} pods of {name} have begun")
 
-    def resumes(self, name: str) -> None:
+    def await_restart(self, name: str) -> None:
         """Wait until all pods of a group that have run run again."""
         until(lambda: all(len(runs) >= 2 for runs in self.runs_of(name)), what=f"{name} runs again")
 
-    def is_promised(self, name: str) -> bool:
+    def has_pledge(self, name: str) -> bool:
         """Return whether a group has a pledge."""
         return group(self.client, name).status.pledge.stands
 
@@ -113,7 +113,7 @@ class Cluster:
         """Return what evictions have cost a group."""
         return group(self.client, name).status.evictions
 
-    def completed(self, *names: str, within_s: float = 60.0) -> None:
+    def await_completion(self, *names: str, within_s: float = 60.0) -> None:
         """Wait until all these groups have completed."""
         for name in names:
             until(
@@ -122,6 +122,6 @@ class Cluster:
                 what=f"{name} is completed",
             )
 
-    def held(self, name: str) -> list[Pod]:
+    def pods_on_nodes(self, name: str) -> list[Pod]:
         """Return the pods of a group that are on a node."""
         return [pod for pod in pods_of(self.client, name) if pod.status.phase in ON_NODE]

@@ -69,7 +69,7 @@ class Machine:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._tell()
+            self._print_logs()
         for process in self._started:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -148,7 +148,7 @@ class Machine:
         [log] = self.root.glob(f"*-{place}.err")
         return log.read_text()
 
-    def talks(self, process: subprocess.Popen[str], *, sockets: int = 2) -> bool:
+    def is_connected(self, process: subprocess.Popen[str], *, sockets: int = 2) -> bool:
         """Return whether a started command has `sockets` connections, and so has finished its
         start.
         """
@@ -203,7 +203,7 @@ class Machine:
     def _log(self, name: str, place: int, stream: str) -> Path:
         return self.root / f"{name}-{place}.{stream}"
 
-    def _tell(self) -> None:
+    def _print_logs(self) -> None:
         """On failure, print the ends of all logs, which pytest shows."""
         for log in [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]:
             print(f"--- {log.name}\n{detached.tail(log, lines=25)}")  # noqa: T201

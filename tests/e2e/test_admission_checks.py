@@ -34,9 +34,9 @@ def whole() -> Iterator[Admissions]:
 @pytest.fixture
 def admissions(whole: Admissions) -> Iterator[Admissions]:
     """The stack with both controllers running; after the test nothing may be left, nor charged."""
-    whole.at_work()
+    whole.start_controllers()
     yield whole
-    whole.settles()
+    whole.assert_settled()
 
 
 def says(found: PodGroup, condition: str) -> bool:
@@ -54,7 +54,7 @@ def test_pods_exist_only_after_quota_is_reserved_and_both_checks_are_true(
     with admissions.machine.store() as store:
         watch = Watch(store, ("PodGroup", "Pod"), listing=False)
         admissions.submit("a", "a-both", "sleep", "0.5")
-        admissions.asks("a-both", "approval-a")
+        admissions.await_check("a-both", "approval-a")
         assert pods_of(client, "a-both") == []
         assert (
             "1. WaitingForChecks: 1 of 2 checks passed; check approval-a is Unknown"
@@ -72,7 +72,7 @@ def test_pods_exist_only_after_quota_is_reserved_and_both_checks_are_true(
     reserved_at = next(at for at, one in groups if says(one, "QuotaReserved"))
     pods = [one.revision for one in history if isinstance(one.value, Pod)]
     assert len(pods) >= 4
-    assert reserved_at < admitted_at < min(pods), "no pod is there before Admitted"
+    assert reserved_at < admitted_at < min(pods), "no pod exists before Admitted"
     assert admissions.events("a-both", *STEPS) == [
         *("QuotaReserved", "CheckTrue budget-a", "CheckTrue approval-a", "Admitted", "Completed")
     ]
@@ -84,15 +84,15 @@ def test_a_retry_frees_its_quota_at_once_for_another_group_of_the_queue(
     client = admissions.client
     admissions.queue("b")
     admissions.submit("b", "b-first", "true")
-    admissions.asks("b-first", "approval-b")
+    admissions.await_check("b-first", "approval-b")
     admissions.submit("b", "b-second")
     until(lambda: admissions.reasons("b-second")[:1] == ["WaitingForQuota"])
 
     not_yet = ("False", "--reason", "Retry", "-m", "the data is not there yet")
     admissions.set("b-first", "approval-b", *not_yet)
-    admissions.asks("b-second", "approval-b")
+    admissions.await_check("b-second", "approval-b")
     admissions.set("b-second", "approval-b", "True")
-    admissions.runs("b-second")
+    admissions.await_running("b-second")
     assert not admissions.is_reserved("b-first")
     assert admissions.reasons("b-first")[0] == "BackingOff"
     assert (
@@ -103,17 +103,21 @@ def test_a_retry_frees_its_quota_at_once_for_another_group_of_the_queue(
 
     # The delay is over: both checks are asked again, the budget too, once quota is free.
     admissions.check("approval-b", retry_delay_minutes=0)
-    until(lambda: admissions.answers("b-first") == {"budget-b": "Unknown", "approval-b": "Unknown"})
+    until(
+        lambda: (
+            admissions.check_statuses("b-first") == {"budget-b": "Unknown", "approval-b": "Unknown"}
+        )
+    )
     until(lambda: admissions.reasons("b-first")[:1] == ["WaitingForQuota"])
     client.cancel("b-second")
-    admissions.asks("b-first", "approval-b")
+    admissions.await_check("b-first", "approval-b")
     admissions.set("b-first", "approval-b", "True")
     admissions.machine.batchq("wait", "b-first", "--timeout", "60s")
     assert admissions.events("b-first", *STEPS) == [
         *("QuotaReserved", "CheckTrue budget-b", "CheckFalse approval-b"),
         *("QuotaReserved", "CheckTrue budget-b", "CheckTrue approval-b", "Admitted", "Completed"),
     ]
-    assert group(client, "b-first").status.admission == 1, "it was never let in before"
+    assert group(client, "b-first").status.admission == 1, "this is its first admission"
 
 
 def test_a_reject_fails_the_group_and_ends_a_wait_for_it(
@@ -121,11 +125,11 @@ def test_a_reject_fails_the_group_and_ends_a_wait_for_it(
 ) -> None:
     admissions.queue("c")
     admissions.submit("c", "c-no")
-    admissions.asks("c-no", "approval-c")
+    admissions.await_check("c-no", "approval-c")
     admissions.submit("c", "c-next")
     waits = admissions.machine.start("wait", "c-no", "-o", "json")
     # It has one connection for requests and one for events.
-    until(lambda: admissions.machine.talks(waits), what="somebody waits for the group")
+    until(lambda: admissions.machine.is_connected(waits), what="a command waits for the group")
     admissions.set("c-no", "approval-c", "False", "--reason", "Reject", "-m", "not this year")
     assert waits.wait(60) == 10
     done = admissions.machine.batchq("wait", "c-no", exits=10)
@@ -135,7 +139,7 @@ def test_a_reject_fails_the_group_and_ends_a_wait_for_it(
     assert (found.status.reserved_at, found.status.charge) == (None, {})
     refused = admissions.set("c-no", "approval-c", "True", exits=8)
     assert "PodGroup default/c-no is Failed already" in refused
-    admissions.asks("c-next", "approval-c")
+    admissions.await_check("c-next", "approval-c")
 
 
 def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
@@ -146,13 +150,13 @@ def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
     hours.write_text("default: 40\nlab: 0.0005\n")
     admissions.queue("d", cpus=1)
     admissions.submit_diary("d", "d-meter", namespace="lab")
-    admissions.asks("lab/d-meter", "approval-d")
+    admissions.await_check("lab/d-meter", "approval-d")
     admissions.set("lab/d-meter", "approval-d", "True")
-    admissions.runs("lab/d-meter")
+    admissions.await_running("lab/d-meter")
     admissions.submit("d", "d-next", "true", replicas=1, min_member=1)
 
     # Another group gets its quota once its process has ended.
-    admissions.asks("d-next", "approval-d")
+    admissions.await_check("d-next", "approval-d")
     [run] = admissions.runs_of("d-meter")
     assert (run.stop_reason, run.end) == ("CheckRetry", "saved")
     assert phase(client, "lab/d-meter") == "Pending"
@@ -164,11 +168,11 @@ def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
 
     hours.write_text("default: 40\nlab: 1\n")
     admissions.check("budget-d", retry_delay_minutes=0)
-    admissions.asks("lab/d-meter", "approval-d")
+    admissions.await_check("lab/d-meter", "approval-d")
     admissions.set("lab/d-meter", "approval-d", "True")
     until(lambda: [one.after for one in admissions.runs_of("d-meter")] == ["", "CheckRetry"])
     assert twice_at_once({"d-meter": admissions.runs_of("d-meter")}) == []
-    admissions.runs("lab/d-meter")
+    admissions.await_running("lab/d-meter")
     uid = group(client, "lab/d-meter").metadata.uid
     until(lambda: {f"{uid}/1", f"{uid}/2"} <= set(admissions.spans()), what="both are counted")
 
@@ -176,17 +180,19 @@ def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
 # --- The end of a reservation ---------------------------------------------------------------------
 
 
-def hears(watch: CheckWatch, heard: list[CheckRequest], kind: str, name: str) -> CheckRequest:
+def next_request(
+    watch: CheckWatch, received: list[CheckRequest], kind: str, name: str
+) -> CheckRequest:
     """Return the next request that a controller receives about a group; it must be of this kind."""
     found: list[CheckRequest] = []
 
-    def is_told() -> bool:
-        heard.extend(watch.poll(0.2))
-        found[:] = [one for one in heard if one.name == name]
+    def has_come() -> bool:
+        received.extend(watch.poll(0.2))
+        found[:] = [one for one in received if one.name == name]
         return bool(found)
 
-    until(is_told, what=f"the controller is told that {name} is {kind}")
-    heard.remove(found[0])
+    until(has_come, what=f"the controller receives that {name} is {kind}")
+    received.remove(found[0])
     assert found[0].kind == kind
     return found[0]
 
@@ -195,31 +201,31 @@ def test_checks_of_a_preempted_reserved_group_start_again_and_old_answers_are_re
     admissions: Admissions,
 ) -> None:
     client = admissions.client
-    heard: list[CheckRequest] = []
+    received: list[CheckRequest] = []
     admissions.queue("e", controllers=("budget", DESK))
     with client.checks.watch(DESK) as watch:
         admissions.submit("e", "e-low", "true")
-        admissions.asks("e-low", "desk-e")
-        old = hears(watch, heard, "asked", "e-low")
+        admissions.await_check("e-low", "desk-e")
+        old = next_request(watch, received, "asked", "e-low")
 
         admissions.submit("e", "e-high", "sleep", "0.5", priority_class="high")
-        lost = hears(watch, heard, "lost", "e-low")
+        lost = next_request(watch, received, "lost", "e-low")
         assert (lost.reserved_at, lost.must_stop) == (old.reserved_at, True)
-        assert admissions.answers("e-low") == {"budget-e": "Unknown", "desk-e": "Unknown"}
+        assert admissions.check_statuses("e-low") == {"budget-e": "Unknown", "desk-e": "Unknown"}
         assert not admissions.is_reserved("e-low")
         with pytest.raises(Conflict, match="PodGroup default/e-low has no quota reserved"):
             client.checks.set(old, "True")
-        assert client.checks.set(hears(watch, heard, "asked", "e-high"), "True")
+        assert client.checks.set(next_request(watch, received, "asked", "e-high"), "True")
         admissions.machine.batchq("wait", "e-high", "--timeout", "60s")
 
-        admissions.asks("e-low", "desk-e")
-        again = hears(watch, heard, "asked", "e-low")
+        admissions.await_check("e-low", "desk-e")
+        again = next_request(watch, received, "asked", "e-low")
         assert again.reserved_at != old.reserved_at
         with pytest.raises(
             Conflict, match=r"has a new reservation since .* the answer of check desk-e"
         ):
             client.checks.set(old, "True")
-        assert admissions.answers("e-low")["desk-e"] == "Unknown"
+        assert admissions.check_statuses("e-low")["desk-e"] == "Unknown"
         assert client.checks.set(again, "True")
         admissions.machine.batchq("wait", "e-low", "--timeout", "60s")
     assert admissions.events("e-low", *STEPS, "Preempted") == [
@@ -237,11 +243,11 @@ def test_killed_controllers_hold_the_queue_and_their_successors_answer_waiting_g
     client = admissions.client
     admissions.queue("f", cpus=6)
     admissions.submit_diary("f", "f-runs")
-    admissions.asks("f-runs", "approval-f")
+    admissions.await_check("f-runs", "approval-f")
     admissions.set("f-runs", "approval-f", "True")
     until(lambda: len(admissions.runs_of("f-runs")) == 1)
     admissions.submit("f", "f-early")
-    admissions.asks("f-early", "approval-f")
+    admissions.await_check("f-early", "approval-f")
 
     admissions.kill_controllers()
     # The group is reserved, and a person asks for a new answer while no controller runs.
@@ -253,17 +259,17 @@ def test_killed_controllers_hold_the_queue_and_their_successors_answer_waiting_g
         told = admissions.machine.batchq(look, "f-late").stdout
         assert "check budget-f is inactive: budget holds no lease on it" in told
         assert "check approval-f is inactive: approval holds no lease on it" in told
-    assert admissions.is_reserved("f-early"), "what was reserved before waits on"
+    assert admissions.is_reserved("f-early"), "the earlier reservation still waits"
     assert phase(client, "f-runs") == "Running"
 
-    admissions.at_work()
+    admissions.start_controllers()
     for name in ("f-early", "f-late"):
-        admissions.asks(name, "approval-f")
+        admissions.await_check(name, "approval-f")
         admissions.set(name, "approval-f", "True")
-        admissions.runs(name)
+        admissions.await_running(name)
     answered = {name: admissions.events(name, *STEPS) for name in ("f-runs", "f-early", "f-late")}
     once = ["QuotaReserved", "CheckTrue budget-f", "CheckTrue approval-f", "Admitted"]
-    assert answered["f-runs"] == once, "and nothing since"
+    assert answered["f-runs"] == once, "no answer was repeated"
     assert answered["f-late"] == once
     assert answered["f-early"] == [*once[:2], "CheckUnknown budget-f", *once[1:]]
     [run] = admissions.runs_of("f-runs")
@@ -282,7 +288,7 @@ def test_a_scheduler_that_dies_between_an_answer_and_its_session_leaves_it_to_th
     client = admissions.client
     admissions.queue("g")
     admissions.submit_diary("g", "g-one")
-    admissions.asks("g-one", "approval-g")
+    admissions.await_check("g-one", "approval-g")
     admissions.start_scheduler()
     leader = admissions.leader()
     os.kill(leader, signal.SIGSTOP)
@@ -291,7 +297,7 @@ def test_a_scheduler_that_dies_between_an_answer_and_its_session_leaves_it_to_th
         client.checks.set("g-one", "True", check="approval-g")
     finally:
         kill(leader)
-    admissions.runs("g-one")
+    admissions.await_running("g-one")
     assert admissions.leader() != leader
     assert len(pods_of(client, "g-one")) == 1
     assert group(client, "g-one").status.admission == 1

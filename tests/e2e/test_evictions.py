@@ -57,11 +57,11 @@ def test_a_gang_of_higher_priority_preempts_victims_that_save_and_return(
         cluster.agent("n1")
         cluster.agent("n2")
         cluster.submit(LOW)
-        cluster.begins("low", 4)
+        cluster.await_start("low", 4)
         cluster.submit(replace(HIGH, tenths=FOREVER))
-        until(lambda: cluster.is_promised("high"), what="room is promised to the gang")
+        until(lambda: cluster.has_pledge("high"), what="the gang has a pledge")
         assert phase(cluster.client, "high") == "Pending"
-        cluster.begins("high", 4)
+        cluster.await_start("high", 4)
 
         saved = [runs[0] for runs in cluster.runs_of("low")]
         assert [(run.stop_reason, run.end) for run in saved] == [("Preempted", "saved")] * 4
@@ -80,7 +80,7 @@ def test_a_gang_of_higher_priority_preempts_victims_that_save_and_return(
         assert pledged == ["pledged the resources of 4 victims (preempt)"]
 
         cluster.client.cancel("high")
-        cluster.completed("low")
+        cluster.await_completion("low")
         second = [runs[1] for runs in cluster.runs_of("low")]
         assert [(run.after, run.end) for run in second] == [("Preempted", "done")] * 4
         assert [len(runs) for runs in cluster.runs_of("low")] == [2] * 4
@@ -96,10 +96,10 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preempt
         cluster.submit(
             replace(LOW, replicas=2, min_member=2, tenths=120, manner="stubborn", grace="10s")
         )
-        cluster.begins("low", 2)
+        cluster.await_start("low", 2)
         asked_at = time.monotonic()
         cluster.submit(replace(HIGH, replicas=2, min_member=2))
-        until(lambda: cluster.is_promised("high"), what="room is promised to the gang")
+        until(lambda: cluster.has_pledge("high"), what="the gang has a pledge")
         assert (
             "WaitingForPreemption: waits until default/low-main-0, default/low-main-1 have stopped"
             " for it"
@@ -107,7 +107,7 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preempt
         assert (
             "waits for 2 pods of default/low to stop" in machine.batchq("describe", "high").stdout
         )
-        cluster.completed("high", "low")
+        cluster.await_completion("high", "low")
         killed = [runs[0] for runs in cluster.runs_of("low")]
         assert [run.end for run in killed] == ["", ""]
         assert last_of(killed) - asked_at >= 9.5, "the grace was theirs"
@@ -125,9 +125,9 @@ def test_a_lender_reclaims_its_share_and_the_borrower_continues_with_the_rest(
         cluster.agent("n1")
         cluster.agent("n2")
         cluster.submit(replace(ARRAY, replicas=8, tenths=50))
-        cluster.begins("array", 4)
+        cluster.await_start("array", 4)
         cluster.submit(replace(HIGH, queue="a", priority="", replicas=2, min_member=2, tenths=30))
-        cluster.completed("high", "array")
+        cluster.await_completion("high", "array")
 
         sent_back = [runs[0] for runs in cluster.runs_of("array") if runs[0].stop_reason]
         assert [(run.stop_reason, run.end) for run in sent_back] == [("Reclaimed", "saved")] * 2
@@ -146,15 +146,15 @@ def evicted_pods(cluster: Cluster) -> int:
     return cluster.spent("array").pods + cluster.spent("other").pods
 
 
-def leave_each_other_alone(cluster: Cluster, *, for_s: float) -> None:
+def run_two_even_arrays(cluster: Cluster, *, for_s: float) -> None:
     """Start an array that uses everything, and another that takes its half of it.
 
     Then no pod is evicted while pods end and are replaced.
     """
     cluster.submit(replace(ARRAY, replicas=2_000))
-    cluster.begins("array", 4)
+    cluster.await_start("array", 4)
     cluster.submit(replace(ARRAY, name="other", queue="a", replicas=2_000))
-    cluster.begins("other", 2)
+    cluster.await_start("other", 2)
     assert evicted_pods(cluster) == 2, "so queues end even, and at once"
     began = len(cluster.runs())
 
@@ -164,7 +164,7 @@ def leave_each_other_alone(cluster: Cluster, *, for_s: float) -> None:
         assert evicted_pods(cluster) == 2
         never.wait(0.5)
 
-    held = [len(cluster.held(name)) for name in ("array", "other")]
+    held = [len(cluster.pods_on_nodes(name)) for name in ("array", "other")]
     assert max(held) <= 2, "each has its half"
     new = len(cluster.runs()) - began
     assert new >= for_s / 2, "pods end all the time, and others take their place"
@@ -186,7 +186,7 @@ def test_two_equal_queues_that_want_everything_evict_no_group_once_they_are_even
     with Cluster(machine, two_queues(*["{preemption: {reclaim: Any}}"] * 2)) as cluster:
         cluster.agent("n1")
         cluster.agent("n2")
-        leave_each_other_alone(cluster, for_s=for_s)
+        run_two_even_arrays(cluster, for_s=for_s)
 
 
 # --- While a pledge stands ------------------------------------------------------------------------
@@ -200,30 +200,30 @@ def stopping(cluster: Cluster) -> None:
     two = replace(LOW, replicas=2, min_member=2, tenths=FOREVER)
     cluster.submit(replace(two, manner="stubborn", grace="8s"))
     cluster.submit(replace(two, name="quick"))
-    cluster.begins("low", 2)
-    cluster.begins("quick", 2)
+    cluster.await_start("low", 2)
+    cluster.await_start("quick", 2)
     cluster.submit(HIGH)
-    until(lambda: cluster.is_promised("high"), what="room is promised to the gang")
+    until(lambda: cluster.has_pledge("high"), what="the gang has a pledge")
     cluster.submit(LATE)
 
 
 def assert_the_pledge_was_kept(cluster: Cluster) -> None:
     """Check that the pledge was kept: both victims end, high starts, and late only after it."""
-    cluster.completed("high", "late")
+    cluster.await_completion("high", "late")
     high, late = flat(cluster.runs_of("high")), flat(cluster.runs_of("late"))
     former = [runs[0] for name in ("low", "quick") for runs in cluster.runs_of(name)]
     assert len(former) == 4
     assert last_of(former) < first_of(high)
     began = max(run.began_at for run in high)
-    assert began < first_of(late), "nobody else has the room before all of the gang does"
+    assert began < first_of(late), "no other group gets resources before the whole gang does"
     assert at_once(flat(list(cluster.runs().values()))) == 4
     assert [run.end for run in high] == ["done"] * 4
     assert twice_at_once(cluster.runs()) == []
     # The victims return later.
     for name in ("low", "quick"):
-        cluster.resumes(name)
+        cluster.await_restart(name)
         assert cluster.spent(name).groups == 1
-    assert not cluster.is_promised("high")
+    assert not cluster.has_pledge("high")
 
 
 def test_a_follower_keeps_the_leaders_pledge(machine: Machine) -> None:

@@ -73,7 +73,7 @@ class Stack:
         design = Design(name=name, kind="array", replicas=replicas, tenths=tenths)
         self.client.submit(design.manifest(self.diaries))
 
-    def completed(self, *names: str, within_s: float = SETTLED_WITHIN_S) -> None:
+    def await_completion(self, *names: str, within_s: float = SETTLED_WITHIN_S) -> None:
         """Wait until all these groups have completed."""
         for name in names:
             until(
@@ -89,7 +89,7 @@ class Stack:
     def has_begun(self, pod: str, times: int = 1) -> bool:
         return len(self.runs().get(pod, ())) >= times
 
-    def said(self, name: str, word: str) -> int:
+    def count_logged(self, name: str, word: str) -> int:
         """Return how many log lines of a process, without its work-horses, contain the word."""
         lines = self.machine.output_of(self.processes[name]).splitlines()
         return sum(word in line and "pod=" not in line for line in lines)
@@ -143,7 +143,7 @@ def test_a_leader_without_the_server_is_replaced_and_decides_nothing_more(
     for_s(2.0)
     stack.proxies["first"].mend()
 
-    stack.completed("early", "meanwhile")
+    stack.await_completion("early", "meanwhile")
     successor = stack.leader()
     assert successor is not None
     assert successor.epoch > leader.epoch
@@ -154,7 +154,7 @@ def test_a_leader_without_the_server_is_replaced_and_decides_nothing_more(
         "early-main-1": 1,
         **{f"meanwhile-main-{index}": 1 for index in range(4)},
     }
-    assert stack.said("second", "store.unavailable") == 0
+    assert stack.count_logged("second", "store.unavailable") == 0
 
 
 @BREAKS
@@ -173,7 +173,7 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
     for_s(2.0)
     stack.proxies["n1"].mend()
 
-    stack.completed("moved", "later")
+    stack.await_completion("moved", "later")
     runs = stack.runs()
     assert twice_at_once(runs) == []
     before, after = runs["moved-main-0"]
@@ -183,7 +183,7 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
     assert stack.node_of("moved") == "n2"
     until(lambda: stack.is_ready("n1"), what="n1 is back")
     stack.submit("afterwards", replicas=4)
-    stack.completed("afterwards")
+    stack.await_completion("afterwards")
 
 
 def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: Stack) -> None:
@@ -192,11 +192,14 @@ def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: 
     stack.submit("steady", tenths=50)
     until(lambda: stack.has_begun("steady-main-0"))
     stack.proxies["n1"].cut()
-    until(lambda: stack.said("n1", "store.unavailable") == 1)
+    until(lambda: stack.count_logged("n1", "store.unavailable") == 1)
     stack.proxies["n1"].mend()
-    stack.completed("steady")
+    stack.await_completion("steady")
     assert [len(runs) for runs in stack.runs().values()] == [1]
-    assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
+    assert (
+        stack.count_logged("n1", "store.unavailable"),
+        stack.count_logged("n1", "store.back"),
+    ) == (1, 1)
 
 
 def test_a_server_that_is_slower_than_the_leases_runs_nothing_twice_at_once(stack: Stack) -> None:
@@ -214,7 +217,7 @@ def test_a_server_that_is_slower_than_the_leases_runs_nothing_twice_at_once(stac
     for proxy in stack.proxies.values():
         proxy.mend()
 
-    stack.completed("early", "meanwhile")
+    stack.await_completion("early", "meanwhile")
     assert twice_at_once(stack.runs()) == []
 
 
@@ -237,7 +240,7 @@ def test_with_the_usual_leases_a_server_that_takes_ten_seconds_runs_nothing_twic
     for proxy in stack.proxies.values():
         proxy.mend()
 
-    stack.completed("early", "meanwhile", within_s=180.0)
+    stack.await_completion("early", "meanwhile", within_s=180.0)
     assert twice_at_once(stack.runs()) == []
 
 
@@ -249,13 +252,13 @@ def killed(machine: Machine) -> Callable[[], None]:
     server = embedded.running_server(machine.home)
     assert server is not None
     subprocess.run(["kill", "-9", str(server.pid)], check=True)
-    return lambda: void(embedded.ensure_server(machine.home))
+    return lambda: discard(embedded.ensure_server(machine.home))
 
 
 def stopped(machine: Machine) -> Callable[[], None]:
     """Stop the server in good order."""
     embedded.stop_server(machine.home)
-    return lambda: void(embedded.ensure_server(machine.home))
+    return lambda: discard(embedded.ensure_server(machine.home))
 
 
 def emptied(machine: Machine) -> Callable[[], None]:
@@ -271,10 +274,12 @@ def paused(machine: Machine) -> Callable[[], None]:
     server = embedded.running_server(machine.home)
     assert server is not None
     subprocess.run(["kill", f"-{signal.SIGSTOP}", str(server.pid)], check=True)
-    return lambda: void(subprocess.run(["kill", f"-{signal.SIGCONT}", str(server.pid)], check=True))
+    return lambda: discard(
+        subprocess.run(["kill", f"-{signal.SIGCONT}", str(server.pid)], check=True)
+    )
 
 
-def void(_: object) -> None:
+def discard(_: object) -> None:
     """Drop a result."""
 
 
@@ -308,7 +313,7 @@ def test_everything_waits_for_an_unavailable_server_and_logs_that_once(
         }.items():
             stack.processes[name] = machine.start(*command)
         for name in ("wait", "logs", "progress"):
-            until(lambda name=name: machine.talks(stack.processes[name]))  # type: ignore[misc]
+            until(lambda name=name: machine.is_connected(stack.processes[name]))  # type: ignore[misc]
 
         back = strike(machine)
         for_s(away_s, lambda: all(one.poll() is None for one in stack.processes.values()))
@@ -316,15 +321,18 @@ def test_everything_waits_for_an_unavailable_server_and_logs_that_once(
 
         for name in ("wait", "logs", "progress"):
             assert stack.processes[name].wait(timeout=SETTLED_WITHIN_S) == 0
-        stack.completed("early", "queued")
+        stack.await_completion("early", "queued")
         assert twice_at_once(stack.runs()) == []
         for name in ("first", "second", "n1"):
-            until(lambda name=name: stack.said(name, "store.back") == 1)  # type: ignore[misc]
-        logged = {name: stack.said(name, "store.unavailable") for name in ("first", "second", "n1")}
+            until(lambda name=name: stack.count_logged(name, "store.back") == 1)  # type: ignore[misc]
+        logged = {
+            name: stack.count_logged(name, "store.unavailable")
+            for name in ("first", "second", "n1")
+        }
         assert logged == {"first": 1, "second": 1, "n1": 1}
         for name in ("wait", "logs", "progress"):
-            assert stack.said(name, "; waiting for it") == 1, name
-            assert stack.said(name, "the server is back after") == 1, name
+            assert stack.count_logged(name, "; waiting for it") == 1, name
+            assert stack.count_logged(name, "the server is back after") == 1, name
 
 
 def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
@@ -334,7 +342,7 @@ def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
     stack.submit("forgotten", tenths=300)
     until(lambda: stack.has_begun("forgotten-main-0"))
     waiting = machine.start("wait", "forgotten", "--timeout", "60s")
-    until(lambda: machine.talks(waiting), what="it is connected")
+    until(lambda: machine.is_connected(waiting), what="it is connected")
 
     back = emptied(machine)
     for_s(2.0, lambda: waiting.poll() is None)
@@ -346,10 +354,13 @@ def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
         machine.output_of(waiting)
     )
     stack.submit("new", replicas=4)
-    stack.completed("new")
+    stack.await_completion("new")
     [run] = stack.runs()["forgotten-main-0"]
-    assert run.end == "", "nobody wants it any more"
-    assert (stack.said("n1", "store.unavailable"), stack.said("n1", "store.back")) == (1, 1)
+    assert run.end == "", "the restored server has no such group"
+    assert (
+        stack.count_logged("n1", "store.unavailable"),
+        stack.count_logged("n1", "store.back"),
+    ) == (1, 1)
 
 
 def test_a_pod_that_ends_in_an_outage_is_completed_with_its_first_attempt(
@@ -366,7 +377,7 @@ def test_a_pod_that_ends_in_an_outage_is_completed_with_its_first_attempt(
     for_s(1.0)
     back()
 
-    stack.completed("done")
+    stack.await_completion("done")
     [run] = stack.runs()["done-main-0"]
     assert (count_of(run.attempt), run.end) == (1, "done")
     [pod] = pods_of(stack.client, "done")

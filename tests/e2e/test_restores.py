@@ -74,7 +74,7 @@ class Stage:
         """Return the folder with what the server has written so far."""
         return self.machine.home.data / "appendonlydir"
 
-    def ends_once_more(self) -> None:
+    def assert_completes_once_more(self) -> None:
         """Wait for the end, and check that the pod never ran twice at once."""
         with self.machine.client() as client:
             until(lambda: phase(client, "long") == "Completed", within_s=SETTLED_WITHIN_S)
@@ -100,7 +100,7 @@ def test_a_pod_continues_while_the_server_of_its_machine_is_dead_for_longer_than
     stage.kill_server()
     wait(AWAY_S)
     stage.start_server()
-    stage.ends_once_more()
+    stage.assert_completes_once_more()
     assert (stage.words("start"), stage.words("end")) == (1, 1)
 
 
@@ -113,7 +113,7 @@ def test_a_pod_continues_while_the_server_of_its_machine_is_paused_for_longer_th
     os.kill(stage.server_pid(), signal.SIGSTOP)
     wait(AWAY_S)
     os.kill(stage.server_pid(), signal.SIGCONT)
-    stage.ends_once_more()
+    stage.assert_completes_once_more()
     assert (stage.words("start"), stage.words("end")) == (1, 1)
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_has_forgotten_the_bind_lets_the_pod_run_again_and_not_twi
     shutil.rmtree(stage.files())
     shutil.copytree(older, stage.files())
     stage.start_server()
-    stage.ends_once_more()
+    stage.assert_completes_once_more()
     assert (stage.words("start"), stage.words("end")) == (2, 1)
     with stage.machine.client() as client:
         [after] = pods_of(client, "long")

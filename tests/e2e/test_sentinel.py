@@ -69,7 +69,7 @@ def test_work_continues_at_the_new_primary(watched: ReplicatedServer, machine: M
     epoch_before = epoch(machine)
     waiting = machine.start("wait", "early", "--timeout", "60s")
     # Each of its two connections to the primary has asked two of the sentinels.
-    until(lambda: machine.talks(waiting, sockets=6), what="it is connected")
+    until(lambda: machine.is_connected(waiting, sockets=6), what="it is connected")
 
     watched.kill(before)
     after = watched.await_failover(before)

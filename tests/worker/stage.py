@@ -89,7 +89,7 @@ class Stage:
         return agent
 
     def is_served_by(self, node: str, agent: subprocess.Popen[bytes]) -> bool:
-        assert agent.poll() is None, self.said()
+        assert agent.poll() is None, self.log_text()
         item = self.store.get("Node", node)
         return (
             isinstance(item, Node)
@@ -97,7 +97,7 @@ class Stage:
             and f":{agent.pid}:" in item.metadata.annotations["batchq/agent"]
         )
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         """Return everything that the agents have logged."""
         return (self.home / "agents.log").read_text()
 

@@ -152,16 +152,16 @@ def test_an_agent_waits_for_a_server_that_is_not_up_yet_and_logs_that_once(
 ) -> None:
     server.stop()
     agent = stage.launch_agent()
-    until(lambda: "store.unavailable" in stage.said(), within_s=WITHIN_S)
+    until(lambda: "store.unavailable" in stage.log_text(), within_s=WITHIN_S)
     server.start()
     until(lambda: stage.is_served_by("n1", agent), within_s=WITHIN_S)
-    assert stage.said().count("store.unavailable") == 1
-    assert f"the server at {server.url} is not running" in stage.said()
+    assert stage.log_text().count("store.unavailable") == 1
+    assert f"the server at {server.url} is not running" in stage.log_text()
 
 
 def test_an_agent_that_waits_for_its_server_ends_on_sigterm(stage: Stage, server: Server) -> None:
     server.stop()
     agent = stage.launch_agent()
-    until(lambda: "store.unavailable" in stage.said(), within_s=WITHIN_S)
+    until(lambda: "store.unavailable" in stage.log_text(), within_s=WITHIN_S)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=WITHIN_S) == 0

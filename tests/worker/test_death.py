@@ -227,7 +227,7 @@ def test_a_pod_that_has_ended_keeps_its_outcome_when_it_is_delivered_again(stage
     link = RqLink(stage.store.url)
     enqueue(node_queue("n1", link), [PodAttempt(pod.metadata.uid, 1)])
     link.close()
-    until(lambda: "pod delivered twice" in stage.said(), within_s=WITHIN_S)
+    until(lambda: "pod delivered twice" in stage.log_text(), within_s=WITHIN_S)
     run = stage.run_of(pod)
     assert run is not None
     assert run.outcome is not None

@@ -42,7 +42,7 @@ def start_agent(stage: Stage, containment: str, **settings: Any) -> subprocess.P
     agent = stage.launch_agent(containment=containment, **settings)
     until(lambda: agent.poll() is not None or stage.is_served_by("n1", agent), within_s=WITHIN_S)
     if agent.returncode is not None:
-        said = stage.said().splitlines()[-1]
+        said = stage.log_text().splitlines()[-1]
         assert said.startswith(f"--containment {containment}: ")
         pytest.skip(said)
     assert node_of(stage).metadata.labels["batchq/containment"] == containment
@@ -119,7 +119,7 @@ def test_a_pod_that_traces_work_horse_and_guard_is_ended(stage: Stage, containme
     status = stage.ended(pod).status
     assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
     assert_ended_before(file, status.finished_at)
-    assert "pod killed that traces batchq" in stage.said()
+    assert "pod killed that traces batchq" in stage.log_text()
     assert is_alive(guard)
     (next_pod,) = stage.bind("true")
     assert stage.ended(next_pod).status.phase == PodPhase.SUCCEEDED
@@ -263,7 +263,7 @@ def test_a_pod_that_cannot_be_killed_keeps_its_resources_and_its_node_takes_no_m
     flag.touch()
     until(lambda: not node_of(stage).status.ready, within_s=WITHIN_S)
     assert node_of(stage).status.reason == f"processes of its pods cannot be killed: {stuck}"
-    assert "processes cannot be killed" in stage.said()
+    assert "processes cannot be killed" in stage.log_text()
     # Longer than its lease, which the agent has to renew.
     threading.Event().wait(4.0)
     assert is_alive(stuck)
@@ -290,4 +290,4 @@ def lease_of(stage: Stage, pod: Pod) -> int:
 
 def test_an_agent_warns_when_it_runs_as_root(stage: Stage) -> None:
     stage.start_agent()
-    assert ("agent runs as root" in stage.said()) == (os.geteuid() == 0)
+    assert ("agent runs as root" in stage.log_text()) == (os.geteuid() == 0)

@@ -54,7 +54,7 @@ def test_a_foreign_function_is_refused_and_pods_still_run(
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     until(lambda: _is_gone(raw, job.id), within_s=WITHIN_S)
     assert not mark.exists()
-    assert "foreign rq job refused" in stage.said()
+    assert "foreign rq job refused" in stage.log_text()
 
 
 def test_a_foreign_function_with_a_pods_arguments_is_refused_and_the_pod_is_not_changed(
@@ -64,7 +64,7 @@ def test_a_foreign_function_with_a_pods_arguments_is_refused_and_the_pod_is_not_
     (pod,) = stage.bound("true", node="elsewhere")
     queue = Queue("bq-node-n1", connection=node, serializer="json")
     queue.enqueue("os.system", args=[pod.metadata.uid, 1], job_id=f"{pod.metadata.uid}-1")
-    until(lambda: "it names the function 'os.system'" in stage.said(), within_s=WITHIN_S)
+    until(lambda: "it names the function 'os.system'" in stage.log_text(), within_s=WITHIN_S)
     assert stage.now(pod).status.phase == PodPhase.BOUND
 
 
@@ -103,4 +103,4 @@ def test_callbacks_of_a_pods_own_rq_job_are_not_called(stage: Stage, node: RqCon
     (other,) = stage.bind("true")
     assert stage.ended(other).status.phase == PodPhase.SUCCEEDED
     assert not mark.exists()
-    assert "work-horse" not in stage.said()
+    assert "work-horse" not in stage.log_text()

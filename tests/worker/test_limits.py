@@ -154,5 +154,5 @@ def test_an_agent_without_the_demanded_cgroup_does_not_start(
 ) -> None:
     agent = stage.launch_agent(enforce="cgroup")
     assert agent.wait(timeout=WITHIN_S) == 2
-    assert "--enforce cgroup: expected a delegated cgroup v2" in stage.said()
+    assert "--enforce cgroup: expected a delegated cgroup v2" in stage.log_text()
     assert stage.store.get("Node", "n1") is None

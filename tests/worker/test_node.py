@@ -62,7 +62,7 @@ def test_a_second_agent_with_the_same_node_name_refuses_to_start(stage: Stage) -
     first = stage.start_agent()
     second = stage.launch_agent()
     assert second.wait(timeout=WITHIN_S) == 8
-    assert f"node n1 is served by the agent with pid {first.pid} on " in stage.said()
+    assert f"node n1 is served by the agent with pid {first.pid} on " in stage.log_text()
     assert first.poll() is None
 
 
@@ -72,7 +72,7 @@ def test_a_folder_belongs_to_one_agent_even_across_servers(
     stage.start_agent()
     other = stage.launch_agent(url=f"{running_server.url}?db=1")
     assert other.wait(timeout=WITHIN_S) == 8
-    assert f"another agent runs with the folder {stage.home}/run/n1" in stage.said()
+    assert f"another agent runs with the folder {stage.home}/run/n1" in stage.log_text()
 
 
 def test_agents_of_two_nodes_share_a_machine_and_a_home(stage: Stage) -> None:
@@ -141,7 +141,7 @@ def test_an_agent_whose_node_was_taken_over_leaves_the_pods_to_the_new_agent(
     (pod,) = stage.bound("true")
     _is_said_to_be_served_by(stage, "elsewhere:1:1")
     assert agent.wait(timeout=WITHIN_S) == 8
-    assert "node n1 was taken over by the agent with pid 1 on elsewhere" in stage.said()
+    assert "node n1 was taken over by the agent with pid 1 on elsewhere" in stage.log_text()
     assert stage.store.inboxes.pending("n1") == []
     assert stage.now(pod).status.phase == PodPhase.BOUND
 

@@ -39,7 +39,7 @@ def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
 
 def lines(stage: Stage, word: str, pod: Pod | None = None) -> list[str]:
     """Return the agent's (or a pod's work-horse's) log lines that contain a word."""
-    logged = [line for line in stage.said().splitlines() if word in line]
+    logged = [line for line in stage.log_text().splitlines() if word in line]
     if pod is None:
         return [line for line in logged if "pod=" not in line]
     return [line for line in logged if f"pod={pod.metadata.uid}" in line]
@@ -89,9 +89,9 @@ def await_lines(stage: Stage, word: str, count: int, pod: Pod) -> None:
 
 def silent_for_s(stage: Stage, seconds: float) -> None:
     """Check that nothing is logged for that time."""
-    before = stage.said()
+    before = stage.log_text()
     with pytest.raises(AssertionError, match="not within"):
-        until(lambda: stage.said() != before, within_s=seconds)
+        until(lambda: stage.log_text() != before, within_s=seconds)
 
 
 def test_a_task_that_fails_in_an_outage_is_retried_until_it_succeeds() -> None:

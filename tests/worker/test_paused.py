@@ -81,7 +81,7 @@ def test_a_paused_work_horse_loses_its_pod_well_before_the_lease_ends(stage: Sta
     status = stage.ended(pod).status
     assert (status.phase, status.reason, status.failures) == (PodPhase.EVICTED, "NodeLost", 0)
     assert not is_alive(horse)
-    assert "paused work-horse killed" in stage.said()
+    assert "paused work-horse killed" in stage.log_text()
 
 
 @pytest.mark.e2e

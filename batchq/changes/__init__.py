@@ -7,13 +7,13 @@ change: `Word.CONFLICT`), the simulator's timeline to its own.
 """
 
 from batchq.changes.edits import (
+    already_exists,
     apply,
     create,
     delete,
     differences,
     found_defaults,
     in_order,
-    taken,
     update,
 )
 from batchq.changes.groups import (
@@ -27,10 +27,10 @@ from batchq.changes.groups import (
 from batchq.changes.object_writes import explain_refusal, put_node
 from batchq.changes.queue_rules import (
     Overpromised,
-    concerns,
     first_contradiction,
     overpromised,
     settled,
+    warnings_of,
 )
 from batchq.changes.verbs import (
     cancel,
@@ -48,11 +48,11 @@ from batchq.changes.verbs import (
 __all__ = [
     "NewGroups",
     "Overpromised",
+    "already_exists",
     "apply",
     "cancel",
     "check_apart",
     "check_same",
-    "concerns",
     "cordon",
     "create",
     "delete",
@@ -74,7 +74,7 @@ __all__ = [
     "set_stop_policy",
     "settled",
     "suspend",
-    "taken",
     "uncordon",
     "update",
+    "warnings_of",
 ]

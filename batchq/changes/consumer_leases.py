@@ -147,7 +147,7 @@ def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Ren
     end = _find(reader, token).status.claim.phase
     if end in ("Succeeded", "Failed"):
         return Renewed(transaction=None, expires_at=None, over_at=None, stop_reason=end)
-    group, held = _held(reader, token, now_ms)
+    group, held = _open_claim(reader, token, now_ms)
     reason = stop_reason_of(group)
     if reason:
         return Renewed(
@@ -186,7 +186,7 @@ def report(
         latest = _find(reader, token).status.claim
         if latest.phase == _WORDS[phase]:
             return None
-    group, held = _held(reader, token, now_ms)
+    group, held = _open_claim(reader, token, now_ms)
     reason = stop_reason_of(group)
     if reason and phase == "evicted":
         return None
@@ -220,7 +220,7 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
     """
     if _find(reader, token).status.claim.phase == "Released":
         return None
-    group, held = _held(reader, token, now_ms)
+    group, held = _open_claim(reader, token, now_ms)
     if not stop_reason_of(group):
         _check_alive(group, now_ms)
     waits = group.status.phase == PodGroupPhase.IN_QUEUE
@@ -235,7 +235,7 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
     return _write(group, status, "Released", text, now_ms)
 
 
-# --- who holds what ---------------------------------------------------------------------------
+# --- the claim of a token ---------------------------------------------------------------------
 
 
 def _find(reader: Reader, token: str) -> PodGroup:
@@ -265,7 +265,7 @@ def _find(reader: Reader, token: str) -> PodGroup:
     )
 
 
-def _held(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim]:
+def _open_claim(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim]:
     """Return the token's group and its open claim, which may be expired.
 
     Raises Conflict if the claim is over.
@@ -274,7 +274,7 @@ def _held(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim
     claim = group.status.claim
     over = claim.over_at is not None and now_ms >= claim.over_at
     if claim.phase == "Lapsed" or (claim.is_open and over):
-        raise _lapsed(group)
+        raise _lapsed_error(group)
     if not claim.is_open:
         raise Conflict(
             f"{title(group)}: the claim of {claim.holder} has ended: it was reported as"
@@ -288,10 +288,10 @@ def _check_alive(group: PodGroup, now_ms: int) -> None:
     """Raise Conflict for an expired claim: its holder may only report that the work has stopped."""
     claim = group.status.claim
     if claim.expires_at is not None and now_ms >= claim.expires_at:
-        raise _lapsed(group)
+        raise _lapsed_error(group)
 
 
-def _lapsed(group: PodGroup) -> Conflict:
+def _lapsed_error(group: PodGroup) -> Conflict:
     claim, phase = group.status.claim, group.status.phase
     if phase in TERMINAL:
         then = f"the group is {phase}"

@@ -59,7 +59,7 @@ def differences(old: object, new: object) -> str:
     """
     if not isinstance(old, Queue) or not isinstance(new, Queue):
         return ""
-    found = [*_fields("", old.spec, new.spec), *_beside_spec(old, new)]
+    found = [*_fields("", old.spec, new.spec), *_metadata_differences(old, new)]
     more = len(found) - _MOST_DIFFERENCES_NAMED
     return ", ".join(found[:_MOST_DIFFERENCES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -82,7 +82,7 @@ def _fields(before: str, old: Struct, new: Struct) -> Iterator[str]:
             yield f"{before}{written} {_word(written, was)} -> {_word(written, becomes)}"
 
 
-def _beside_spec(old: Queue, new: Queue) -> Iterator[str]:
+def _metadata_differences(old: Queue, new: Queue) -> Iterator[str]:
     for field in ("annotations", "labels"):
         if getattr(old.metadata, field) != getattr(new.metadata, field):
             yield field
@@ -130,10 +130,10 @@ def create(
     """
     validation.check(obj, described=described)
     if isinstance(obj, Pod):
-        raise _pods_are_made(obj)
+        raise _pods_are_derived(obj)
     stored = reader.get(kind_of(obj), key_of(obj))
     if stored is not None:
-        raise taken(stored)
+        raise already_exists(stored)
     new = _stamped(obj, now_ms=now_ms, uid=uid, described=described)
     if not isinstance(new, PodGroup):
         _check_only_default(reader, new)
@@ -166,7 +166,7 @@ def update(
     """
     validation.check(obj, described=described)
     if isinstance(obj, Pod):
-        raise _pods_are_made(obj)
+        raise _pods_are_derived(obj)
     stored = find(reader, type(obj), key_of(obj))
     revision = stored.metadata.revision
     if obj.metadata.revision not in (0, revision):
@@ -246,7 +246,7 @@ def delete(
         case PodGroup():
             return _delete_group(reader, obj, event)
         case Pod():
-            raise _pods_are_made(obj)
+            raise _pods_are_derived(obj)
         case Queue():
             _check_queue_empty(reader, obj)
         case Node():
@@ -350,7 +350,7 @@ def _delete_group(reader: Reader, group: PodGroup, event: Event) -> Transaction:
     if group.status.phase not in TERMINAL:
         raise Conflict(
             f"{title(group)} is {group.status.phase}, and only finished groups can be deleted",
-            hint=f"cancel it first: `batchq cancel {_typed(group)}`",
+            hint=f"cancel it first: `batchq cancel {_short_name(group)}`",
         )
     pods = [pod for pod in _pods(reader, group.metadata.namespace) if _belongs(pod, group)]
     stopping = sum(pod.status.phase in ON_NODE for pod in pods)
@@ -455,10 +455,10 @@ def _event(obj: Object, reason: str, now_ms: int, message: str = "") -> Event:
     return Event(kind=kind_of(obj), key=key_of(obj), reason=reason, message=message, at=now_ms)
 
 
-def taken(stored: Object) -> Conflict:
+def already_exists(stored: Object) -> Conflict:
     """Return the refusal of a new object with the name of a stored one."""
     if isinstance(stored, PodGroup):
-        name = _typed(stored)
+        name = _short_name(stored)
         free = (
             f"delete it first: `batchq delete podgroup {name}`, or omit the name"
             if stored.status.phase in TERMINAL
@@ -469,12 +469,12 @@ def taken(stored: Object) -> Conflict:
     return Conflict(f"{title(stored)} exists already", hint="use apply to change it")
 
 
-def _typed(group: PodGroup) -> str:
+def _short_name(group: PodGroup) -> str:
     """Return what people type for a group: its namespace only if it is not `default`."""
     return full_name(group).removeprefix(f"{DEFAULT}/")
 
 
-def _pods_are_made(pod: Pod) -> Rejected:
+def _pods_are_derived(pod: Pod) -> Rejected:
     return Rejected(
         f"{title(pod)}: batchq makes pods from the tasks of a PodGroup, and deletes them with it",
         hint="apply or cancel the PodGroup instead",

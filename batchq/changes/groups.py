@@ -41,7 +41,7 @@ from batchq.api.objects import (
     without_gates,
 )
 from batchq.api.transaction import Event, Transaction, Write
-from batchq.changes.object_writes import few, find, instead, object_charge, put, title
+from batchq.changes.object_writes import abbreviated, find, name_hint, object_charge, put, title
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.ports import Reader, Store
@@ -55,7 +55,7 @@ def rivals(group: PodGroup) -> dict[str, list[tuple[str, str]]]:
     meta = group.metadata
     for task in _with_pods(group):
         prefix = f"{meta.name}-{task.name}"
-        for name, other in _divided(prefix):
+        for name, other in _splits(prefix):
             if name != meta.name:
                 found.setdefault(f"{meta.namespace}/{name}", []).append((task.name, other))
     return found
@@ -102,7 +102,7 @@ def _with_pods(group: PodGroup) -> Iterator[Task]:
     return (task for task in group.spec.tasks if task.replicas)
 
 
-def _divided(prefix: str) -> Iterator[tuple[str, str]]:
+def _splits(prefix: str) -> Iterator[tuple[str, str]]:
     """Yield each way to read a text as `<group>-<task>`."""
     place = prefix.find("-")
     while place >= 0:
@@ -142,7 +142,7 @@ def open_gate(
     whose = f": task {task}" if task else ""
     raise NotFound(
         f"{title(group)}{whose} has no scheduling gate {gate!r}",
-        hint=instead(gate, list(dict.fromkeys(one.name for one in there))),
+        hint=name_hint(gate, list(dict.fromkeys(one.name for one in there))),
     )
 
 
@@ -164,13 +164,13 @@ def with_opened(new: PodGroup, stored: PodGroup, *, now_ms: int, by: str) -> Pod
 
     The gates of a removed task do not count as opened: its pods are no longer wanted.
     """
-    opened = _gone(stored, new)
-    return _noted(new, opened, now_ms, by) if opened else new
+    opened = _removed_gates(stored, new)
+    return _with_notes(new, opened, now_ms, by) if opened else new
 
 
 def opening_events(new: PodGroup, stored: PodGroup, *, now_ms: int, by: str) -> tuple[Event, ...]:
     """Return the event about the gates that an edit opens, if there are any."""
-    opened = _gone(stored, new)
+    opened = _removed_gates(stored, new)
     return (_gates_event(new, opened, now_ms, by),) if opened else ()
 
 
@@ -225,14 +225,14 @@ def _unfinished_with_gates(reader: Reader, key: str) -> PodGroup:
 def _check_task(group: PodGroup, task: str) -> None:
     names = [one.name for one in group.spec.tasks]
     if task and task not in names:
-        raise NotFound(f"{title(group)} has no task {task!r}", hint=instead(task, names))
+        raise NotFound(f"{title(group)} has no task {task!r}", hint=name_hint(task, names))
 
 
 def _opened(
     reader: Reader, group: PodGroup, opened: Sequence[Gate], now_ms: int, by: str
 ) -> Transaction:
     spec = without_gates(group.spec, opened)
-    new = _noted(structs.replace(group, spec=spec), opened, now_ms, by)
+    new = _with_notes(structs.replace(group, spec=spec), opened, now_ms, by)
     event = _gates_event(new, opened, now_ms, by)
     return put(reader, new, expect=group.metadata.revision, event=event)
 
@@ -242,7 +242,7 @@ def _opened_on_pods(
 ) -> Transaction:
     """Open a gate of single pods, which only a simulated cluster can have."""
     opened = [Gate(task, gate) for task in dict.fromkeys(pod.spec.task for pod in pods)]
-    new = _noted(group, opened, now_ms, by)
+    new = _with_notes(group, opened, now_ms, by)
     event = _gates_event(new, opened, now_ms, by)
     transaction = put(reader, new, expect=group.metadata.revision, event=event)
     writes = (
@@ -269,7 +269,7 @@ def _pods_with(reader: Reader, group: PodGroup, gate: str, task: str) -> list[Po
     ]
 
 
-def _noted(group: PodGroup, opened: Iterable[Gate], now_ms: int, by: str) -> PodGroup:
+def _with_notes(group: PodGroup, opened: Iterable[Gate], now_ms: int, by: str) -> PodGroup:
     notes = [OpenedGate(name=gate.name, task=gate.task, by=by, at=now_ms) for gate in opened]
     status = group.status
     return structs.replace(
@@ -296,7 +296,7 @@ def _gates_event(group: PodGroup, opened: Sequence[Gate], now_ms: int, by: str) 
     )
 
 
-def _gone(stored: PodGroup, new: PodGroup) -> list[Gate]:
+def _removed_gates(stored: PodGroup, new: PodGroup) -> list[Gate]:
     kept = set(gates_of(new.spec))
     tasks = {"", *(task.name for task in new.spec.tasks)}
     return [gate for gate in gates_of(stored.spec) if gate not in kept and gate.task in tasks]
@@ -312,7 +312,7 @@ def _in_order(
 _ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName"})
 
 
-# --- what it refers to ----------------------------------------------------------------------
+# --- references -----------------------------------------------------------------------------
 
 
 def check_references(
@@ -406,13 +406,13 @@ def _check_queue(reader: Reader, group: PodGroup) -> None:
     if name != DEFAULT and all(queue.metadata.name != name for queue in there):
         names = [queue.metadata.name for queue in there]
         raise NotFound(
-            f"{title(group)}: spec.queue: there is no queue {name!r}", hint=instead(name, names)
+            f"{title(group)}: spec.queue: there is no queue {name!r}", hint=name_hint(name, names)
         )
     if any(queue.spec.parent == name for queue in there):
         leaves = sorted(QueueTree(there).leaves_below(name))
         raise Rejected(
             f"{title(group)}: spec.queue: queue {name} has queues below it, and holds no groups",
-            hint=f"name a queue below it: {few(leaves)}",
+            hint=f"name a queue below it: {abbreviated(leaves)}",
         )
 
 
@@ -427,7 +427,7 @@ def _check_priority_class(reader: Reader, group: PodGroup) -> None:
     there = [item.metadata.name for item in reader.list("PriorityClass")]
     raise NotFound(
         f"{title(group)}: spec.priorityClassName: there is no priority class {name!r}",
-        hint=instead(name, there),
+        hint=name_hint(name, there),
     )
 
 
@@ -442,7 +442,7 @@ def _uid_of(reader: Reader, group: PodGroup, key: str, described: bool) -> str:
     ]
     name = key.rpartition("/")[2]
     raise NotFound(
-        f"{title(group)}: spec.dependsOn: there is no PodGroup {key}", hint=instead(name, there)
+        f"{title(group)}: spec.dependsOn: there is no PodGroup {key}", hint=name_hint(name, there)
     )
 
 
@@ -484,7 +484,7 @@ def circular(group: PodGroup, circle: list[str]) -> Rejected:
     )
 
 
-# --- what may be edited ---------------------------------------------------------------------
+# --- edits ----------------------------------------------------------------------------------
 
 
 def check_edit(stored: PodGroup, new: PodGroup) -> None:
@@ -601,7 +601,7 @@ class NewGroups:
         for key in [key for key, uid in self._groups.items() if not uid]:
             del self._groups[key]
 
-    # --- groups whose pods could be called like others' -----------------------------------------
+    # --- groups whose pods could have the same names ---------------------------------------------
 
     def note_rivals(self, groups: Iterable[Object]) -> None:
         """Note these existing groups, to compare new groups with."""
@@ -660,7 +660,7 @@ class NewGroups:
                 kept[namespace] = found
         return found
 
-    # --- what is written ------------------------------------------------------------------------
+    # --- submission -----------------------------------------------------------------------------
 
     def check(self, group: PodGroup) -> tuple[str, ...]:
         """Check that the group's queue and priority class exist; return the queue's admission
@@ -715,7 +715,7 @@ class NewGroups:
         )
 
 
-# --- what is there already ------------------------------------------------------------------------
+# --- existing groups ------------------------------------------------------------------------------
 
 
 def check_same(stored: PodGroup, wanted: PodGroup) -> None:

@@ -171,10 +171,10 @@ def find(reader: Reader, kind: type[T], key: str) -> T:
     namespace = key.rpartition("/")[0]
     there = [full_name(other) for other in reader.list(kind.__name__, namespace=namespace)]
     name = shown(key)[1:-1]
-    raise NotFound(f"{kind.__name__} {name} does not exist", hint=instead(key, there))
+    raise NotFound(f"{kind.__name__} {name} does not exist", hint=name_hint(key, there))
 
 
-def instead(wanted: str, there: list[str]) -> str:
+def name_hint(wanted: str, there: list[str]) -> str:
     """Return a hint after a name that does not exist."""
     # Compare names without namespaces, which would make any two of them similar.
     names = {full.rpartition("/")[2]: full for full in there}
@@ -191,7 +191,7 @@ def instead(wanted: str, there: list[str]) -> str:
     return f"there are: {', '.join(there[:_MOST_CANDIDATES_NAMED])}{more}"
 
 
-def few(names: list[str]) -> str:
+def abbreviated(names: list[str]) -> str:
     """Return the first few names, and the number of the others."""
     more = len(names) - _FEW
     return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")

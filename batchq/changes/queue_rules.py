@@ -43,7 +43,7 @@ from batchq.api.transaction import (
     limit_of_queue,
     queue_scope,
 )
-from batchq.changes.object_writes import few, instead
+from batchq.changes.object_writes import abbreviated, name_hint
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.ports import Reader
@@ -145,7 +145,7 @@ def parents_first(queues: Iterable[Queue]) -> dict[str, int]:
     return levels
 
 
-# --- who stands below whom ------------------------------------------------------------------
+# --- the shape of the tree ------------------------------------------------------------------
 
 
 def _contradictions(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
@@ -156,14 +156,14 @@ def _contradictions(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
         return
     misplaced = False
     for name in queues:
-        for error in _misplaced(queues, name):
+        for error in _path_errors(queues, name):
             misplaced = True
             yield name, error
     if not misplaced:
         yield from _numbers(queues)
 
 
-def _misplaced(queues: Queues, name: str) -> Iterator[BatchqError]:
+def _path_errors(queues: Queues, name: str) -> Iterator[BatchqError]:
     """Yield what is wrong with the path from a queue up to the root."""
     way = [name]
     while (above := _parent(queues, way[-1])) not in ("", ROOT):
@@ -178,7 +178,7 @@ def _misplaced(queues: Queues, name: str) -> Iterator[BatchqError]:
             if len(way) == 1:
                 yield NotFound(
                     f"Queue {name}: spec.parent: there is no queue {above!r}",
-                    hint=instead(above, [other for other in queues if other != name]),
+                    hint=name_hint(above, [other for other in queues if other != name]),
                 )
             return
         if above in way:
@@ -204,12 +204,12 @@ def _check_childless(name: str, after: Queues) -> None:
     below = sorted(other for other, queue in after.items() if queue.spec.parent == name)
     if below and name not in after:
         raise Conflict(
-            f"Queue {name} still has {counted(len(below), 'queue')} below it: {few(below)}",
+            f"Queue {name} still has {counted(len(below), 'queue')} below it: {abbreviated(below)}",
             hint="delete them first, or give them another parent",
         )
 
 
-# --- what adds up ---------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------
 
 
 def _numbers(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
@@ -272,11 +272,11 @@ def _too_little(
     ]
     return (
         f"spec.{field}.{resource}: expected at least {needed}, what the queues below it {verb}"
-        f" ({few(named)}), found {describe_quantity(resource, stated[resource])}"
+        f" ({abbreviated(named)}), found {describe_quantity(resource, stated[resource])}"
     )
 
 
-# --- others at the same moment --------------------------------------------------------------
+# --- concurrent changes ---------------------------------------------------------------------
 
 
 def _matters(old: Queue | None, new: object) -> bool:
@@ -324,7 +324,7 @@ class Overpromised(Struct, frozen=True, kw_only=True):
         named = [f"{name} {describe_quantity(self.resource, units)}" for name, units in self.parts]
         return (
             f"{self.resource} {describe_quantity(self.resource, self.guaranteed)} is guaranteed in"
-            f" all ({few(named)}), and the ready nodes have"
+            f" all ({abbreviated(named)}), and the ready nodes have"
             f" {describe_quantity(self.resource, self.available)}"
         )
 
@@ -356,7 +356,7 @@ def overpromised(queues: Iterable[Queue], nodes: Iterable[Node]) -> list[Overpro
     return found
 
 
-def concerns(
+def warnings_of(
     reader: Reader, transaction: Transaction, held: Callable[[], Ledger]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return warnings about what the transaction brings about, by object as (kind, key).
@@ -364,17 +364,17 @@ def concerns(
     `reader` shows the store before the transaction; `held` reads the ledger's sums, and is called
     only if a capability is lowered.
     """
-    of_queues = _of_queues(reader, transaction, held)
-    for name, sentence in _of_idle_strategies(transaction):
+    of_queues = _queue_warnings(reader, transaction, held)
+    for name, sentence in _unused_strategy_warnings(transaction):
         of_queues[name] = (*of_queues.get(name, ()), sentence)
     return {
         **{("Queue", name): sentences for name, sentences in of_queues.items()},
-        **_of_deleted_checks(reader, transaction),
-        **_of_hasty_checks(transaction),
+        **_deleted_check_warnings(reader, transaction),
+        **_retry_delay_warnings(transaction),
     }
 
 
-def _of_queues(
+def _queue_warnings(
     reader: Reader, transaction: Transaction, held: Callable[[], Ledger]
 ) -> dict[str, tuple[str, ...]]:
     written = {
@@ -386,13 +386,13 @@ def _of_queues(
     for name, sentence in parents_with_groups(reader, transaction).items():
         found[name].append(sentence)
     stored = {item.metadata.name: item for item in reader.list("Queue") if isinstance(item, Queue)}
-    _tell_of_guarantees(reader, stored, written, found)
-    _tell_of_capabilities(stored, written, held, found)
-    _tell_of_missing_checks(reader, transaction, stored, written, found)
+    _warn_of_guarantees(reader, stored, written, found)
+    _warn_of_capabilities(stored, written, held, found)
+    _warn_of_missing_checks(reader, transaction, stored, written, found)
     return {name: tuple(sentences) for name, sentences in found.items() if sentences}
 
 
-def _tell_of_guarantees(
+def _warn_of_guarantees(
     reader: Reader,
     stored: Mapping[str, Queue],
     written: Mapping[str, Queue],
@@ -414,7 +414,7 @@ def _tell_of_guarantees(
             )
 
 
-def _tell_of_capabilities(
+def _warn_of_capabilities(
     stored: Mapping[str, Queue],
     written: Mapping[str, Queue],
     held: Callable[[], Ledger],
@@ -433,12 +433,13 @@ def _tell_of_capabilities(
         ]
         if over:
             found[name].append(
-                f"Queue {name} now holds more than its limit: {few(over)}; admitted groups go on,"
-                " and no group that requests these is admitted until enough of them have ended"
+                f"Queue {name} now holds more than its limit: {abbreviated(over)}; admitted groups"
+                " go on, and no group that requests these is admitted until enough of them have"
+                " ended"
             )
 
 
-def _tell_of_missing_checks(
+def _warn_of_missing_checks(
     reader: Reader,
     transaction: Transaction,
     stored: Mapping[str, Queue],
@@ -455,7 +456,7 @@ def _tell_of_missing_checks(
             and (made[check] if check in made else reader.get("AdmissionCheck", check)) is None
         ]
         if missing:
-            what = f"the admission check{'s' if len(missing) > 1 else ''} {few(missing)}"
+            what = f"the admission check{'s' if len(missing) > 1 else ''} {abbreviated(missing)}"
             there = "do not exist" if len(missing) > 1 else "does not exist"
             found[name].append(
                 f"Queue {name} asks for {what}, which {there}: it admits no group until every"
@@ -463,7 +464,7 @@ def _tell_of_missing_checks(
             )
 
 
-def _of_deleted_checks(
+def _deleted_check_warnings(
     reader: Reader, transaction: Transaction
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     gone = [write.key for write in transaction.writes if _is_check(write) and write.value is None]
@@ -481,7 +482,7 @@ def _of_deleted_checks(
             name for name, queue in queues.items() if check in queue.spec.admission_checks
         )
         if asking:
-            held = f"queue{'s' if len(asking) > 1 else ''} {few(asking)}"
+            held = f"queue{'s' if len(asking) > 1 else ''} {abbreviated(asking)}"
             sentence = (
                 f"{held} still ask{'' if len(asking) > 1 else 's'} for the admission check"
                 f" {check}: no group is admitted there until it is applied again, or removed from"
@@ -491,7 +492,7 @@ def _of_deleted_checks(
     return found
 
 
-def _of_idle_strategies(transaction: Transaction) -> Iterator[tuple[str, str]]:
+def _unused_strategy_warnings(transaction: Transaction) -> Iterator[tuple[str, str]]:
     """Warn about `order` and `reservations` of a queue whose type is not Backfill, as only that
     type uses them.
     """
@@ -505,7 +506,7 @@ def _of_idle_strategies(transaction: Transaction) -> Iterator[tuple[str, str]]:
             yield name, f"{warning} {strategy.type}; only type Backfill uses it"
 
 
-def _of_hasty_checks(transaction: Transaction) -> dict[tuple[str, str], tuple[str, ...]]:
+def _retry_delay_warnings(transaction: Transaction) -> dict[tuple[str, str], tuple[str, ...]]:
     checks = [one.value for one in transaction.writes if isinstance(one.value, AdmissionCheck)]
     names = [one.metadata.name for one in checks if one.spec.retry_delay_minutes == 0]
     warning = (

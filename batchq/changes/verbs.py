@@ -29,7 +29,7 @@ from batchq.api.reasons import Finish
 from batchq.api.times import format_instant
 from batchq.api.transaction import Charge, Event, Transaction
 from batchq.changes.edits import apply
-from batchq.changes.object_writes import find, instead, put, title
+from batchq.changes.object_writes import find, name_hint, put, title
 from batchq.core.pending.eligibility import is_active
 from batchq.errors import Conflict, InvalidInput, NotFound
 from batchq.ports import Reader
@@ -218,7 +218,7 @@ def set_check(
         )
     names = [state.name for state in group.status.checks]
     if check not in names:
-        hint = instead(check, names) if names else "its queue asks for no admission checks"
+        hint = name_hint(check, names) if names else "its queue asks for no admission checks"
         raise NotFound(f"{title(group)} has no admission check {check!r}", hint=hint)
     _check_reservation(group, check, reserved_at)
     old = group.status.checks[names.index(check)]

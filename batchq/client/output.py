@@ -14,7 +14,7 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import count_of
-from batchq.changes.object_writes import find, instead
+from batchq.changes.object_writes import find, name_hint
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
 
@@ -148,7 +148,7 @@ def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:
     if wanted and not pods:
         there = [pod.metadata.name for pod in _in_order(latest.values())]
         key = f"{group.metadata.namespace}/{group.metadata.name}"
-        raise NotFound(f"PodGroup {key} has no pod {wanted[:80]!r}", hint=instead(wanted, there))
+        raise NotFound(f"PodGroup {key} has no pod {wanted[:80]!r}", hint=name_hint(wanted, there))
     return _in_order(pod for pod in pods if pod.status.attempt)
 
 

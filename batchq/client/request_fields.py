@@ -15,7 +15,7 @@ from batchq.api.notation import label_problem, shown, subdomain_problem, suggest
 from batchq.api.objects import DEFAULT, Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
-from batchq.changes.object_writes import instead
+from batchq.changes.object_writes import name_hint
 from batchq.client.request import (
     Request,
     Submitted,
@@ -58,7 +58,7 @@ def pod_named(reader: Reader, key: str) -> Pod:
     named = [pod for pod in pods if bare in (pod.metadata.name, pod.metadata.uid)]
     if not named:
         there = [f"{space}/{pod.metadata.name}" for pod in pods]
-        raise NotFound(f"Pod {space}/{bare[:80]} does not exist", hint=instead(key, there))
+        raise NotFound(f"Pod {space}/{bare[:80]} does not exist", hint=name_hint(key, there))
     return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
 
 

@@ -16,12 +16,12 @@ from batchq.api.objects import KINDS, NAMESPACED, Node, Object, PodGroup, Queue,
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Ledger, Limit, Transaction, Word
 from batchq.changes import (
-    concerns,
     delete,
     differences,
     explain_refusal,
     in_order,
     settled,
+    warnings_of,
 )
 from batchq.changes.object_writes import find, title
 from batchq.client.cluster import refuse_living
@@ -179,7 +179,7 @@ def plan(
         one = _applied(item, before, overlay.get(*place), transaction is not None)
         applied[place] = structs.replace(one, warnings=_of_kept_stop(item, kept))
     whole = settled(reader, merged(transactions)) if transactions else None
-    for place, sentences in (concerns(reader, whole, held) if whole else {}).items():
+    for place, sentences in (warnings_of(reader, whole, held) if whole else {}).items():
         # Not of `default`, which is written along with others.
         if place in applied:
             one = applied[place]

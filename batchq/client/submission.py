@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
-from batchq.changes import NewGroups, check_same, explain_refusal, rivals, taken
+from batchq.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
 from batchq.client.requests import TRIES, Effect
@@ -413,12 +413,12 @@ class Submission(Iterator[Outcome]):
             key = key_of(item.group)
             problem = self._bears_the_names_of_others(item)
             if key in there:
-                self._decide(item, there[key], taken(there[key]))
+                self._decide(item, there[key], already_exists(there[key]))
             elif problem is not None:
                 item.outcome = Refused(place=item.place, error=problem)
             elif self._arrivals.is_noted(key):
                 # By an earlier request, which would be stored, and be Pending.
-                item.outcome = Refused(place=item.place, error=taken(item.group))
+                item.outcome = Refused(place=item.place, error=already_exists(item.group))
             else:
                 self._accept(item, transaction)
                 self._arrivals.note_rivals([item.group])
@@ -452,7 +452,7 @@ class Submission(Iterator[Outcome]):
             self._arrivals.note(stored)
             item.outcome = Accepted(place=item.place, group=stored)
         elif stored is not None and not item.draft.program:
-            self._decide(item, stored, taken(stored))
+            self._decide(item, stored, already_exists(stored))
         elif item.tries >= TRIES:
             item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
         elif stored is not None:
@@ -461,7 +461,7 @@ class Submission(Iterator[Outcome]):
     def _decide(self, item: _Item, stored: PodGroup | None, error: BatchqError) -> None:
         """Refused because of `error`; or kept, if a group of that name may be taken for it."""
         if stored is not None:
-            error = taken(stored)
+            error = already_exists(stored)
             self._arrivals.note(stored)
             if self._existing == "keep":
                 try:

@@ -227,7 +227,7 @@ def a_group_in(namespace: str, name: str) -> Charge:
     return charge(f"object:{name}", f"objects:{namespace}", checked=True, podgroups=1000)
 
 
-def test_a_namespace_without_a_number_of_its_own_has_that_of_every_namespace(
+def test_a_namespace_without_a_limit_of_its_own_has_the_default_limit(
     store: AnyStore,
 ) -> None:
     ask(store, 1, limiting("objects:*", podgroups=2000), limiting("objects:large", podgroups=3000))
@@ -246,7 +246,7 @@ def test_a_namespace_without_a_number_of_its_own_has_that_of_every_namespace(
     assert len(ask(store, 5, charging(a_group_in("large", "g")))) == 1
 
 
-def test_the_number_of_every_namespace_may_be_lowered_below_what_there_is(store: AnyStore) -> None:
+def test_the_default_limit_of_namespaces_may_be_lowered_below_their_use(store: AnyStore) -> None:
     ask(store, 1, limiting("objects:*", podgroups=2000))
     ask(store, 2, charging(a_group_in("x", "a")), charging(a_group_in("x", "b")))
     ask(store, 3, limiting("objects:*", podgroups=1000))

@@ -177,7 +177,7 @@ def test_only_the_growing_transactions_of_a_commit_are_refused(world: AnyStore) 
     assert len(commit.applied) == 2
 
 
-def test_a_transactions_own_limits_were_known_to_it(world: AnyStore) -> None:
+def test_the_limits_of_a_transaction_itself_count_as_seen(world: AnyStore) -> None:
     seen = world.snapshot().revision
     made = edited(world, a_queue("a", guarantee=amounts(cpu=1)))
     both = Transaction(
@@ -186,7 +186,9 @@ def test_a_transactions_own_limits_were_known_to_it(world: AnyStore) -> None:
     assert ask(world, both, seen=seen).refused == ()
 
 
-def test_limits_of_an_earlier_transaction_of_the_same_commit_were_unknown(world: AnyStore) -> None:
+def test_limits_of_an_earlier_transaction_of_the_same_commit_count_as_unseen(
+    world: AnyStore,
+) -> None:
     seen = world.snapshot().revision
     cut = edited(world, a_quota("x", cpu=7))
     commit = ask(world, admit("first"), cut, admit("second"), seen=seen)
@@ -216,7 +218,7 @@ def test_a_large_commit_is_refused_from_the_edit_on_in_all_its_calls(world: AnyS
     assert set(answers(commit)) == {OUTDATED}
 
 
-def test_limits_that_come_back_to_what_they_were_have_changed(world: AnyStore) -> None:
+def test_limits_that_return_to_their_former_amounts_have_changed(world: AnyStore) -> None:
     seen = world.snapshot().revision
     edit(world, a_quota("x", cpu=7), a_quota("x", cpu=8))
     assert answers(ask(world, admit(), seen=seen)) == [OUTDATED]

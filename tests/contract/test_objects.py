@@ -108,7 +108,7 @@ def test_only_a_writer_that_read_the_latest_revision_may_write(store: AnyStore) 
     assert [words(one) for one in (first, second, third)] == [[], ["conflict"], ["conflict"]]
 
 
-def test_a_deleted_object_is_gone_and_may_be_made_again(store: AnyStore) -> None:
+def test_a_deleted_object_may_be_created_again(store: AnyStore) -> None:
     store.commit([writing(put(queue()))], request_id="1")
     store.commit([writing(gone(queue(), expect=1))], request_id="2")
     assert store.get("Queue", "q") is None

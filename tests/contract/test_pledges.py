@@ -122,7 +122,7 @@ def test_a_preemptor_takes_no_more_than_its_victims_leave(world: AnyStore) -> No
     assert everything(world) == before
 
 
-def test_final_sums_are_compared_in_whatever_order_the_charges_stand(world: AnyStore) -> None:
+def test_the_order_of_charges_does_not_matter_for_final_sums(world: AnyStore) -> None:
     ask(world, pledged(world))
     asked = end_some(world, 2)
     backwards = structs.replace(asked, charges=asked.charges[::-1], writes=asked.writes[::-1])

@@ -71,7 +71,7 @@ def epoch(store: RedisStore) -> int:
     return leader.epoch
 
 
-def test_books_that_are_right_are_left_alone(booked: RedisStore, raw: redis.Redis) -> None:
+def test_correct_books_are_left_alone(booked: RedisStore, raw: redis.Redis) -> None:
     before = in_books(booked, raw)
     assert recount(booked, epoch(booked)) == []
     assert in_books(booked, raw) == before
@@ -405,7 +405,7 @@ def test_charges_of_unreadable_objects_are_recounted_once(
     assert True not in [audit.next() for _ in range(3)]
 
 
-def test_a_pod_whose_group_was_deleted_past_batchq_is_told_to_stop_and_then_deleted(
+def test_a_pod_whose_group_was_deleted_past_batchq_is_stopped_and_then_deleted(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(books, "_APART_S", 0)

@@ -121,7 +121,7 @@ def test_a_decoder_raises_nothing(name: str) -> None:
             pytest.fail(f"input {number}: {type(error).__name__}: {error} for {raw[:200]!r}")
 
 
-def test_names_of_keys_are_told_apart_and_lead_back() -> None:
+def test_names_of_keys_are_distinct_and_reversible() -> None:
     chance = random.Random(1)
     for _ in range(INPUTS):
         raw = mutated(chance, b"default/a")

@@ -56,7 +56,7 @@ def test_dependencies_of_a_group_are_taken_up_before_it() -> None:
     assert taken(arrivals, 1) == ["first", "middle", "last"]
 
 
-def test_a_group_that_changes_keeps_its_place_and_one_that_is_gone_is_not_taken() -> None:
+def test_a_changed_group_keeps_its_place_and_a_deleted_one_is_not_taken_up() -> None:
     arrivals = arrivals_of(waiting("a"), waiting("b"), waiting("c"))
     arrivals.put("x/a", structs.replace(waiting("a"), spec=waiting("a", queue="else").spec))
     arrivals.remove("x/b")
@@ -104,7 +104,7 @@ def test_groups_kept_back_are_no_difference_to_the_server(leading: RedisStore) -
     assert leading.is_behind
 
 
-def test_changes_of_a_group_that_is_kept_back_are_heard(leading: RedisStore) -> None:
+def test_changes_of_a_group_that_is_kept_back_are_applied(leading: RedisStore) -> None:
     leading.snapshot_in_turn(1)
     stored = leading.get("PodGroup", "x/f2")
     assert isinstance(stored, PodGroup)

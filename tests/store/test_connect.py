@@ -237,7 +237,7 @@ def test_a_usable_server_is_accepted(version: str) -> None:
     check_info({"redis_version": version, "role": "master"}, "redis://host")
 
 
-def test_a_server_that_reads_its_files_is_waited_for(server: Server) -> None:
+def test_a_client_waits_for_a_server_that_reads_its_files(server: Server) -> None:
     link = Link(server.url)
     replies = iter([redis.BusyLoadingError("loading"), redis.BusyLoadingError("loading"), None])
 
@@ -257,7 +257,7 @@ def test_closing_ends_the_waiting_between_two_tries(tmp_path: Path) -> None:
         store.get("Queue", "q")
 
 
-def test_a_server_that_forgot_its_scripts_is_told_them(
+def test_scripts_that_a_server_lost_are_loaded_again(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     redis_store.commit([writing(put(queue("a")))], request_id="1")

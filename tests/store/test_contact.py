@@ -142,7 +142,7 @@ def test_a_reader_of_the_last_writes_recognises_a_restart_that_lost_them() -> No
         fresh.close()
 
 
-def test_a_node_that_registers_again_is_heard_of_before_its_next_beat(
+def test_a_node_that_registers_again_counts_as_heard_of_at_once(
     redis_store: RedisStore,
 ) -> None:
     redis_store.alive.beat("n1", "")

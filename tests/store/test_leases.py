@@ -23,7 +23,9 @@ def test_a_snapshot_shows_a_renewed_lease(redis_store: RedisStore) -> None:
     assert before + 30_000 <= lease <= redis_store.now_ms() + 30_000
 
 
-def test_a_terminating_pod_is_told_why_and_keeps_its_lease(redis_store: RedisStore) -> None:
+def test_a_renewal_of_a_terminating_pod_returns_the_reason_and_keeps_the_lease(
+    redis_store: RedisStore,
+) -> None:
     running(redis_store, stop="Preempted")
     told = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     assert told == Renewal(word="stop", reason="Preempted")

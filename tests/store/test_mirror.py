@@ -32,7 +32,7 @@ def test_one_store_sees_what_another_wrote(open_redis: Callable[[], RedisStore])
     assert reader.snapshot().revision == 4
 
 
-def test_a_reader_that_was_trimmed_off_lists_again(
+def test_a_reader_behind_the_trimmed_stream_lists_again(
     redis_store: RedisStore, open_redis: Callable[[], RedisStore]
 ) -> None:
     reader = open_redis()
@@ -122,7 +122,9 @@ def test_a_watcher_hears_of_each_change_in_order(redis_store: RedisStore) -> Non
     assert redis_store.watch(place, 10) == (place, [])
 
 
-def test_a_watcher_that_was_trimmed_off_is_told(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_a_watcher_behind_the_trimmed_stream_is_refused(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
     make(redis_store, "a")
     place, _ = redis_store.watch(None, 0)
     make(redis_store, "b", "c")
@@ -134,7 +136,7 @@ def test_a_watcher_that_was_trimmed_off_is_told(redis_store: RedisStore, raw: re
         redis_store.watch(place, 0)
 
 
-def test_waiting_for_a_change_ends_with_it_or_in_time(
+def test_waiting_for_a_change_ends_with_the_change_or_in_time(
     open_redis: Callable[[], RedisStore],
 ) -> None:
     waiter, writer = open_redis(), open_redis()

@@ -25,7 +25,7 @@ def test_waits_double_up_to_a_bound_and_start_again_after_success() -> None:
     assert 50 <= backoff.next_ms() <= 100
 
 
-def test_two_that_wait_do_not_wait_the_same() -> None:
+def test_two_waiters_wait_for_different_times() -> None:
     first, second = (Backoff(chance=random.Random(seed)) for seed in (1, 2))
     assert [first.next_ms() for _ in range(5)] != [second.next_ms() for _ in range(5)]
 
@@ -90,14 +90,14 @@ def test_a_link_tells_which_thread_waits_for_an_answer_and_for_how_long() -> Non
     assert link.asking_s(number) == 0.0
 
 
-def test_an_answer_that_fails_is_waited_for_no_more() -> None:
+def test_a_failed_answer_ends_the_wait() -> None:
     link = Link("redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnavailable):
         link.ask(lambda client: client.ping(), tries=1)
     assert link.asking_s(threading.get_ident()) == 0.0
 
 
-def test_calls_of_rq_are_waited_for_too() -> None:
+def test_calls_of_rq_count_as_waiting_too() -> None:
     link = RqLink("redis://127.0.0.1:1/0")
     with link.errors():
         until(lambda: link.asking_s(threading.get_ident()) > 0.01)

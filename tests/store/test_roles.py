@@ -242,7 +242,7 @@ def test_only_an_operator_may_read_settings_which_include_passwords(
         *("LRANGE {}queue:bq-node-n1 0 -1", "HGETALL {}job:x", "LMOVE {}a {}b LEFT LEFT"),
     ],
 )
-def test_only_its_worker_and_schedulers_touch_what_rq_keeps_for_a_node(
+def test_only_its_worker_and_schedulers_may_use_the_rq_keys_of_a_node(
     guarded: GuardedServer, user: str, words: str
 ) -> None:
     with guarded.as_user(user) as client:
@@ -410,7 +410,7 @@ def test_a_worker_can_damage_the_channel_and_reports_are_found_without_it(
 
 
 @pytest.mark.parametrize("node", ["n1", "n1.example", "n11", "n"])
-def test_a_worker_reaches_what_rq_keeps_for_its_own_node_alone(
+def test_a_worker_may_use_the_rq_keys_of_its_own_node_only(
     guarded: GuardedServer, node: str
 ) -> None:
     links = {user: RqLink(guarded.url_of(user)) for user in ("scheduler", "worker-n1")}
@@ -461,7 +461,7 @@ def test_a_worker_can_fill_the_server_with_its_output(guarded: GuardedServer) ->
         assert client.info("memory")["used_memory"] > 4_000_000
 
 
-def test_a_user_taken_out_of_the_acl_file_is_cut_off() -> None:
+def test_a_user_removed_from_the_acl_file_is_disconnected() -> None:
     with GuardedServer() as server, server.as_user("worker-n1") as worker:
         assert worker.ping()
         path = server.folder / "users.acl"

@@ -138,5 +138,5 @@ def test_errors_of_openssl_are_translated(text: str, said: str) -> None:
     assert told[0] == said
 
 
-def test_an_error_that_is_not_about_tls_is_left_alone() -> None:
+def test_errors_other_than_tls_are_not_translated() -> None:
     assert trouble("Error 111 connecting to localhost:1. Connection refused.") is None

@@ -11,29 +11,29 @@ local sums, moved, is_moved = {}, {}, {}
 
 -- Ledger fields whose sum is malformed, and whether a malformed limit or charge was read: nothing
 -- is decided by them until the leader has recounted them (recount.lua).
-local spoiled, is_record_spoiled = {}, false
+local malformed, is_record_malformed = {}, false
 
 local function sum(field)
   local units = sums[field]
   if not units then
     local stored = redis.call('HGET', KEYS[6], field)
     units = units_of(stored or '0')
-    if not units then spoiled[field], units = true, 0 end
+    if not units then malformed[field], units = true, 0 end
     sums[field] = units
   end
   return units
 end
 
 -- Whether a transaction with these additions and deductions depends on a malformed value.
-local function is_spoiled(plus, minus)
-  local found = is_record_spoiled
+local function is_malformed(plus, minus)
+  local found = is_record_malformed
   for _, fields in ipairs({plus, minus}) do
     for field in pairs(fields) do
       sum(field)
-      found = found or spoiled[field]
+      found = found or malformed[field]
     end
   end
-  is_record_spoiled = false
+  is_record_malformed = false
   return found
 end
 

@@ -81,7 +81,7 @@ local function transact(value, write, charge, limit, delivery, event, past)
   if charge < limit then
     local plus, minus, growths = weigh(charge, limit)
     local refused = growths and refuse_charges(plus, minus, growths, limit, delivery)
-    if not growths or is_spoiled(plus, minus) then return {'conflict', 'the ledger'} end
+    if not growths or is_malformed(plus, minus) then return {'conflict', 'the ledger'} end
     if refused then return refused end
     for field, units in pairs(minus) do count(field, -units) end
     for field, units in pairs(plus) do count(field, units) end

@@ -42,7 +42,7 @@ local function amounts_of(scope, stated)
   local record = stated[scope] or record_of(scope)
   if not record or record == '' then return nil end
   if read[record] == nil then read[record] = read_limit(record) end
-  if not read[record] then is_record_spoiled = true end
+  if not read[record] then is_record_malformed = true end
   return read[record] or nil
 end
 
@@ -90,7 +90,7 @@ end
 local function is_outdated(growths)
   if not seen then return false end
   local last_change = units_of(record_of(LAST_CHANGE) or '0')
-  if not last_change then is_record_spoiled = true end
+  if not last_change then is_record_malformed = true end
   if (last_change or 0) <= seen then return false end
   for _, growth in ipairs(growths) do
     if growth[3] and not is_of_node(growth[1][1]) then return true end

@@ -1,9 +1,9 @@
-"""Report queues of nodes, wake-up channels, and the pods on a node.
+"""Report queues of nodes, wake-up channels, the pods on a node, and batches of attempts.
 
 A node writes its own report queue (`inbox`) and notifies the leader on a channel (`bell`) that all
-nodes share. Both are plain commands, no scripts: a server asks for write permission on every key
-that a script names, and a node has it for its own keys alone. A newer report on a subject replaces
-an older one. The leader applies reports and removes them.
+nodes share. It posts by plain commands or by a script that names only these keys and its own: a
+server asks for write permission on every key that a script names. A newer report on a subject
+replaces an older one. The leader applies reports and removes them.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class PodJob(Job):
         self.timeout = -1
         self.result_ttl = self.failure_ttl = _RECORD_TTL_S
 
-    def asks_for(self) -> PodAttempt:
+    def requested_attempt(self) -> PodAttempt:
         """Return the pod's attempt. Raise NotOurs."""
         try:
             name, arguments, keywords = self.func_name, self.args, self.kwargs
@@ -142,7 +142,7 @@ class PodJob(Job):
     @property
     def func(self) -> Callable[..., Any]:
         """The entry point, whatever the record says. Raise NotOurs."""
-        self.asks_for()
+        self.requested_attempt()
         return entry_point.function
 
 

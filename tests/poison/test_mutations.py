@@ -68,7 +68,7 @@ def read_job(raw: bytes) -> object:
     job = PodJob("p-1", connection=redis.Redis(), serializer=JSONSerializer)
     try:
         job.restore({b"data": raw, b"origin": raw})
-        return job.asks_for()
+        return job.requested_attempt()
     except (NotOurs, NoSuchJobError, ValueError):
         return None
 

@@ -37,7 +37,7 @@ def test_a_dropped_attempt_that_is_still_bound_is_enqueued_again(
     slots = _dropped(link)
     assert slots.enqueue_missing([_ATTEMPT]) == [_ATTEMPT]
     (job,), _ = slots.take(1)
-    assert job.asks_for() == _ATTEMPT
+    assert job.requested_attempt() == _ATTEMPT
     link.close()
 
 

@@ -49,7 +49,7 @@ def test_rq_reads_the_delivered_attempt_from_the_record(link: RqLink) -> None:
     enqueue(queue, [PodAttempt("p", 3)])
     job = PodJob.fetch("p-3", connection=queue.connection, serializer=queue.serializer)
     assert isinstance(job, PodJob)
-    assert job.asks_for() == PodAttempt("p", 3)
+    assert job.requested_attempt() == PodAttempt("p", 3)
     assert (job.origin, job.timeout, job.result_ttl) == ("bq-node-n1", -1, 60)
     assert job.enqueued_at is not None
 

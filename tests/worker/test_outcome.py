@@ -116,6 +116,6 @@ def test_a_lease_counts_as_lost_a_sixth_before_its_end() -> None:
 
 def test_a_lease_counts_from_the_request_of_its_renewal() -> None:
     lease = Lease(now_ms=0, lease_ms=30_000)
-    lease.renewed(asked_at=10_000)
+    lease.extend(asked_at=10_000)
     assert not lease.is_lost(34_999)
     assert lease.is_lost(35_000)

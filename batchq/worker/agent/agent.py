@@ -340,8 +340,8 @@ class Agent:
         self._note_answer()
         self._listener.note_look(now_ms=now_ms, has_more=has_more)
         for job in jobs:
-            self._jobs[job.asks_for()] = job
-            self._claims.take(job.asks_for(), now_ms=now_ms, stored=job.pod)
+            self._jobs[job.requested_attempt()] = job
+            self._claims.take(job.requested_attempt(), now_ms=now_ms, stored=job.pod)
 
     def _note_answer(self) -> None:
         """Note an answer of the server; after an outage it may be another server, so a beat

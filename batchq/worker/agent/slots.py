@@ -264,7 +264,7 @@ class Slots:
         self, job: PodJob, ended: Container[PodAttempt], claimed: Container[PodAttempt]
     ) -> bool:
         try:
-            attempt = job.asks_for()
+            attempt = job.requested_attempt()
         except NotOurs as wrong:
             log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
             self._spoiled = f"an RQ job: {wrong}"

@@ -32,7 +32,7 @@ class Lease:
         self.margin_ms = lease_ms // 6
         self.ends_at = now_ms + lease_ms
 
-    def renewed(self, *, asked_at: int) -> None:
+    def extend(self, *, asked_at: int) -> None:
         """Extend the lease from `asked_at`, when the renewal was sent.
 
         It is also extended if the server was seen to be away then, because an absent server ends no
@@ -178,12 +178,12 @@ class Supervisor:
                 self._fenced = True
                 self._kill(Leaving.NODE_LOST)
                 return
-            self._lease.renewed(asked_at=answer.asked_at)
+            self._lease.extend(asked_at=answer.asked_at)
             if answer.word == "stop":
                 self._stop(answer.reason, now_ms)
         if self._is_server_away():
             # Only the server ends leases; when it is back it counts them from the start.
-            self._lease.renewed(asked_at=now_ms)
+            self._lease.extend(asked_at=now_ms)
         self._command.allow_until(self._lease.guarded_until)
         if self._lease.is_lost(now_ms) and not self._killed:
             self._message = "its lease could not be renewed"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make the certificates of tests/harness/tls.py anew. The keys are secrets of nobody: they open what
-# tests listen on. The authority's own key is thrown away.
+# Recreate the certificates of tests/harness/tls.py. The keys are not secret: they are used only for
+# servers of tests. The authority's own key is thrown away.
 set -eu
 cd "$(dirname "$0")"
 work=$(mktemp -d)

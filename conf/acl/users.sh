@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes a user of the server for each process of batchq, and the URL by which each is that user.
+# Creates a server user for each process of batchq, and the URL with which it connects as that user.
 #
 #   users.sh FOLDER ADDRESS NAME=ROLE ...
 #   users.sh /users valkey:6379/0 scheduler=scheduler node-1=worker client=operator
 #
 #   FOLDER/server/users.acl   for the server's aclfile: rights, and digests of passwords
-#   FOLDER/NAME/url           for BATCHQ_REDIS_URL_FILE of one process, and for no other to see
+#   FOLDER/NAME/url           for BATCHQ_REDIS_URL_FILE of one process; no other may read it
 #
-# The folders are there. Run again, it keeps passwords and renews the rights: those of this batchq.
+# The folders must exist. A second run keeps the passwords and renews the rights for this batchq.
 set -eu
 umask 022
 folder=$1

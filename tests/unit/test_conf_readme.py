@@ -62,7 +62,7 @@ def test_every_setting_of_the_scheduler_is_documented() -> None:
 def test_the_default_plugins_and_the_points_are_named() -> None:
     text = README.read_text(encoding="utf-8")
     default = ", ".join(entry.name for entry in SchedulerConfig().plugins)
-    assert f"The default ones are on anyway: `{default}`." in text
+    assert f"The default plugins are on anyway: `{default}`." in text
     assert f"The points: {', '.join(f'`{point}`' for point in POINTS)}." in text
 
 

@@ -35,16 +35,19 @@ exclude_patterns = ["build", "dist", "tests", "benchmarks", ".*"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 pygments_style = "default"
 myst_heading_anchors = 6
 
 PAGES = (ROOT / "docs" / "reference").glob("*.md")
 PACKAGES = (ROOT / "batchq").glob("*/README.md")
-#: Section of docs/README.md -> pages that its table does not name: those made from the code
-#: (`docs/reference.py`), and notes about parts of the code.
-BESIDE = {
-    "Reference": [*sorted(f"reference/{page.stem}" for page in PAGES), "../conf/acl/README"],
+#: Section of docs/README.md -> pages made from the code (`docs/reference.py`), which come first.
+BEFORE = {"Reference": sorted(f"reference/{page.stem}" for page in PAGES)}
+#: Section -> other pages that its table does not name.
+AFTER = {
+    "Reference": ["../conf/acl/README"],
     "Project": sorted(f"../batchq/{page.parent.name}/README" for page in PACKAGES),
 }
 
@@ -59,7 +62,7 @@ def navigation(text: str) -> str:
             for row in re.findall(r"^\| (\[.+?) \|", section, re.MULTILINE)
             for page in re.findall(r"\]\(([^)#]+)\.md\)", row)
         ]
-        pages = list(dict.fromkeys([*pages, *BESIDE.get(title, [])]))
+        pages = list(dict.fromkeys([*BEFORE.get(title, []), *pages, *AFTER.get(title, [])]))
         out.append(section)
         if pages:
             head = f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n"

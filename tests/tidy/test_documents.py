@@ -63,6 +63,24 @@ def test_links_lead_somewhere_from(document: Path) -> None:
     assert [link for link in local if not (document.parent / link).exists()] == []
 
 
+def anchors_of(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub and the site name them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_links_to_sections_lead_to_a_heading(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
+    missing = []
+    for target, anchor in re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", text):
+        page = document.parent / target if target else document
+        if not re.match(r"[a-z]+:", target) and anchor not in anchors_of(page):
+            missing.append(f"{target}#{anchor}")
+    assert missing == []
+
+
 def diagram(containing: str) -> set[tuple[str, str]]:
     """The arrows of the README's state diagram that has a state of this name, less the ends."""
     text = README.read_text(encoding="utf-8")

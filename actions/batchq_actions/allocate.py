@@ -1,11 +1,11 @@
-"""allocate: pods of admitted groups to nodes.
+"""allocate: bind the pods of admitted groups to nodes.
 
-First the gangs, queues by share and groups by order: a group that lacks pods to reach minMember
-gets them all in one Statement, with every task's minAvailable, or none. A gang that fails holds
-nothing and blocks nobody, until it has been InQueue for half its timeout: from then on the room
-that it found is held for it, node by node, for the rest of each session. Then the pods beyond
-minMember, one at a time to the queue with the lowest share; they are created as they are bound,
-and only as far as the limits allow what the reservation did not promise.
+Gangs come first, queues by share and groups by order: a group that lacks pods to reach minMember
+gets all of them in one Statement, with every task's minAvailable, or none. A gang that fails holds
+nothing and blocks no other gang, until it has been InQueue for half its timeout: from then on the
+nodes that it found are held for it for the rest of each session. The pods beyond minMember follow,
+one at a time, to the queue with the lowest share; they are created as they are bound, and only as
+far as the limits allow what the reservation does not cover.
 """
 
 from __future__ import annotations
@@ -56,14 +56,19 @@ class Allocate:
     def execute(self, session: Session) -> None:
         waiting = _by_queue(session)
         extras: dict[str, _Extras] = {}
+        # 1. Gangs: what pods beyond minMember took before them might leave a gang without a start.
         _place_gangs(session, waiting, extras)
+        # 2. Pods that victims have left capacity for: it is theirs before any other pod's.
+        _place_pledged(session)
+        # 3. The other pods beyond minMember, one by one, so that shares are compared after each.
         _place_extras(session, waiting, extras)
-        _say_what_is_refused(session, extras.values())
-        _forget_what_was_refused(session)
+        # 4. A running group tells why it lacks pods, and stops telling once it has all of them.
+        _keep_refusals(session, extras.values())
+        _drop_outdated_reasons(session)
 
 
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
-    """Admitted groups by queue, in order; without a queueOrder plugin, all in the root's line."""
+    """Return admitted groups by queue in order; without a queueOrder plugin, all under the root."""
     queues: dict[str, list[GroupState]] = {}
     for group in session.busy():
         if not is_admitted(group) or group.is_external or group.has_all_placed:
@@ -89,7 +94,7 @@ def _place_gangs(
             turns.drop(name)
             continue
         group = lines[name].popleft()
-        # One that has come back after pods of it succeeded is ready, and has places all the same.
+        # A group that came back after some of its pods had succeeded is ready, and has kept places.
         is_ready = session.group_ready(group)
         if is_ready and group.uid not in session.nodes.kept:
             continue
@@ -106,7 +111,7 @@ def _place_gangs(
 def _place_extras_above(
     session: Session, groups: Sequence[GroupState], priority: int, extras: dict[str, _Extras]
 ) -> None:
-    """Give the groups of a queue that are more important than a gang the pods that they lack."""
+    """Place the pods that more important groups of a queue lack, before a gang takes the nodes."""
     for group in groups:
         if group.priority > priority and _may_grow(session, group):
             mine = _extras_of(session, group, extras)
@@ -149,15 +154,15 @@ def _has_waited_long(session: Session, group: GroupState) -> bool:
 
 
 class _Extras:
-    """What is left of one group to be tried in this session; owned by the action."""
+    """The pods of one group that are still to be tried in this session; owned by the action."""
 
     def __init__(self, session: Session, group: GroupState) -> None:
         self.group = group
         self.left = waiting_extras(session, group)
         #: Whether the head of its queue comes before more pods of it.
         self.waits_behind = waits_behind(session, group)
-        #: Tasks whose pods no node or no limit takes, which does not get better within a session,
-        #: and what the next pod of each was refused for.
+        #: Task -> why its next pod is refused. Nothing is freed within a session, so it is not
+        #: tried again.
         self.refused: dict[str, list[Verdict]] = {}
 
 
@@ -179,10 +184,9 @@ def _may_grow(session: Session, group: GroupState) -> bool:
 def _place_extras(
     session: Session, queues: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
-    """One pod at a time to the queue with the lowest share; in each queue the groups of the highest
-    priority first, those of one priority in turns.
+    """Place one pod at a time for the queue with the lowest share; in each queue the groups of the
+    highest priority first, and groups of equal priority by turns.
     """
-    _keep_promises(session)
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
     turns = FairShareSelector(session, lines)
     while (name := turns.next()) is not None:
@@ -200,7 +204,7 @@ def _place_extras(
 def _by_priority(
     session: Session, groups: Sequence[GroupState], extras: dict[str, _Extras]
 ) -> deque[deque[_Extras]]:
-    """The groups that may have more pods, by priority, the highest first."""
+    """Return the groups that may have more pods by priority, the highest first."""
     levels: dict[int, deque[_Extras]] = {}
     for group in groups:
         if _may_grow(session, group):
@@ -209,11 +213,11 @@ def _by_priority(
     return deque(levels[priority] for priority in sorted(levels, reverse=True))
 
 
-def _keep_promises(session: Session) -> None:
-    """Pods for which others have made room: on the nodes on which it was kept.
+def _place_pledged(session: Session) -> None:
+    """Place pods for which victims have left, on the nodes that were kept for them.
 
-    What is set aside for heads of lines is set aside from what is nobody's yet. But while victims
-    are awaited, it is not for these pods: they have others leave them room beside it.
+    Head reservations do not bind them: they are taken from what was not pledged before. While
+    victims are still awaited they do: the victims leave capacity beside those.
     """
     heads = [aside.head for aside in session.ledger.aside.values()]
     for group, pledge in list(standing_pledges(session)):
@@ -224,13 +228,13 @@ def _keep_promises(session: Session) -> None:
             end_pledge(statement, group)
             pods = max(0, sum(room.get(PODS, 0) for room in pledge.room.values())) // ONE_POD
             bound, _ = start_extras(statement, group, pods, pledge.plan)
-            # As soon as they fit without what is still awaited, the pledge ends.
+            # The pledge ends as soon as the pods fit without the victims that are still awaited.
             if has_all or (pods and len(bound) == pods):
                 statement.commit()
 
 
 def _place_next(session: Session, extras: _Extras) -> bool:
-    """Place the group's next pod that fits; False when it has none."""
+    """Place the group's next pod that fits; return False if none does."""
     group = extras.group
     for extra in extras.left:
         shape = shape_of_extra(group, extra)
@@ -254,9 +258,9 @@ def _place_next(session: Session, extras: _Extras) -> bool:
 def _node_for_next(
     session: Session, extras: _Extras, shape: TaskShape
 ) -> tuple[NodeState | None, list[Verdict]]:
-    """The node for one more pod of a group; None with what is against it."""
+    """Return the node for one more pod of a group, or None and the refusals."""
     group = extras.group
-    # What is promised to the group already is not held back by the head of its queue.
+    # What the group has reserved already is not held back by the head of its queue.
     if extras.waits_behind and growth_with(session, group, shape):
         head = session.heads.strict[group.queue]
         text = f"task {shape.task.name}: PodGroup {head.key} comes before more pods of this group"
@@ -264,7 +268,7 @@ def _node_for_next(
     with heeding_heads_before(session, group):
         node = node_for_extra(session, group, shape, {}, 0)
         if node is None:
-            # Without numbers, which change with every pod: the record is written on change only.
+            # Without numbers: they change with every pod, and each new text is written.
             text = f"task {shape.task.name}: no node has room for one more pod"
             return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
         over = over_limit_with(session, group, shape)
@@ -278,16 +282,16 @@ def _refused(reason: Waiting, detail: str) -> Verdict:
 # --- Why pods have no node ------------------------------------------------------------------
 
 
-def _say_what_is_refused(session: Session, extras: Iterable[_Extras]) -> None:
-    """Of groups that run with fewer pods than they would like."""
+def _keep_refusals(session: Session, extras: Iterable[_Extras]) -> None:
+    """Keep why groups run with fewer pods than they ask for."""
     for mine in extras:
         group = mine.group
         if mine.refused and not group.has_all_placed and group.uid not in session.refusals:
             session.refuse(group, chain.from_iterable(mine.refused.values()))
 
 
-def _forget_what_was_refused(session: Session) -> None:
-    """Of groups that run with all of their pods by now."""
+def _drop_outdated_reasons(session: Session) -> None:
+    """Drop the reasons of groups that run with all of their pods by now."""
     for group in session.busy():
         if group.status.reasons and group.phase == PodGroupPhase.RUNNING and group.has_all_placed:
             with Statement(session) as statement:

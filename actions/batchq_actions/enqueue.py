@@ -1,16 +1,17 @@
-"""enqueue: who may have pods. First come, first served; policy lives in plugins.
+"""enqueue: admit groups, first come, first served; policy lives in plugins.
 
-Queues by fair share, looked at anew after each admission (or, without a queueOrder plugin, one
-global line); within a queue by the groupOrder plugins, then queue time, then uid. A group that is
-refused *out of line* (gated, suspended, impossible, held back by its own namespace only …) is
-passed over: nobody waits for it. A group refused *in line* (by capacity) means for those behind
-it: under BestEffortFIFO they are tried, under StrictFIFO they wait, and under Backfill they wait
-for the action of that name.
+The queue with the lowest fair share is served first, and shares follow each admission; without a
+queueOrder plugin all groups stand in one line. Within a queue groups are ordered by the groupOrder
+plugins, then queue time, then uid. A group that is refused *out of line* (gated, suspended, larger
+than a limit, held back by its own namespace only) is skipped, and no other group waits for it. A
+group that is refused *in line* (for lack of capacity) keeps its place: under BestEffortFIFO the
+groups behind it are tried, under StrictFIFO they wait, and under Backfill they wait for the action
+of that name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
@@ -54,7 +55,7 @@ from batchq.core.session.state import EquivalenceClass, GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, reserve, roll_back
 
-#: Strategy -> what those behind a head that waits are told.
+#: Strategy -> the verdict on the groups behind a head that waits.
 _BEHIND = {
     strategy: Verdict(
         plugin="enqueue",
@@ -70,33 +71,63 @@ _BEHIND = {
 
 
 class Enqueue:
-    """Pending -> InQueue, with reservation and pods, for every group that may."""
+    """Pending -> InQueue, with reservation and pods, for every group that may start."""
 
     name = "enqueue"
 
     def execute(self, session: Session) -> None:
+        # 1. A preemptor that fits by now, and is first in line, gives up its pledge, so that its
+        #    victims go on.
         end_spare_pledges(session)
+
+        # 2. Gangs that lack nothing but nodes look for places, which groups in line then leave
+        #    alone.
         if nodes_decide(session):
             keep_places(session)
+
+        # 3. Groups that have reserved come before all others: the capacity is theirs already.
         growing = GrowingGroups(session)
-        _keep_promises(session, growing)
+        _admit_reserved(session, growing)
+
+        # 4. A running group that holds nothing stands in line with its next pod: it must not pass
+        #    the head of its queue, nor must the groups behind pass it.
         drained = _drained(session)
+
+        # 5. The groups in line, the queue with the lowest share first.
         if session.plugins.points["queueOrder"]:
             _serve_queues(session, drained, growing)
             let_one_exceed(session)
         else:
             _serve_one_line(session, drained, growing)
+
+        # 6. As step 1, for preemptors that a group in line came before: it has had its turn.
         for group in end_pledges_still_spare(session):
             _try(session, group, growing)
+
+        # 7. The next session needs to know where heads stand on nodes, and since when a gang has
+        #    waited for nodes.
         if nodes_decide(session):
             store_head_places(session)
             note_first_waiting(session)
 
 
+# --- Groups that have reserved, and groups that run -----------------------------------------------
+
+
+def _admit_reserved(session: Session, growing: GrowingGroups) -> None:
+    """Try preemptors whose victims have ended, and groups whose checks have passed meanwhile."""
+    groups = [group for group in session.busy() if _may_start_now(session, group)]
+    for group in sorted(groups, key=session.group_key):
+        _try(session, group, growing)
+
+
+def _may_start_now(session: Session, group: GroupState) -> bool:
+    pending = group.phase == PodGroupPhase.PENDING
+    return pending and group.reserved and not awaits_victims(session, group)
+
+
 def _drained(session: Session) -> dict[str, list[GroupState]]:
-    """Return the groups by queue that run, hold nothing and have a pod to start: they stand in line
-    with that pod, so that a head before them is not passed, nor they by those behind.
-    """
+    """Return by queue the groups that run, hold nothing and have a pod to start."""
     found: dict[str, list[GroupState]] = {}
     for group in session.busy():
         group.next_pod = None
@@ -110,8 +141,10 @@ def _drained(session: Session) -> dict[str, list[GroupState]]:
 
 
 def _next_pod(session: Session, group: GroupState) -> TaskShape | None:
-    """Return the shape of a group's next pod: as in a gang, pods that not even an empty node would
-    take, or that a limit has no room for by itself, are left out as long as there are others.
+    """Return the shape of a group's next pod.
+
+    As in a gang, pods that no empty node takes, or that exceed a limit even if nothing else is
+    charged, come last.
     """
     shapes = list(waiting_shapes(session, group))
     could_start = (
@@ -126,65 +159,77 @@ def _next_pod(session: Session, group: GroupState) -> TaskShape | None:
 def _never_fits(
     session: Session, group: GroupState, shape: TaskShape, over: Sequence[Verdict]
 ) -> bool:
-    """Whether limits that refuse a pod would do so if nothing were taken."""
+    """Return whether limits that refuse a pod would refuse it if nothing were taken."""
     return any(verdict.is_larger_than_limit for verdict in over) or (
         bool(over) and exceeds_ready_beside_siblings(session, group, shape.requests)
     )
 
 
-def _keep_promises(session: Session, growing: GrowingGroups) -> None:
-    """Who has reserved comes first: claimants whose victims have ended, and groups whose checks
-    have passed meanwhile. What they reserved is nobody else's.
-    """
-    groups = [group for group in session.busy() if _is_promised(session, group)]
-    for group in sorted(groups, key=session.group_key):
-        _try(session, group, growing)
-
-
-def _is_promised(session: Session, group: GroupState) -> bool:
-    pending = group.phase == PodGroupPhase.PENDING
-    return pending and group.reserved and not awaits_victims(session, group)
+# --- Groups in line -------------------------------------------------------------------------------
 
 
 def _serve_queues(
     session: Session, drained: Mapping[str, list[GroupState]], growing: GrowingGroups
 ) -> None:
-    """The queue with the lowest share first; its next group decides when it is served again."""
-    heads_matter = len(session.queues) > 1 and not everybody_gets_all_back(session)
+    """Serve the queue with the lowest share first; shares follow each admission."""
+    several = len(session.queues) > 1
+    heads_matter = several and not everybody_gets_all_back(session)
     walks = _walks(session, drained, heads_matter=heads_matter)
     turns = FairShareSelector(session, walks)
     headed: set[str] = set()
+    # 1. Fairness names the queue; its first group that is not skipped is tried.
+    for name, group in _candidates(session, turns, walks, heads_matter=heads_matter):
+        if _try(session, group, growing):
+            continue
+        if _is_out_of_line(session, group):
+            # 2. No group waits for one that is out of line, nor for those refused like it.
+            walks[name].pass_over()
+        elif _is_strict_queue(session, name):
+            # 3. The queue stops at its head, for which capacity may be reserved against others.
+            turns.drop(name)
+            _stop_at(session, group, [name], drained)
+            if several:
+                set_aside(session, group)
+        else:
+            # 4. The groups behind go on; against other queues, the first refused group is the head.
+            walks[name].pass_over()
+            if several and name not in headed:
+                headed.add(name)
+                set_aside_from_borrowers(session, group)
+
+
+def _candidates(
+    session: Session,
+    turns: FairShareSelector,
+    walks: Mapping[str, PendingIterator],
+    *,
+    heads_matter: bool,
+) -> Iterator[tuple[str, GroupState]]:
+    """Yield the next queue and its next group until no queue has a turn left.
+
+    Where no head matters, classes that a full limit keeps out are skipped: the first groups may
+    have taken what was freed for many.
+    """
     while (name := turns.next()) is not None:
         walk = walks[name]
         group = _next_pending(walk)
         if not heads_matter and not _is_strict_queue(session, name):
-            # What was freed for many may be taken by the first of them.
             while walk.crowd is not None and is_kept_out(session, walk.crowd):
                 walk.pass_over()
                 group = _next_pending(walk)
         if group is None:
             turns.drop(name)
-        elif _try(session, group, growing):
-            continue
-        elif _is_out_of_line(session, group):
-            walk.pass_over()
-        elif _is_strict(session, group):
-            turns.drop(name)
-            session.heads.strict[name] = group
-            _wait_behind(session, name, group, drained.get(name, ()))
-            if len(session.queues) > 1:
-                set_aside(session, group)
         else:
-            walk.pass_over()
-            if name not in headed and len(session.queues) > 1:
-                headed.add(name)
-                set_aside_from_borrowers(session, group)
+            yield name, group
 
 
 def _walks(
     session: Session, drained: Mapping[str, list[GroupState]], *, heads_matter: bool
 ) -> dict[str, PendingIterator]:
-    """The lines to be walked. Crowds that are kept out are left out where nobody heeds a head."""
+    """Return an iterator over each pending queue that is not empty.
+
+    Where no head matters, classes that a full limit keeps out are left out.
+    """
     freed: dict[str, list[EquivalenceClass]] = {}
     for crowd in session.carried.watches.freed(session.ledger.sums):
         freed.setdefault(crowd.queue, []).append(crowd)
@@ -210,14 +255,10 @@ def _next_pending(walk: PendingIterator) -> GroupState | None:
     return None
 
 
-def _is_out_of_line(session: Session, group: GroupState) -> bool:
-    return not waits_in_line(session.refusals[group.uid])
-
-
 def _serve_one_line(
     session: Session, drained: Mapping[str, list[GroupState]], growing: GrowingGroups
 ) -> None:
-    """No queueOrder: every group in one line; a strict head stops it."""
+    """Serve all groups in one line, which stops at the head of a strict queue."""
     crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
     singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
     singles += [group for groups in drained.values() for group in groups]
@@ -225,32 +266,43 @@ def _serve_one_line(
     while (group := _next_pending(walk)) is not None:
         if _try(session, group, growing):
             continue
-        if _is_out_of_line(session, group):
-            walk.pass_over()
-        elif _is_strict(session, group):
-            session.heads.strict |= dict.fromkeys(session.queues, group)
-            for name in session.queues:
-                _wait_behind(session, name, group, drained.get(name, ()))
+        if not _is_out_of_line(session, group) and _is_strict_queue(session, group.queue):
+            _stop_at(session, group, session.queues, drained)
             set_aside(session, group)
             return
-        else:
-            walk.pass_over()
+        walk.pass_over()
+
+
+def _is_out_of_line(session: Session, group: GroupState) -> bool:
+    return not waits_in_line(session.refusals[group.uid])
+
+
+def _is_strict_queue(session: Session, name: str) -> bool:
+    return session.queues[name].record.spec.strategy.type != "BestEffortFIFO"
+
+
+# --- One group ------------------------------------------------------------------------------------
 
 
 def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
-    """Admit the group, or let it reserve and wait for leave to start, or keep every reason
-    against it.
+    """Admit a group, or let it reserve and wait for its permit; else keep every reason against it.
+
+    Return whether anything changed for it.
     """
+    # 1. A running group needs no admission, only a node for its next pod.
     if group.next_pod is not None:
         return _start_next_pod(session, group, group.next_pod, growing)
+    # 2. Nodes may have changed since a group reserved, so that no empty node takes it any more.
     if group.reserved and not blockers(session, group) and _cannot_be_placed(session, group):
         return True
+    # 3. Limits, plugins and nodes are asked.
     places = _judge(session, group, growing)
     if isinstance(places, tuple):
         of_nodes = any(verdict.plugin == NODES for verdict in places)
         wanted = wanted_of(gang_of(session, group)) if of_nodes else None
         _keep_reasons(session, group, places, wanted=wanted)
         return False
+    # 4. The group is admitted, unless a permit is missing: then it reserves.
     waits_for = [] if group.reserved else session.refusals_at("permit", group)
     with Statement(session) as statement:
         if waits_for:
@@ -259,6 +311,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
             admit(statement, group, reservation=group.reservation)
             create_pods(statement, group, wanted_ordinals(group))
         statement.commit()
+    # 5. Its places, its reasons and the demand of its queue follow.
     if places is not None:
         session.nodes.kept[group.uid] = places
     if waits_for:
@@ -274,7 +327,7 @@ def _judge(
 ) -> KeptPlaces | tuple[Verdict, ...] | None:
     """Return every reason against a group, or places for its gang, or None if it needs none.
 
-    It is tested as if those pods of more important groups of its queue were bound that could be.
+    The group is tested as if more important groups of its queue had all pods that could be bound.
     """
     above = [] if group.reserved else growing.above(group)
     if not above:
@@ -291,12 +344,12 @@ def _keep_reasons(
     *,
     wanted: Wanted | None = None,
 ) -> None:
-    """Keep why a group waits, and with it all that wait alike, unless it is the head of a strict
-    queue.
+    """Keep the reasons of a group for its whole class, unless they are its own or it is the head of
+    a strict queue.
     """
     kept = session.as_kept(verdicts)
     is_alone = is_of_crowd(group) and kept.are_own
-    is_head = _is_strict(session, group) and waits_in_line(verdicts)
+    is_head = _is_strict_queue(session, group.queue) and waits_in_line(verdicts)
     if is_of_crowd(group) and not is_alone and not is_head:
         refuse_crowd(session, group, kept, wanted=wanted)
     else:
@@ -305,8 +358,8 @@ def _keep_reasons(
 
 
 def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdict, ...] | None:
-    """Return the places that nodes have for a group's gang, whose room is taken then, or why they
-    have none; None if it needs none, or has them.
+    """Return the places that nodes have for a group's gang, which are taken then, or why they have
+    none; None if the gang needs none, or has them.
     """
     if group.is_external or group.status.pledge.stands or not nodes_decide(session):
         return None
@@ -321,7 +374,7 @@ def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdi
 def _start_next_pod(
     session: Session, group: GroupState, shape: TaskShape, growing: GrowingGroups
 ) -> bool:
-    """Bind the next pod of a group that runs and holds nothing, or keep what stands against it."""
+    """Bind the next pod of a group that runs and holds nothing, or keep the reasons against it."""
     against = list(gives_way(session, group))
     if not against:
         with Statement(session) as trial:
@@ -340,8 +393,10 @@ def _start_next_pod(
 
 
 def _against_next_pod(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
-    """What limits and nodes say against the next pod of a group; nothing waits for a pod that not
-    even an empty node would take, or that a limit has no room for by itself.
+    """Return the refusals of limits and nodes for the next pod of a group.
+
+    They are out of line for a pod that no empty node takes, or that exceeds a limit even if nothing
+    else is charged: no other group waits for it.
     """
     if not session.is_taken_when_empty(shape):
         return [explain_no_node(session, shape)]
@@ -352,8 +407,8 @@ def _against_next_pod(session: Session, group: GroupState, shape: TaskShape) -> 
 
 
 def _cannot_be_placed(session: Session, group: GroupState) -> bool:
-    """Whether nodes, labels or taints have changed since the reservation, so that not even empty
-    nodes take the group: then it goes back to Pending.
+    """Return whether nodes have changed since the reservation, so that no empty node takes the
+    group; it loses its reservation then.
     """
     if group.is_external or group.status.pledge.stands or not session.nodes.by_name:
         return False
@@ -363,26 +418,34 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
     with Statement(session) as statement:
         roll_back(statement, group, Leaving.UNSCHEDULABLE, why_not_when_empty(session, gang))
         statement.commit()
-    # It pauses from now on: what was said of it in this session holds no longer.
+    # The group backs off from now on, so its former reasons no longer hold.
     session.pending.ineligible.pop(group.uid, None)
     session.refuse(group, blockers(session, group))
     return True
 
 
-def _is_strict(session: Session, group: GroupState) -> bool:
-    return _is_strict_queue(session, group.queue)
+# --- Groups behind a head -------------------------------------------------------------------------
 
 
-def _is_strict_queue(session: Session, name: str) -> bool:
-    return session.queues[name].record.spec.strategy.type != "BestEffortFIFO"
+def _stop_at(
+    session: Session,
+    head: GroupState,
+    queues: Iterable[str],
+    drained: Mapping[str, list[GroupState]],
+) -> None:
+    """Let all groups of these queues that come after a head wait for it."""
+    session.heads.strict |= dict.fromkeys(queues, head)
+    for name in queues:
+        _wait_behind(session, name, head, drained.get(name, ()))
 
 
 def _wait_behind(
     session: Session, name: str, head: GroupState, drained: Sequence[GroupState]
 ) -> None:
-    """Those of a queue behind a blocked head wait for it, unless they are out of line anyway.
+    """Refuse the groups of a queue behind a head, unless they are out of line for other reasons.
 
-    Who that is passes: each of them would be written anew with every head that is admitted.
+    The head is named in `passing`, which is not stored: otherwise every record in line would be
+    written again whenever a head is admitted.
     """
     request = describe(head.reservation)
     passing = f"that is {head.key} (priority {head.priority}, {request})"
@@ -393,7 +456,7 @@ def _wait_behind(
     line, head_key = session.queues[name].line, session.group_key(head)
     for crowd in list(line.crowds.values()):
         if crowd.behind == told.detail and is_kept_out(session, crowd):
-            # It has been told, and sleeps.
+            # Its verdicts say so already, and it sleeps.
             continue
         _crowd_waits_behind(session, crowd, head_key, told)
     for group in line.in_order():

@@ -1,11 +1,11 @@
-"""preempt: within a queue, the more important takes the room of the less important.
+"""preempt: within a queue, groups take capacity from groups of lower priority.
 
-Claimants are gangs that wait for nothing but room. Victims are of the same queue: pods beyond
-minMember of groups of at most the claimant's priority (of an array: lower only), then whole groups
-of strictly lower priority. What the claimant takes beside their room must be idle; so its queue may
-end above what it deserves. Where these do not suffice, borrowers of other queues may complete them
-(`batchq.core.preemption.scopes`). The formulation follows Kueue's preemption within a ClusterQueue;
-kube-batch's faults that it avoids are listed in docs/faults.md.
+Preemptors are gangs that wait for nothing but capacity. Victims are of the same queue: pods beyond
+minMember of groups of at most the preemptor's priority (of an array: lower only), then whole groups
+of strictly lower priority. The preemptor takes what they leave and what is idle, so its queue may
+end above what it deserves. Where these victims do not suffice, borrowers of other queues may
+complete them (`batchq.core.preemption.scopes`). The formulation follows Kueue's preemption within a
+ClusterQueue; kube-batch's faults that it avoids are listed in docs/faults.md.
 """
 
 from __future__ import annotations
@@ -28,21 +28,26 @@ from batchq.core.session.state import GroupState
 
 
 class Preempt:
-    """Victims of the claimant's own queue."""
+    """Take capacity for a gang from its own queue."""
 
     name = PREEMPT
 
     def execute(self, session: Session) -> None:
+        # 1. Pledges whose victims or nodes are gone come first: what others take now might be what
+        #    these preemptors need.
         choose_anew(session, self.name)
+        # 2. Most sessions end here: all groups have one priority, and hold nothing to spare.
         if _all_are_equal(session):
             return
+        # 3. Preemptors without victims are left out before fair shares are worked out, which costs
+        #    more than looking for victims.
         claimants = gang_claimants(session, partial(_hopes, session))
-        # Where nobody has victims, nobody has to work out what queues deserve.
         if claimants.crowds or any(has_victims(session, group) for group in claimants.groups):
+            # 4. One preemptor after the other, the queue with the lowest share first.
             serve_claimants(session, claimants, partial(serve_gang, action=self.name))
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
-        """Why nobody of its own queue makes way for a group; for people who ask."""
+        """Return why no group of its own queue is evicted for a group, for `batchq why`."""
         queue = session.queues.get(group.queue)
         if queue is None:
             return []
@@ -56,7 +61,7 @@ class Preempt:
 
 
 def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
-    """See `has_victims`: for whoever waits in a queue."""
+    """Return a quick test of which requests in a queue could have victims; see `has_victims`."""
     holding = session.ledger.holding.get(name)
     if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
         return None
@@ -66,7 +71,7 @@ def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
 
 
 def _who_is_there(session: Session, group: GroupState) -> str:
-    """That nobody is less important than the claimant."""
+    """Return the sentence that no group has a lower priority than the preemptor."""
     holding = session.ledger.holding.get(group.queue, {}).values()
     others = [other.priority for other in holding if other is not group]
     if not others:
@@ -78,8 +83,8 @@ def _who_is_there(session: Session, group: GroupState) -> str:
 
 
 def _all_are_equal(session: Session) -> bool:
-    """Whether nobody has victims, whoever claims: nobody is less important than anybody else, and
-    nobody holds anything beyond minMember.
+    """Return whether no preemptor can have victims: all groups have the same priority, and none
+    holds anything beyond minMember.
     """
     return not session.snapshot.priority_classes and not any(
         one.is_elastic and not one.is_array

@@ -1,13 +1,14 @@
-"""reclaim: between queues, those who hold less than they deserve take back what others borrow.
+"""reclaim: queues that hold less than they deserve take back what other queues borrow.
 
-A victim's queue, and each queue above it below the one that it has in common with the claimant's,
-is above what it deserves in a dimension that the claimant lacks, and stays at or above what is
-guaranteed to it; the claimant's side ends at or below what it deserves, so it is no victim for
-them. Equal queues leave each other alone. After gangs, pods beyond minMember claim one by one,
-from such pods of others or from groups no larger than what their queue lacks: so queues end even.
+A victim's queue, and each of its ancestors below the common ancestor with the preemptor's queue,
+holds more than it deserves in a dimension that the preemptor lacks, and keeps what is guaranteed to
+it. The preemptor's queue ends at or below what it deserves, so it does not become a victim in turn.
+Queues that hold equally much leave each other alone. After gangs, pods beyond minMember claim one
+by one, from such pods of other queues or from groups no larger than what their queue lacks, so that
+queues end at equal shares.
 
 Sources: Kueue's reclaimWithinCohort, Volcano's reclaim with the capacity plugin; kube-batch's
-reclaim evicted for ever (docs/faults.md).
+reclaim never stopped evicting (docs/faults.md).
 """
 
 from __future__ import annotations
@@ -55,26 +56,30 @@ from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
 
 POINT = POINTS[RECLAIM]
-#: So many pods of one group claim in one session at most; the next goes on.
+#: The most pods of one group that claim in one session; the next session goes on.
 _MOST_EXTRAS = 1_000
 
 
 class Reclaim:
-    """Victims of other queues."""
+    """Take capacity for gangs and single pods from other queues."""
 
     name = RECLAIM
 
     def execute(self, session: Session) -> None:
         if len(session.queues) < 2:
             return
+        # 1. Pledges whose victims or nodes are gone come first: what others take now might be what
+        #    these preemptors need.
         choose_anew(session, self.name)
+        # 2. Gangs, the queue with the lowest share first: without its gang a group does not start.
         hopes = partial(_hopes, session)
         serve = partial(serve_gang, action=self.name)
         serve_claimants(session, gang_claimants(session, hopes), serve)
+        # 3. Single pods of running groups, with what gangs have left.
         serve_claimants(session, elastic_claimants(session), _serve_extras)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
-        """Why nobody of other queues gives back to a group; for people who ask."""
+        """Return why no group of another queue is evicted for a group, for `batchq why`."""
         queue = session.queues.get(group.queue)
         if queue is None or len(session.queues) < 2:
             return []
@@ -95,7 +100,7 @@ class Reclaim:
 
 
 def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
-    """See `may_reclaim`: for whoever waits in a queue."""
+    """Return a quick test of which requests in a queue could reclaim; see `may_reclaim`."""
     policy = session.queues[name].record.spec.preemption
     if policy.reclaim == "Never" or not borrowers_of(session, POINT).are_there(name):
         return None
@@ -115,8 +120,8 @@ def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
 
 
 def _lowest_to_give(session: Session, name: str) -> int | None:
-    """The lowest priority in a queue whose own groups may complete what others give back; None
-    where they may not.
+    """Return the lowest priority in a queue whose own groups may complete what others give back;
+    None where they may not.
     """
     if PREEMPT not in session.actions:
         return None
@@ -127,7 +132,7 @@ def _lowest_to_give(session: Session, name: str) -> int | None:
 
 
 def _where_it_ends(session: Session, group: GroupState, need: Amounts) -> Iterator[str]:
-    """In which dimensions a claimant's queue would hold more than it deserves."""
+    """Yield the dimensions in which a preemptor's queue would hold more than it deserves."""
     deserved = deserved_of_queues(session).get(group.queue, {})
     for name in comparable(session, group.reservation):
         ends_at = session.ledger.used(queue_scope(group.queue), name) + need.get(name, 0)
@@ -136,7 +141,7 @@ def _where_it_ends(session: Session, group: GroupState, need: Amounts) -> Iterat
 
 
 def _keepers(session: Session, queues: list[str]) -> list[str]:
-    """Of queues that hold more than they deserve, those from which nothing is taken."""
+    """Return a sentence for each queue that holds more than it deserves and is not reclaimable."""
     return [
         f"queue {name} holds more than it deserves, and is reclaimable: false"
         for name in queues
@@ -148,12 +153,12 @@ def _keepers(session: Session, queues: list[str]) -> list[str]:
 
 
 def _serve_extras(session: Session, group: GroupState) -> None:
-    """As many pods as the rule allows, in one decision.
+    """Evict for as many pods of a group as the rule allows, in one decision.
 
-    What works for some pods works for fewer, so the largest number is found by halving.
+    What works for some pods works for fewer, so the largest number is found by bisection.
     """
     if not is_elastic_claimant(session, group):
-        # A claimant served before it has taken it whole.
+        # The group has been evicted for an earlier preemptor.
         return
     borrowers = borrowers_of(session, POINT)
     claims = _growing_claims(session, group)
@@ -176,7 +181,7 @@ def _serve_extras(session: Session, group: GroupState) -> None:
 
 
 def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOthers]:
-    """For one more pod, for two, and so on, while its queue stays within what it deserves."""
+    """Return claims for one pod, for two, and so on, while the queue stays within its share."""
     claims: list[ExtrasFromOthers] = []
     asked: Amounts = {}
     lacks = _lacks(session, group)
@@ -190,7 +195,7 @@ def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOther
 
 
 def _lacks(session: Session, group: GroupState) -> Amounts:
-    """What the queue lacks to what it deserves."""
+    """Return how much the queue of a group holds less than it deserves."""
     deserved = deserved_of_queues(session).get(group.queue, {})
     used = session.ledger.sums.get(queue_scope(group.queue), {})
     return {
@@ -200,20 +205,20 @@ def _lacks(session: Session, group: GroupState) -> Amounts:
 
 @dataclass(frozen=True)
 class ExtrasFromOthers(FromOthers, ExtraClaim):
-    """`lacks`: no whole group that is larger may go for single pods."""
+    """A claim of single pods; no whole group that is larger than `lacks` is evicted for them."""
 
     need: Amounts
     asked: Amounts
     lacks: Amounts
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """As a gang, but for large groups."""
+        """Return what a gang may take, without large groups."""
         if victim.whole and not self._is_small(session, victim.group, shortage.fitting):
             return False
         return super().may_take(session, victim, shortage)
 
     def _is_small(self, session: Session, group: GroupState, fitting: Amounts) -> bool:
-        """Against what is still lacking, once the pods that fit already have it."""
+        """Return whether a group is no larger than what the queue lacks beside the fitting pods."""
         charge = session.ledger.charged(group)
         return all(
             charge[name] + fitting.get(name, 0) <= self.lacks.get(name, 0)

@@ -103,12 +103,12 @@ class _Search:
         """Kill all of them, and return the pids of those that remain."""
         deadline = monotonic() + within_s
         before: list[int] = []
-        quiet, is_told = 0, False
+        quiet, is_logged = 0, False
         while True:
             ours, is_sure = self._look()
-            if ours and not is_told:
+            if ours and not is_logged:
                 log.warning("leftover processes killed", run_dir=str(self._run_dir), pids=ours)
-                is_told = True
+                is_logged = True
             for pid in ours:
                 _kill(pid)
             quiet = 0 if ours else quiet + 1
@@ -128,7 +128,7 @@ class _Search:
 
     def _look(self) -> tuple[list[int], bool]:
         """Return the unread processes of pods, and whether none vanished before it was read."""
-        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - faster, in a race with forks
+        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - faster
         self._others &= listed
         ours, is_sure = [], True
         # The newest first: older processes are less likely to be about to exit.

@@ -185,7 +185,7 @@ def end_tracers(pid: int) -> None:
 def tracers_of(pid: int) -> list[int]:
     """Return the processes that trace this one or one of its threads (ptrace)."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - faster; runs for each every second
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - faster
     except OSError:
         return []
     found = set()

@@ -1,4 +1,4 @@
-"""Homes in fresh folders, whose servers and processes are ended with the test."""
+"""Homes in fresh folders, whose servers and processes end with the test."""
 
 from __future__ import annotations
 

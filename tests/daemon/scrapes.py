@@ -1,4 +1,4 @@
-"""What a scrape of /metrics says, to be asked by the name of a series and its labels."""
+"""The result of a scrape of /metrics, to be read by the name of a series and its labels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Scrape:
                 self._samples[key] = sample.value
 
     def value(self, series: str, **labels: str) -> float | None:
-        """The value of `batchq_<series>` with exactly these labels; None if there is none."""
+        """Return the value of `batchq_<series>` with exactly these labels, or None."""
         return self._samples.get((f"batchq_{series}", frozenset(labels.items())))
 
     def all(self, series: str) -> dict[frozenset[tuple[str, str]], float]:
-        """Labels -> value of every series of this name."""
+        """Return labels -> value of every series of this name."""
         return {
             labels: value
             for (name, labels), value in self._samples.items()
@@ -36,12 +36,12 @@ class Scrape:
 
     @property
     def label_values(self) -> set[str]:
-        """Every value of every label."""
+        """Return every value of every label."""
         return {value for _, labels in self._samples for _, value in labels}
 
 
 def get(url: str, *, method: str = "GET", accept: str = "") -> tuple[int, str]:
-    """Status and body of one request."""
+    """Return status and body of one request."""
     request = urllib.request.Request(url, method=method, headers={"Accept": accept})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -52,7 +52,7 @@ def get(url: str, *, method: str = "GET", accept: str = "") -> tuple[int, str]:
 
 
 def scrape(url: str) -> Scrape:
-    """GET /metrics there."""
+    """Scrape /metrics of this server."""
     status, text = get(f"{url}/metrics")
     assert status == 200
     return Scrape(text)

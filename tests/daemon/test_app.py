@@ -1,4 +1,4 @@
-"""The scheduler daemon as a process: it waits, leads, follows, is succeeded, and ends."""
+"""The scheduler daemon as a process: waiting, leading, standing by, succession, and end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Start = Callable[..., Record]
 
 @pytest.fixture
 def start(home: Home) -> Iterator[Start]:
-    """Starts `batchq scheduler`, with its log under a name."""
+    """Start `batchq scheduler` with a named log."""
     started: list[Record] = []
     root = Path(__file__).parents[2]
     environ = {
@@ -63,12 +63,12 @@ def store(home: Home) -> Iterator[RedisStore]:
 
 
 def said(record: Record, word: str) -> int:
-    """How often its log has the word."""
+    """Return how often its log has the word."""
     return Path(record.log).read_text().count(word)
 
 
 def exit_code_of(record: Record) -> int:
-    """Wait for its end."""
+    """Wait for the end of the process."""
     codes: list[int] = []
 
     def ended() -> bool:
@@ -163,10 +163,10 @@ def test_a_wrong_configuration_keeps_it_from_starting(
 
 
 class BrokenCycle(Cycle):
-    """A cycle that meets a state that must never be."""
+    """A cycle that meets a state that must never occur."""
 
     def __init__(self) -> None:
-        """It needs nothing."""
+        """Create it without a store."""
 
     def run_once(self, epoch: int | None = None) -> CycleReport:
         raise InvariantBroken("node n1 holds 5 cpu of 4 after Bind(default-train-0)")
@@ -187,11 +187,11 @@ class NoCycle(Cycle):
     """A cycle that must not be run."""
 
     def __init__(self) -> None:
-        """It needs nothing."""
+        """Create it without a store."""
 
 
 class Nothing:
-    """An executor without anything to deliver."""
+    """An executor that delivers nothing."""
 
     def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""The leader's clerk: it folds while its process leads, and tells and counts what it refuses."""
+"""The service that applies node reports while its process leads, and counts what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVES = Serves(agent="host:1:1", resources={"cpu": 1000})
 
 
 class Election:
-    """Says which epoch this process leads in, if any."""
+    """The epoch in which this process leads, if any."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None
@@ -71,7 +71,7 @@ def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
     redis_store.lead("two", 60_000)
     redis_store.inboxes.post("n1", SERVES)
     election.epoch = former
-    # It has heard the bell, and tried, by the time that it hears the next one.
+    # When it hears the second notification, it has handled the first.
     bell = NodeReportReader(redis_store, RandomIds())
     bell.turn(former)
     assert redis_store.get("Node", "n1") is None

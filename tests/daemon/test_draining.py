@@ -1,4 +1,4 @@
-"""What is said while agents end."""
+"""Messages while agents end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server that batchq brings along: started once, shared, stopped, and started again."""
+"""The embedded server: started once, shared, stopped, and started again."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def kill(home: Home, pid: int) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
+    """Return a port of 127.0.0.1 that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
 def write_program(path: Path, *lines: str) -> str:
-    """A shell script that can be run."""
+    """Write an executable shell script."""
     path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     path.chmod(0o755)
     return str(path)

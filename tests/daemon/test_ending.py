@@ -1,4 +1,4 @@
-"""How a process learns that it is to end."""
+"""Requests to end a process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_more_wishes_than_a_pipe_holds_do_no_harm(ending: Termination) -> None:
 
 def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Termination) -> None:
     ending.on_signals(signal.SIGINT)
-    # The main thread takes none itself: its system call is not broken off.
+    # The main thread blocks the signal, so its system call is not interrupted.
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

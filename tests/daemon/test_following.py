@@ -1,4 +1,4 @@
-"""Who stands by: it keeps its mirror warm, says that it is there, and takes over in time."""
+"""Standby schedulers: they keep their mirror warm, announce themselves, and take over in time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LEASE_MS = 2_000
 
 
 class Nothing:
-    """An executor without anything to deliver."""
+    """An executor that delivers nothing."""
 
     def deliver(self, bound: Sequence[Delivery] | None = None) -> int:
         return 0
 
 
 class Follower:
-    """A scheduler's turns, with an epoch that the test gives it."""
+    """A scheduler's turns, with an epoch that the test sets."""
 
     def __init__(self, store: RedisStore) -> None:
         self.epoch: int | None = None
@@ -57,13 +57,13 @@ class Follower:
 
 
 def write(store: RedisStore, *objects: Object) -> None:
-    """Put these into the store."""
+    """Write these objects to the store."""
     one = Transaction(subject="test", writes=tuple(put(item) for item in objects))
     assert not store.commit([one], request_id=RandomIds().new_uid()).refused
 
 
 def lists_made(raw: redis.Redis) -> int:
-    """How often the server was asked for a page of a hash, as of all objects of a kind."""
+    """Return how often the server was asked for a page of a hash, as lists of objects are."""
     stats = raw.info("commandstats")
     assert isinstance(stats, dict)
     return int(stats.get("cmdstat_hscan", {}).get("calls", 0))
@@ -84,7 +84,7 @@ def test_the_first_session_after_a_takeover_lists_nothing(
     follower.epoch = redis_store.lead("follower", 60_000)
     follower.turn()
 
-    # The leader looks at a page each of ledger, charges and limits, and of the heads of 7 kinds.
+    # The leader reads a page each of ledger, charges and limits, and of the heads of 7 kinds.
     assert lists_made(raw) == 3 + 7
     for name in ("before", "meanwhile"):
         group = redis_store.get("PodGroup", f"default/{name}")
@@ -138,7 +138,7 @@ def store(home: Home) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def pair(home: Home, store: RedisStore) -> Iterator[dict[str, Record]]:
-    """Two schedulers with short leases, by identity; the first to be listed need not lead."""
+    """Start two schedulers with short leases; return them by identity, in no particular order."""
     home.prepare()
     code = (
         "import sys; from batchq.daemon.app import SchedulerOptions, run_scheduler;"

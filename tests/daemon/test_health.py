@@ -1,4 +1,4 @@
-"""When a scheduler says that it is alive and ready, and what it says otherwise."""
+"""When a scheduler is alive and ready, and the reasons that it gives otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything counts in fractions of a second."""
+    """Shorten all limits to fractions of a second."""
     monkeypatch.setattr(http_server, "_LEAST_STILL_S", 0.3)
     monkeypatch.setattr(http_server, "_LEAST_RECENT_S", 0.3)
     monkeypatch.setattr(http_server, "_SLOW_STORE_S", 0.1)
@@ -33,7 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def looping(
     turn: Turn, *, asking_s: Callable[[int], float] = lambda _: 0.0
 ) -> Iterator[tuple[Health, Outage]]:
-    """A loop that takes this turn, watched."""
+    """Run a loop with this turn, watched by a Health."""
     watched, outage = Health(ending=lambda: False), Outage()
     loop = Loop(
         watched.watching(turn),

@@ -1,4 +1,4 @@
-"""Who decides: one at a time, with an epoch that rises at each change."""
+"""Leadership: one leader at a time, with an epoch that rises at each change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(home: Home) -> Iterator[RedisStore]:
 
 
 class AwayLease:
-    """A lease whose store can be taken away and given back."""
+    """A lease whose store the test can make unavailable."""
 
     def __init__(self) -> None:
         self.away = False

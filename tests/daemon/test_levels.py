@@ -1,4 +1,4 @@
-"""How things stand is counted crowd by crowd, and comes to what a look at each group comes to."""
+"""Gauges are computed per equivalence class, and equal those computed group by group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.worlds.making import described
 
 
 def _snapshot(seed: int, config: SchedulerConfig) -> Snapshot:
-    """A random world after two sessions."""
+    """Return a random world after two sessions."""
     stage = WorldRun(read_world(described(seed).text, "a world"), assemble(config))
     stage.run(2, bounded=True)
     return stage.store.snapshot()

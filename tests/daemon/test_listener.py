@@ -1,4 +1,4 @@
-"""The small HTTP service: what it answers, and how little can be asked of it."""
+"""The HTTP server: its answers and its limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.daemon.waiting import until
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    """Answers /hello, and hands a connection half a second."""
+    """A listener that answers /hello and allows half a second for each connection."""
     made = Listener(
         listen(Address("127.0.0.1", 0)),
         {"/hello": lambda accept: HttpAnswer(status=HTTPStatus.OK, body=f"hi {accept}".encode())},
@@ -44,7 +44,7 @@ def connected(listener: Listener) -> socket.socket:
 
 
 def raw(listener: Listener, request: bytes) -> bytes:
-    """What comes back for these bytes, until the other side has nothing more to say."""
+    """Return the complete response to these bytes."""
     with connected(listener) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(4096), b""))

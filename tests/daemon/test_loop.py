@@ -125,7 +125,7 @@ def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
     assert min(gaps) >= 0.03
 
 
-#: For a loop that has taken its first turn.
+#: A pause after which a loop has taken its first turn.
 FAR_APART = Settings(schedule_period_ms=50, min_session_interval_ms=HOUR_MS)
 
 
@@ -137,7 +137,7 @@ def test_a_hurried_turn_does_not_wait_for_the_distance_between_turns() -> None:
         before = turns.count
         loop.wake()
         until(lambda: time.monotonic() - turns.ended[-1] > 0.3)
-        # One has begun, and waits: it has not been said that there is room.
+        # One turn has begun and waits, because no resources were reported as freed.
         assert turns.count == before
         loop.hurry()
         until(lambda: turns.count == before + 1)
@@ -200,7 +200,7 @@ def test_a_loop_that_a_clock_put_off_is_pushed_on() -> None:
     with running(turns, period_ms=20) as loop:
         until(lambda: turns.count >= 1)
 
-        # What a clock that is set back by an hour does to the plan.
+        # The effect on the plan of a clock that is set back by an hour.
         in_an_hour = datetime.now(UTC) + timedelta(hours=1)
         loop._scheduler.modify_job("session", next_run_time=in_an_hour)
         before = turns.count
@@ -227,7 +227,7 @@ def test_a_store_that_is_away_is_asked_less_often_and_said_once() -> None:
     turns = Turns(refuse)
     with capture_logs() as lines, running(turns, period_ms=HOUR_MS) as loop:
         while turns.count < 6:
-            # Nothing can have changed that it could read: a wake does not shorten the wait.
+            # A wake does not shorten the back-off of an unavailable store.
             loop.wake()
         until(lambda: "store.back" in events(lines))
     assert events(lines) == ["store.unavailable", "store.back"]
@@ -248,7 +248,7 @@ def test_a_turn_that_hangs_is_told_with_how_long_and_where() -> None:
     complaints = [line for line in lines if line["event"] == "session.hangs"]
     assert complaints[0]["for_s"] >= 0.1
     assert "threading.py" in complaints[0]["where"]
-    # The second complaint waits until the turn has lasted twice as long.
+    # The second message comes when the turn has lasted twice as long.
     assert complaints[1]["for_s"] >= 0.2
 
 
@@ -281,7 +281,7 @@ def test_a_turn_is_not_said_to_have_ended_before_it_is_said_to_hang() -> None:
     turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
 
     def asking_s(_: int) -> float:
-        # The turn ends just when it is about to be said to hang for the second time.
+        # The turn ends just when the second message about its hang is due.
         if "session.hangs" in events(lines) and time.monotonic() - turns.began[0] > 0.4:
             let_go.set()
             threading.Event().wait(0.1)
@@ -392,7 +392,7 @@ def test_a_longer_pace_puts_the_next_turn_off() -> None:
     with running(turns, period_ms=5) as loop:
         until(lambda: turns.count >= 3)
         loop.go_by(Settings(schedule_period_ms=HOUR_MS, min_session_interval_ms=1))
-        # A turn may have been about to begin.
+        # A turn may just have begun.
         until(lambda: len(turns.began) == turns.count)
         before = turns.count
         assert not threading.Event().wait(0.1)

@@ -1,4 +1,4 @@
-"""What sessions leave in the metrics: every number here is worked out by hand."""
+"""The effect of sessions on the metrics; all expected numbers are computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def watched() -> Watched:
     return Watched(MemoryStore())
 
 
-# --- Who waits ------------------------------------------------------------------------------------
+# --- Waiting groups -------------------------------------------------------------------------------
 
 
 def test_a_gated_group_is_told_apart_from_one_that_finds_no_room(watched: Watched) -> None:
@@ -72,7 +72,7 @@ def test_the_oldest_of_those_gated_and_of_those_in_line_have_ages(watched: Watch
     seen = watched.scrape()
     assert seen.value("oldest_gated_seconds", queue="default") == 8.5
     assert seen.value("oldest_waiting_seconds", queue="default") == 3.5
-    # Nothing happens, and they grow older.
+    # Time passes without events.
     watched.later(1_000)
     watched.turn()
     seen = watched.scrape()
@@ -143,7 +143,7 @@ def test_a_queue_shows_what_it_may_have_holds_and_asks_for_in_cores_and_bytes(
     memory = {"queue": "team", "resource": "memory"}
     assert seen.value("queue_resource", **memory, kind="allocated") == 1_073_741_824
     assert seen.value("queue_resource", **memory, kind="capability") is None
-    # Of memory it holds all that it deserves, for it asks for no more.
+    # It holds all of its deserved memory, because it requests no more.
     assert seen.value("queue_share", queue="team") == 1
     assert seen.value("queue_weight", queue="team") == 3
 
@@ -177,7 +177,7 @@ def test_the_series_of_a_queue_that_is_gone_end(watched: Watched) -> None:
     assert "passing" not in watched.scrape().label_values
 
 
-# --- How long it takes ----------------------------------------------------------------------------
+# --- Durations ------------------------------------------------------------------------------
 
 
 def test_waits_for_admission_and_for_the_start_are_seen_once_each(watched: Watched) -> None:
@@ -268,5 +268,5 @@ def test_actions_and_plugins_are_timed_once_a_session(watched: Watched) -> None:
     assert seen.value("action_duration_seconds_count", action="enqueue") == 3
     assert seen.value("plugin_duration_seconds_count", plugin="gates", point="preEnqueue") == 3
     assert seen.value("cycle_duration_seconds_count") == 3
-    # Nobody was to be evicted, so nobody was asked who may be.
+    # No eviction was needed, so no plugin voted on victims.
     assert seen.value("plugin_duration_seconds_count", plugin="gang", point="preemptable") is None

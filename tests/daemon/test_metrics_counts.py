@@ -1,4 +1,4 @@
-"""What counters say of evictions, refusals, reloads and outages, and who says nothing."""
+"""Counters of evictions, refusals, reloads and outages, and standbys, which export none."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def suspended(group: PodGroup) -> PodGroup:
 
 
 class Meanwhile(MemoryStore):
-    """Writes a group between the scheduler's look and its commit, once."""
+    """A store that writes a group between the scheduler's snapshot and its commit, once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_a_standby_scheduler_exports_nothing_of_groups_and_queues(watched: Watch
     assert seen.value("leader_epoch") == 0
     assert seen.all("groups") == {}
     assert seen.all("queue_resource") == {}
-    # What was counted stays counted.
+    # Counters keep their values.
     assert seen.value("sessions_total", result="changed") == 1
 
 
@@ -221,7 +221,7 @@ def test_levels_are_worked_out_once_in_a_while_only(watched: Watched) -> None:
     watched.turn()
     assert watched.scrape().value("groups", queue="default", phase="Pending") == 1
     assert watched.scrape().value("sessions_total", result="changed") == 2
-    # What was passed over is made up for, though nothing happens any more.
+    # The skipped update is made up for, although nothing happens any more.
     watched.later(MINUTE_MS)
     watched.turn()
     assert watched.scrape().value("groups", queue="default", phase="Pending") == 2

@@ -1,4 +1,4 @@
-"""Where state is kept, and which server is meant."""
+"""The folder of the state, and the choice of the server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_folders_that_were_open_to_others_are_closed(home: Home) -> None:
     home.data.mkdir()
     home.data.chmod(0o755)
     home.prepare()
-    # Others may list a folder that was not made by batchq, and change nothing in it.
+    # Others may list a folder that batchq did not create, but change nothing in it.
     assert home.root.stat().st_mode & 0o777 == 0o755
     assert home.data.stat().st_mode & 0o777 == 0o700
 

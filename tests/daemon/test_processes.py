@@ -1,4 +1,4 @@
-"""Detached processes: found again, and never mistaken for another."""
+"""Detached processes: found again, and never mistaken for others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[..., Record]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a shell line; what is left of it is killed with the test."""
+    """Start a shell line, and kill what is left of it after the test."""
     started: list[Record] = []
 
     def spawn(line: str) -> Record:

@@ -1,4 +1,4 @@
-"""The scheduler's file is followed: what is right is taken up whole, what is wrong is told."""
+"""Reloading: valid files take effect as a whole, and mistakes are reported."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ STAYS = "; the former configuration stays in effect"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file that says something else than the defaults."""
+    """A file that differs from the defaults."""
     path = tmp_path / "scheduler.yaml"
     path.write_text("schedulePeriod: 2s\n")
     return path
 
 
 def replace(path: Path, text: str) -> None:
-    """Write it as editors do: another file takes the name."""
+    """Replace the file by another one, as editors do."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(path)
 
 
 def looks(reload: Reload, times: int = 2) -> list[bool]:
-    """What so many looks find that nobody has asked for."""
+    """Return the results of this many unasked looks."""
     return [reload.look(asked=False) for _ in range(times)]
 
 
@@ -49,7 +49,7 @@ def period_ms(reload: Reload) -> int:
 
 
 def told(reload: Reload, store: RedisStore) -> list[tuple[str, str]]:
-    """Reasons and messages of the events, once they have been sent."""
+    """Return the reasons and messages of the events, once they have been sent."""
     reload.tell(store, "host:1:abc")
     events = store.events(kind="Scheduler", key="host:1:abc")
     return [(event.reason, event.message) for event in events]
@@ -266,7 +266,7 @@ def test_a_reload_that_could_not_be_told_is_told_later_and_once(
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """Restores what SIGHUP does."""
+    """Restore the handling of SIGHUP."""
     before = signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -283,7 +283,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     assert woken.wait(10)
     reload.take_up()
     until(lambda: len(redis_store.events(kind="Scheduler")) == 1)
-    # Many at once are answered once, or a few times.
+    # Many requests at once get one answer, or a few.
     for _ in range(50):
         os.kill(os.getpid(), signal.SIGHUP)
     until(lambda: len(redis_store.events(kind="Scheduler")) > 1)

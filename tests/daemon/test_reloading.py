@@ -1,8 +1,8 @@
-"""A running stack is given other configurations, right and wrong ones, while it works.
+"""A running stack reloads valid and invalid configurations while it works.
 
-A package that is made here provides two actions and two plugins, as a stranger's would. Each
-action writes down, in every session, which plugins had a say in it and by which times it went: so
-a session that went by half of a configuration would be seen.
+The tests install a third-party package with two actions and two plugins. In every session, each
+action records the plugins that were asked and the settings in effect, so that a session with half
+of a configuration would be noticed.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ plugins: {multiPoint: {enabled: [two]}}
 """
 WRONG = SECOND.replace("enqueue", "enqeue")
 
-#: What a whole configuration looks like from inside a session.
+#: The notes of a session for each complete configuration.
 WHOLE_FIRST = "note-one one 101000"
 WHOLE_SECOND = "note-two two 102000"
 
 
 class Notes:
-    """What the sessions have written down."""
+    """The notes that the sessions have written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,14 +105,14 @@ class Notes:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
-    """Installs the stranger's package for every process that is started from here."""
+    """Install the third-party package for every process that this test starts."""
     site = tmp_path / "site"
     info = site / "witness-1.0.dist-info"
     info.mkdir(parents=True)
     (site / "witness.py").write_text(WITNESS)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    # `up` itself checks the file, too.
+    # `up` itself checks the file too.
     monkeypatch.syspath_prepend(str(site))
     path = os.pathsep.join((str(site), str(ROOT), str(ROOT / "actions")))
     monkeypatch.setenv("PYTHONPATH", path)
@@ -149,7 +149,7 @@ def scheduler_of(home: Home) -> Record:
 
 
 def said(home: Home, word: str) -> int:
-    """How often the scheduler's log has the word."""
+    """Return how often the scheduler's log has the word."""
     return (home.logs / "scheduler.log").read_text().count(word)
 
 
@@ -158,7 +158,7 @@ def reasons(client: Client) -> list[str]:
 
 
 class Load:
-    """Submits a group every tenth of a second for as long as somebody waits here."""
+    """Submits a group every tenth of a second while `until` waits."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -181,7 +181,7 @@ def is_longer(what: Callable[[], list[str]], length: int) -> bool:
 
 
 def digests(log: Path) -> list[tuple[str, str]]:
-    """Which configuration each line of the log names that names one, and the line's event."""
+    """Return (event, digest) of each log line that names a configuration."""
     pattern = re.compile(r"event=(\S+) .*?\bconfig=(\w{8})\b")
     return [(match[1], match[2]) for match in pattern.finditer(log.read_text())]
 
@@ -204,7 +204,7 @@ def test_under_load_no_session_is_lost_and_none_goes_by_half_of_a_configuration(
             replace(path, text)
             load.until(partial(is_longer, partial(reasons, client), told))
             assert reasons(client)[told:] == [reason]
-            # Sessions go on, by this one alone, and what is submitted now comes to its end.
+            # Sessions continue with this configuration alone, and groups submitted now end.
             count = len(notes.lines())
             load.until(partial(is_longer, notes.lines, count + 5))
             assert set(notes.lines()[count + 1 :]) == {whole}
@@ -265,7 +265,7 @@ def test_a_standby_scheduler_reloads_too_and_publishes_when_it_leads(
         other.write_text(SECOND)
         detached.send(second, signal.SIGHUP)
         until(lambda: "config.reloaded" in log.read_text(), within_s=30)
-        # It decides nothing, and what the leader goes by is what counts.
+        # A standby decides nothing; the leader's configuration counts.
         assert "inQueueTimeout: 101s" in (read_config_text(store) or "")
         detached.send(leader, signal.SIGTERM)
         until(lambda: "inQueueTimeout: 102s" in (read_config_text(store) or ""), within_s=30)
@@ -325,7 +325,7 @@ def test_a_stack_in_the_foreground_passes_the_signal_on(
             stack.hold(home, report)
             exit_code = 0
         finally:
-            # Whatever happens, the child must not go on with the tests.
+            # The child must not continue with the tests in any case.
             os._exit(exit_code)
     with Client(default_url(home)) as client:
         account = Path(f"/proc/{child}/status")
@@ -339,7 +339,7 @@ def test_a_stack_in_the_foreground_passes_the_signal_on(
 
 
 def catches(status: str, number: signal.Signals) -> bool:
-    """Whether a process has a handler for the signal, by the kernel's account of it."""
+    """Return whether, according to the kernel, a process handles the signal."""
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 

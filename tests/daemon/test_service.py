@@ -1,4 +1,4 @@
-"""Services: started once, stopped once, whoever calls and however often."""
+"""Services start once and stop once, from any thread and after any number of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchq.daemon.services import Services, ThreadService
 
 
 class Diary:
-    """A service that writes down what is done to it."""
+    """A service that records the calls."""
 
     def __init__(self, name: str, lines: list[str], *, broken: bool = False) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""How the agents of one machine divide it."""
+"""The division of a machine among its agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything on this machine: started, found again, mended and stopped, with real processes."""
+"""The local stack with real processes: start, restart, repair and stop."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ SMALL = UpOptions(agents=2, resources="cpu=1,memory=64Mi")
 
 @pytest.fixture(autouse=True)
 def own_server(monkeypatch: pytest.MonkeyPatch, home: Home) -> Iterator[None]:
-    """No server of the environment, and nothing left behind."""
+    """Ignore a server named in the environment, and leave nothing behind."""
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    # The tests may run from a checkout that is not installed.
+    # The checkout may not be installed.
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'actions'}")
     yield
@@ -44,7 +44,7 @@ def own_server(monkeypatch: pytest.MonkeyPatch, home: Home) -> Iterator[None]:
 
 
 def states(report: StackReport) -> list[str]:
-    """`started`, `running` … of server, scheduler and agents."""
+    """Return the states of server, scheduler and agents, such as `started`."""
     return [str(part.state) for part in report.parts]
 
 
@@ -260,7 +260,7 @@ def test_status_and_down_of_a_home_that_never_was_create_nothing(home: Home) -> 
 
 
 def hold_in_child(home: Home, report: StackReport) -> int:
-    """`hold` needs a main thread of its own, and signals: a forked child's pid."""
+    """Run `hold` in a forked child, because it needs a main thread; return the child's pid."""
     child = os.fork()
     if child == 0:
         exit_code = 1
@@ -270,7 +270,7 @@ def hold_in_child(home: Home, report: StackReport) -> int:
         except BatchqError:
             exit_code = 9
         finally:
-            # Whatever happens, the child must not go on with the tests.
+            # The child must not continue with the tests in any case.
             os._exit(exit_code)
     return child
 

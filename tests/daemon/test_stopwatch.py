@@ -1,4 +1,4 @@
-"""Times of plugins and actions, by a clock that the called functions move themselves."""
+"""Times of plugins and actions, by a clock that the called functions advance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from batchq.daemon.observability.metrics import Stopwatch
 
 
 class Clock:
-    """Moves when somebody works."""
+    """A clock that `work` advances."""
 
     def __init__(self) -> None:
         self.at = 100.0

@@ -1,4 +1,4 @@
-"""Changes in the store wake the loop, and not too often."""
+"""Changes in the store wake the loop, but not too often."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.daemon.waiting import until
 
 
 class Flag:
-    """Changes that the test makes; like a store, it can go away."""
+    """Changes that the test makes, in a store that can become unavailable."""
 
     def __init__(self) -> None:
         self.changed = threading.Event()
@@ -29,7 +29,7 @@ class Flag:
 
 
 class Flood:
-    """A store in which something changes all the time."""
+    """A store that changes all the time."""
 
     def wait_for_change(self, timeout_ms: int) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline."""
+"""Waiting for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def until(true: Callable[[], bool], *, within_s: float = 10.0) -> None:
-    """Return once `true()` holds; fail when it does not in time."""
+    """Return once `true()` holds; fail if it does not in time."""
     deadline = time.monotonic() + within_s
     never = threading.Event()
     while not true():

@@ -1,4 +1,4 @@
-"""A small stack in memory, without threads, whose leader is watched as the daemon watches it."""
+"""A small stack in memory, without threads, whose sessions feed the daemon's metrics."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GATE = (SchedulingGate(name="budget"),)
 
 
 class Watched(Stack):
-    """A small stack in memory whose leader is watched."""
+    """A small stack in memory with metrics."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store, SchedulerConfig())
-        # Every session is looked at, however soon it comes after another.
+        # Gauges are updated after every session, however soon it follows another.
         self.metrics = Metrics(levels_every_s=0, clock=lambda: self.clock.at_ms / 1000)
         self.outage = Outage()
         self.epoch: int | None = 7

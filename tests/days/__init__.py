@@ -1,5 +1,5 @@
 """Random days of a shared cluster, in virtual time, under every strategy.
 
-`python -m tests.days --days 200` plays two hundred: whatever can run has run by the end, nothing
-waits that could start, and the mean wait stands beside that of a plain clairvoyant EASY.
+`python -m tests.days --days 200` plays two hundred. By the end, everything that can run has run,
+and nothing waits that could start; the mean wait is compared with that of a plain clairvoyant EASY.
 """

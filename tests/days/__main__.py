@@ -1,13 +1,13 @@
 """The command line of the random days.
 
-    python -m tests.days --days 200          two hundred, from 0 on, under every strategy
+    python -m tests.days --days 200          seeds 0 to 199, under every strategy
     python -m tests.days --days 20 --first 500
-    python -m tests.days --day 7 --strategy easy   one, and what became of it
+    python -m tests.days --day 7 --strategy easy   one, with its outcome
     python -m tests.days --day 7 --strategy easy --write world.yaml    as `batchq simulate` reads it
                                              (without the failures of pods)
 
-Exit code 0 if all that can run has run by the end of every day and nothing has waited that could
-start, 1 if not; each failure names the command that replays it.
+Exit code 0 if on every day everything that can run has run by the end, and nothing has waited that
+could start; 1 otherwise. Each failure names the command that replays it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_SHOWN = 30
 
 
 def main() -> int:
-    """Play what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.days")
     parser.add_argument("--days", type=int, default=20, help="how many days")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -79,7 +79,7 @@ def _swarm(asked: argparse.Namespace) -> int:
 
 
 def table(told: dict[str, list[Told]]) -> list[str]:
-    """A line for each strategy: how much was played, and the mean waits side by side."""
+    """Return a line for each strategy: how much was played, and the mean waits side by side."""
     lines = ["strategy      days  groups    pods  sessions  mean wait s  clairvoyant s  ratio"]
     for name, days in told.items():
         pods = sum(one.pods for one in days)

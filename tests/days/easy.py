@@ -1,10 +1,11 @@
 """A plain EASY that knows every run time, node by node; it shares no code with batchq.
 
-One line for all, by urgency and then by when a piece became ready. A gang's pods start together, an
-array's one by one; of an elastic group those that it needs start together and the rest one by one.
-The first that does not fit is promised the earliest time at which the known ends leave enough room
-on nodes, and later ones start only if they end by then or leave that room. A lost node's pods begin
-again, as urgent and as old as they were. Limits of queues and namespaces mean nothing here.
+There is one queue, ordered by urgency and then by when a piece became ready. A gang's pods start
+together, an array's one by one; of an elastic group the required pods start together and the others
+one by one. The first piece that does not fit gets a reservation at the earliest time at which the
+known ends free enough of the nodes; later pieces start only if they end by then or do not use it. A
+lost node's pods start again with the same urgency and age. Limits of queues and namespaces are
+ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from dataclasses import dataclass, field
 
 from tests.days.making import Day, Work
 
-#: What a node's pods take: (cpu, count).
+#: The use of a node's pods: (cpu, count).
 Free = dict[str, int]
 
 
 @dataclass
 class Piece:
-    """Pods that start together. `first`: the place of the first of them in its group."""
+    """Pods that start together. `first`: the index of the first of them in its group."""
 
     work: Work
     first: int
@@ -43,7 +44,7 @@ class _Running:
 
 @dataclass
 class Easy:
-    """One day's machines and line; `waits` has each pod's wait until its first start."""
+    """One day's machines and queue; `waits` has each pod's wait until its first start."""
 
     day: Day
     now: int = 0
@@ -58,7 +59,7 @@ class Easy:
     _count: int = 0
 
     def play(self) -> dict[tuple[str, int], int]:
-        """Play the day: (group, place of the pod) -> seconds between ready and first start."""
+        """Play the day; return (group, pod's index) -> seconds from ready to first start."""
         self.free = dict(self.day.nodes)
         for work in self.day.works:
             self._left[work.name] = sum(1 for _ in pieces_of(work))
@@ -155,7 +156,7 @@ class Easy:
         self._at(one.end, "end", one)
 
     def _nodes_for(self, piece: Piece, free: Free) -> list[str] | None:
-        """The fullest node that takes a pod, for each; None if there is none for one of them."""
+        """Return the fullest node that takes a pod, for each pod; None if one fits nowhere."""
         left = {name: units for name, units in free.items() if name not in self.away}
         found = []
         for _ in range(piece.pods):
@@ -168,7 +169,7 @@ class Easy:
         return found
 
     def _promise(self, head: Piece) -> tuple[int, list[str]] | None:
-        """When the head starts by known ends, and where; None while it lacks a lost node."""
+        """Return when and where the head starts by known ends; None while it lacks a lost node."""
         free = dict(self.free)
         for one in sorted(self.running, key=lambda one: one.end):
             for node in one.nodes:
@@ -181,7 +182,7 @@ class Easy:
     def _harms_nobody(
         self, piece: Piece, nodes: Sequence[str], promise: tuple[int, list[str]] | None
     ) -> bool:
-        """Whether it ends before the head's start, or leaves the head's room on its nodes."""
+        """Return whether it ends before the head's start, or leaves the head's reservation."""
         if promise is None:
             return True
         at, of_head = promise
@@ -201,8 +202,8 @@ class Easy:
 
 
 def pieces_of(work: Work) -> Iterator[Piece]:
-    """What of a group starts together. Of a gang no pod fails here: the others would go on
-    meanwhile, and it ends hardly later.
+    """Yield the pieces of a group that start together. Pods of a gang do not fail here, because the
+    others would run on meanwhile, and the gang would hardly end later.
     """
     if work.fails_after_s is not None and work.least == 1:
         yield Piece(work, 0, 1, work.fails_after_s, retries=True)

@@ -1,7 +1,7 @@
-"""From a seed to a day: the machines, what users submit and hold and open, and what breaks.
+"""Make a day from a seed: the machines, the users' submissions and changes, and the failures.
 
-A Day is plain values, so that a simulator that shares no code with batchq plays the same one
-(`tests.days.easy`); `manifests` tells it to batchq. Instants are seconds from the day's start.
+A Day is plain values, so that a simulator that shares no code with batchq can play the same one
+(`tests.days.easy`); `manifests` converts it for batchq. Instants are seconds from the day's start.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ QUEUES = ("batch", "lab", "service")
 NAMESPACES = ("ada", "bert")
 CLASSES = {"normal": 0, "urgent": 10}
 HOUR = 3_600
-#: Users submit for so long; what they have submitted then runs on.
+#: How long users submit; submitted work then runs on.
 SUBMITTING_S = 8 * HOUR
 
-#: Name -> how each of the three queues takes those that wait.
+#: Name -> the strategy of each of the three queues.
 STRATEGIES: dict[str, tuple[Manifest, ...]] = {
     "besteffort": ({"type": "BestEffortFIFO"},) * 3,
     "strict": ({"type": "StrictFIFO"},) * 3,
@@ -36,12 +36,12 @@ STRATEGIES: dict[str, tuple[Manifest, ...]] = {
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """One pod group as its author meant it.
+    """One pod group, as a user intends it.
 
-    `least` of its `pods` start together. `fails_after_s`: after so long the first attempt of its
-    first pod fails, and is retried `backoff_s` later. `after`: the group that must end before it.
-    `opens_at`: nothing of it starts before its gate opens or it is resumed. `held`: it is suspended
-    then, until `resumed`.
+    `least` of its `pods` start together. `fails_after_s`: when the first attempt of its first pod
+    fails; it is retried `backoff_s` later. `after`: the group that must end before it. `opens_at`:
+    when its gate opens, or it is resumed; nothing starts before. `held`: when it is suspended,
+    until `resumed`.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Work(Struct, frozen=True, kw_only=True):
 
     @property
     def ready_at(self) -> int:
-        """From then on it waits for nothing but others and room."""
+        """The time from which it waits only for other groups and resources."""
         return max(self.submit_at, self.opens_at)
 
 
 class Loss(Struct, frozen=True):
-    """A node fails, and is back later."""
+    """A node fails, and returns later."""
 
     node: str
     at: int
@@ -81,7 +81,7 @@ class Loss(Struct, frozen=True):
 
 
 class Cut(Struct, frozen=True):
-    """A quota or a queue's limit is lowered to so many cpus for a while."""
+    """A quota or a queue's limit is lowered to this many cpus for a while."""
 
     kind: str
     name: str
@@ -101,7 +101,7 @@ class Day(Struct, frozen=True):
 
 
 def day_of(seed: int) -> Day:
-    """The day of a seed."""
+    """Return the day of a seed."""
     dice = random.Random(f"day {seed}")
     each = dice.choice((4, 8))
     nodes = {f"n{k}": each if dice.random() < 0.8 else each // 2 for k in range(dice.randint(3, 6))}
@@ -115,7 +115,7 @@ def day_of(seed: int) -> Day:
 
 
 def _submission(dice: random.Random, place: int, most_cpu: int, total: int) -> Iterator[Work]:
-    """One user's command: a group, or a chain of them."""
+    """Yield the groups of one submission: one, or a chain of them."""
     at = dice.randint(0, SUBMITTING_S)
     of = {"namespace": dice.choice(NAMESPACES), "queue": dice.choice(QUEUES), "submit_at": at}
     before = ""
@@ -152,10 +152,10 @@ def _work(
         }
     walltime_s = int(runtime_s * dice.choice((1.1, 1.5, 3))) if dice.random() < 0.85 else None
     if walltime_s is not None and kind == "elastic":
-        # It is the group's: pods beyond those that it needs may start late.
+        # The walltime is the group's: pods beyond the required ones may start late.
         walltime_s *= 1 + pods
     if walltime_s is not None and "fails_after_s" in more:
-        # Its author reckons with the second attempt.
+        # The walltime allows for a second attempt.
         walltime_s += runtime_s + int(more["backoff_s"])
     return Work(
         name=name,
@@ -172,7 +172,7 @@ def _work(
 
 
 def _losses(dice: random.Random, nodes: dict[str, int]) -> Iterator[Loss]:
-    """One after another: at most one node is away."""
+    """Yield losses one after another: at most one node is away."""
     at = 0
     for _ in range(dice.randint(0, 3)):
         at += dice.randint(HOUR // 4, 3 * HOUR)
@@ -190,11 +190,11 @@ def _cuts(dice: random.Random, total: int) -> Iterator[Cut]:
                 yield Cut(kind, name, at, until, dice.randint(total // 3, total))
 
 
-# --- as batchq reads it -----------------------------------------------------------------------
+# --- manifests -----------------------------------------------------------------------
 
 
 def manifests(day: Day, strategy: str) -> list[Manifest]:
-    """The day under a strategy, as a described world."""
+    """Return the day under a strategy, as a described world."""
     made = [_manifest("Node", name, {"resources": {"cpu": cpu}}) for name, cpu in day.nodes.items()]
     made += [_manifest("PriorityClass", name, {"value": value}) for name, value in CLASSES.items()]
     made += [_queue(name, strategy) for name in QUEUES]

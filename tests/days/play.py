@@ -1,4 +1,4 @@
-"""Playing a day through the real sessions, looking after every instant, and what it came to."""
+"""Play a day through the real sessions, with checks after every instant, and judge its outcome."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.days.making import STRATEGIES, Day, day_of, manifests
 from tests.worlds.instants import Instants
 from tests.worlds.rules import Broken
 
-#: Sessions of a day; it has come to rest long before.
+#: The most sessions of a day, which ends long before.
 MOST_SESSIONS = 20_000
-#: An end that is no mistake: a gang that lost a node, and began again, may pass its walltime.
+#: An expected end: a gang that lost a node and started again may exceed its walltime.
 _MAY_FAIL_FOR = frozenset({"WalltimeExceeded"})
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What became of a day under one strategy.
+    """The outcome of a day under one strategy.
 
-    Waits are seconds from when a group waits for nothing but others and room until a pod's first
-    start, on average over the pods; `easy_wait_s` is that of the clairvoyant.
+    Waits are seconds from when a group waits only for others and resources until a pod's first
+    start, averaged over the pods; `easy_wait_s` is that of the clairvoyant simulator.
     """
 
     seed: int
@@ -52,7 +52,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Failure(Struct, frozen=True):
-    """A day that went wrong, and how."""
+    """A failed day, and the failure."""
 
     seed: int
     strategy: str
@@ -61,17 +61,17 @@ class Failure(Struct, frozen=True):
 
 
 class Failing(Execution):
-    """Nodes on which the first attempt of some pods fails; owns which of them have."""
+    """Nodes on which the first attempt of some pods fails; owns the set of failed ones."""
 
     def __init__(
         self, store: MemoryStore, clock: Clock, requests: IdSource, fails: Mapping[str, int]
     ) -> None:
         super().__init__(store, clock, requests)
-        #: Pod -> after how many seconds.
+        #: Pod -> seconds until its failure.
         self._fails = dict(fails)
 
     def end_due(self) -> None:
-        """First the pods that fail by now, then as ever."""
+        """End the pods that fail by now, then those that end normally."""
         now_ms = self._clock.now_ms()
         for pod in self._on_nodes():
             at = self._fails_at(pod)
@@ -84,7 +84,7 @@ class Failing(Execution):
         super().end_due()
 
     def next_end_at(self) -> int | None:
-        """When the next pod ends by itself."""
+        """Return when the next pod ends on its own."""
         ends = [at for pod in self._on_nodes() if (at := self._fails_at(pod)) is not None]
         if (at := super().next_end_at()) is not None:
             ends.append(at)
@@ -98,14 +98,14 @@ class Failing(Execution):
 
 
 class _Watched:
-    """A cycle whose sessions are looked at."""
+    """A cycle whose sessions are checked."""
 
     def __init__(self, cycle: Cycle, instants: Instants) -> None:
         self._cycle = cycle
         self._instants = instants
 
     def run_once(self) -> CycleReport:
-        """One cycle."""
+        """Run one cycle."""
         report = self._cycle.run_once()
         if not report.rested:
             self._instants.follow(report.session)
@@ -113,7 +113,7 @@ class _Watched:
 
 
 class DayStage(WorldRun):
-    """A stage on which some pods fail, and every session is looked at."""
+    """A world in which some pods fail, and every session is checked."""
 
     def __init__(self, world: World, fails: Mapping[str, int]) -> None:
         config = read_config("", "config")
@@ -127,7 +127,7 @@ class DayStage(WorldRun):
 
 
 def play(day: Day, strategy: str) -> Told:
-    """Play a day. Raises Broken if a rule does not hold, or not all has run by the end."""
+    """Play a day. Raises Broken if a rule is violated, or something has not run by the end."""
     text = yaml.safe_dump_all(manifests(day, strategy), sort_keys=False)
     fails = {
         f"{one.key}-t-0": one.fails_after_s for one in day.works if one.fails_after_s is not None
@@ -136,7 +136,7 @@ def play(day: Day, strategy: str) -> Told:
     played = stage.run(MOST_SESSIONS, bounded=True)
     if played.exhausted:
         raise Broken(f"the day has not come to rest after {MOST_SESSIONS} sessions")
-    # A group may have ended before its author holds it.
+    # A group may have ended before its user suspends it.
     refused = [step for step in played.refused_steps if not _comes_too_late(step)]
     if refused:
         raise Broken(f"a step was refused: {refused[0]}")
@@ -155,12 +155,12 @@ def play(day: Day, strategy: str) -> Told:
 
 
 def _comes_too_late(step: str) -> bool:
-    """Whether a step holds or resumes a group that has ended before."""
+    """Return whether a step suspends or resumes a group that has already ended."""
     return " already and cannot be suspended" in step or " already and cannot be resumed" in step
 
 
 def _ends(stage: WorldRun) -> dict[str, int]:
-    """How the groups ended, and how many so. Raises Broken for one that has not, or should not."""
+    """Return the number of groups by their end. Raises Broken for a missing or a wrong end."""
     ends: Counter[str] = Counter()
     for group in stage.store.list("PodGroup"):
         assert isinstance(group, PodGroup)
@@ -177,7 +177,7 @@ def _ends(stage: WorldRun) -> dict[str, int]:
 
 
 def waits_of(day: Day, outcome: WorldOutcome) -> dict[tuple[str, int], int]:
-    """(group, place of the pod) -> seconds between ready and its first start."""
+    """Return (group, pod's index) -> seconds from ready to first start."""
     ended = {name: cycle.time for cycle in outcome.cycles for name in cycle.finished}
     first: dict[str, int] = {}
     for cycle in outcome.cycles:
@@ -196,7 +196,7 @@ def waits_of(day: Day, outcome: WorldOutcome) -> dict[tuple[str, int], int]:
 
 
 def result_of(asked: tuple[int, str]) -> Told | Failure:
-    """A day of a seed under a strategy, whatever comes of it."""
+    """Return the outcome or the failure of a seed's day under a strategy."""
     seed, strategy = asked
     try:
         return play(day_of(seed), strategy)
@@ -205,7 +205,7 @@ def result_of(asked: tuple[int, str]) -> Told | Failure:
 
 
 def results_of(seeds: Iterable[int], *, processes: int) -> Iterator[Told | Failure]:
-    """Every day under every strategy, in order, on so many processes."""
+    """Yield the results of every day under every strategy, in order, from several processes."""
     asked = [(seed, strategy) for seed in seeds for strategy in STRATEGIES]
     if processes == 1:
         yield from map(result_of, asked)

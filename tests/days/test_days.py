@@ -1,4 +1,6 @@
-"""A few random days: all that can run has run by the end, and nothing waits that could start."""
+"""A few random days: everything that can run has run by the end, and nothing waits that could
+start.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_day_told_to_batchq_names_its_nodes_queues_and_groups_once() -> None:
 
 
 def test_the_clairvoyant_lets_pass_what_ends_before_the_head_starts_and_nothing_else() -> None:
-    """`wide` can start at 100: what takes 90 s passes it, what takes 200 s waits."""
+    """`wide` can start at 100: a job of 90 s starts before it, a job of 200 s waits."""
     day = _day(
         _work("busy", 0, cpu=3, runtime_s=100),
         _work("wide", 1, cpu=4, runtime_s=50),

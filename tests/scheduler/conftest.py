@@ -1,4 +1,4 @@
-"""A small stack without processes: a store, a clock that is driven, and a cycle."""
+"""A small stack without processes: a store, a clock under the test's control, and a cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _set = msgspec.structs.replace
 
 
 class DrivenClock:
-    """Stands still until it is told."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.at_ms = 1_000_000
@@ -36,14 +36,14 @@ class DrivenClock:
 
 
 class InTouch(RedisStore):
-    """A store that has always been in touch: its server's clock is not the one that is driven."""
+    """A store that was never out of contact, because its server's clock is not the test's."""
 
     def snapshot(self) -> Snapshot:
         return _set(super().snapshot(), standing=ContactStanding())
 
 
 class Stack:
-    """What a test does to the store, as the client, an agent and the scheduler would."""
+    """The actions of a client, an agent and the scheduler on the store."""
 
     def __init__(self, store: MemoryStore | RedisStore, config: SchedulerConfig) -> None:
         self.store = store
@@ -94,12 +94,12 @@ class Stack:
         return [pod for pod in pods if phase is None or pod.status.phase == phase]
 
     def start_pods(self) -> None:
-        """Every bound pod is claimed by its node."""
+        """Start every bound pod, as its node would."""
         for pod in self.pods(PodPhase.BOUND):
             self.move(pod, phase=PodPhase.RUNNING, started_at=self.clock.at_ms)
 
     def end_pods(self, phase: PodPhase = PodPhase.SUCCEEDED, **status: Any) -> None:
-        """Every running pod ends."""
+        """End every running pod."""
         for pod in self.pods(PodPhase.RUNNING):
             self.move(pod, phase=phase, finished_at=self.clock.at_ms, **status)
 

@@ -1,4 +1,4 @@
-"""External groups for tests, and what a consumer does with them on a stack."""
+"""External groups for tests, and the calls of their consumers on a stack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.builders import amounts
 from tests.scheduler.conftest import Stack
 
 SECOND = 1_000
-#: What an external group of four cpus counts for.
+#: The charge of an external group of four cpus.
 CHARGED = {"cpu": 4000, "podgroups": 1000}
 
 
@@ -30,7 +30,7 @@ def external(
 
 
 def claim(stack: Stack, name: str = "e", holder: str = "worker-1", ttl_s: int = 60) -> str:
-    """Claim a group; the token."""
+    """Claim a group and return the token."""
     claimed = consumer_leases.claim(
         stack.store,
         f"default/{name}",
@@ -68,7 +68,7 @@ def release(stack: Stack, token: str) -> None:
 
 
 def later(stack: Stack, seconds: int) -> None:
-    """Time passes, and the scheduler looks."""
+    """Let time pass, then run a session."""
     stack.clock.at_ms += seconds * SECOND
     stack.until_idle()
 
@@ -78,7 +78,7 @@ def phase(stack: Stack, name: str = "e") -> str:
 
 
 def in_queue(stack: Stack, *groups: PodGroup) -> None:
-    """Submit, and let the scheduler admit."""
+    """Submit the groups, and let the scheduler admit them."""
     stack.apply(*groups)
     stack.until_idle()
     assert [phase(stack, group.metadata.name) for group in groups] == ["InQueue"] * len(groups)
@@ -97,7 +97,7 @@ def resume(stack: Stack, name: str = "e") -> None:
 
 
 def refusal(stack: Stack, what: Any, token: str, *arguments: Any) -> str:
-    """What a Conflict says about a token that is dead."""
+    """Return the message of the Conflict for a dead token."""
     with pytest.raises(Conflict) as caught:
         what(stack, token, *arguments)
     return caught.value.message

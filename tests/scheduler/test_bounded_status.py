@@ -1,4 +1,4 @@
-"""What a group's status may grow to, however much there is to say."""
+"""Bounds of a group's status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_status_keeps_the_most_fundamental_of_very_many_reasons(stack: Stack) ->
     stack.apply(a_group("greedy", queue="none", tasks=(task,)))
     stack.turn()
     kept = stack.group("greedy")
-    # Refused by the queue and by the cluster, in each of sixty resources.
+    # Refused by the queue and by the cluster, for each of sixty resources.
     assert [str(reason.reason) for reason in kept.status.reasons] == [
         *["ExceedsMaxQuota"] * 60,
         *["ExceedsCapacity"] * 4,

@@ -1,4 +1,4 @@
-"""What nodes say is folded as far as they may say it: the fence decides, and twice is once."""
+"""Node reports are applied only within their node's rights, and repetitions have no effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def end(**outcome: Any) -> Ended:
 
 
 class Office:
-    """A store with one group of one pod, and its clerk."""
+    """A store with one group of one pod, and a node-report processor."""
 
     def __init__(self, **status: Any) -> None:
         self.store = MemoryStore()
@@ -52,7 +52,7 @@ class Office:
         assert not self.store.commit([transaction], request_id=self.ids.new_uid()).refused
 
     def change(self, **status: Any) -> None:
-        """As the scheduler would."""
+        """Change the pod's status, as the scheduler would."""
         pod = self.pod()
         after = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, **status))
         revision = pod.metadata.revision
@@ -185,7 +185,7 @@ def test_a_node_that_talks_without_end_is_cut_short(office: Office) -> None:
     assert (len(status.reason), len(status.message)) == (64, 2_000)
 
 
-# --- What runs ------------------------------------------------------------------------------
+# --- Running attempts -----------------------------------------------------------------------------
 
 
 def test_an_attempt_that_the_server_has_forgotten_goes_on() -> None:
@@ -285,7 +285,7 @@ def test_a_node_of_an_older_agent_keeps_its_protocol(office: Office) -> None:
     assert office.node().metadata.annotations["batchq/protocol"] == "0"
 
 
-# --- Who folds ------------------------------------------------------------------------------
+# --- Leaders --------------------------------------------------------------------------------
 
 
 def test_a_succeeded_leader_folds_nothing(office: Office) -> None:
@@ -302,7 +302,7 @@ def test_facts_of_many_are_folded_in_one_commit(office: Office) -> None:
 
 
 def words(folded: ReportResult) -> list[str]:
-    """What became of each fact: first those without effect, then the others, each as given."""
+    """Return the result of each report: first those without effect, then the others, in order."""
     refused = {id(one) for one in folded.superseded}
     done = ["superseded" if id(one) in refused else "done" for one in folded.done]
     return done + ["again"] * len(folded.again)

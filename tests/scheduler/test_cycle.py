@@ -25,7 +25,7 @@ _set = msgspec.structs.replace
 
 
 def _group(name: str, replicas: int = 1, **more: Any) -> PodGroup:
-    """A group that may be submitted: its pods have a command."""
+    """Return a valid group, whose pods have a command."""
     group = a_group(name, replicas, **more)
     tasks = tuple(
         _set(task, template=_set(task.template, command=("true",))) for task in group.spec.tasks
@@ -48,7 +48,7 @@ def test_a_group_goes_from_pending_to_completed(stack: Stack) -> None:
     stack.end_pods()
     stack.until_idle()
     assert stack.group("g").status.phase == PodGroupPhase.COMPLETED
-    # What is left is the node itself.
+    # Only the node's own charge is left.
     assert stack.store.ledger().keys() == {"capacity"}
 
 
@@ -67,7 +67,7 @@ def test_a_waiting_group_of_ten_thousand_pods_is_one_record(
 
 
 def _stored(raw: redis.Redis) -> dict[bytes, int]:
-    """How many fields each hash of objects has; streams and answers to requests left aside."""
+    """Return the number of fields of each hash of objects, without streams and answers."""
     sizes = {}
     for key in raw.scan_iter():
         if raw.type(key) == b"hash" and b"request" not in key:
@@ -91,7 +91,7 @@ def test_room_freed_by_one_group_goes_to_the_next_in_the_same_turn(stack: Stack)
 def test_a_quota_cut_behind_the_sessions_back_is_caught_by_the_store(stack: Stack) -> None:
     stack.ready(a_node(cpu=8))
     stack.apply(a_quota(cpu=4), _group("g", 4))
-    # The session decides on a snapshot that knows of four cpus; the store knows better.
+    # The session decides on a snapshot with four cpus; the store has the new limit.
     session = assemble(SchedulerConfig()).decide(stack.store.snapshot(), stack.clock.at_ms)
     stack.apply(a_quota(cpu=2))
     commit = stack.store.commit(transactions_of(session), request_id="late")
@@ -119,7 +119,7 @@ def test_a_group_that_no_longer_fits_goes_back_and_its_pods_with_it(stack: Stack
 def test_a_group_that_fits_on_no_node_backs_off_longer_each_time(
     make_stack: Callable[..., Stack],
 ) -> None:
-    # Where more is promised than there is, groups are admitted without a look at nodes.
+    # With overcommit, groups are admitted without a look at nodes.
     stack = make_stack(SchedulerConfig(settings=Settings(overcommit=2000)))
     stack.ready(a_node("n1", cpu=3), a_node("n2", cpu=4, cordoned=True))
     stack.apply(_group("wide", 1, cpu=4))
@@ -190,7 +190,7 @@ def test_a_silent_node_is_written_off_and_its_pods_go_elsewhere(stack: Stack) ->
     assert _node(stack, "n1").status.ready is False
     assert {pod.status.node for pod in stack.pods(PodPhase.RUNNING)} == {"n1"}
 
-    # Its lease (30 s) and the pods' grace (30 s) have to pass before anything runs again.
+    # Its lease (30 s) and the pods' grace (30 s) must pass before anything runs again.
     stack.clock.at_ms = heard + 60_000
     stack.until_idle()
     assert {pod.status.node for pod in stack.pods(PodPhase.BOUND)} == {"n2"}

@@ -1,4 +1,4 @@
-"""External groups over real stores: admitted by the ledger, run by whoever claims them."""
+"""External groups over real stores: admitted by the ledger, run by their consumers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.scheduler.consumers import (
     report,
 )
 
-# --- admission --------------------------------------------------------------------------------
+# --- admission ------------------------------------------------------------------------------
 
 
 def test_an_external_group_without_nodes_or_pods_is_admitted_and_charged_to_its_queue(
@@ -91,7 +91,7 @@ def test_unclaimed_it_falls_under_the_in_queue_timeout(stack: Stack) -> None:
     assert stack.group("e").status.backoff_until == stack.clock.at_ms + 10 * SECOND
 
 
-# --- the life of a claim ----------------------------------------------------------------------
+# --- the life of a claim --------------------------------------------------------------------
 
 
 def test_claimed_running_and_succeeded(stack: Stack) -> None:
@@ -239,7 +239,7 @@ def test_one_of_two_concurrent_claims_wins(stack: Stack) -> None:
     first = stack.store.commit([made[0].transaction], request_id="a")
     second = stack.store.commit([made[1].transaction], request_id="b")
     assert (len(first.applied), second.refused[0].answer.word) == (1, Word.CONFLICT)
-    # Whoever did not hear the answer asks again, and hears the same.
+    # A consumer that missed the answer asks again, and gets the same one.
     again = stack.store.commit([made[0].transaction], request_id="a")
     assert len(again.applied) == 1
     assert stack.group("e").status.claim.holder == "left"
@@ -269,7 +269,7 @@ def test_given_back_it_can_be_claimed_at_once(stack: Stack) -> None:
         "PodGroup default/e: the token is not that of its claim: worker-2 has claimed it since"
     )
     release(stack, second)
-    # The wait for a consumer has begun anew.
+    # The wait for a consumer has started again.
     later(stack, 299)
     assert phase(stack) == "InQueue"
     later(stack, 1)
@@ -290,7 +290,7 @@ def test_given_back_while_it_ran_it_is_unknown_until_another_runs_it(stack: Stac
     assert phase(stack) == "Running"
 
 
-# --- who may not ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------
 
 
 def test_only_an_admitted_external_group_can_be_claimed(stack: Stack) -> None:
@@ -381,7 +381,7 @@ def test_a_scheduler_that_was_away_finds_an_end_that_was_reported_in_time(stack:
     token = claim(stack, ttl_s=60)
     stack.clock.at_ms += 59 * SECOND
     report(stack, token, "succeeded", pod="one")
-    # The claim, its grace too, is over when the scheduler looks again.
+    # When the next session runs, the claim and its grace are over.
     later(stack, 120)
     assert phase(stack) == "Completed"
 

@@ -1,4 +1,4 @@
-"""External groups that have to leave: their consumers are told, and waited for."""
+"""External groups that must stop: their consumers are asked, and have time to."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_suspended_it_is_pending_at_once_and_charged_until_its_consumer_has_stop
     assert refusal(stack, report, token, "succeeded") == (
         "PodGroup default/e: worker-1 was told to stop (Suspended), so it cannot be succeeded"
     )
-    # Nobody may run it beside the one who has not stopped yet.
+    # No other consumer may run it while the first has not stopped.
     resume(stack)
     assert phase(stack) == "Pending"
     assert [str(one.reason) for one in stack.group("e").status.reasons] == ["BackingOff"]
@@ -69,10 +69,10 @@ def test_one_who_does_not_answer_when_told_to_stop_is_waited_for_to_the_end_of_t
     suspend(stack)
     resume(stack)
     later(stack, 59)
-    # Renewals extend nothing any more.
+    # Renewals no longer extend the claim.
     assert renew(stack, token).over_at == over_at
     later(stack, 30)
-    # The token is dead, but that the work has stopped may still be said.
+    # The token is dead, but may still report that the work has stopped.
     assert phase(stack) == "Pending"
     assert stack.turn().next_due_at == over_at
     later(stack, 1)
@@ -211,7 +211,7 @@ def test_a_dependent_starts_when_the_consumer_never_answers_and_the_grace_is_ove
 def test_one_that_was_admitted_cannot_be_claimed_while_others_have_to_stop_for_it_again(
     stack: Stack,
 ) -> None:
-    """What was made free for `mid` goes to `high`, which came at that moment."""
+    """What was freed for `mid` goes to `high`, which arrived at that moment."""
     stack.apply(
         *(a_priority(name, value) for name, value in (("mid", 5), ("high", 9))),
         a_queue("q", capability={"cpu": 4}),

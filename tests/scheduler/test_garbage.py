@@ -1,5 +1,5 @@
-"""What a session leaves behind is freed at once: nothing of it waits for the collector of cycles,
-which the daemon keeps from looking often.
+"""A session's objects are freed at once, without the cyclic garbage collector, which the daemon
+runs rarely.
 """
 
 from __future__ import annotations

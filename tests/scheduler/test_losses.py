@@ -1,4 +1,4 @@
-"""A pod that is lost with its node again and again is bound again less and less often."""
+"""A pod that is lost with its node repeatedly is bound again less and less often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINUTE = 60 * SECOND
 
 
 def after_a_loss(*, losses: int, later_ms: int, reason: str = "NodeLost") -> Decided:
-    """A session this long after a running group's only pod was evicted."""
+    """Run a session this long after a running group's only pod was evicted."""
     status = PodGroupStatus(phase=PodGroupPhase.RUNNING, admission=1, started_at=0)
     group = a_group("g", status=status)
     pod = a_pod(
@@ -91,11 +91,11 @@ def test_a_pod_that_its_node_stopped_for_want_of_the_server_counts_it(
     assert ended(pod, outcome, now_ms=7).status.losses == losses
 
 
-# --- How it is told -------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------
 
 
 def told(*objects: Any, **more: Any) -> list[str]:
-    """The events of one session, as `reason: message`."""
+    """Return the events of one session as `reason: message`."""
     session = decide(*objects, **more).session
     return [
         f"{event.reason}: {event.message}"

@@ -1,4 +1,4 @@
-"""Limits that change between a snapshot and its commit: what was decided waits for one turn."""
+"""Limits that change between a snapshot and its commit: the decision waits for one turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENT = Event(kind="Queue", key="b", reason="Configured")
 
 
 class Interrupted(CountingIds):
-    """A cycle names its request when it has decided: then, once, somebody else is faster."""
+    """Ids whose first use, between decision and commit, makes another write first."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ def edited(stack: Stack, item: Object) -> Transaction:
 
 
 def turn_with(stack: Stack, item: Object) -> CycleReport:
-    """One turn in which somebody writes `item` after the decision."""
+    """Run a turn in which `item` is written after the decision."""
     ids = Interrupted(lambda: stack.commit(edited(stack, item)))
     return Cycle(stack.store, assemble(SchedulerConfig()), stack.clock, ids).run_once()
 
 
 @pytest.fixture
 def waiting(stack: Stack) -> Stack:
-    """Four cpus, of which a group of queue default has one; a group of queue a wants the rest."""
+    """Four cpus: a group of queue default has one, and a group of queue a wants the others."""
     for item in (a_queue("default"), a_queue("a"), a_queue("b")):
         stack.commit(edited(stack, item))
     stack.ready(a_node(cpu=4))

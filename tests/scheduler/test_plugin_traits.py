@@ -1,4 +1,4 @@
-"""What a plugin promises, and what one costs that promises nothing."""
+"""The traits that a plugin declares, and the cost of a plugin that declares none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchq.errors import InvalidInput
 from batchq.scheduler.scheduler import Scheduler
 from tests.builders import a_group, a_node, a_snapshot
 
-#: All ask for more than is free beside the first.
+#: All request more than is free beside the first.
 WORLD = a_snapshot(a_node(cpu=1), *(a_group(f"g{number:03}") for number in range(200)))
 
 
@@ -72,7 +72,7 @@ def test_a_plugin_that_declares_nothing_slows_down_only_the_groups_that_it_refus
     assert len(waiting_for(first, Waiting.WAITING_FOR_RESOURCES)) >= 197
     again = scheduler.decide(WORLD, 2)
     assert waiting_for(again, Waiting.SCHEDULING_GATED) == ["default/g150", "default/g151"]
-    # One class, and the two that it refuses.
+    # One class, and the two refused groups.
     assert again.evaluated <= 5
 
 

@@ -1,4 +1,4 @@
-"""The states of the proposals, as a store shows them: "Delay Pod Creation" and KEP-993.
+"""The states of the proposals in a store: "Delay Pod Creation" and KEP-993.
 
 docs/sources.md has both documents, sentence by sentence.
 """
@@ -32,7 +32,7 @@ def _group(name: str, replicas: int = 1, **spec: Any) -> PodGroup:
 
 
 def _start_one(stack: Stack) -> None:
-    """The next of the bound pods is claimed by its node."""
+    """Start the next bound pod, as its node would."""
     pod = sorted(stack.pods(PodPhase.BOUND), key=lambda pod: pod.spec.index)[0]
     stack.move(pod, phase=PodPhase.RUNNING, started_at=stack.clock.at_ms)
     stack.until_idle()
@@ -58,7 +58,7 @@ def _conditions(stack: Stack, name: str) -> dict[str, str]:
 
 @pytest.fixture
 def checked() -> Stack:
-    """A node of four cpus, and a queue `q` that asks for one check, which is carried out."""
+    """A node of four cpus, and a queue `q` with one active check."""
     stack = Stack(MemoryStore(), SchedulerConfig())
     check = AdmissionCheck(
         metadata=Metadata(name="c"), spec=AdmissionCheckSpec(controller_name="somebody")

@@ -1,5 +1,5 @@
-"""A group has been Running since the last of the pods that it needs started, whenever a session
-sees that: its walltime counts from there.
+"""A group has been Running since its minMember-th pod started, whenever a session sees that; its
+walltime counts from there.
 """
 
 from __future__ import annotations

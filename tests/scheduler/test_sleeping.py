@@ -1,4 +1,4 @@
-"""Groups that nothing has happened to cost a session nothing, and wake when something does."""
+"""Parked groups cost a session nothing, and are unparked when something changes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _stack(config: SchedulerConfig | None = None) -> Stack:
 
 
 def _write(stack: Stack, groups: list[PodGroup]) -> None:
-    """All at once, and without the checks of a submission: these are many."""
+    """Write many groups at once, without the checks of a submission."""
     writes = tuple(
         Write(kind="PodGroup", key=key_of(group), expect=0, value=group) for group in groups
     )
@@ -65,18 +65,18 @@ def _write(stack: Stack, groups: list[PodGroup]) -> None:
 
 
 def _told(stack: Stack, queue: str) -> list[PodGroup]:
-    """The groups of a queue whose records say why they wait."""
+    """Return the groups of a queue with stored reasons."""
     groups = [one for one in stack.store.list("PodGroup") if isinstance(one, PodGroup)]
     return [one for one in groups if one.spec.queue == queue and one.status.reasons]
 
 
 def _asked(report: CycleReport) -> int:
-    """About how many groups the session asked anybody."""
+    """Return for how many groups, about, the session asked plugins."""
     return 0 if report.rested else report.session.pending.evaluated
 
 
 def _asleep(stack: Stack) -> None:
-    """Sessions until one has nothing to do: from then on everybody sleeps who may."""
+    """Run sessions until one has nothing to do; then all inadmissible groups are parked."""
     stack.until_idle()
     stack.turn()
 
@@ -86,13 +86,13 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
     _write(stack, [_gated(f"gated-{number}") for number in range(10_000)])
     _write(stack, [_group(f"large-{number}", cpu=5) for number in range(10_000)])
     first = stack.turn()
-    # Those that ask for the same are asked as one.
+    # Groups with equal requests are evaluated as one class.
     assert first.session.pending.evaluated == 10_001
-    # Words are written so many a session: nobody who can start waits for them.
+    # Reasons are written in portions, so that groups that can start do not wait for them.
     assert len(first.intents) == MOST_WRITTEN == 10_000
     _asleep(stack)
 
-    # Something happens: a session takes place, and is about this one group alone.
+    # After a change, a session evaluates only this one group.
     stack.apply(_group("small"))
     report = stack.turn()
     assert not report.rested
@@ -103,7 +103,7 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
         "Bind",
     ]
 
-    # Of ten thousand, the one whose gate is opened.
+    # Of ten thousand groups, only the one whose gate is opened.
     stack.commit(
         changes.open_gate(stack.store, "default/gated-77", "data", now_ms=stack.clock.at_ms)
     )
@@ -134,7 +134,7 @@ def test_a_session_to_which_nothing_has_happened_decides_nothing_at_all() -> Non
     stack.clock.at_ms += 1_000
     report = stack.turn()
     assert (report.rested, report.intents, report.commit.applied) == (True, (), ())
-    # A minute on, the clock has something to say.
+    # A minute later, a clock is due.
     stack.clock.at_ms += 10 * MINUTE
     assert not stack.turn().rested
 
@@ -144,7 +144,7 @@ def test_a_group_is_evaluated_again_until_its_refusal_is_written() -> None:
     stack.apply(_gated("gated"))
     report = stack.turn()
     assert _asked(report) == 1
-    # Only a session that finds it written lets it sleep.
+    # Only a session that finds the reasons written parks the group.
     assert _asked(stack.turn()) == 1
     stack.apply(_group("small"))
     assert _asked(stack.turn()) == 1
@@ -167,7 +167,7 @@ def test_a_deleted_group_leaves_nothing_in_the_session() -> None:
     assert not session.queues["default"].line
 
 
-#: Who sleeps by itself there; those whom no node could ever take sleep as a crowd.
+#: Groups parked one by one; groups that never fit a node are parked as a class.
 _KEPT = ("gated", "kept")
 
 
@@ -210,7 +210,7 @@ _BUDGET = AdmissionCheck(
     metadata=Metadata(name="budget"), spec=AdmissionCheckSpec(controller_name="money")
 )
 
-#: What keeps a group from the line -> the world, the group, what wakes it, and what it comes to.
+#: Cause of inadmissibility -> the world, the group, the unparking change, and the result.
 _WAKERS: dict[str, tuple[list[Any], PodGroup, Callable[[Stack], None], str]] = {
     "too large for every node, until one comes that is not": (
         [],
@@ -265,7 +265,7 @@ def test_a_group_sleeps_while_it_is(why: str) -> None:
     _asleep(stack)
     stack.apply(_group("passes-by", cpu="100m"))
     stack.turn()
-    # What wakes it also wakes what sleeps beside it; nobody else was asked.
+    # The change also unparks groups with the same cause; no other group was evaluated.
     stack.apply(_group("passes-by-too", cpu="100m"))
     assert _asked(stack.turn()) == 1
     wake(stack)
@@ -280,13 +280,13 @@ def test_a_group_sleeps_while_it_is(why: str) -> None:
 
 
 def test_a_group_that_backs_off_sleeps_until_its_time_has_come() -> None:
-    # Where more is promised than there is, groups are admitted without a look at nodes.
+    # With overcommit, groups are admitted without a look at nodes.
     stack = _stack(SchedulerConfig(settings=Settings(overcommit=2000)))
     stack.ready(a_node("away", cpu=4, labels={"zone": "b"}, cordoned=True))
     picky = a_group("picky", tasks=(a_task(command=("true",), node_selector={"zone": "b"}),))
     stack.apply(picky)
     reports = stack.until_idle()
-    # Admitted, and sent back since the one node with that label takes nothing: it pauses for 10 s.
+    # Admitted, then rolled back, because the only node with that label is closed; pauses for 10 s.
     told = [type(intent).__name__ for report in reports for intent in report.intents]
     assert told == ["AdmitGroup", "CreatePods", "SetReasons", "RollBack", "SetReasons"]
     stack.turn()
@@ -325,7 +325,7 @@ def test_a_dependent_wakes_when_the_last_process_of_its_dependency_has_ended(
     stack.move(one, phase=PodPhase.EVICTED)
     _asleep(stack)
     assert stack.group("second").status.phase == "Pending"
-    # The very session that sees the last one gone lets it in.
+    # The session that sees the last process gone admits it.
     stack.move(other, phase=PodPhase.EVICTED)
     stack.turn()
     assert stack.group("second").status.phase == "InQueue"

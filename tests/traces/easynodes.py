@@ -1,8 +1,8 @@
 """A plain EASY on many nodes, which shares no code with batchq.
 
-Jobs take whole nodes or a part of one. The first in line that no nodes take is promised a start by
-the estimates of what runs; those behind it start now if they end by then or leave its room. That
-room is counted on nodes, or, as `ledger_only`, in sums alone, as if all nodes were one machine.
+Jobs use whole nodes or a part of one. The first job that fits no nodes gets a reservation by the
+estimates of running jobs; jobs behind it start now if they end by then or do not use it. The
+reservation is on nodes, or, with `ledger_only`, in sums, as if all nodes were one machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class NodeJob(NamedTuple):
-    """Seconds; each of its pods takes `cpu` of one node. It never runs longer than estimated."""
+    """A job, in seconds. Each of its pods uses `cpu` of one node. Estimates are upper bounds."""
 
     number: int
     submit: int
@@ -25,7 +25,7 @@ class NodeJob(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """When the head of the line is to start, by the estimates, and on which nodes."""
+    """The head's reserved start by the estimates, and its nodes."""
 
     at: int
     nodes: tuple[int, ...]
@@ -33,20 +33,20 @@ class Promise(NamedTuple):
 
 
 class NodeMachine:
-    """Nodes of one size; owns what runs, what waits, and when heads were promised to start."""
+    """Nodes of one size; owns running and waiting jobs, and the heads' reserved starts."""
 
     def __init__(self, nodes: int, cpu: int, *, ledger_only: bool) -> None:
         self.free = [cpu] * nodes
         self.waiting: list[NodeJob] = []
         self.starts: dict[int, int] = {}
-        #: Job -> the start that it was promised first, as the head of the line.
+        #: Job -> its first reserved start as the head of the queue.
         self.promised: dict[int, int] = {}
         self._ledger_only = ledger_only
         #: (end, turn, estimated end, job, its nodes).
         self._running: list[tuple[int, int, int, NodeJob, list[int]]] = []
 
     def play(self, jobs: Sequence[NodeJob]) -> dict[int, int]:
-        """Job -> when it starts."""
+        """Return job -> its start."""
         coming = sorted(jobs, key=lambda job: (job.submit, job.number))[::-1]
         while coming or self._running:
             due = [self._running[0][0]] if self._running else []
@@ -118,7 +118,7 @@ class NodeMachine:
 
 
 def place(job: NodeJob, free: Sequence[int]) -> list[int] | None:
-    """The emptiest node that takes a pod, for each, the first of equals; None if one finds none."""
+    """Return the emptiest node for each pod, the first of equals; None if one fits nowhere."""
     left = [(-units, node) for node, units in enumerate(free) if units >= job.cpu]
     if not left:
         return None

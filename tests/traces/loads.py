@@ -1,4 +1,4 @@
-"""Loads by hand, as short as the sentence that needs them: one machine, cpus and seconds."""
+"""Short loads for tests: one machine, cpus and seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job(
     queue: str = DEFAULT,
     pods: int = 1,
 ) -> Arrival:
-    """A job; its walltime is its run time unless it says otherwise."""
+    """Return a job; its walltime defaults to its run time."""
     asked_s = run_s if walltime_s is None else walltime_s
     template = PodTemplate(requests={"cpu": cpus * 1000})
     return Arrival(
@@ -50,7 +50,7 @@ def job(
 
 
 def a_load(*jobs: Arrival, cpus: int = 4, nodes: int = 1, policy: str = "first-fit") -> Load:
-    """`nodes` machines of `cpus` each, and a queue for each one that a job names."""
+    """Return a load of `nodes` machines of `cpus` each, and a queue for each name in a job."""
     names = dict.fromkeys(one.tenant for one in jobs)
     return Load(
         title="by hand",
@@ -68,15 +68,15 @@ def a_load(*jobs: Arrival, cpus: int = 4, nodes: int = 1, policy: str = "first-f
 
 
 def a_queue(name: str, policy: str = "first-fit") -> Queue:
-    """A queue that is served by that policy."""
+    """Return a queue with this policy."""
     return Queue(metadata=Metadata(name=name), spec=QueueSpec(strategy=strategy_of(policy)))
 
 
 def played(load: Load, *, name: str = "", per_event: bool = False) -> Schedule:
-    """The load's schedule; every invariant is looked at after every session."""
+    """Return the load's schedule, with all invariants checked after every session."""
     return play_load(load, POLICY_CONFIG, name=name, per_event=per_event, watch=True)
 
 
 def starts(schedule: Schedule) -> dict[int, int | None]:
-    """Job -> when it started last."""
+    """Return job -> its last start."""
     return {one.number: one.start_s for one in schedule.jobs}

@@ -1,4 +1,4 @@
-"""Small clusters and pods of Alibaba's trace, as short as the sentence that needs them."""
+"""Small clusters and pods of Alibaba's trace for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batchq.lab.traces.openb import NODE_COLUMNS, POD_COLUMNS, OpenbNode, OpenbP
 
 
 def a_node(name: str, *, gpus: int = 2, cpus: int = 4, model: str = "T4") -> OpenbNode:
-    """A machine with room enough in memory."""
+    """Return a machine with enough memory."""
     return OpenbNode(
         name=name,
         cpu_milli=cpus * 1000,
@@ -28,7 +28,7 @@ def a_pod(
     run_s: int = 100,
     models: tuple[str, ...] = (),
 ) -> OpenbPod:
-    """A pod that was placed at once, and asks for little memory."""
+    """Return a pod that was placed at once, and requests little memory."""
     return OpenbPod(
         number=number,
         name=f"pod-{number}",
@@ -43,13 +43,13 @@ def a_pod(
 
 
 def nodes_csv(folder: Path, nodes: Iterable[OpenbNode]) -> Path:
-    """The nodes as Alibaba writes them."""
+    """Write the nodes in Alibaba's format."""
     rows = [f"{one.name},{one.cpu_milli},{one.memory_mib},{one.gpus},{one.model}" for one in nodes]
     return _written(folder / "nodes.csv", NODE_COLUMNS, rows)
 
 
 def pods_csv(folder: Path, pods: Iterable[OpenbPod]) -> Path:
-    """The pods as Alibaba writes them."""
+    """Write the pods in Alibaba's format."""
     rows = []
     for one in pods:
         gpus, share = (one.gpu_milli // 1000, 1000) if one.gpu_milli >= 1000 else (1, one.gpu_milli)

@@ -1,21 +1,21 @@
-"""Who starts when on identical processors, by plain code that shares nothing with batchq.
+"""The start of each job on identical processors, by plain code that shares nothing with batchq.
 
-The textbook policies over rigid jobs, in integers, read from the log by this file itself, so that a
-schedule of batchq's can be held against one that came about otherwise. `starts` is the whole
-interface. What a policy decides in one pass:
+This is the textbook policies over rigid jobs, in integers. The file reads the log itself, so that a
+schedule of batchq's can be compared with an independent one. `starts` is the whole interface. The
+decisions of a policy in one pass:
 
-    fcfs           the first in line, as long as it fits; else everybody waits
-    first-fit      everybody who fits, in the order of the line
-    easy           fcfs; then the blocked head is promised the earliest time at which the running
-                   jobs' estimates leave enough, and whoever fits now starts if it ends by then or
-                   takes only what is left beside the head then
-    easy-sjf       the same, those behind the head by estimate
-    conservative   everybody in line is promised the earliest place beside all before it; the whole
-                   plan is made anew in each pass, and those start whose place begins now
+    fcfs           start the head while it fits; else all jobs wait
+    first-fit      start every job that fits, in queue order
+    easy           fcfs; then the blocked head gets a reservation at the earliest time at which the
+                   running jobs' estimates free enough, and jobs that fit now start if they end by
+                   then or use only what the head leaves
+    easy-sjf       the same, with the jobs behind the head by estimate
+    conservative   every job gets the earliest reservation beside all before it; each pass makes the
+                   whole plan again, and starts the jobs whose reservation begins now
 
 There is one pass per instant (ends, then submits, then the pass), or one per event as in Gaussier,
-Glesser, Reis and Trystram (SC'15): first those are freed whose end and estimate are both now; then
-comes each submit with a pass, then each end, in the order of starts, with a pass.
+Glesser, Reis and Trystram (SC'15): first the jobs end whose end and estimate are both now; then
+each submit is followed by a pass, then each end, in the order of starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLICIES = ("fcfs", "easy", "easy-sjf", "conservative", "first-fit")
 
 
 class Job(NamedTuple):
-    """Seconds and processors; it never runs longer than its estimate."""
+    """A job, in seconds and processors; it never runs longer than its estimate."""
 
     number: int
     submit: int
@@ -41,10 +41,10 @@ class Job(NamedTuple):
 
 
 def read_log(path: Path, most: int | None = None) -> tuple[int, list[Job]]:
-    """The machine's processors and the log's usable jobs, the first `most` of them.
+    """Return the machine's processors and the first `most` usable jobs of the log.
 
-    Dropped are jobs larger than the machine, without run time or request, or submitted before 0;
-    the run time is cut at the request. A log that knows no requests has the run times for them.
+    Jobs larger than the machine, without run time or request, or submitted before 0 are dropped;
+    the run time is cut at the request. In a log without requests, the run times replace them.
     """
     with gzip.open(path, "rt", errors="replace") as file:
         lines = [line.split() for line in file if line.strip()]
@@ -64,7 +64,7 @@ def read_log(path: Path, most: int | None = None) -> tuple[int, list[Job]]:
 def starts(
     jobs: Sequence[Job], processors: int, policy: str, *, per_event: bool = False
 ) -> dict[int, int]:
-    """The start of every job by its number. The line is by submit, then by place in `jobs`."""
+    """Return the start of every job by number. Queue order is by submit, then index in `jobs`."""
     machine = Machine(processors, policy)
     line = sorted(range(len(jobs)), key=lambda place: (jobs[place].submit, place))
     for now, ends, submits in _instants(machine, [(place, jobs[place]) for place in line]):
@@ -87,7 +87,7 @@ def starts(
 
 
 class _Running(NamedTuple):
-    """A job that runs; `turn` counts the starts."""
+    """A running job; `turn` counts the starts."""
 
     end: int
     turn: int
@@ -96,18 +96,18 @@ class _Running(NamedTuple):
 
 
 class Machine:
-    """What runs, what waits in which order, and one policy's pass."""
+    """Running and waiting jobs, and one policy's pass."""
 
     def __init__(self, processors: int, policy: str) -> None:
         self.free = processors
-        #: By end and turn: the next to end first.
+        #: Ordered by end and turn.
         self.running: list[_Running] = []
-        #: By place in line.
+        #: Ordered by place in the queue.
         self.waiting: list[tuple[int, int, Job]] = []
         self.started: dict[int, int] = {}
         #: (predicted end, processors), sorted.
         self._predicted: list[tuple[int, int]] = []
-        #: Those that wait, in the order in which they may overtake the head.
+        #: Waiting jobs, in the order in which they may overtake the head.
         self._by_estimate: list[tuple[int, int, int, Job]] = []
         self._policy = policy
 
@@ -117,20 +117,20 @@ class Machine:
         insort(self._by_estimate, (job.estimate, job.submit, place, job))
 
     def ended(self, now: int) -> list[_Running]:
-        """Take out what ends now, in the order of starts; its processors are not free yet."""
+        """Remove jobs that end now, in the order of starts; their processors are not free yet."""
         ends = []
         while self.running and self.running[0].end <= now:
             ends.append(heapq.heappop(self.running))
         return ends
 
     def free_all(self, ends: Sequence[_Running] | set[_Running]) -> None:
-        """Give back the processors of jobs that have ended."""
+        """Free the processors of ended jobs."""
         for end in ends:
             self.free += end.procs
             del self._predicted[bisect_left(self._predicted, (end.predicted, end.procs))]
 
     def run_pass(self, now: int) -> None:
-        """Start whatever the policy starts now."""
+        """Start the jobs that the policy starts now."""
         if self._policy == "first-fit":
             self._start_those_that_fit(now)
             return
@@ -179,7 +179,7 @@ class Machine:
                 return
 
     def _promise(self, head: Job) -> tuple[int, int]:
-        """When the head will start at the latest, and what will be free beside it then."""
+        """Return the head's latest start, and what will be free beside it then."""
         free, shadow = self.free, 0
         for end, procs in self._predicted:
             if free >= head.procs and end > shadow:
@@ -189,7 +189,7 @@ class Machine:
 
     def _start_as_planned(self, now: int) -> None:
         plan = Plan(now, self.free, self._predicted)
-        # Who comes after the last that could start now is not asked: its place begins later.
+        # Jobs after the last that could start now are skipped: their reservations begin later.
         smallest = [0] * (len(self.waiting) + 1)
         smallest[-1] = self.free + 1
         for at in range(len(self.waiting) - 1, -1, -1):
@@ -205,7 +205,7 @@ class Machine:
 
 
 class Plan:
-    """How much is free from when on: `free[i]` from `times[i]` to the next of them."""
+    """Free processors over time: `free[i]` from `times[i]` to the next."""
 
     def __init__(self, now: int, free: int, predicted: Sequence[tuple[int, int]]) -> None:
         self.times, self.free = [now], [free]
@@ -218,7 +218,7 @@ class Plan:
                 self.free.append(free)
 
     def place(self, procs: int, length: int) -> int:
-        """Take the earliest place of this size and length; when it begins."""
+        """Reserve the earliest interval of this size and length; return its begin."""
         times, free = self.times, self.free
         first = 0
         while True:
@@ -245,7 +245,7 @@ class Plan:
 def _instants(
     machine: Machine, line: Sequence[tuple[int, Job]]
 ) -> Iterator[tuple[int, list[_Running], Sequence[tuple[int, Job]]]]:
-    """Every instant at which something ends or is submitted, with what does."""
+    """Yield every instant at which jobs end or are submitted, with these jobs."""
     at = 0
     while at < len(line) or machine.running:
         times = [line[at][1].submit] if at < len(line) else []

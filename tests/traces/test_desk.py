@@ -1,4 +1,4 @@
-"""A group is submitted to a load's store as anybody would create it, however many are alike."""
+"""Submissions to a load's store equal single creations, even for many equal groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST = job(1, 0, 4, 10).group
 
 
 def alike(name: str, **more: object) -> PodGroup:
-    """Another one with the very same spec."""
+    """Return another group with the very same spec."""
     meta = structs.replace(Metadata(name=name, namespace="default"), **more)
     return structs.replace(FIRST, metadata=meta)
 
@@ -29,7 +29,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def desk(store: MemoryStore) -> Submitter:
-    """It has accepted the first one."""
+    """A submitter that has accepted the first group."""
     desk = Submitter(store)
     write(store, CountedIds(first=100), desk.submitted(FIRST, "1", 5))
     return desk

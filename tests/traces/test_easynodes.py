@@ -1,4 +1,4 @@
-"""EASY on nodes: the start that a head was promised holds; in sums alone it does not."""
+"""EASY on nodes keeps the heads' reserved starts; in sums alone it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.traces.easynodes import NodeJob, NodeMachine
 
 
 def jobs(seed: int, count: int, *, nodes: int, cpu: int) -> list[NodeJob]:
-    """Gangs of whole nodes beside jobs that share one; run times hold their estimates."""
+    """Return gangs of whole nodes and jobs that share one; estimates are upper bounds."""
     dice = random.Random(seed)
     found, submit = [], 0
     for number in range(count):
@@ -35,7 +35,7 @@ def test_a_plain_easy_on_nodes_keeps_its_promises_and_one_in_sums_does_not() -> 
 
 
 def test_a_head_starts_on_its_nodes_no_later_than_it_was_promised() -> None:
-    """The daemon's own sessions, 100 nodes of 4 cpus, half of the jobs ask for whole nodes."""
+    """The daemon's own sessions on 100 nodes of 4 cpus; half of the jobs request whole nodes."""
     load = jobs(7, 250, nodes=100, cpu=4)
     starts, promised = play(load)
     assert len(starts) == 250

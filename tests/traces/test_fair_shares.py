@@ -1,4 +1,4 @@
-"""Tenants of a load share the machine by weight, over time, whether anybody is evicted or not."""
+"""Tenants of a load share the machine by weight over time, with and without evictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.traces.loads import a_load, job
 CALM = "actions: [enqueue, allocate]\n"
 EVICTING = "actions: [enqueue, allocate, reclaim, preempt]\n"
 
-#: The seconds in which every tenant still has more to do than there is room for.
+#: The seconds in which every tenant has more work than fits.
 BUSY_S = 200
 
 
@@ -38,7 +38,7 @@ def weighted(load: Load, **weights: int) -> Load:
 
 
 def taking_back(load: Load) -> Load:
-    """The same, and every queue takes back what it deserves."""
+    """Return the same load, in which every queue reclaims what it deserves."""
     queues = [
         structs.replace(queue, spec=structs.replace(queue.spec, preemption=RECLAIMS))
         for queue in load.queues
@@ -47,12 +47,12 @@ def taking_back(load: Load) -> Load:
 
 
 def played(load: Load, text: str) -> Schedule:
-    """Every invariant is looked at after every session."""
+    """Return the schedule, with all invariants checked after every session."""
     return play_load(load, config(text), watch=True)
 
 
 def always_hungry(*tenants: str, jobs: int = 120, run_s: int = 10) -> Load:
-    """Each tenant has so many jobs of one cpu from the start, on a machine of twelve."""
+    """Each tenant has many jobs of one cpu from the start, on a machine of twelve."""
     numbers = range(1, jobs * len(tenants) + 1)
     return a_load(
         *(job(number, 0, 1, run_s, queue=tenants[number % len(tenants)]) for number in numbers),
@@ -61,7 +61,7 @@ def always_hungry(*tenants: str, jobs: int = 120, run_s: int = 10) -> Load:
 
 
 def mean_held(schedule: Schedule, tenant: str, until_s: int) -> float:
-    """Cpus, from the start to a second."""
+    """Return the mean number of cpus held until `until_s`."""
     held = sum(
         sample.used.get(tenant, {}).get("cpu", 0.0) / 1000 * sample.long_s
         for sample in schedule.usage
@@ -80,7 +80,7 @@ def test_a_tenant_that_always_asks_for_more_gets_a_share_by_weight(text: str) ->
 
 
 def test_a_late_tenant_waits_for_jobs_to_end_where_none_is_evicted() -> None:
-    """The machine is full of jobs of 100 s; half of it is the latecomer's due from 50 s on."""
+    """The machine is full of jobs of 100 s; from 50 s on, half of it is due to the late tenant."""
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
     schedule = played(a_load(*early, *late, cpus=12), CALM)
@@ -92,15 +92,15 @@ def test_where_somebody_is_evicted_who_comes_late_has_its_part_within_a_grace() 
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
     schedule = played(taking_back(a_load(*early, *late, cpus=12)), EVICTING)
-    # Those that are evicted have 30 s to stop.
+    # Evicted jobs have 30 s to stop.
     assert {one.start_s for one in schedule.jobs if one.tenant == "late"} == {80}
-    # Six jobs of one cpu, for 80 s each, began anew.
+    # Six jobs of one cpu started again after 80 s each.
     assert (schedule.evictions, schedule.lost_s) == (6, 480)
     assert all(one.end_s is not None for one in schedule.jobs)
 
 
 def test_the_due_of_who_is_away_is_everybodys() -> None:
-    """`b` comes at 100 s: until then all is due to `a`, and from then on half of it."""
+    """`b` arrives at 100 s: until then everything is due to `a`, and then half of it."""
     first = [job(number, 0, 1, 10, queue="a") for number in range(1, 241)]
     second = [job(number, 100, 1, 10, queue="b") for number in range(241, 301)]
     schedule = played(a_load(*first, *second, cpus=12), CALM)

@@ -1,4 +1,4 @@
-"""What a schedule comes to, with every number worked out by hand."""
+"""The figures of schedules, with all expected numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ran(
     evictions: int = 0,
     end_s: int | None = None,
 ) -> Ran:
-    """A job that ran as long as it asked to."""
+    """Return a job that ran as long as it requested."""
     if end_s is None and start_s is not None and run_s is not None:
         end_s = start_s + run_s
     return Ran(

@@ -1,4 +1,4 @@
-"""What of the free GPUs a workload cannot use: Weng et al.'s measure, over amounts."""
+"""The free GPUs that a workload cannot use: Weng et al.'s measure, over amounts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from batchq.lab.workload.gpu_usage import GpuMeter, Place, Shape, Typical, typical_shapes
 
-#: Three of four pods share a GPU; one wants a whole one, and two cores beside it.
+#: Three of four pods share a GPU; one needs a whole one, and two cores with it.
 SHARE = Shape(cpu=1000, memory=1, gpu=500)
 WHOLE = Shape(cpu=2000, memory=1, gpu=1000)
 WORKLOAD = (SHARE, SHARE, SHARE, WHOLE)
@@ -19,7 +19,7 @@ TAKE_ALL_CPU = {"cpu": 4000, "memory": 1, "gpu": 500, "pods": 1000}
 
 
 def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
-    # On b the whole one finds too few cores: a quarter of its 1000 is fragmented.
+    # On b, the pod with a whole GPU finds too few cores: a quarter of the 1000 is fragmented.
     reading = GpuMeter([TWO_GPUS, ONE_GPU, NO_GPU], WORKLOAD).reading()
     assert (reading.capacity, reading.allocated, reading.fragmented) == (3000, 0, 250)
     assert reading.fragmentation == 250 / 3000
@@ -31,7 +31,7 @@ def test_taken_amounts_leave_fragments_and_returned_amounts_mend_them() -> None:
     meter = GpuMeter([TWO_GPUS, ONE_GPU], WORKLOAD)
     before = meter.reading()
     meter.take("a", TAKE_ALL_CPU)
-    # Nobody finds a core on a any more: all of the 1500 left there.
+    # No pod finds a core on a any more, so all of its 1500 is fragmented.
     reading = meter.reading()
     assert (reading.allocated, reading.fragmented) == (500, 1500 + 250)
     assert reading.allocation == 500 / 3000

@@ -1,8 +1,7 @@
 """Schedules of real logs, equal to published ones job for job.
 
-The golden files are whole schedules of five thousand jobs. A job that comes later may delay one
-that came before, so whoever compares the first thousand must let all those come that were
-submitted before the last of the thousand has started.
+The golden files are whole schedules of five thousand jobs. A later job may delay an earlier one, so
+a comparison of the first thousand must submit all jobs up to the start of the last of these.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ KTH, SDSC = "KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln"
 
 
 def played(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Schedule:
-    """The first jobs of a log under a policy."""
+    """Return the schedule of the first jobs of a log under a policy."""
     load = swf_load(read_swf(real_log(log), most=jobs), strategy=strategy_of(policy))
     return play_load(load, POLICY_CONFIG, name=policy, per_event=per_event)
 
 
 def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Schedule:
-    """Play a log, and hold the starts of its first jobs against the published ones."""
+    """Play a log, and compare the starts of its first jobs with the published ones."""
     golden = golden_starts(log, policy, per_event=per_event)
     first = dict(list(golden.items())[:jobs])
     rest = read_swf(real_log(log), most=len(golden)).jobs[jobs:]

@@ -1,4 +1,4 @@
-"""How full and how fragmented GPUs were over time, counted by hand."""
+"""Allocation and fragmentation of GPUs over time, computed by hand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.traces.openb import a_node, a_pod
 
-#: Two GPUs each. Pod 2 takes all cores of n-1 and half a GPU: until it ends, the other 1500
-#: thousandths there are of no use, and pod 3 waits.
+#: Two GPUs each. Pod 2 uses all cores of n-1 and half a GPU: until it ends, the other 1500
+#: thousandths there are unusable, and pod 3 waits.
 NODES = (a_node("n-0"), a_node("n-1"))
 PODS = (
     a_pod(1, at_s=0, run_s=100, gpu_milli=2000),
@@ -61,7 +61,7 @@ def test_a_placement_that_spreads_keeps_the_pod_with_two_gpus_waiting() -> None:
     packed, use = played(*pods, placement="binpack")
     spread, _ = played(*pods, placement="spread")
     assert [one.start_s for one in packed.jobs] == [0, 1, 2]
-    # The last to come is counted in what was final, as it was placed at once.
+    # The last arrival counts in the final value, because it was placed at once.
     assert use.allocation.final == 1.0
     assert spread.jobs[2].start_s is not None
     assert spread.jobs[2].start_s >= 100

@@ -1,4 +1,4 @@
-"""Pods that come until the cluster is more than full: how much gets allocated, by hand."""
+"""Pods arrive until the cluster is more than full: the allocation, computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchq.lab.traces.openb import OpenbNode, OpenbPod
 from batchq.lab.workload.gpu_usage import PLACEMENTS, Inflation, inflate
 from tests.traces.openb import a_node, a_pod
 
-#: Two pods that fill half a node, and one that needs a whole one; seed 4 lets that come last.
+#: Two pods that fill half a node, and one that needs a whole one; with seed 4, it comes last.
 NODES = (a_node("n-0", gpus=4, cpus=8), a_node("n-1", gpus=4, cpus=8))
 PODS = (a_pod(1), a_pod(2), a_pod(3, gpu_milli=4000))
 SEED = 4
@@ -58,8 +58,8 @@ def test_spread_does_not_and_who_finds_no_node_is_withdrawn() -> None:
 
 
 def test_nothing_stays_promised_to_who_was_withdrawn() -> None:
-    # Small, small, large; large, small, small; small, large: were the large ones' GPUs promised to
-    # them, the fifth small one would find none.
+    # Small, small, large; large, small, small; small, large: if the large pods' GPUs stayed
+    # reserved, the fifth small pod would find none.
     run = inflated("spread", 200)
     assert curve(run)[-1] == (17_000, 5, 5000, 1000)
     assert run.last.pods == 8
@@ -67,7 +67,7 @@ def test_nothing_stays_promised_to_who_was_withdrawn() -> None:
 
 def test_the_trace_is_gone_through_again_when_it_is_not_enough() -> None:
     run = inflated("binpack", 300)
-    # Three times all three are 18 GPUs; of the fourth time two small ones and the large one.
+    # Three rounds of all three pods are 18 GPUs; the fourth adds two small ones and the large one.
     assert (run.last.arrived, run.last.pods) == (24_000, 12)
     assert run.last.reading.allocation == 1.0
 
@@ -88,8 +88,8 @@ def test_pods_come_in_steps_of_two_percent() -> None:
     nodes = tuple(a_node(f"n-{place}", gpus=4, cpus=64) for place in range(4))
     pods = tuple(a_pod(number, gpu_milli=100) for number in range(1, 201))
     run = inflated("binpack", 100, nodes=nodes, pods=pods)
-    # Two percent of 16 GPUs are 320 thousandths: four pods, with which 2.5 % are reached, and the
-    # next step ends beyond 4 %, at 640.
+    # Two percent of 16 GPUs are 320 thousandths: four pods, which reach 2.5 %; the next step ends
+    # beyond 4 %, at 640.
     assert [one.arrived for one in run.points[:4]] == [0, 400, 700, 1000]
     assert (run.last.arrived, run.last.pods, run.last.placed) == (16_000, 160, 160)
 

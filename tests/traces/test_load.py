@@ -1,4 +1,4 @@
-"""A log as a load: which groups, in which namespaces and queues, on which machine."""
+"""A log as a load: its groups, namespaces, queues and machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_queues_that_are_given_replace_those_of_the_same_name() -> None:
         "user-1": QueueSpec(strategy=strict),
     }
     schedule = play_load(load, POLICY_CONFIG, watch=True)
-    # The machine has room for both jobs of user 3 at once, its queue has not.
+    # Both jobs of user 3 fit the machine at once, but not its queue.
     assert [one.start_s for one in schedule.jobs] == [5, 5, 65]
     assert schedule.weights == {"user-3": 3, "user-1": 1}
 

@@ -1,4 +1,4 @@
-"""Use over time in a bounded number of steps: exact in each, and in sum."""
+"""Use over time in a bounded number of steps, exact in each step and in sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alibaba's GPU trace as a load: what nodes have and are labelled with, and what pods ask for."""
+"""Alibaba's GPU trace as a load: the nodes' resources and labels, and the pods' requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alibaba's tables of nodes and pods: what is read, and what is refused with which words."""
+"""Reading of Alibaba's tables of nodes and pods, with the messages for mistakes."""
 
 from __future__ import annotations
 

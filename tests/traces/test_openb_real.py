@@ -1,4 +1,4 @@
-"""Alibaba's own tables, where they are at hand: read whole, and played a little."""
+"""Alibaba's own tables, if they are available: read as a whole, and played in part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.traces import trace_folder
 
 @pytest.fixture
 def folder() -> Path:
-    """Of the published tables; else a skip."""
+    """The folder of the published tables; skips if it is missing."""
     there = trace_folder() / "alibaba-openb-2023"
     if not there.is_dir():
         pytest.skip(f"there is no {there}; BATCHQ_TRACES may name another folder")
@@ -44,7 +44,7 @@ def test_the_tables_are_read_whole(folder: Path) -> None:
 def test_the_empty_cluster_is_as_fragmented_as_the_authors_of_the_measure_have_it(
     folder: Path,
 ) -> None:
-    # Their artifact has a rate of 14.0 to 14.2 % as the first percent arrives.
+    # Their artifact shows a rate of 14.0 to 14.2 % when the first percent arrives.
     nodes = read_nodes(folder / "openb_node_list_all_node.csv")
     pods = read_pods(folder / "openb_pod_list_default.csv")
     workload = [shape_of(pod) for pod in pods]

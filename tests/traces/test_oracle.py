@@ -1,4 +1,4 @@
-"""The plain simulator that schedules are held against: as published, and as told by hand."""
+"""The plain reference simulator, compared with published schedules and with hand-made ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.harness.traces import COLUMNS, golden_starts, real_log
 from tests.traces.oracle import Job, read_log, starts
 
-#: Of the synthetic log there are two policies only.
+#: For the synthetic log, only two policies are published.
 PUBLISHED = [
     (log, *column)
     for log in ("KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln", "lublin_256")
     for column in COLUMNS
     if log != "lublin_256" or column[0] in ("fcfs", "easy")
 ]
-#: On a machine of 10. While the first runs, 4 are free; the second and the third want more.
+#: On a machine of 10. While the first runs, 4 are free; the second and the third need more.
 LINE = [
     Job(1, 0, 100, 6, 100),
     Job(2, 1, 50, 8, 50),
@@ -49,15 +49,15 @@ def test_a_whole_log_has_the_published_mean_bounded_slowdown(policy: str, slowdo
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        # Nobody passes the second.
+        # No job passes the second.
         ("fcfs", {1: 0, 2: 100, 3: 150, 4: 200, 5: 200, 6: 200}),
-        # Whoever fits: the second waits for three that came after it.
+        # Jobs that fit start: the second waits for three that arrived later.
         ("first-fit", {1: 0, 2: 173, 3: 223, 4: 3, 5: 3, 6: 93}),
-        # The fourth goes beside the second's place at 100, and so delays the third.
+        # The fourth runs beside the second's reservation at 100, and so delays the third.
         ("easy", {1: 0, 2: 100, 3: 183, 4: 3, 5: 3, 6: 233}),
-        # The two short ones first; the fourth follows beside the second's place.
+        # The two short jobs first; the fourth follows beside the second's reservation.
         ("easy-sjf", {1: 0, 2: 100, 3: 263, 4: 83, 5: 3, 6: 3}),
-        # The third has a place at 150 as well, which the fourth would take from it.
+        # The third has a reservation at 150 too, which the fourth would delay.
         ("conservative", {1: 0, 2: 100, 3: 150, 4: 200, 5: 3, 6: 3}),
     ],
 )
@@ -66,7 +66,7 @@ def test_every_policy_in_small(policy: str, expected: dict[int, int]) -> None:
 
 
 def test_a_pass_per_event_sees_one_end_after_the_other() -> None:
-    # At 10 both end, earlier than they said. After the first end only the small one fits.
+    # Both end at 10, earlier than estimated. After the first end, only the small job fits.
     line = [Job(1, 0, 10, 5, 20), Job(2, 0, 10, 5, 20), Job(3, 1, 10, 8, 10), Job(4, 2, 9, 4, 9)]
     assert starts(line, 10, "easy") == {1: 0, 2: 0, 3: 10, 4: 20}
     assert starts(line, 10, "easy", per_event=True) == {1: 0, 2: 0, 3: 19, 4: 10}

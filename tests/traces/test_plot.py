@@ -1,4 +1,4 @@
-"""The picture of a comparison: a file of its kind and size, with every run and panel in it."""
+"""The picture of a comparison: its format and size, and all runs and panels in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.traces.test_series import schedule
 
 
 def picture(*policies: str, tenants: bool = False) -> Picture:
-    """Two tenants on four cpus, under each of these policies."""
+    """Return the plot data of two tenants on four cpus, under each of these policies."""
     jobs = [
         job(1, 0, 3, 100, queue="user-1"),
         job(2, 10, 4, 50, queue="user-2"),
@@ -36,7 +36,7 @@ def picture(*policies: str, tenants: bool = False) -> Picture:
 
 
 def png_size(content: bytes) -> tuple[int, int]:
-    """Out of the header (ISO/IEC 15948, 11.2.2)."""
+    """Return width and height from the header (ISO/IEC 15948, 11.2.2)."""
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert content[12:16] == b"IHDR"
     width, height = struct.unpack(">II", content[16:24])
@@ -44,26 +44,26 @@ def png_size(content: bytes) -> tuple[int, int]:
 
 
 def rows(content: bytes) -> list[bytes]:
-    """The rows of a PNG as they are filtered: all alike in an empty one."""
+    """Return the filtered rows of a PNG, which are all equal in an empty one."""
     data, at = b"", 8
     while at < len(content):
         length, kind = struct.unpack(">I4s", content[at : at + 8])
         data += content[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
         at += 12 + length
     raw = zlib.decompress(data)
-    # Four bytes a pixel, and one in front that names the filter.
+    # Four bytes per pixel, after one that names the filter.
     length = 4 * png_size(content)[0] + 1
     return [raw[at : at + length] for at in range(0, len(raw), length)]
 
 
 def words_of(svg: bytes) -> list[str]:
-    """The texts of an SVG; matplotlib writes each as a remark before its shapes."""
+    """Return the texts of an SVG; matplotlib writes each as a comment before its shapes."""
     return re.findall(r"<!-- (.+?) -->", svg.decode())
 
 
 def test_a_png_is_as_wide_as_said_and_has_something_in_it() -> None:
     content = drawn(picture("fcfs"), "png")
-    # 12 inches of 120 dots; a title of 0.5, a line of legend of 0.25, panels of 2.5, 2.5 and 3.4.
+    # 12 inches of 120 dots; a title of 0.5, a legend line of 0.25, panels of 2.5, 2.5 and 3.4.
     assert png_size(content) == (1440, round(9.15 * 120))
     assert len(set(rows(content))) > 300
 

@@ -1,6 +1,6 @@
-"""The order of starts of a replay, held against the simulator's; what differences are put down to.
+"""The order of starts of a replay compared with the simulator's, and the causes of differences.
 
-Replays are made up here: what an agent would have measured is written down, in milliseconds.
+The replays are invented: they state what an agent would have measured, in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from batchq.lab.workload.jobs import strategy_of
 
 CONFIG = SchedulerConfig()
 BEGAN_AT = 1_000_000
-#: 100 s of the log in one, so that one of these is ten milliseconds.
+#: 100 s of the log per second, so that one of these is ten milliseconds.
 SPEED = 100.0
-#: What made-up processes take to start, and the daemon to submit a job.
+#: The assumed durations of a process start and of a submission.
 LAG_MS, SUBMIT_MS = 20, 2
 
 
@@ -36,7 +36,7 @@ def job(number: int, submit_s: int, run_s: int, processors: int, request_s: int 
 
 
 def plan_of(*jobs: TraceJob, policy: str = "first-fit", nodes: int = 1) -> ReplayPlan:
-    """A replay on machines of four processors."""
+    """Return a replay on machines of four processors."""
     return ReplayPlan(
         name="replay-made-up",
         trace=Trace(processors=4, jobs=jobs),
@@ -49,7 +49,7 @@ def plan_of(*jobs: TraceJob, policy: str = "first-fit", nodes: int = 1) -> Repla
 
 
 def replayed(plan: ReplayPlan, one: TraceJob, bound_s: float, **changes: int) -> Replayed:
-    """A job that was placed at this second of the log; `changes` are in milliseconds."""
+    """Return a job placed at this second of the log; `changes` are in milliseconds."""
     bound_at = BEGAN_AT + round(1000 * (bound_s - plan.first_submit_s) / SPEED)
     started_at = changes.get("started_at", bound_at + LAG_MS)
     finished_at = changes.get("finished_at", started_at + round(1000 * one.run_s / SPEED))
@@ -75,7 +75,7 @@ def ending_of(plan: ReplayPlan, *outcomes: Replayed) -> ReplayEnding:
 
 
 def causes(comparison: Comparison) -> dict[tuple[int, int], str]:
-    """Of each pair that differs."""
+    """Return the cause of each differing pair."""
     return {(one.first, one.then): one.cause for one in comparison.differing}
 
 
@@ -110,8 +110,8 @@ def test_processes_of_jobs_that_were_placed_in_order_may_start_in_another() -> N
 
 @pytest.mark.parametrize(("run_s", "cause"), [(1, "latency"), (50, "overhead")])
 def test_a_job_that_came_before_an_end_that_was_late(run_s: int, cause: str) -> None:
-    # The first should have ended at 10, and made room for the second; the third came at 11, when
-    # it still held its processors, and took the one that was left.
+    # The first should have ended at 10, in time for the second. At 11, when it still held its
+    # processors, the third arrived and took the remaining one.
     jobs = (job(1, 0, 10, 3), job(2, 1, run_s, 4), job(3, 11, 20, 1))
     plan = plan_of(*jobs)
     assert simulated_starts(plan, plan.trace, CONFIG) == {1: 0, 2: 10, 3: 10 + run_s}
@@ -126,7 +126,7 @@ def test_a_job_that_came_before_an_end_that_was_late(run_s: int, cause: str) -> 
 
 
 def test_a_start_the_policy_forbids_is_not_explained() -> None:
-    # Strictly first come, first served: the third may not pass the second, which waits.
+    # Strictly first come, first served: the third must not pass the waiting second.
     jobs = (job(1, 0, 10, 3), job(2, 1, 50, 4), job(3, 5, 20, 1))
     plan = plan_of(*jobs, policy="fcfs")
     outcomes = (
@@ -140,8 +140,8 @@ def test_a_start_the_policy_forbids_is_not_explained() -> None:
 
 
 def test_a_chain_of_promises_is_stretched_by_the_walltimes_allowance() -> None:
-    # Promised are 100 to the second and 200 to the third; the fourth would end at 202 if it went
-    # beside. With 3 s more for each (300 of the log's) the third's turn is so much later.
+    # The second has a reservation at 100, the third at 200; the fourth would end at 202 beside
+    # them. With 3 s more for each (300 of the log's), the third's reservation is later by as much.
     jobs = (job(1, 0, 100, 3), job(2, 1, 100, 3), job(3, 2, 100, 4), job(4, 5, 197, 1))
     plan = plan_of(*jobs, policy="conservative")
     assert simulated_starts(plan, plan.trace, CONFIG) == {1: 0, 2: 100, 3: 200, 4: 300}

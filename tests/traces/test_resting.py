@@ -1,4 +1,4 @@
-"""Which loads may spare the sessions that would only look at who waits once more."""
+"""Loads that may skip sessions that would only evaluate waiting groups again."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPa
 
 
 def sessions_by_then(load: Load) -> list[int]:
-    """At each instant at which anything was due."""
+    """Return the number of sessions by each instant at which anything was due."""
     stage = LoadRun(load, POLICY_CONFIG, watch=False)
     found: list[int] = []
     stage.run(per_event=False, tell=lambda done, jobs: found.append(stage.sessions))
@@ -93,14 +93,14 @@ def sessions_by_then(load: Load) -> list[int]:
 def test_an_end_that_makes_room_for_nobody_is_seen_by_the_next_session() -> None:
     sizes = ((1, 0, 3, 30, 40), (2, 0, 1, 5, 20), (3, 1, 2, 5, 20))
     load = a_load(*(job(*one, walltime_s=asked) for *one, asked in sizes), policy="easy")
-    # At 0 two start together; at 1 one comes, and at 5 one ends, for nobody; at 30 the third
-    # starts; at 35 it ends, and there is nobody left to be let in. At 20, when the time of the
-    # second would have been over, nothing is due.
+    # At 0 two start together; at 1 one arrives; at 5 one ends, but nothing fits; at 30 the third
+    # starts; at 35 it ends, and no group is left to admit. At 20, when the walltime of the second
+    # would have been over, nothing is due.
     assert sessions_by_then(load) == [1, 1, 1, 2, 2]
 
 
 def test_where_room_is_all_that_counts_a_start_is_seen_by_the_next_session() -> None:
-    # The last one ends when its time is over, and that is looked at anyway.
+    # The last job ends with its walltime, which needs a session anyway.
     assert sessions_by_then(full_and_empty()) == [1, 1, 2, 3]
 
 
@@ -117,7 +117,7 @@ def test_the_last_group_to_end_has_left_the_store_when_the_play_is_over() -> Non
     assert list(stage.store.ledger()) == ["capacity"]
 
 
-#: Seconds after the one before, run time, how much more is asked for, cpus, and pods.
+#: Seconds after the previous job, run time, additional walltime, cpus, and pods.
 SHAPES = st.tuples(
     st.sampled_from([0, 0, 0, 1, 2, 4]),
     st.integers(0, 25),
@@ -128,7 +128,7 @@ SHAPES = st.tuples(
 
 
 def a_line(shapes: Sequence[tuple[int, ...]], policy: str) -> Load:
-    """Gangs of one queue: many come and end at one instant, some run beyond their walltime."""
+    """Gangs of one queue: many arrive and end at one instant, and some exceed their walltime."""
     at_s, jobs = 0, []
     for number, (later, run_s, more, cpus, most) in enumerate(shapes, start=1):
         at_s, pods = at_s + later, min(most, 6 // cpus)
@@ -168,7 +168,7 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
         for n in range(1, 120)
     ]
     stage = LoadRun(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
-    # With `watch`, each of them is played all the same, and fails if it decides anything.
+    # With `watch`, each skipped session is run all the same, and must decide nothing.
     stage.run(per_event=False, tell=None)
     assert all(one.end_s is not None for one in stage.schedule(policy, 0.0).jobs)
 

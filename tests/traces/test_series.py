@@ -1,4 +1,4 @@
-"""What a plot tells: the lines, classes and shares, as numbers, before anything is drawn."""
+"""The data of a plot: lines, classes and shares, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ran(
     size: int = 1,
     tenant: str = "a",
 ) -> Ran:
-    """A job that ran once, or never, if it waits for None."""
+    """Return a job that ran once, or never, if its wait is None."""
     start_s = None if wait_s is None else submit_s + wait_s
     return Ran(
         number=number,
@@ -86,7 +86,7 @@ def test_a_long_log_is_told_in_no_more_steps_than_can_be_told_apart() -> None:
     [line] = picture_of([schedule(usage=usage)]).utilisation
     assert len(line.values) == 120
     assert line.at_s[0] == 42
-    # Steps of 84 s begin and end within samples, which then count by what lies inside.
+    # Steps of 84 s begin and end within samples, which count for the part inside.
     assert line.values[0] == (4 * 10 + 0) / 84 / 4
     assert abs(sum(line.values) / 120 - 0.125) < 0.001
 
@@ -134,13 +134,13 @@ def test_only_who_asks_for_tenants_gets_them_and_then_the_six_with_most_work() -
 
 
 def test_a_tenant_has_what_it_held_and_what_was_due_to_it_for_each_run() -> None:
-    # Of four cpus a asks for 4 and b for 2, at weights of 1 and 3: b gets its 2.
+    # Of four cpus, a requests 4 and b 2, at weights of 1 and 3: b gets its 2.
     jobs = (ran(1, size=4, tenant="a"), ran(2, size=2, tenant="b", wait_s=100))
     usage = (sample(0, a=4), sample(100, b=2))
     one = schedule(*jobs, usage=usage, weights={"a": 1, "b": 3})
     a, b = picture_of([one], tenants=True).tenants
     assert (a.tenant, a.weight, b.tenant, b.weight) == ("a", 1, "b", 3)
-    # The panels of tenants have steps that are three times as long.
+    # The panels of tenants have steps three times as long.
     assert [line.at_s for line in (*a.held, *a.deserved)] == [(150,), (150,)]
     assert (a.held[0].values, b.held[0].values) == ((0.5,), (0.25,))
     assert (a.deserved[0].values, b.deserved[0].values) == ((0.5,), (0.5,))
@@ -181,7 +181,7 @@ def test_the_index_is_one_where_all_are_alike_and_one_nth_where_one_has_all() ->
 
 
 def test_fairness_is_over_the_slowdowns_of_tenants_of_whom_a_job_has_finished() -> None:
-    # a is slowed down once and b twice; c has nothing to be told.
+    # a has a slowdown of 1 and b of 2; c has none.
     jobs = (
         ran(1, tenant="a"),
         ran(2, tenant="b", wait_s=100),
@@ -192,11 +192,11 @@ def test_fairness_is_over_the_slowdowns_of_tenants_of_whom_a_job_has_finished() 
     assert fairness_of(tenants) == 0.9
 
 
-# --- as it is played ------------------------------------------------------------------------
+# --- played loads ------------------------------------------------------------------------
 
 
 def test_a_played_load_fills_every_series() -> None:
-    # Four cpus for 100 s, and two for another 100: a hundred steps of two seconds.
+    # Four cpus for 100 s, and two for another 100 s: a hundred steps of two seconds.
     load = a_load(job(1, 0, 4, 100, queue="a"), job(2, 0, 2, 100, queue="a"))
     picture = picture_of([played(load)], tenants=True)
     [utilisation], [waiting], [tenant] = picture.utilisation, picture.waiting, picture.tenants

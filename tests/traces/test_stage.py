@@ -1,4 +1,4 @@
-"""Small loads, played by the daemon's own sessions: who starts when, and what is left behind."""
+"""Small loads, played by the daemon's own sessions: starts, ends and what remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_jobs_start_when_there_is_room_and_end_when_their_time_is_over() -> None
 def test_a_policy_decides_who_passes_the_blocked_head(
     policy: str, expected: dict[int, int]
 ) -> None:
-    """On 4 cpus, the first leaves one free; the second wants all of them and heads the line."""
+    """On 4 cpus, the first leaves one free; the second needs all of them and is the head."""
     load = a_load(
         job(1, 0, 3, 100),
         job(2, 2, 4, 30),
@@ -56,7 +56,7 @@ def test_jobs_of_one_instant_are_served_in_the_order_of_the_load() -> None:
 def test_a_job_may_end_with_its_walltime_and_is_cut_beyond_it() -> None:
     late = job(2, 0, 1, 50, walltime_s=40)
     schedule = played(a_load(job(1, 0, 1, 40, walltime_s=40), late))
-    # Its processes are told to stop at 40 and have a grace of 30 s.
+    # Its processes are asked to stop at 40 and have a grace of 30 s.
     assert [(one.end_s, one.evictions) for one in schedule.jobs] == [(40, 0), (40, 0)]
     assert schedule.usage[0].long_s == 1
     assert len(schedule.usage) == 70
@@ -87,7 +87,7 @@ def test_per_event_ends_that_were_predicted_come_before_the_submits() -> None:
 
 
 def test_per_event_each_end_has_a_pass_of_its_own() -> None:
-    """At 100 the first two end one after the other, and both said 200: the short one fits
+    """At 100 the first two end one after the other, and both estimated 200: the short one fits
     beside the second before the head does."""
     jobs = (
         job(1, 0, 3, 100, walltime_s=200),
@@ -115,7 +115,7 @@ def test_an_evicted_job_runs_again_from_the_start() -> None:
         for queue in load.queues
     ]
     schedule = played(structs.replace(load, queues=tuple(queues)))
-    # The youngest is told to stop at 10, is gone with its grace at 40, and starts again at 60.
+    # The youngest is asked to stop at 10, is gone with its grace at 40, and starts again at 60.
     first, second, third = schedule.jobs
     assert (first.start_s, first.end_s, first.evictions) == (0, 100, 0)
     assert (third.start_s, third.end_s) == (40, 60)
@@ -137,7 +137,7 @@ def test_a_job_that_can_never_run_is_unfinished_and_the_play_ends() -> None:
 
 
 def test_a_job_that_fits_the_cluster_but_no_node_does_not_keep_the_play_going() -> None:
-    """It is tried again after every back-off, for ever."""
+    """It is admitted again after every back-off, for ever."""
     schedule = played(a_load(job(1, 0, 6, 10), job(2, 0, 1, 10), cpus=4, nodes=2))
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(None, None), (0, 10)]
 
@@ -186,7 +186,9 @@ def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:
 
 
 def sessions_at_each_instant(policy: str) -> list[int]:
-    """How many there were by then: one job starts, and ten come for whom there is no room."""
+    """Return the number of sessions by each instant: one job starts, and ten arrive that do not
+    fit.
+    """
     late = [job(number, number, 4, 1) for number in range(2, 12)]
     stage = LoadRun(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
     sessions: list[int] = []
@@ -199,7 +201,7 @@ def test_an_instant_at_which_only_those_come_who_find_no_room_takes_no_session()
 
 
 def test_where_short_ones_come_first_it_takes_one_session() -> None:
-    # The start takes two: one binds, the next sees that it runs.
+    # The start takes two sessions: one binds, and the next sees the pod run.
     assert sessions_at_each_instant("easy-sjf") == list(range(2, 13))
 
 

@@ -1,4 +1,4 @@
-"""`python -m batchq.cli`: the `batchq` command where the script is not on PATH."""
+"""`python -m batchq.cli`: the `batchq` command if the script is not on PATH."""
 
 from batchq.cli.main import main
 

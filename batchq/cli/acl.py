@@ -1,4 +1,4 @@
-"""`batchq acl`: a user of the server who may do just what a role of batchq needs."""
+"""`batchq acl`: users of the Redis server with exactly the rights of a role."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LONGEST_PASSWORD_BYTES = 4096
 )
 @click.argument("role")
 @click.option(
-    "--node", "nodes", multiple=True, help="For a worker: a node that it serves; may be repeated."
+    "--node", "nodes", multiple=True, help="For a worker: a node that it serves; repeatable."
 )
-@click.option("--user", default="", help="The user's name; without it, the role's, and the node's.")
+@click.option("--user", default="", help="The user's name.  [default: the role, and the node]")
 @click.option(
     "--password-file",
     type=click.Path(allow_dash=True, path_type=Path),
-    help="Where the password stands, one line; - is stdin. It is printed as its SHA-256 only.",
+    help="A file with the password in one line; - is stdin. Only its SHA-256 is printed.",
 )
 @click.option("--hash", "hash_", default="", help="The SHA-256 of the password, instead of a file.")
 @output_option("text", "json")
@@ -41,17 +41,17 @@ def acl(
     hash_: str,
     output: str,
 ) -> None:
-    """Print the line of a user for the server's ACL file.
+    """Print a user's line for the server's ACL file.
 
-    ROLE is scheduler, worker, submitter, controller, operator or readonly. Redis 7.2 or later, or
-    Valkey, takes such lines in its `aclfile`. Without a password the user is off. A user's name
-    should begin with its role, by which `batchq doctor` knows it. conf/acl/README.md has the steps,
-    docs/security.md what each role can do. No server is asked.
+    ROLE is scheduler, worker, submitter, controller, operator or readonly. Redis 7.2 or later and
+    Valkey accept such lines in their `aclfile`. Without a password the user is off. A user's name
+    should begin with its role, so that `batchq doctor` recognises it. conf/acl/README.md describes
+    the steps, docs/security.md the rights of each role. The command needs no server.
     """
     from batchq.client.connection import access, hash_of, role_named
 
     if password_file is not None and hash_:
-        raise click.UsageError("--password-file and --hash are two ways to say one thing")
+        raise click.UsageError("--password-file and --hash exclude each other")
     if password_file is not None:
         hash_ = hash_of(_password_in(password_file))
     found = access(role_named(role), nodes=nodes, user=user, hash_=hash_.lower())
@@ -77,5 +77,5 @@ def _password_in(path: Path) -> bytes:
         with click.open_file(str(path), "rb") as file:
             read: bytes = file.read(_LONGEST_PASSWORD_BYTES)
     except OSError as error:
-        raise InvalidInput(f"the file of the password, {path}: {error.strerror}") from None
+        raise InvalidInput(f"the password file {path}: {error.strerror}") from None
     return read.rstrip(b"\r\n")

@@ -1,4 +1,4 @@
-"""How admission checks are shown: as rows, as the page of one, and as a part of others' pages."""
+"""`batchq checks`: list, show, answer and serve admission checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_WAITING = 10
 
 
 def views_table(views: Sequence[CheckView], now_ms: int) -> Table:
-    """`batchq checks list`."""
+    """Return the table of `batchq checks list`."""
     titles = (
         *("GROUP", "QUEUE", "PHASE", "CHECK", "STATUS", "REASON", "SINCE", "RESERVED"),
         *("CONTROLLER", "MESSAGE"),
@@ -43,9 +43,9 @@ def views_table(views: Sequence[CheckView], now_ms: int) -> Table:
             view.state.name,
             view.state.status,
             view.state.reason,
-            _ago(view.state.since, now_ms),
-            _ago(view.group.status.reserved_at, now_ms),
-            standing(view.check, now_ms),
+            _age(view.state.since, now_ms),
+            _age(view.group.status.reserved_at, now_ms),
+            controller_text(view.check, now_ms),
             view.state.message,
         )
         for view in views
@@ -54,7 +54,7 @@ def views_table(views: Sequence[CheckView], now_ms: int) -> Table:
 
 
 def view_row(view: CheckView) -> dict[str, object]:
-    """The same as plain data; every key is always there."""
+    """Return the JSON form of a check; every key is always present."""
     record, status = view.check.record, view.group.status
     return {
         "podGroup": key_of(view.group),
@@ -74,7 +74,7 @@ def view_row(view: CheckView) -> dict[str, object]:
 
 
 def checks_table(checks: Sequence[ListedCheck], now_ms: int) -> Table:
-    """`batchq get admissionchecks`."""
+    """Return the table of `batchq get admissionchecks`."""
     rows = []
     for check in checks:
         assert check.record is not None
@@ -92,8 +92,8 @@ def checks_table(checks: Sequence[ListedCheck], now_ms: int) -> Table:
     return Table(titles, tuple(rows), wide=frozenset({"PREEMPTION", "HOLDER"}))
 
 
-def standing(check: ListedCheck, now_ms: int) -> str:
-    """`budget, active for 24s`, or what is wrong."""
+def controller_text(check: ListedCheck, now_ms: int) -> str:
+    """Return e.g. `budget, active for 24s`, or `missing`."""
     if check.record is None:
         return "missing"
     return f"{check.record.spec.controller_name}, {_active(check, now_ms)}"
@@ -102,7 +102,7 @@ def standing(check: ListedCheck, now_ms: int) -> str:
 def show_check(
     check: ListedCheck, queues: Sequence[str], views: Sequence[CheckView], now_ms: int
 ) -> None:
-    """The page of one check, the queues that list it, and who waits for it."""
+    """Print the page of a check: its settings, its queues, and the groups that wait for it."""
     assert check.record is not None
     spec, status = check.record.spec, check.record.status
     show_fields(
@@ -111,7 +111,7 @@ def show_check(
             ("Controller", spec.controller_name),
             ("Active", _active(check, now_ms)),
             ("Holder", status.holder),
-            ("Queues", ", ".join(queues) or "none asks for it"),
+            ("Queues", ", ".join(queues) or "no queue requires it"),
             ("Retry delay", format_duration(spec.retry_delay_minutes * MINUTE)),
             ("Preemption", spec.preemption_policy),
             ("Timeout", f"{format_duration(spec.unknown_timeout)}, then {spec.on_timeout}"),
@@ -120,7 +120,7 @@ def show_check(
     )
     waiting = [view for view in views if view.waits]
     rows = [
-        (key_of(view.group), f"reserved {_ago(view.group.status.reserved_at, now_ms)} ago")
+        (key_of(view.group), f"reserved {_age(view.group.status.reserved_at, now_ms)} ago")
         for view in waiting[:_MOST_WAITING]
     ]
     more = len(waiting) - _MOST_WAITING
@@ -129,13 +129,13 @@ def show_check(
 
 
 def show_checks_of_group(group: PodGroup, views: Sequence[CheckView], now_ms: int) -> None:
-    """What each check says of a group, and whether anybody carries it out."""
+    """Print each check of a group, and whether its controller is active."""
     rows = [("NAME", "STATUS", "REASON", "SINCE", "CONTROLLER", "MESSAGE")]
     rows += [
         (
             *(view.state.name, view.state.status, view.state.reason),
-            _ago(view.state.since, now_ms),
-            standing(view.check, now_ms),
+            _age(view.state.since, now_ms),
+            controller_text(view.check, now_ms),
             view.state.message,
         )
         for view in views
@@ -144,11 +144,11 @@ def show_checks_of_group(group: PodGroup, views: Sequence[CheckView], now_ms: in
 
 
 def show_checks_of_queue(name: str, checks: Sequence[ListedCheck], now_ms: int) -> None:
-    """The checks that its groups have to pass, and whether anybody carries them out."""
+    """Print the checks that the queue's groups must pass, and whether controllers are active."""
     rows = [
         (
             check.name,
-            standing(check, now_ms),
+            controller_text(check, now_ms),
             "" if check.active else "its groups wait until a controller runs",
             "" if check.listed_by == name else f"of queue {check.listed_by}",
         )
@@ -164,7 +164,7 @@ def _active(check: ListedCheck, now_ms: int) -> str:
     return "active" if until is None else f"active for {describe_age(until - now_ms)}"
 
 
-def _ago(at: int | None, now_ms: int) -> str:
+def _age(at: int | None, now_ms: int) -> str:
     return "" if at is None else describe_age(now_ms - at)
 
 
@@ -178,7 +178,7 @@ def _pairs(check: AdmissionCheck) -> list[tuple[str, str]]:
 
 _REASONS = ("Retry", "Reject", "PreemptionRequired")
 _STATUSES = ("True", "False", "Unknown")
-#: `serve` says so soon when it has taken a check up, or lost it.
+#: How soon `serve` reports that it has acquired or lost a check.
 _LOOK_S = 0.5
 
 
@@ -192,11 +192,11 @@ _LOOK_S = 0.5
     )
 )
 def checks() -> None:
-    """See and answer admission checks.
+    """List and answer admission checks.
 
-    A queue may ask for checks (spec.admissionChecks): a group that would be admitted reserves its
-    quota, and starts when all of them are True. Programs answer them, or people do with these
-    commands; docs/checks.md says what each answer does, and how to write a controller.
+    A queue may require checks (spec.admissionChecks): a group that would be admitted first reserves
+    its quota, and starts when all checks are True. Programs answer them, or people with these
+    commands; docs/checks.md describes the effect of each answer, and how to write a controller.
 
     Exit codes: 0 done, 1 no such combination of status and reason, 6 there is no such group, queue
     or check, 8 the group cannot be answered now.
@@ -213,17 +213,17 @@ def checks() -> None:
 )
 @click.argument("name", required=False)
 @click.option("-n", "--namespace", default="", help="Only this namespace.")
-@click.option("-q", "--queue", default="", help="Only this queue, and those below it.")
-@click.option("--waiting", is_flag=True, help="Only what is to be answered now.")
+@click.option("-q", "--queue", default="", help="Only this queue and those below it.")
+@click.option("--waiting", is_flag=True, help="Only checks to be answered now.")
 @output_option("table", "json")
 @pass_globals
 def list_checks(
     shared: Globals, name: str | None, namespace: str, queue: str, waiting: bool, output: str
 ) -> None:
-    """List the checks of unfinished groups, or of the group NAME; the longest reserved first.
+    """List the checks of unfinished groups, or of the group NAME; the oldest reservation first.
 
-    RESERVED is for how long its quota has been kept for a group, CONTROLLER who answers, and for
-    how long that lasts unless it is heard of again.
+    RESERVED is the time since the group's quota was reserved, CONTROLLER the check's controller and
+    the rest of its lease.
     """
     key = "" if name is None else group_key(name, namespace or "default")
     with shared.connect() as client:
@@ -249,7 +249,7 @@ def list_checks(
 @output_option("text", "json", "yaml")
 @pass_globals
 def show(shared: Globals, name: str, output: str) -> None:
-    """Show the AdmissionCheck NAME: who carries it out, what it is set to, and who waits for it.
+    """Show the AdmissionCheck NAME: its controller, its settings, and the groups that wait for it.
 
     Exit codes: 0 shown, 6 there is no such check.
     """
@@ -282,7 +282,7 @@ def show(shared: Globals, name: str, output: str) -> None:
 @click.argument("check")
 @click.argument("status", metavar="True|False|Unknown")
 @click.option("--reason", type=click.Choice(_REASONS), default=None, help="Why it is not True.")
-@click.option("-m", "--message", default="", help="For people.")
+@click.option("-m", "--message", default="", help="A message for people.")
 @namespace_option
 @output_option("text", "json")
 @pass_globals
@@ -298,13 +298,13 @@ def set_check(
 ) -> None:
     """Answer CHECK of the group NAME.
 
-    True: it may start. False --reason Retry: not now; its quota is released at once (it is stopped
-    if it runs), and it is asked again after the check's retryDelayMinutes. False --reason Reject:
-    never; it has Failed. Unknown: no answer yet; with --reason PreemptionRequired, others may be
-    preempted for it already. It can be answered while quota is reserved for it, or it runs.
+    True: it may start. False --reason Retry: not now; its quota is released at once, it is stopped
+    if it runs, and it is checked again after the check's retryDelayMinutes. False --reason Reject:
+    never; the group fails. Unknown: no answer yet; with --reason PreemptionRequired, victims may be
+    evicted for it already. A check can be answered while the group has reserved quota or runs.
 
-    Exit codes: 0 it says so now, 1 no such combination, 6 no such group or check, 8 nothing is
-    reserved for the group, or it has ended.
+    Exit codes: 0 answered, 1 no such combination, 6 no such group or check, 8 the group has no
+    reservation or has ended.
     """
     key = group_key(name, namespace)
     status = next((one for one in _STATUSES if one.lower() == status.lower()), status)
@@ -321,43 +321,44 @@ def set_check(
     )
 )
 @click.argument("controller")
-@click.option("--holder", default=None, help="What this process calls itself.  [default: made up]")
+@click.option("--holder", default=None, help="The name of this process.  [default: random]")
 @click.option(
     "--lease",
     callback=as_duration,
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="How long the checks stay active when this is killed.",
+    help="How long the checks stay active if this process is killed.",
 )
 @output_option("text", "json")
 @pass_globals
 def serve(shared: Globals, controller: str, holder: str | None, lease: str, output: str) -> None:
     """Keep the checks of CONTROLLER active, for people to answer them with `batchq checks set`.
 
-    CONTROLLER is what their spec.controllerName says. Without this (or a controller of yours)
-    their queues admit nothing. One line for each group that is to be answered; with -o json, one
-    object. On stderr it says what it keeps active, or what it waits for: started twice, the second
-    one stands by. Runs until SIGTERM or Ctrl-C; then the checks are inactive at once.
+    CONTROLLER is a spec.controllerName. Without this command or a controller of yours, their queues
+    admit nothing. The command prints one line for each group to be answered; with -o json, one
+    object. It reports on stderr which checks it keeps active, or what it waits for; a second
+    process for the same CONTROLLER stands by. It runs until SIGTERM or Ctrl-C, which make the
+    checks inactive at once.
 
-    Exit codes: 0 it was told to end, 9 the server cannot be reached, or refuses this user.
+    Exit codes: 0 ended by a signal, 9 the server cannot be reached or refuses this user.
     """
     lease_s = seconds_of(lease) or 0.0
     with shared.connect(patience_s=None) as client:
         watch = client.checks.watch(controller, holder=holder, lease_s=lease_s)
-        with _until_told(watch), watch:
-            standing = _tell_standing(client, watch)
+        with _until_signalled(watch), watch:
+            controller_text = _report_held(client, watch)
             while not watch.stopped:
                 for request in watch.poll(_LOOK_S):
                     if request.kind == "asked":
-                        _tell(request, output)
-                if watch.held != standing:
+                        _show_request(request, output)
+                if watch.held != controller_text:
                     with client.patiently():
-                        standing = _tell_standing(client, watch)
+                        controller_text = _report_held(client, watch)
 
 
-def _tell_standing(client: Client, watch: CheckWatch) -> tuple[str, ...]:
-    """Say on stderr which checks are kept active here, which elsewhere; those that are here."""
+def _report_held(client: Client, watch: CheckWatch) -> tuple[str, ...]:
+    """Report on stderr which checks are kept active here or elsewhere; return those kept here."""
     held, mine = watch.held, watch.controller_name
     listed = [(one, one.record) for one in client.checks.records() if one.record is not None]
     others = [
@@ -368,18 +369,18 @@ def _tell_standing(client: Client, watch: CheckWatch) -> tuple[str, ...]:
     if held:
         echo("; ".join([f"keeping {', '.join(held)} active", *others]), err=True)
     elif others:
-        echo(f"{'; '.join(others)}: standing by until that ends", err=True)
+        echo(f"{'; '.join(others)}: standing by until then", err=True)
     elif any(record.spec.controller_name == mine for _, record in listed):
-        echo(f"the checks of controller {mine} are free: taking them up", err=True)
+        echo(f"the checks of controller {mine} are free: acquiring them", err=True)
     else:
         known = ", ".join(sorted({record.spec.controller_name for _, record in listed}))
-        there = f"there are those of {known}" if known else "there is none at all"
+        there = f"known controllers: {known}" if known else "there are no checks at all"
         text = f"there is no AdmissionCheck of controller {mine} ({there})"
         echo(f"{text}: standing by until one is applied", err=True)
     return held
 
 
-def _tell(request: CheckRequest, output: str) -> None:
+def _show_request(request: CheckRequest, output: str) -> None:
     name = full_name(request.group).removeprefix("default/")
     if output == "json":
         row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
@@ -392,8 +393,8 @@ def _tell(request: CheckRequest, output: str) -> None:
 
 
 @contextmanager
-def _until_told(watch: CheckWatch) -> Iterator[None]:
-    """In here SIGTERM and Ctrl-C end the watch, which then lets go of its checks."""
+def _until_signalled(watch: CheckWatch) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the watch in this context, which then releases its checks."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: watch.stop()) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""`batchq config reload` and `config print --effective`: what a running scheduler goes by."""
+"""`batchq scheduler` and `batchq config`: run the scheduler, and work with its configuration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import show_data
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import EXIT_ERROR
+from batchq.api.times import describe_age
+from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
+from batchq.cli.output.render import Table, show_data, show_table
+from batchq.cli.output.terminal import EXIT_ERROR, echo
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
+    from batchq.client.connection import Schedulers, SchedulerSeen
     from batchq.config.load import SettingDifference
     from batchq.config.model import Expansion, SchedulerConfig
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("batchq config reload"))
 @pass_globals
 def reload(shared: Globals) -> int:
-    """Have the scheduler of this machine read its file again, and say what came of it.
+    """Let the scheduler of this machine read its file again, and print the result.
 
-    It is the one that `batchq up` has started; send SIGHUP to any other. A file that was changed
-    is taken up within two seconds without this, too.
+    This is the scheduler that `batchq up` has started; send SIGHUP to any other. A changed file is
+    also loaded within two seconds without this command.
 
-    Exit codes: 0 taken up, or nothing was new; 1 the file is wrong, and what was in effect stays;
-    6 no scheduler runs here; 124 it does not answer.
+    Exit codes: 0 loaded, or nothing has changed; 1 the file is wrong, and the previous
+    configuration stays in effect; 6 no scheduler runs here; 124 it does not answer.
     """
     from batchq.daemon.reload import RELOADED, ask_to_reload
     from batchq.paths import find_home
@@ -43,21 +44,21 @@ def reload(shared: Globals) -> int:
 
 
 def effective_config(shared: Globals) -> SchedulerConfig:
-    """What the scheduler goes by that leads; a note on stderr if none does.
+    """Return the leader's configuration; print a note on stderr if no scheduler leads.
 
     Raises StoreUnavailable, NotFound.
     """
-    from batchq.client.cluster import published_config
+    from batchq.client.connection import published_config
     from batchq.config.load import read_config
 
     published = published_config(shared.redis_url)
     if not published.led:
-        echo("note: no scheduler leads; the last that did went by this", err=True)
+        echo("note: no scheduler leads; this is the last leader's configuration", err=True)
     return read_config(published.text, "the configuration of the scheduler that leads")
 
 
 _FILE = click.Path(path_type=Path)
-#: Action -> the plugin in the box that agrees to its victims first of all.
+#: Action -> the included plugin that first consents to its victims.
 _AGREES = {"preempt": "priority", "reclaim": "proportion"}
 _DIFFERENT = 1
 
@@ -80,10 +81,10 @@ config.add_command(reload)
 @click.argument("file", type=_FILE)
 @output_option("text", "json")
 def check(file: Path, output: str) -> None:
-    """Say what is wrong with FILE, read as the scheduler would.
+    """Report what is wrong with FILE, reading it as the scheduler does.
 
-    What has no effect, and what holds no longer as the plugin that sees to it is off, keeps nothing
-    from starting, and is told on stderr. Exit code 1 if the scheduler would not start with it.
+    Settings without effect, and guarantees that a disabled plugin would have enforced, are reported
+    on stderr. Exit code 1 if the scheduler would not start with the file.
     """
     from batchq.assembly import expanded
 
@@ -109,25 +110,29 @@ def check(file: Path, output: str) -> None:
         "batchq config print --effective",
     ),
 )
-@click.option("--config", "file", type=_FILE, help="The file; without it, the defaults.")
-@click.option("--expanded", "per_point", is_flag=True, help="Name the plugins at each point.")
-@click.option("--effective", is_flag=True, help="Ask the server what its scheduler goes by now.")
+@click.option("--config", "file", type=_FILE, help="The file.  [default: the built-in defaults]")
+@click.option(
+    "--expanded", "per_point", is_flag=True, help="List the plugins at each extension point."
+)
+@click.option(
+    "--effective", is_flag=True, help="Print the configuration that the scheduler uses now."
+)
 @output_option("yaml", "json")
 @pass_globals
 def print_(
     shared: Globals, file: Path | None, per_point: bool, effective: bool, output: str
 ) -> None:
-    """Print the whole configuration, defaults included.
+    """Print the whole configuration, including defaults.
 
-    Plugins are named once, under multiPoint, with what differs at single points; --expanded names
-    them at each extension point, in the order in which they are asked. What is printed is a file
-    that `batchq up --config` reads, with the same effect.
+    Plugins are listed once, under multiPoint, with the differences at single points; --expanded
+    lists them at each extension point, in calling order. The output is a file that `batchq up
+    --config` reads, with the same effect.
     """
     from batchq.assembly import expanded
     from batchq.config.load import as_text, as_written
 
     if effective and file is not None:
-        raise UsageError("--effective asks the server, and goes without --config")
+        raise UsageError("--effective and --config exclude each other")
     found = effective_config(shared) if effective else checked_config(file)
     expansion = expanded(found) if per_point else None
     if output == "json":
@@ -146,10 +151,10 @@ def print_(
 @click.argument("b", type=_FILE)
 @output_option("text", "json")
 def diff(a: Path, b: Path, output: str) -> int:
-    """Show in what the configurations A and B differ in effect, however they are written.
+    """Show how the effects of the configurations A and B differ, however they are written.
 
-    Compared are actions, times and factors, the plugins at each extension point and their
-    settings. Order counts where it decides something, weights count where nodes are scored.
+    Compares actions, times and factors, the plugins at each extension point and their settings.
+    The order counts where it decides something, weights count where nodes are scored.
     Exit code 0 if there is no difference, 1 if there is, 2 if a file is wrong.
     """
     from batchq.config.load import differences
@@ -169,10 +174,10 @@ def diff(a: Path, b: Path, output: str) -> int:
 @config.command(epilog=examples("batchq config convert kube-batch-conf.yaml > scheduler.yaml"))
 @click.argument("file", type=_FILE)
 def convert(file: Path) -> None:
-    """Print kube-batch's configuration FILE (actions and tiers) as a file of batchq's.
+    """Convert kube-batch's configuration FILE (actions and tiers) to a file for batchq.
 
-    What is not the same here is told on stderr, with its line. Exit code 1 if kube-batch itself
-    would not start with the file.
+    Differences are reported on stderr, with their lines. Exit code 1 if kube-batch itself would not
+    start with the file.
     """
     from batchq.assembly import assemble, known_actions, known_plugins
     from batchq.config import kube_batch
@@ -196,9 +201,9 @@ def convert(file: Path) -> None:
 
 
 def checked_config(file: Path | None) -> SchedulerConfig:
-    """The configuration in `file` (the defaults, if None), with every name in it known.
+    """Return the configuration in `file` (None: the defaults), after checking every name in it.
 
-    Raises InvalidInput, which names the file, the line and the nearest name.
+    Raises InvalidInput, naming the file, the line and the nearest name.
     """
     from batchq.assembly import assemble, known_names
     from batchq.config.load import load_config
@@ -209,15 +214,15 @@ def checked_config(file: Path | None) -> SchedulerConfig:
 
 
 def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
-    """The plugins that have a say anywhere."""
+    """Return the plugins that are enabled at some point."""
     from batchq.config.model import named
 
-    there = {entry.name for standing in expansion.values() for entry in standing}
-    return [name for name in named(config) if name in there]
+    enabled = {entry.name for standing in expansion.values() for entry in standing}
+    return [name for name in named(config) if name in enabled]
 
 
 def _without_effect(config: SchedulerConfig) -> list[str]:
-    """What stands in the configuration and changes nothing, and what it gives up, a line each."""
+    """Return one line for each setting without effect, lost guarantee and warning."""
     from batchq.assembly import expanded, without_consent
     from batchq.config.model import named, unkept
 
@@ -234,25 +239,25 @@ def _without_effect(config: SchedulerConfig) -> list[str]:
         if name not in on
     ]
     warnings = [
-        f"warning: {action} will evict nobody: plugins names none that agrees to its victims;"
+        f"warning: {action} will evict no groups: no plugin in plugins consents to its victims;"
         f" add {_AGREES[action]}, or leave {action} out of actions"
         for action in without_consent(config)
     ]
     if "backfill" in config.actions and "enqueue" not in _before_backfill(config):
         warnings.append(
-            "warning: backfill lets nobody past a head: enqueue, which finds the heads, does not"
+            "warning: backfill lets no group past a head: enqueue, which finds the heads, does not"
             " come before it in actions; put backfill last"
         )
     given_up = [f"note: {sentence}" for sentence in unkept(expansion)]
-    return [*notes, *_idle_disabling(config), *given_up, *warnings]
+    return [*notes, *_needless_disabling(config), *given_up, *warnings]
 
 
 def _before_backfill(config: SchedulerConfig) -> tuple[str, ...]:
     return config.actions[: config.actions.index("backfill")]
 
 
-def _idle_disabling(config: SchedulerConfig) -> Iterator[str]:
-    """Plugins that are disabled where they would not be asked anyway."""
+def _needless_disabling(config: SchedulerConfig) -> Iterator[str]:
+    """Report plugins that are disabled at points where they would not be called anyway."""
     from batchq.assembly import points_of
     from batchq.config.model import ALL
 
@@ -262,11 +267,11 @@ def _idle_disabling(config: SchedulerConfig) -> Iterator[str]:
             if name == ALL or any(entry.name == name for entry in stated.enabled):
                 continue
             if name not in on or point not in points_of(name, config.plugin_config.get(name, {})):
-                yield f"note: plugins.{point}.disabled: {name} would not be asked there anyway"
+                yield f"note: plugins.{point}.disabled: {name} would not be called there anyway"
 
 
 def _effect(file: Path) -> dict[str, object]:
-    """Raises UsageError for a wrong file: the code of a wrong configuration says "different"."""
+    """Raise UsageError for a wrong file, because exit code 1 means "different" here."""
     from batchq.assembly import arguments_of, expanded
     from batchq.config.load import effect
 
@@ -289,3 +294,117 @@ def _words(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_words(item)}" for key, item in value.items()) + "}"
     return str(value)
+
+
+@click.command(
+    epilog=examples(
+        "batchq scheduler",
+        "batchq scheduler --config conf/scheduler.yaml",
+        "batchq scheduler --metrics 9464",
+        "batchq scheduler --status",
+    )
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The configuration, a scheduler.yaml.  [default: built in]",
+)
+@metrics_option
+@click.option(
+    "--status", is_flag=True, help="Start nothing; show the leader and the schedulers on standby."
+)
+@output_option("table", "json")
+@pass_globals
+def scheduler(
+    shared: Globals, config: Path | None, metrics: str | None, status: bool, output: str
+) -> int | None:
+    """Run the scheduler daemon until SIGTERM or Ctrl-C; it logs to stderr.
+
+    Several may run on one server: one leads, the others stand by and take over when its lease
+    expires. The command waits for a server that does not answer yet. BATCHQ_LOG=json makes the log
+    JSON, BATCHQ_LOG_LEVEL sets its level. --metrics serves /metrics, /livez and /readyz over HTTP;
+    docs/metrics.md describes them.
+    """
+    if status:
+        if config is not None:
+            raise UsageError("--config and --status exclude each other: --status starts nothing")
+        with shared.connect() as client:
+            _show(client.schedulers(), output, color=shared.color)
+        return None
+    if output != "table":
+        raise UsageError("-o needs --status; the daemon itself prints nothing")
+    from batchq.daemon.app import SchedulerOptions, run_scheduler
+    from batchq.daemon.observability import logs
+
+    logs.configure()
+    checked_config(config)
+    return run_scheduler(SchedulerOptions(url=shared.redis_url, config=config, metrics=metrics))
+
+
+def _show(found: Schedulers, output: str, *, color: bool) -> None:
+    if not found.led:
+        echo(f"hint: {_how_to_be_led(found)}", err=True)
+    if output == "json":
+        show_data(_data(found), "json")
+        return
+    leader = found.leader
+    if leader is not None and leader.left_ms > 0:
+        left_s = leader.left_ms / 1000
+        echo(
+            f"{leader.identity} leads, epoch {leader.epoch}; its lease ends in {left_s:.1f} s"
+            " unless renewed"
+        )
+    elif leader is not None:
+        ago = describe_age(-leader.left_ms)
+        echo(f"no scheduler leads; {leader.identity} did until {ago} ago")
+    else:
+        echo("no scheduler leads")
+    if found.there:
+        rows = tuple(
+            (
+                one.identity,
+                one.role,
+                one.version,
+                f"{describe_age(one.seen_ms_ago)} ago",
+                _mirror(one),
+            )
+            for one in found.there
+        )
+        echo()
+        show_table(Table(("SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"), rows), color=color)
+
+
+def _how_to_be_led(found: Schedulers) -> str:
+    if any(one.role == "follower" for one in found.there):
+        return "a scheduler on standby takes over within seconds; if none does, see their logs"
+    return "start one with `batchq scheduler`, or everything on this machine with `batchq up`"
+
+
+def _mirror(one: SchedulerSeen) -> str:
+    if one.role == "silent":
+        return ""
+    if one.behind is None:
+        return "cold: it has to list everything first"
+    return "warm" if one.behind == 0 else f"warm, {one.behind} writes behind"
+
+
+def _data(found: Schedulers) -> dict[str, object]:
+    leader = found.leader
+    leads = leader is not None and leader.left_ms > 0
+    return {
+        "leader": leader.identity if leader and leads else None,
+        "epoch": leader.epoch if leader else None,
+        "leaseEndsInMs": leader.left_ms if leader else None,
+        "lastLeader": leader.identity if leader and not leads else None,
+        "schedulers": [
+            {
+                "identity": one.identity,
+                "role": one.role,
+                "version": one.version,
+                "seenMsAgo": one.seen_ms_ago,
+                "warm": one.behind is not None,
+                "writesBehind": one.behind,
+            }
+            for one in found.there
+        ],
+    }

@@ -1,4 +1,4 @@
-"""The pages of `batchq describe`: a group, a queue, a node, a pod, as people like to read them."""
+"""`batchq describe`: pages about a group, a queue, a node, a pod or another object."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MOST_IN_LINE = 10
 
 
 def show_group(client: Client, group: PodGroup, explanation: Explanation) -> None:
-    """Its state, its tasks, why it waits, its pods and its conditions."""
+    """Print its state, its tasks, why it waits, its pods and its conditions."""
     show_fields(_group_fields(group, explanation, client.now_ms()))
     tasks = [("NAME", "REPLICAS", "MIN", "REQUESTS", "COMMAND")]
     for task in group.spec.tasks:
@@ -130,16 +130,16 @@ def _reasons(group: PodGroup, explanation: Explanation) -> list[tuple[str, ...]]
 
 
 def _leaderless(client: Client, group: PodGroup) -> Iterator[tuple[str, ...]]:
-    """That nobody is there to end its wait, whatever else it waits for."""
-    from batchq.client.cluster import NO_LEADER
+    """Say that no scheduler leads, which prolongs every wait."""
+    from batchq.client.connection import NO_LEADER
 
     if group.status.phase not in TERMINAL and not client.schedulers().led:
         yield "No scheduler", NO_LEADER
 
 
 def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]:
-    """Of pods that failed by themselves: that an rlimit may be why. It kills nobody, a program
-    that is refused memory ends in its own way.
+    """Say that an rlimit may be why pods failed: it kills no process, but a program that cannot
+    allocate memory ends in its own way.
     """
     failed = [
         pod
@@ -161,14 +161,14 @@ def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]
 
 
 def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
-    """The commands that end the waits which only a person can end."""
+    """Yield the commands that end waits which only a person can end."""
     name = explanation.group.key.removeprefix("default/")
     words = {blocker.reason for blocker in explanation.blockers}
     if Waiting.SCHEDULING_GATED in words:
         own = [gate.name for gate in group.spec.scheduling_gates]
         if own:
             yield f"batchq gates open {name} {' '.join(own)}"
-        # What remains of them holds the group back only if too few pods are left without.
+        # Gates of tasks hold the group back only if too few other pods are left.
         elif gates := gates_of(group.spec):
             yield f"batchq gates open {name} {' '.join(dict.fromkeys(one.name for one in gates))}"
     if Waiting.SUSPENDED in words:
@@ -187,16 +187,16 @@ def _submitted(group: PodGroup, view: GroupView, now_ms: int) -> str:
 
 
 def _claim(group: PodGroup) -> str:
-    """Of an external group: who has it, or that nobody has."""
+    """Return the holder of an external group's claim."""
     claim = group.status.claim
     if group.spec.controller != "external":
         return ""
     if claim.phase == "None":
-        return "nobody has claimed it yet"
+        return "not claimed yet"
     until = "" if claim.expires_at is None else f" until {format_instant(claim.expires_at)}"
-    told = f", told to stop ({claim.stop_reason})" if claim.stop_reason else ""
-    said = f": {claim.message}" if claim.message else ""
-    return f"{claim.phase} by {claim.holder}{until if claim.is_open else ''}{told}{said}"
+    stopping = f", told to stop ({claim.stop_reason})" if claim.stop_reason else ""
+    text = f": {claim.message}" if claim.message else ""
+    return f"{claim.phase} by {claim.holder}{until if claim.is_open else ''}{stopping}{text}"
 
 
 def _phase(view: GroupView) -> str:
@@ -206,7 +206,7 @@ def _phase(view: GroupView) -> str:
 
 
 def _ending(view: GroupView) -> str:
-    """How it ended, where the phase does not say it all."""
+    """Return how it ended, unless the phase says it all."""
     if view.phase not in TERMINAL or view.phase == PodGroupPhase.COMPLETED:
         return ""
     ending = ending_text(view.phase, view.reason, view.message)
@@ -214,16 +214,16 @@ def _ending(view: GroupView) -> str:
 
 
 def _evicted(view: GroupView, now_ms: int) -> str:
-    """Why it was sent back, and who took its place, while that holds."""
+    """Return why it was evicted, and its preemptor, while the condition is True."""
     evicted = view.evicted
     if evicted is None:
         return ""
-    said = ": ".join(part for part in (evicted.reason, evicted.message) if part)
-    return f"{said} ({describe_age(now_ms - evicted.last_transition_time)} ago)"
+    text = ": ".join(part for part in (evicted.reason, evicted.message) if part)
+    return f"{text} ({describe_age(now_ms - evicted.last_transition_time)} ago)"
 
 
 def _evictions(view: GroupView) -> str:
-    """What preempt and reclaim have cost it: how often, how many pods, what work."""
+    """Return what preempt and reclaim have cost it: how often, how many pods, what work."""
     count = view.evictions
     if not count.groups and not count.pods:
         return ""
@@ -256,7 +256,7 @@ def _priority(value: int, name: str) -> str:
 
 
 def show_node(client: Client, node: Node) -> None:
-    """Its state, what it has and what of it is taken, and the pods that are on it."""
+    """Print its state, capacity and usage, and its pods."""
     name = node.metadata.name
     heard = next(
         (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
@@ -265,7 +265,7 @@ def show_node(client: Client, node: Node) -> None:
         [
             ("Node", name),
             ("State", _state(node)),
-            ("Cordoned", "yes: no more pods come here" if node.spec.unschedulable else ""),
+            ("Cordoned", "yes: no pods are placed here" if node.spec.unschedulable else ""),
             ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
             ("Labels", _pairs(node.metadata.labels)),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
@@ -303,7 +303,7 @@ def _resource_row(
 
 
 def show_pod(client: Client, pod: Pod) -> None:
-    """Its end in words, and its record."""
+    """Print its exit in words, and its record."""
     limits = _memory_limits(client, [pod])
     show_fields(
         [
@@ -318,7 +318,7 @@ def show_pod(client: Client, pod: Pod) -> None:
 
 
 def show_plain(item: Object) -> None:
-    """Its record."""
+    """Print its record."""
     show_fields([(kind_of(item), full_name(item))])
     echo()
     show_data(encode(item), "yaml")
@@ -356,8 +356,8 @@ _EVENTS = 15
 def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: str) -> None:
     """Show everything about an object; without a KIND, about a pod group.
 
-    For a group that waits: its place in line, who is ahead, and all reasons, the most fundamental
-    first, with the numbers of this moment.
+    For a waiting group: its position in line, the groups ahead, and all reasons, the most
+    fundamental first, with current numbers.
     """
     kind, name = _what(words)
     with shared.connect() as client:
@@ -386,7 +386,7 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
 
 
 def _found(client: Client, kind: str, name: str, namespace: str) -> Object:
-    """The object; the root queue, even if nobody has written it down."""
+    """Return the object; the root queue exists even if it is not stored."""
     try:
         return client.get(kind, name, namespace=namespace)
     except NotFound:

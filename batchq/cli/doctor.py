@@ -1,4 +1,4 @@
-"""`batchq doctor`: what is wrong with a running system, and what to do about it."""
+"""`batchq doctor`: look for problems in a running system, and say what to do about them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import click
 
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import is_terminal, one_line, show_data
-from batchq.cli.output.terminal import paint
-from batchq.cli.output.trouble import EXIT_ERROR, EXIT_WARNINGS
+from batchq.cli.output.terminal import EXIT_ERROR, EXIT_WARNINGS, paint
 
 if TYPE_CHECKING:
     from batchq.client.doctor import Finding, Report
 
 _SIGNS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
 _COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
-#: Of a check that finds the same a thousand times, people are shown so much; -o json has it all.
+#: How many findings of one check are shown; -o json has all.
 _SHOWN = 10
 
 
@@ -28,18 +27,19 @@ _SHOWN = 10
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="The schedulers' scheduler.yaml, for its timeouts; without it, the defaults.",
+    help="The schedulers' configuration, for its timeouts.  [default: built in]",
 )
 @output_option("text", "json")
 @pass_globals
 def doctor(shared: Globals, config: Path | None, output: str) -> int:
-    """Look for what is wrong with the server, schedulers, nodes and ledger, and say what to do.
+    """Look for problems of the server, schedulers, nodes and ledger, and say what to do.
 
-    It only reads, and says so where this user may not. Each line is a check: ✓ as it should be,
-    · worth knowing, ! will be trouble, ✗ is. docs/operations.md explains every one.
+    The command only reads, and reports what this user may not read. Each line is a finding: ✓ is as
+    it should be, · is worth knowing, ! will cause trouble, ✗ does now. docs/operations.md explains
+    every check.
 
-    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 the server cannot be
-    reached, or refuses this user.
+    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 the server cannot be reached or
+    refuses this user.
     """
     from batchq.cli.config import checked_config
     from batchq.client.doctor import Level, examine

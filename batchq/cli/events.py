@@ -1,4 +1,4 @@
-"""`batchq events`: what has happened, the newest last, and what happens."""
+"""`batchq events`: list events, or follow them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_duration, group_key, kind_of_word, seconds_of
 
 _MOST = 100
-#: Is no object, and tells of its own doings.
+#: The kind of events about schedulers, which are no objects.
 _SCHEDULER = "Scheduler"
 
 
@@ -37,17 +37,21 @@ _SCHEDULER = "Scheduler"
 )
 @click.argument("name", required=False, metavar="[GROUP]")
 @namespace_option
-@click.option("-A", "--all-namespaces", is_flag=True, help="Of everything, queues and nodes too.")
-@click.option("-w", "--watch", is_flag=True, help="Go on with what happens, until interrupted.")
-@click.option("--kind", metavar="KIND", help="Only of objects of this kind.")
-@click.option("--since", callback=as_duration, metavar="DURATION", help="Only so old at most.")
-@click.option("--reason", default="", metavar="REASON", help="Only those with this reason.")
+@click.option(
+    "-A", "--all-namespaces", is_flag=True, help="All namespaces, and queues, nodes and the like."
+)
+@click.option("-w", "--watch", is_flag=True, help="Follow new events until interrupted.")
+@click.option("--kind", metavar="KIND", help="Only events of objects of this kind.")
+@click.option(
+    "--since", callback=as_duration, metavar="DURATION", help="Only events at most this old."
+)
+@click.option("--reason", default="", metavar="REASON", help="Only events with this reason.")
 @click.option(
     "--most",
     type=click.IntRange(min=1, max=10_000),
     default=_MOST,
     show_default=True,
-    help="So many of those that there are.",
+    help="At most this many existing events.",
 )
 @output_option("table", "json")
 @pass_globals
@@ -65,22 +69,22 @@ def events(
 ) -> None:
     """List events, the newest last: of the groups of a namespace, or of one GROUP.
 
-    -A shows those of all namespaces and of what is in none, such as queues and nodes; so does
-    --kind, for a kind that is in none. `Scheduler` is a kind, too: what schedulers made of their
-    configuration. The server keeps the latest 10,000 events of all. With -w and -o json each event
-    is a line of its own.
+    -A lists the events of all namespaces and of objects without a namespace, such as queues and
+    nodes; --kind does so for a kind without namespaces. The kind `Scheduler` has events about the
+    schedulers' configuration. The server keeps the latest 10,000 events of all objects. With -w and
+    -o json, each event is one line.
 
     Exit codes: 0 listed, 6 there is neither such a group nor an event of it.
     """
-    known = _kind(kind) if kind else ""
-    cluster_wide = all_namespaces or (known != "" and known not in NAMESPACED)
+    kind_name = _kind(kind) if kind else ""
+    cluster_wide = all_namespaces or (kind_name != "" and kind_name not in NAMESPACED)
     key = group_key(name, namespace) if name else ""
     with shared.connect() as client:
         if key and not client.events(kind="PodGroup", key=key, most=1):
             client.get("PodGroup", key)
         age_s = seconds_of(since)
         wanted = {
-            "kind": "PodGroup" if name else known,
+            "kind": "PodGroup" if name else kind_name,
             "key": key,
             "namespace": "" if name or cluster_wide else namespace,
             "reason": reason,
@@ -109,8 +113,8 @@ def _kind(word: str) -> str:
 
 
 def _name(event: Event) -> str:
-    """What is shown of its object: a pod's key is its uid, which says little; its name, with which
-    its events begin, says more.
+    """Return the name of an event's object; of a pod, whose key is a uid, the name with which the
+    message begins.
     """
     first = event.message.partition(" ")[0]
     return first if event.kind == "Pod" and "/" in first else event.key

@@ -1,7 +1,7 @@
-"""`batchq external`: groups that a program of yours claims and runs, and a check of that program.
+"""`batchq external`: claim and run external groups from scripts, and check a consumer.
 
-A script claims a group, keeps the token, renews it while it works, and reports the end. The
-commands are one each for what `client.external` does from Python.
+A script claims a group, keeps the token, renews the claim while it works, and reports the end. Each
+command corresponds to a method of `client.external`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import Table, show_data, show_table
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
 
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from batchq.client import Client
     from batchq.client.external import Claim, Reported
 
-#: Where a token is looked for that is not on the command line, which others may read.
+#: The token's environment variable; a command line can be read by other users.
 TOKEN_VARIABLE = "BATCHQ_CLAIM"  # noqa: S105 - the name of a variable
-#: The work is to be stopped.
+#: The work must stop.
 EXIT_STOP = 8
 
 _token = click.option(
@@ -43,12 +42,15 @@ _token = click.option(
     envvar=TOKEN_VARIABLE,
     default="",
     metavar="TOKEN",
-    help=f"What `claim` has printed; or the variable {TOKEN_VARIABLE}.",
+    help=f"The token that `claim` has printed; or the variable {TOKEN_VARIABLE}.",
 )
 _ttl = click.option(
-    "--ttl", callback=as_duration, metavar="DURATION", help="How long it lasts unless renewed."
+    "--ttl",
+    callback=as_duration,
+    metavar="DURATION",
+    help="How long the claim lasts unless renewed.",
 )
-_message = click.option("-m", "--message", default="", help="What there is to say about it.")
+_message = click.option("-m", "--message", default="", help="A message to record with it.")
 
 
 @click.group(
@@ -64,12 +66,11 @@ _message = click.option("-m", "--message", default="", help="What there is to sa
 def external() -> None:
     """Claim and run external groups (spec.controller: external).
 
-    Such a group is admitted like any other, but its pods are not made: a program of yours claims
-    it for a while, renews the claim while it works, and reports how it goes. A claim that is not
-    renewed in time lapses, and the group is requeued. docs/external.md says what is promised.
+    Such a group is admitted like any other, but batchq creates no pods for it: a program of yours
+    claims it for a while, renews the claim while it works, and reports the result. A claim that is
+    not renewed in time expires, and the group is requeued. docs/external.md has the guarantees.
 
-    Exit codes: 0 done, 6 there is no such group, 8 the claim is over, or the work is to be
-    stopped.
+    Exit codes: 0 done, 6 there is no such group, 8 the claim is over, or the work must stop.
     """
 
 
@@ -81,7 +82,7 @@ def external() -> None:
 @output_option("table", "json")
 @pass_globals
 def list_groups(shared: Globals, namespace: str, queue: str, output: str) -> None:
-    """List the groups that wait to be claimed, the next one first."""
+    """List the groups that can be claimed, the next one first."""
     with shared.connect() as client:
         groups = client.external.waiting(queue=queue, namespace=namespace)
         now_ms = client.now_ms()
@@ -89,7 +90,7 @@ def list_groups(shared: Globals, namespace: str, queue: str, output: str) -> Non
         show_data({"items": [_group_row(group) for group in groups]}, "json")
         return
     if not groups:
-        echo("no external group waits to be claimed", err=True)
+        echo("no external group can be claimed", err=True)
         return
     rows = tuple(
         (
@@ -112,10 +113,15 @@ def list_groups(shared: Globals, namespace: str, queue: str, output: str) -> Non
 @click.argument("name", required=False)
 @namespace_option
 @click.option("-q", "--queue", default="", help="Without NAME: the next group of this queue.")
-@click.option("--holder", default="", help="What you call yourself.  [default: this host]")
+@click.option("--holder", default="", help="Your consumer's name.  [default: this host]")
 @_ttl
-@click.option("--wait", is_flag=True, help="Without NAME: wait until there is one.")
-@click.option("--timeout", callback=as_duration, metavar="DURATION", help="With --wait: 124.")
+@click.option("--wait", is_flag=True, help="Without NAME: wait for a claimable group.")
+@click.option(
+    "--timeout",
+    callback=as_duration,
+    metavar="DURATION",
+    help="With --wait: the longest wait (exit code 124).",
+)
 @output_option("text", "json")
 @pass_globals
 def claim(
@@ -129,10 +135,10 @@ def claim(
     timeout: str | None,
     output: str,
 ) -> None:
-    """Claim the group NAME, or the first that waits, for 60s or --ttl; print the token.
+    """Claim the group NAME, or the first claimable one, for 60s or --ttl; print the token.
 
-    The token is all that it takes to report the group's end: it is shown this once, and batchq
-    keeps its digest alone.
+    The token is sufficient to report the group's end. It is shown only once; batchq stores only its
+    digest.
     """
     given = click.get_current_context().get_parameter_source("namespace")
     space = "" if name is None and given is click.core.ParameterSource.DEFAULT else namespace
@@ -163,10 +169,11 @@ def claim(
 @output_option("text", "json")
 @pass_globals
 def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
-    """Renew a claim, for as long as before or --ttl, or hear that the work is to be stopped.
+    """Renew a claim for its previous duration or --ttl, or learn that the work must stop.
 
     Exit codes: 0 renewed; 8 stop the work: `stop REASON` is printed, and `report evicted` is
-    expected once it has; 8 with an error: the claim is over, and somebody else may run the group.
+    expected after it has stopped; 8 with an error: the claim is over, and another consumer may run
+    the group.
     """
     with shared.connect() as client:
         renewed = client.external.renew(_given(token), ttl)
@@ -190,22 +197,27 @@ def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
     )
 )
 @click.argument("phase", type=click.Choice(("running", "succeeded", "failed", "evicted")))
-@click.option("--pod", default="", metavar="NAME", help="Of one pod, as you call it; not of all.")
+@click.option(
+    "--pod",
+    default="",
+    metavar="NAME",
+    help="Report one pod, by a name of your choice, not the group.",
+)
 @_message
 @_token
 @output_option("text", "json")
 @pass_globals
 def report(shared: Globals, phase: str, pod: str, message: str, token: str, output: str) -> None:
-    """Report the claimed group, or a pod of it, as PHASE; the end of the group ends the claim.
+    """Report that the claimed group, or one pod, is in PHASE; the group's end ends the claim.
 
-    `evicted`: nothing of it runs any more and it is not done, as after being told to stop.
+    `evicted`: all its processes have ended and its work is not done, as after a request to stop.
     """
     with shared.connect() as client:
-        news = client.external.report(
+        is_new = client.external.report(
             _given(token), cast("Reported", phase), pod=pod, message=message
         )
     what = f"pod {pod} {phase}" if pod else phase
-    _show_done(what if news else f"{what} (said before)", token, phase, pod, output)
+    _show_done(what if is_new else f"{what} (reported before)", token, phase, pod, output)
 
 
 @external.command(epilog=examples("batchq external release --message 'no licence left'"))
@@ -214,11 +226,11 @@ def report(shared: Globals, phase: str, pod: str, message: str, token: str, outp
 @output_option("text", "json")
 @pass_globals
 def release(shared: Globals, message: str, token: str, output: str) -> None:
-    """Give the claimed group back unfinished; another may claim it at once."""
+    """Return the claimed group unfinished, so that it can be claimed at once."""
     with shared.connect() as client:
-        news = client.external.release(_given(token), message=message)
-    said = "released" if news else "released (said before)"
-    _show_done(said, token, "evicted", "", output)
+        is_new = client.external.release(_given(token), message=message)
+    sentence = "released" if is_new else "released (reported before)"
+    _show_done(sentence, token, "evicted", "", output)
 
 
 @external.command(
@@ -235,17 +247,17 @@ def release(shared: Globals, message: str, token: str, output: str) -> None:
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="How long anything may take that nothing keeps from happening.",
+    help="How long each step may take.",
 )
 @output_option("text", "json")
 def check(command: tuple[str, ...], patience: str, output: str) -> int:
-    """Check a consumer: does COMMAND keep what docs/external.md asks of it?
+    """Check whether the consumer COMMAND fulfils the contract in docs/external.md.
 
-    Starts a server and a scheduler of its own in a temporary folder, runs COMMAND once or twice at
-    a time with BATCHQ_REDIS_URL set and the queue to serve in BATCHQ_QUEUE, lets groups through,
-    and suspends, kills and waits; one line for each promise. Nothing else is touched.
+    Starts a server and a scheduler of its own in a temporary folder, and runs one or two copies of
+    COMMAND with BATCHQ_REDIS_URL set and the queue to serve in BATCHQ_QUEUE. Then it admits groups,
+    suspends them and kills consumers; it prints one line per requirement. Nothing else is touched.
 
-    Exit codes: 0 every promise is kept, 10 one is not.
+    Exit codes: 0 every requirement is met, 10 one is not.
     """
     from batchq.lab.consumer_check import check_consumer
 
@@ -253,7 +265,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
         if output == "text":
             echo(str(finding))
 
-    with on_interrupt("interrupted: what the check had started is ended"):
+    with on_interrupt("interrupted: all processes of the check were ended"):
         patience_s = seconds_of(patience) or 0.0
         findings = check_consumer(command, tell=tell, patience_s=patience_s)
     if output == "json":
@@ -266,7 +278,7 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
 
 
 def _next(client: Client, timeout_s: float | None, within: str, wanted: dict[str, str]) -> Claim:
-    """The next group's claim, once there is one; a server that goes away is waited for, too.
+    """Claim the next group, waiting for one and for a server that is away.
 
     Raises WaitTimedOut.
     """
@@ -280,18 +292,15 @@ def _next(client: Client, timeout_s: float | None, within: str, wanted: dict[str
         message = f"no external group could be claimed {within}: {error.message}"
         raise WaitTimedOut(message, hint=error.hint) from error
     if claim is None:
-        raise WaitTimedOut(f"no external group waited to be claimed {within}")
+        raise WaitTimedOut(f"no external group could be claimed {within}")
     return claim
 
 
 def _given(token: str) -> str:
-    """The token, which there has to be.
-
-    Raises UsageError.
-    """
+    """Return the token. Raises UsageError if there is none."""
     if not token:
         raise UsageError(
-            "there is no token: it is what `batchq external claim` has printed",
+            "there is no token; `batchq external claim` prints one",
             hint=f"put it into the variable {TOKEN_VARIABLE}, or pass it as --token",
         )
     return token

@@ -1,4 +1,4 @@
-"""`batchq gates`: the scheduling gates that hold groups and their pods back, and their opening."""
+"""`batchq gates`: list and open the scheduling gates of groups and their pods."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from batchq.errors import UsageError
 def gates() -> None:
     """List and open scheduling gates.
 
-    A group with gates of its own does not stand in line until the last of them has been opened.
-    Gates in the template of a task hold back its pods, and the group only if it has too few others
-    to start with.
+    A group with gates of its own is not in line until the last of them is open. Gates in a task's
+    template hold back the task's pods, and the group only if too few other pods are left to start
+    with.
     """
 
 
@@ -43,10 +43,13 @@ def gates() -> None:
 )
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="The gates of every namespace.")
-@click.option("-q", "--queue", default="", help="Only of groups of this queue and those below it.")
+@click.option("-q", "--queue", default="", help="Only groups of this queue and those below it.")
 @click.option("--gate", default="", help="Only gates of this name.")
 @click.option(
-    "--older-than", callback=as_duration, metavar="DURATION", help="Only of groups that old."
+    "--older-than",
+    callback=as_duration,
+    metavar="DURATION",
+    help="Only groups of at least this age.",
 )
 @output_option("table", "json")
 @pass_globals
@@ -59,10 +62,10 @@ def list_gates(
     older_than: str | None,
     output: str,
 ) -> None:
-    """List the gates of unfinished groups that are not open, the oldest first.
+    """List the closed gates of unfinished groups, oldest first.
 
-    SET BY is who submitted the group: gates are set with it, and only ever removed. OPENED names
-    the gates of the group that are open by now, and who opened them.
+    SET BY is the submitter of the group: gates are set at submission, and later only opened. OPENED
+    lists the group's open gates and who opened them.
 
     Exit codes: 0 listed, 6 there is no such queue.
     """
@@ -110,7 +113,7 @@ def open_gates(
     everything: bool,
     output: str,
 ) -> None:
-    """Open gates of the group NAME: its own, or where it has none of that name, those in the
+    """Open gates of the group NAME: its own gates, or if it has none of a name, those in the
     templates of its tasks.
     """
     if everything == bool(opened):
@@ -170,7 +173,7 @@ def _table(views: Sequence[GateView], now_ms: int) -> Table:
 
 
 def opened_text(opened: Sequence[OpenedGate], now_ms: int) -> str:
-    """`data by alice@laptop 2h ago, licence of task worker by bob@gpu-01 5m ago`"""
+    """Return `data by alice@laptop 2h ago, licence of task worker by bob@gpu-01 5m ago`."""
     return ", ".join(
         f"{one.name}{f' of task {one.task}' if one.task else ''}"
         f"{f' by {one.by}' if one.by else ''} {describe_age(now_ms - one.at)} ago"

@@ -1,4 +1,4 @@
-"""When groups are expected to start, as people read it, and as `-o json` has it."""
+"""`batchq jobs`: lists of groups and of their expected starts, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchq.api.objects import API_VERSION, Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.resources import format_quantity
 from batchq.api.times import SECOND, describe_age, format_instant
-from batchq.cli.endings import tell_nobody_leads
+from batchq.cli.endings import warn_no_leader
 from batchq.cli.objects import show_unreadable
 from batchq.cli.output.options import (
     LIST_FORMATS,
@@ -46,7 +46,7 @@ from batchq.client.start_estimates import ExpectedStart, Starts, StartView
 
 
 def starts_table(starts: Starts, *, namespaces: bool) -> Table:
-    """`batchq jobs --start`."""
+    """Return the table of `batchq jobs --start`."""
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "POSITION", "EXPECTED START", "IN", "WAITS FOR"),
@@ -71,13 +71,13 @@ def _row(view: StartView, now_ms: int, *, namespaces: bool) -> tuple[str, ...]:
 
 
 def start_text(expected: ExpectedStart, now_ms: int) -> str:
-    """`1970-01-01T01:16:40Z (in 59m)` of what is known."""
+    """Return e.g. `1970-01-01T01:16:40Z (in 59m)` for a known start."""
     at = expected.at or now_ms
     return f"{format_instant(_whole_seconds(at))} (in {describe_age(at - now_ms)})"
 
 
 def waits_for(expected: ExpectedStart) -> str:
-    """Who has to end or to start first, and what else is to come."""
+    """Return which groups must end or start first, and what else delays the start."""
     parts = []
     if expected.ends.count:
         parts.append(f"the end of {others_text(expected.ends)}")
@@ -89,7 +89,7 @@ def waits_for(expected: ExpectedStart) -> str:
 
 
 def others_text(others: Others) -> str:
-    """`default/a, default/b and 3 more; 2 groups of other namespaces`."""
+    """Return e.g. `default/a, default/b and 3 more; 2 groups of other namespaces`."""
     parts = []
     if others.named:
         more = f" and {others.more} more" if others.more else ""
@@ -100,7 +100,7 @@ def others_text(others: Others) -> str:
 
 
 def _whole_seconds(at: int) -> int:
-    """Never earlier than it is."""
+    """Round up, so that the shown time is never too early."""
     return -(-at // SECOND) * SECOND
 
 
@@ -108,7 +108,7 @@ def _whole_seconds(at: int) -> int:
 
 
 def starts_row(starts: Starts) -> dict[str, object]:
-    """The whole list; times in RFC 3339."""
+    """Return the JSON form of the list; times in RFC 3339."""
     return {
         "apiVersion": API_VERSION,
         "kind": "StartList",
@@ -119,7 +119,7 @@ def starts_row(starts: Starts) -> dict[str, object]:
 
 
 def names(starts: Starts) -> Sequence[str]:
-    """The keys, in the same order."""
+    """Return the keys of the groups, in the same order."""
     return [view.key for view in starts.items]
 
 
@@ -135,7 +135,7 @@ def _item(view: StartView, now_ms: int) -> dict[str, object]:
 
 
 def start_row(expected: ExpectedStart, now_ms: int) -> dict[str, object]:
-    """When, in how many seconds, what has to end and to start before, and what else."""
+    """Return the JSON form of an expected start."""
     at = expected.at
     return {
         "at": None if at is None else format_instant(_whole_seconds(at)),
@@ -147,7 +147,7 @@ def start_row(expected: ExpectedStart, now_ms: int) -> dict[str, object]:
 
 
 def others_row(others: Others) -> dict[str, object]:
-    """Several groups."""
+    """Return the JSON form of a list of other groups."""
     return {
         "count": others.count,
         "named": list(others.named),
@@ -157,7 +157,7 @@ def others_row(others: Others) -> dict[str, object]:
 
 
 _PHASES = (*map(str, PodGroupPhase), GATED)
-#: So many finished groups are listed on a terminal: a screen is not to be filled with the past.
+#: How many finished groups a terminal shows, so that they do not fill the screen.
 _RECENT = 20
 _DATA = ("json", "yaml", "name")
 
@@ -176,26 +176,24 @@ _DATA = ("json", "yaml", "name")
 )
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="The groups of every namespace.")
-@click.option("-q", "--queue", default="", help="Only the groups of this queue and those below it.")
+@click.option("-q", "--queue", default="", help="Only groups of this queue and those below it.")
 @click.option(
     "--phase",
     "phases",
     multiple=True,
     metavar="PHASE",
-    help=f"Only groups in this phase: {', '.join(_PHASES)}; repeat.",
+    help=f"Only groups in this phase: {', '.join(_PHASES)}; repeatable.",
 )
 @click.option(
     "--reason",
     "reasons",
     multiple=True,
     metavar="REASON",
-    help="Only groups that wait for this, among other things; repeat.",
+    help="Only groups with this among their reasons for waiting; repeatable.",
 )
 @click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
-@click.option(
-    "--all", "everything", is_flag=True, help="All that have finished, on a terminal too."
-)
-@click.option("--start", is_flag=True, help="Those that wait, and when they are expected to start.")
+@click.option("--all", "everything", is_flag=True, help="All finished groups, on a terminal too.")
+@click.option("--start", is_flag=True, help="Waiting groups, and when they are expected to start.")
 @paging_options
 @output_option(*LIST_FORMATS)
 @pass_globals
@@ -212,28 +210,28 @@ def jobs(
     paging: Paging,
     output: str,
 ) -> None:
-    """List pod groups, the oldest first.
+    """List pod groups, oldest first.
 
-    On a terminal, of those that have finished the 20 that were submitted last; --all shows all of
-    them, as do a pipe, -o json, -o yaml and -o name, and a --phase that is asked for.
+    A terminal shows only the 20 finished groups that were submitted last. --all, --phase, a pipe,
+    -o json, -o yaml and -o name show all of them.
 
-    WHERE / WHY names the nodes of what runs; of what waits, its place in the line of its queue, the
-    most fundamental reason and the numbers of this moment, and who took its place, if it was sent
-    back. `batchq why NAME` has all reasons. Of -o wide, REASON is that reason alone, and EVICTIONS
-    counts how often preempt and reclaim have sent it back, and the pods that they have stopped.
+    WHERE / WHY names the nodes of running groups. For waiting groups it has the position in line,
+    the most fundamental reason with current numbers, and the preemptor of an evicted group. `batchq
+    why NAME` has all reasons. With -o wide, REASON is the most fundamental reason alone, and
+    EVICTIONS counts how often preempt and reclaim have evicted the group, and the pods that they
+    have stopped.
 
-    More than 10,000 groups are read --chunk-size at a time, and each chunk is written as soon as it
-    is there. Places in line are left out then, and numbers are those that the scheduler has written
-    down; --chunk-size 0 looks at all of them at once. --limit ends a list early, says where it went
-    on (of -o json and -o yaml, in metadata.continue), and --continue goes on there.
+    More than 10,000 groups are read --chunk-size at a time, and each chunk is printed as soon as it
+    is read. Positions in line are left out then, and reasons have the numbers that the scheduler
+    has stored; --chunk-size 0 reads all groups at once. --limit ends a list early and prints where
+    it continues (with -o json and -o yaml in metadata.continue); --continue starts there.
 
-    With --start: when those that wait are expected to start, the first first, and whose end or
-    start that takes. The scheduler's next session is decided here, and everybody in line is planned
-    beside those ahead of it, as the strategies of the queues have it: walltimes say how long what
-    runs, and what is planned, lasts at most; what has none stays for ever. It goes with -n, -A, -q
-    and -o.
+    With --start: waiting groups and their expected starts, earliest first, and which groups must
+    end or start before. The command runs the scheduler's next session, and plans the groups in line
+    in order, by the strategies of their queues. Every group is assumed to run for its walltime; a
+    group without one is assumed to run for ever. It may be combined with -n, -A, -q and -o.
 
-    Exit codes: 0 listed, 1 --start cannot follow the scheduler's configuration on this machine, 6
+    Exit codes: 0 listed, 1 --start cannot use the scheduler's configuration on this machine, 6
     there is no such queue.
     """
     if start:
@@ -256,7 +254,7 @@ def jobs(
 
 
 class _Query(NamedTuple):
-    """Which groups are listed; `finished`: of those that have ended only so many, None for all."""
+    """Which groups are listed; `finished` limits those that have ended, None is no limit."""
 
     namespace: str
     queue: str
@@ -267,8 +265,8 @@ class _Query(NamedTuple):
 
 
 class _Listing(NamedTuple):
-    """Groups a page at a time, and how many that have ended are left out. `is_whole`: they were
-    looked at with all others, and so are their places in line.
+    """Pages of groups, and the number of finished groups left out. `is_whole`: all groups were read
+    at once, so their positions in line are known.
     """
 
     pages: Iterable[GroupPage]
@@ -277,13 +275,13 @@ class _Listing(NamedTuple):
 
 
 def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
-    """All in one look."""
+    """Read all groups at once."""
     overview = client.overview()
     views = overview.groups(namespace=query.namespace, queue=query.queue, phases=query.phases)
-    # What has ended may be of a queue that is no more.
+    # Finished groups may be in a queue that was deleted.
     if not views and query.queue not in ("", ROOT) and not overview.groups(queue=query.queue):
         client.get("Queue", query.queue)
-    # Uids rise: they tell which of two groups came first.
+    # Uids rise with time, so they order the groups by age.
     views.sort(key=lambda view: (view.uid, view.key))
     if paging.after:
         views = [view for view in views if is_behind(view, paging.after)]
@@ -296,7 +294,7 @@ def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
 
 
 def _in_pages(client: Client, query: _Query, paging: Paging) -> _Listing:
-    """A page at a time, each read when it is shown."""
+    """Read one page after the other, each when it is shown."""
     pages = client.job_pages(
         namespace=query.namespace,
         queue=query.queue,
@@ -310,7 +308,7 @@ def _in_pages(client: Client, query: _Query, paging: Paging) -> _Listing:
 
 
 class _Writer:
-    """Writes a listing in the form that is asked for, each page as soon as it is there."""
+    """Writes a listing in the requested form, each page as soon as it is read."""
 
     def __init__(self, client: Client, query: _Query, output: str, *, color: bool) -> None:
         self._client, self._query, self._output, self._color = client, query, output, color
@@ -319,7 +317,7 @@ class _Writer:
         self._waits = False
 
     def write(self, listing: _Listing, paging: Paging) -> None:
-        """All of it, or as much as the limit allows."""
+        """Write the listing up to the limit."""
         damaged: list[Unreadable] = []
         token, following, count = "", "", 0
         for page in listing.pages:
@@ -368,17 +366,22 @@ class _Writer:
         if listing.hidden:
             echo(f"… and {counted(listing.hidden, 'older finished group')} (--all)", err=True)
         if self._waits and not listing.is_whole and is_terminal():
-            echo("… without places in line, as there are so many: `batchq why NAME`", err=True)
+            echo(
+                "… without positions in line, because of the number of groups: `batchq why NAME`",
+                err=True,
+            )
         if self._waits and not self._client.schedulers().led:
-            tell_nobody_leads()
+            warn_no_leader()
 
 
 def _check_alone(**others: object) -> None:
-    """--start lists what waits, whatever it waits for."""
+    """Refuse options that --start, which lists all waiting groups, ignores."""
     for name, given in others.items():
         if given:
             option = f"--{name.removesuffix('s')}"
-            raise click.UsageError(f"--start lists those that wait; it does not go with {option}")
+            raise click.UsageError(
+                f"--start lists waiting groups; it cannot be combined with {option}"
+            )
 
 
 def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> None:
@@ -400,21 +403,21 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> No
                 left = counted(starts.not_planned, "group")
                 echo(f"… {left} further behind in line not planned", err=True)
             if not led:
-                tell_nobody_leads()
+                warn_no_leader()
         case _:
             where = f" in namespace {namespace}" if namespace else ""
             echo(f"no pod groups wait{where}", err=True)
 
 
 def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
-    """All that have not finished, and of the others the last few; in the same order."""
+    """Return unfinished groups and the last finished ones, in the same order."""
     ended = [view.key for view in views if view.phase in TERMINAL]
     old = frozenset(ended[:-finished])
     return [view for view in views if view.key not in old]
 
 
 def row_of(view: GroupView) -> dict[str, object]:
-    """A group as `-o json` has it: quantities in people's notation, times in RFC 3339."""
+    """Return the JSON form of a group: amounts as quantities, times in RFC 3339."""
     namespace, _, name = view.key.partition("/")
     return {
         "name": name,
@@ -439,7 +442,7 @@ def row_of(view: GroupView) -> dict[str, object]:
         "evictions": {
             "groups": view.evictions.groups,
             "pods": view.evictions.pods,
-            # Units of the resource times seconds, whose form is that of the resource.
+            # Units of the resource times seconds, written like the resource.
             "lost": {
                 name: format_quantity(name, units) for name, units in view.evictions.lost.items()
             },
@@ -450,7 +453,7 @@ def row_of(view: GroupView) -> dict[str, object]:
 
 
 def _evicted(view: GroupView) -> dict[str, str] | None:
-    """Why it was sent back, and who took its place, while that holds."""
+    """Return why it was evicted, and its preemptor, while the condition is True."""
     evicted = view.evicted
     if evicted is None:
         return None
@@ -459,7 +462,7 @@ def _evicted(view: GroupView) -> dict[str, str] | None:
 
 
 def _awaits(view: GroupView) -> dict[str, object] | None:
-    """What is to stop for it."""
+    """Return what it waits for to stop."""
     awaits = view.awaits
     if awaits is None:
         return None
@@ -480,7 +483,7 @@ def _waits_for(view: GroupView, reasons: Collection[str]) -> bool:
 
 
 def _known(typed: Sequence[str], words: Sequence[str], option: str) -> list[str]:
-    """Words as they are spelled, whatever the case in which they were typed."""
+    """Return the words in their official spelling; case does not matter."""
     spelled = {word.lower(): word for word in words}
     for word in typed:
         if word.lower() not in spelled:

@@ -1,11 +1,12 @@
-"""`batchq`: the table of all commands, and what happens to the errors that they raise.
+"""`batchq`: the table of all commands, their errors, and `batchq version` and `completion`.
 
-A command's module is imported when it is called, so that `batchq --help` answers at once. A
-command may return its exit code; None is 0.
+A command's module is imported when the command is called, so that `batchq --help` answers at once.
+A command may return its exit code; None is 0.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -13,25 +14,27 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import click
+from click.shell_completion import get_completion_class
 
 from batchq import __version__
 from batchq.api.printable import printable
 from batchq.cli.output.options import Globals, examples
-from batchq.cli.output.terminal import echo, raw_option
-from batchq.cli.output.trouble import (
+from batchq.cli.output.terminal import (
     OUTPUT_FAILED,
     Trouble,
     drop_stdout,
+    echo,
     hide_password,
-    stand_in,
+    raw_option,
+    replace_closed_streams,
     trouble_of,
     wants_json,
 )
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, UsageError
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is, and its line in the help."""
+    """The module and attribute of a command, and its line in the help."""
 
     module: str
     attribute: str
@@ -41,32 +44,26 @@ class CommandEntry(NamedTuple):
 #: Every command, in the sections and the order of the help.
 COMMANDS: dict[str, dict[str, CommandEntry]] = {
     "Run work": {
-        "run": CommandEntry(
-            "run", "run", "Start what is missing, submit a file, show it to its end."
-        ),
+        "run": CommandEntry("run", "run", "Start the stack if needed, submit a file, follow it."),
         "submit": CommandEntry(
             "submit", "submit", "Submit a command, a function or a file's groups."
         ),
-        "plan": CommandEntry("plan", "plan", "What would become of it, were it submitted now."),
-        "jobs": CommandEntry("jobs", "jobs", "List pod groups: phase, place in line, and why."),
-        "describe": CommandEntry(
-            "describe", "describe", "Everything about one object, and its reasons."
-        ),
-        "why": CommandEntry(
-            "why", "why", "Why a group waits: every reason, with what to do about it."
-        ),
-        "events": CommandEntry("events", "events", "What has happened, and happens (-w)."),
-        "logs": CommandEntry("pod_output", "logs", "What the pods of a group have written."),
+        "plan": CommandEntry("plan", "plan", "Show what would happen to a submission now."),
+        "jobs": CommandEntry("jobs", "jobs", "List pod groups: phase, position, and why."),
+        "describe": CommandEntry("describe", "describe", "Show everything about one object."),
+        "why": CommandEntry("why", "why", "Explain why a group waits, and what to do about it."),
+        "events": CommandEntry("events", "events", "List events, or follow them (-w)."),
+        "logs": CommandEntry("pod_output", "logs", "Print the output of a group's pods."),
         "result": CommandEntry(
-            "pod_output", "result", "What the functions of a group have returned."
+            "pod_output", "result", "Print what a group's functions have returned."
         ),
         "progress": CommandEntry("wait", "progress", "Follow groups until they have ended."),
         "wait": CommandEntry("wait", "wait", "Wait for groups; the exit code says how they ended."),
         "cancel": CommandEntry("wait", "cancel", "End groups."),
-        "suspend": CommandEntry("wait", "suspend", "Hold groups back; what runs is stopped."),
-        "resume": CommandEntry("wait", "resume", "Let suspended groups stand in line again."),
+        "suspend": CommandEntry("wait", "suspend", "Suspend groups and stop their pods."),
+        "resume": CommandEntry("wait", "resume", "Return suspended groups to the queue."),
         "gates": CommandEntry("gates", "gates", "List and open scheduling gates."),
-        "checks": CommandEntry("checks", "checks", "See and answer admission checks."),
+        "checks": CommandEntry("checks", "checks", "List and answer admission checks."),
         "external": CommandEntry(
             "external", "external", "Claim and run groups with programs of yours."
         ),
@@ -79,48 +76,46 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
             "queues", "queues", "Queues as a tree, with shares; show, stop, resume."
         ),
         "nodes": CommandEntry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
-        "quota": CommandEntry("quota", "quota", "Show and set what namespaces may hold."),
+        "quota": CommandEntry("queues", "quota", "Show and set the quotas of namespaces."),
     },
     "This machine": {
         "up": CommandEntry("stack", "up", "Start server, scheduler and agents on this machine."),
-        "down": CommandEntry("stack", "down", "Stop what `up` has started; the data stays."),
-        "scheduler": CommandEntry(
-            "scheduler", "scheduler", "Run the scheduler daemon, or see who leads."
-        ),
-        "worker": CommandEntry("worker", "worker", "Make this machine a node, and run its pods."),
+        "down": CommandEntry("stack", "down", "Stop what `up` has started; keep the data."),
+        "scheduler": CommandEntry("config", "scheduler", "Run the scheduler, or show the leader."),
+        "worker": CommandEntry("nodes", "worker", "Make this machine a node and run its pods."),
         "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),
-        "doctor": CommandEntry("doctor", "doctor", "Look for what is wrong, and say what to do."),
-        "acl": CommandEntry("acl", "acl", "Print a user of the server, by role, for its ACL file."),
+        "doctor": CommandEntry("doctor", "doctor", "Look for problems, and say what to do."),
+        "acl": CommandEntry("acl", "acl", "Print a line for the server's ACL file, by role."),
     },
     "Try and measure": {
         "simulate": CommandEntry(
             "simulate.command",
             "simulate",
-            "Play a world, or a real machine's log, in virtual time.",
+            "Simulate a world, or a machine's log.",
         ),
-        "replay": CommandEntry("replay", "replay", "Submit a real log to the live stack, faster."),
+        "replay": CommandEntry("replay", "replay", "Replay a machine's log on the live stack."),
     },
     "About": {
-        "version": CommandEntry("about", "version", "Print the version."),
-        "completion": CommandEntry("about", "completion", "Print a shell's completion script."),
+        "version": CommandEntry("main", "version", "Print the version."),
+        "completion": CommandEntry("main", "completion", "Print a shell's completion script."),
     },
 }
 
 
-#: Another name -> the command that is meant.
+#: Other names of commands.
 ALIASES = {"explain": "why"}
 
 
 def entry_of(name: str) -> CommandEntry | None:
-    """The table's line of a command."""
+    """Return a command's entry in the table, or None."""
     name = ALIASES.get(name, name)
     return next((entries[name] for entries in COMMANDS.values() if name in entries), None)
 
 
 class Commands(click.Group):
-    """The group of all commands; loads each when it is called."""
+    """The group of all commands; it loads each command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for entries in COMMANDS.values() for name in entries]
@@ -154,7 +149,7 @@ class Commands(click.Group):
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         items = [CompletionItem(name, help=_line(name)) for name in names]
-        # The commands are told from the table: asking each for its help would load them all.
+        # The table has the names; asking each command for its help would load all modules.
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(
@@ -174,32 +169,32 @@ class Commands(click.Group):
             try:
                 return click.Group.main(self, words, prog_name, complete_var, False, **extra)
             except UnicodeEncodeError:
-                # Python hands on bytes that are no UTF-8 as halves of characters: a file may be
-                # called so, and nothing that is stored.
+                # Python represents bytes that are not UTF-8 as surrogates. A file name may have
+                # them, a stored value may not.
                 if all(printable(word) == word for word in words):
                     raise
                 raise InvalidInput(
-                    "expected text in UTF-8, found other bytes among the words of the command"
+                    "expected text in UTF-8, found other bytes on the command line"
                 ) from None
 
         if not standalone_mode:
             return call()
-        stand_in()
+        replace_closed_streams()
         sys.exit(_exit_code(call, as_json=wants_json(words)))
 
 
 def _exit_code(call: Callable[[], object], *, as_json: bool) -> int:
-    """Call, flush, and show what went wrong, if it is a trouble and not a mistake of our own."""
+    """Call, flush, and show the error if it is the user's or the world's and not a bug."""
     try:
         result = call()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the answer has read enough. Nothing may be flushed at exit any more.
+        # The reader has closed the pipe. Nothing may be flushed at exit any more.
         drop_stdout()
         return 1
     except (click.exceptions.NoArgsIsHelpError, click.exceptions.Exit) as done:
         return _ended(done)
-    except Exception as error:  # every kind is sorted by `trouble_of`; the unknown goes on
+    except Exception as error:  # sorted by `trouble_of`, which returns None for a bug
         trouble = trouble_of(error)
         if trouble is None:
             raise
@@ -251,14 +246,44 @@ def _line(name: str) -> str:
 def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     """A batch job queue for your own machines.
 
-    A pod group is admitted when its queue, its namespace and the cluster have room for all of its
-    pods; until then it waits, and says why.
+    A pod group is admitted when its queue, its namespace and the cluster have enough capacity for
+    all of its pods. Until then it waits, and `batchq why` explains the wait.
 
-    Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8
-    conflict, 9 the server cannot be reached, or refuses this user, 10 the group waited for failed,
-    11 it was cancelled, 12 rejected, 124 wait timed out, 130 interrupted; of `plan` also 3 with
-    evictions, 4 it would wait, 5 never.
+    Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8 conflict,
+    9 the server cannot be reached or refuses this user, 10 the awaited group failed, 11 it was
+    cancelled, 12 rejected, 124 timeout, 130 interrupted; `plan` also returns 3 with evictions, 4 it
+    would wait, 5 never.
     """
     ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
+
+
+@click.command(epilog=examples("batchq version", "batchq version -o json"))
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+def version(output: str) -> None:
+    """Print the version."""
+    echo(json.dumps({"version": __version__}) if output == "json" else f"batchq {__version__}")
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(epilog=examples("batchq completion bash", "batchq completion fish"))
+@click.argument("shell", required=False, metavar="[bash|zsh|fish]", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str | None) -> None:
+    """Print the completion script of a shell.
+
+    For bash, add `eval "$(batchq completion bash)"` to ~/.bashrc; for zsh, the same to ~/.zshrc;
+    for fish, write it to ~/.config/fish/completions/batchq.fish.
+    """
+    if shell is None:
+        raise UsageError(
+            f"expected a shell: {', '.join(_SHELLS)}", hint="as in `batchq completion bash`"
+        )
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = ctx.find_root().command
+    # Not via `kind.source_vars`: bash's class would ask bash for its version.
+    echo(kind(root, {}, "batchq", "_BATCHQ_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""Manifests from a file or from standard input."""
+"""`batchq get`, `apply` and `delete`: objects by name, or in manifests from a file or stdin."""
 
 from __future__ import annotations
 
@@ -66,23 +66,23 @@ _CAPACITY_WARNINGS = 5
 
 
 class Content(NamedTuple):
-    """The objects of a file, and the names of the queues whose stopPolicy it does not name."""
+    """The objects of a file, and the names of the queues whose stopPolicy it does not set."""
 
     objects: list[Object]
     keep_stop: frozenset[str]
 
 
 def read_objects(name: str, *, in_folder: bool) -> list[Object]:
-    """What `read_content` finds, without what the file leaves open."""
+    """Return the objects that `read_content` returns."""
     return read_content(name, in_folder=in_folder).objects
 
 
 def read_content(name: str, *, in_folder: bool) -> Content:
-    """The objects in the file `name`, or in standard input for `-`.
+    """Read the objects in the file `name`, or in standard input for `-`.
 
-    With `in_folder`, pods whose templates name no workingDir start in the file's folder.
-    A warning goes to stderr where there is a `status`, which is batchq's to write.
-    Raises InvalidInput, also where there is no object at all.
+    With `in_folder`, the file's folder is the default workingDir of pods. A `status`, which only
+    batchq writes, causes a warning on stderr.
+    Raises InvalidInput, also if there is no object.
     """
     source = "standard input" if name == STDIN else name
     documents = read_documents(_content(name), source)
@@ -94,7 +94,7 @@ def read_content(name: str, *, in_folder: bool) -> Content:
     objects = [document.decode() for document in documents]
     count = sum(has_status(document.data) for document in documents)
     if count:
-        ignored = f"status is batchq's, and is ignored in {counted(count, 'object')}"
+        ignored = f"only batchq writes status; it is ignored in {counted(count, 'object')}"
         echo(f"warning: {source}: {ignored}", err=True)
     keep_stop = queues_to_keep_stopped(documents, objects)
     if not in_folder:
@@ -106,7 +106,7 @@ def read_content(name: str, *, in_folder: bool) -> Content:
 def queues_to_keep_stopped(
     documents: Sequence[Document], objects: Sequence[Object]
 ) -> frozenset[str]:
-    """The names of the queues whose manifests do not name their stopPolicy."""
+    """Return the names of the queues whose manifests do not set stopPolicy."""
     return frozenset(
         item.metadata.name
         for document, item in zip(documents, objects, strict=True)
@@ -127,12 +127,12 @@ def _in_folder(item: Object, folder: str) -> Object:
     return with_working_dir([item], folder)[0] if isinstance(item, PodGroup) else item
 
 
-#: `-o json` of the doctor names them all.
+#: How many are shown; `-o json` of the doctor lists all.
 _SHOWN = 20
 
 
 def show_unreadable(found: Sequence[Unreadable], *, tabled: bool, color: bool = True) -> None:
-    """Write a table of them where people read, and in any case a line to stderr."""
+    """Print a table of unreadable records if people read the output, and a line to stderr."""
     if not found:
         return
     if tabled:
@@ -140,7 +140,7 @@ def show_unreadable(found: Sequence[Unreadable], *, tabled: bool, color: bool = 
         show_table(Table(("KIND", "NAME", "STATUS", "WHY"), rows), color=color)
     what = counted(len(found), "record")
     echo(
-        f"{what} unreadable: `batchq doctor` names the reason, `batchq delete KIND NAME` deletes"
+        f"{what} unreadable: `batchq doctor` shows the reason, `batchq delete KIND NAME` deletes"
         f" {'it' if len(found) == 1 else 'one'}",
         err=True,
     )
@@ -177,13 +177,13 @@ def get(
     """List objects of a KIND by name, or print the one called NAME.
 
     KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
-    plural or short (pg, q, no, quota, pc, check). What `-o yaml` prints, `batchq apply -f -` reads;
-    what `-o name` prints, such as podgroup/default/train, stands for KIND NAME in other commands.
+    plural or short (pg, q, no, quota, pc, check). `batchq apply -f -` reads what `-o yaml` prints;
+    other commands accept what `-o name` prints, such as podgroup/default/train, for KIND NAME.
 
-    Groups and pods are read --chunk-size at a time, and each chunk is written as soon as it is
-    there; --limit ends a list early and says where it went on, --continue goes on there.
+    Groups and pods are read --chunk-size at a time, and each chunk is printed as soon as it is
+    read. --limit ends a list early and prints where it continues; --continue starts there.
 
-    What is stored and cannot be read is listed as Unreadable; `batchq delete` deletes it by name.
+    Records that cannot be read are listed as Unreadable; `batchq delete` deletes them by name.
     """
     if name is None and "/" in kind:
         kind, name = kind_and_name(kind)
@@ -206,7 +206,7 @@ def get(
 def _list(
     client: Client, kind: str, space: str, output: str, paging: Paging, *, color: bool
 ) -> None:
-    """Write a list, each page as soon as it is there, or as much as the limit allows."""
+    """Write a list up to the limit, each page as soon as it is read."""
     data = ListWriter("List", output) if output in ("json", "yaml") else None
     table = TableWriter(wide=output == "wide", color=color)
     rows = _Tables(client, kind, namespaces=space == "")
@@ -237,7 +237,7 @@ def _list(
 
 
 def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Page]:
-    """Pages by key; all in one of kinds of which there are few, or where that is asked for."""
+    """Return pages by key; a single page for small kinds, and with --chunk-size 0."""
     if kind in ("PodGroup", "Pod") and paging.size:
         size = paging.size if paging.limit is None else min(paging.size, paging.limit + 1)
         return client.pages(kind, namespace=space, after=paging.after, size=size)
@@ -249,14 +249,14 @@ def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Pa
 
 
 class _Tables:
-    """Rows of one kind, for some objects at a time."""
+    """Builds tables of one kind, for some objects at a time."""
 
     def __init__(self, client: Client, kind: str, *, namespaces: bool) -> None:
         self._client, self._kind, self._namespaces = client, kind, namespaces
         self._groups: Callable[[Sequence[PodGroup]], GroupPage] | None = None
 
     def of(self, objects: Sequence[Object]) -> Table:
-        """The table of these objects."""
+        """Return the table of these objects."""
         client, names = self._client, {item.metadata.name for item in objects}
         match self._kind:
             case "PodGroup":
@@ -282,7 +282,7 @@ class _Tables:
 
 
 def _shown_as(client: Client) -> Callable[[Sequence[PodGroup]], GroupPage]:
-    """How groups are looked at: where there are not many, with their places in line."""
+    """Return a function that shows groups, with positions unless there are too many groups."""
     if client.count("PodGroup") > WHOLE_UP_TO:
         return client.look().views
     overview = client.overview()
@@ -307,7 +307,9 @@ _NAMED_ALONE = tuple(kind for kind in KINDS if kind not in NAMESPACED)
     )
 )
 @click.argument("words", nargs=-1, metavar="[KIND NAME…]", shell_complete=complete_kind)
-@click.option("-f", "--filename", metavar="FILE", help="Delete what this file names; - is stdin.")
+@click.option(
+    "-f", "--filename", metavar="FILE", help="Delete the objects of this file; - is stdin."
+)
 @namespace_option
 @click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
 @output_option("text", "json")
@@ -320,14 +322,14 @@ def delete(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Delete objects of a KIND by their names, or those that a file names.
+    """Delete objects of a KIND by their names, or those of a file.
 
-    A name alone is a pod group's; KIND/NAME, as `batchq get -o name` prints it, is taken, too.
+    A single word names a pod group; KIND/NAME, as `batchq get -o name` prints it, is accepted, too.
 
-    All of them or, if one cannot be deleted, none. A finished group takes its pods along; one that
-    has not ended has to be cancelled first. Queues that ask for an admission check that is deleted
-    admit nothing more, which is told on stderr. What cannot be read is deleted by the name that
-    `batchq get` and `batchq doctor` show for it.
+    All objects are deleted or, if one cannot be, none. The pods of a finished group are deleted
+    with it; an unfinished group must be cancelled first. A queue that requires a deleted admission
+    check admits nothing more, which causes a warning on stderr. An unreadable record is deleted by
+    the name that `batchq get` and `batchq doctor` show.
     """
     wanted = _wanted(words, filename, namespace)
     with shared.connect() as client:
@@ -357,10 +359,10 @@ def delete(
 def _wanted(
     words: tuple[str, ...], filename: str | None, namespace: str
 ) -> list[tuple[str, str, str]]:
-    """Kind, name and namespace of what is to go."""
+    """Return kind, name and namespace of each object to delete."""
     if filename is not None:
         if words:
-            raise UsageError("name the objects, or a file with -f, not both")
+            raise UsageError("expected names or a file with -f, found both")
         objects = read_objects(filename, in_folder=False)
         return [
             (kind_of(item), item.metadata.name, item.metadata.namespace or namespace)
@@ -378,7 +380,7 @@ def _wanted(
 
 
 def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unreadable:
-    """What stands under a name, also where it is no object, and where the name is none."""
+    """Return the object or the unreadable record of this name, which may be an invalid name."""
     try:
         return client.get(kind, name, namespace=namespace)
     except (UnreadableRecord, NotFound, InvalidInput):
@@ -389,12 +391,12 @@ def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unr
 
 
 def _check_meant(client: Client, word: str) -> None:
-    """A name alone is a group's; it must not be that of something else as well."""
+    """Refuse a name that could be a group's or another object's."""
     for kind in _NAMED_ALONE:
         if any(item.metadata.name == word for item in client.list(kind)):
             raise UsageError(
-                f"{word} may be a PodGroup, and is the name of a {kind}, too",
-                hint=f"say which: `batchq delete podgroup {word}` or"
+                f"{word} may be a PodGroup, but there is a {kind} of this name",
+                hint=f"write `batchq delete podgroup {word}` or"
                 f" `batchq delete {kind.lower()} {word}`",
             )
 
@@ -411,20 +413,20 @@ def _check_meant(client: Client, word: str) -> None:
 @output_option("text", "json", "yaml", "name")
 @pass_globals
 def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
-    """Create the objects of a file that are not there, and change those that are.
+    """Create the objects of a file that do not exist, and change the others.
 
-    All of them or, if one is refused, none. Pods that name no workingDir start in the file's
-    folder. A queue whose stopPolicy the file does not name keeps the one it has.
+    All objects are applied or, if one is refused, none. The file's folder is the default workingDir
+    of pods. A queue whose stopPolicy the file does not set keeps its own.
 
-    What a queue says that its author may not have meant (more guaranteed than the machines have,
-    less allowed than is held) is told on stderr, and applied.
+    Consequences that a queue's author may not intend (guarantees beyond the machines' capacity,
+    limits below the current usage) cause warnings on stderr; the queue is applied.
     """
     content = read_content(filename, in_folder=filename != STDIN)
     apply_content(shared, content, dry_run=dry_run, output=output)
 
 
 def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: str) -> None:
-    """Apply what a file holds, and say what was done to each."""
+    """Apply the content of a file, and print what was done to each object."""
     with shared.connect() as client:
         applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
         warn(applied)
@@ -439,7 +441,7 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: s
 
 
 def warn(applied: Sequence[Applied]) -> None:
-    """What follows from a request that its author may not have meant, on stderr."""
+    """Print warnings about unintended consequences of a request on stderr."""
     for one in applied:
         for warning in one.warnings:
             echo(f"warning: {warning}", err=True)

@@ -1,4 +1,4 @@
-"""A plan as people read it, and as `-o json` has it."""
+"""`batchq plan`: what would happen to a submission, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, describe, format_quantity
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
-from batchq.cli.endings import tell_nobody_leads
+from batchq.cli.endings import warn_no_leader
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_data, show_fields, show_section
 from batchq.cli.output.tables import lost_text
@@ -26,18 +26,18 @@ _MOST_DELAYED = 10
 
 
 def show_plan(plan: Plan) -> None:
-    """To stdout: each group, then what it does to others."""
+    """Print each group, then the effect on other groups."""
     for place, group in enumerate(plan.groups):
         if place:
             echo()
         _show_group(plan, group)
     show_section("Evicted for this", _victims(plan.evicted))
-    show_section("Starts later for this", [(key,) for key in _few(plan.delayed, _MOST_DELAYED)])
-    show_section("Taken as applied", [(change,) for change in plan.changes])
+    show_section("Delayed by this", [(key,) for key in _few(plan.delayed, _MOST_DELAYED)])
+    show_section("Assumed as applied", [(change,) for change in plan.changes])
 
 
 def plan_row(plan: Plan) -> dict[str, object]:
-    """As `-o json` has it: quantities in people's notation, times in RFC 3339."""
+    """Return the JSON form: amounts as quantities, times in RFC 3339."""
     return {
         "outcome": str(plan.outcome),
         "exitCode": plan.exit_code,
@@ -59,12 +59,12 @@ def _show_group(plan: Plan, group: GroupPlan) -> None:
             ("PodGroup", group.key),
             ("Queue", _queue(group)),
             ("Priority", str(group.priority) if group.priority else ""),
-            ("Asks for", describe(group.request)),
+            ("Requests", describe(group.request)),
             ("Would", _would(plan, group)),
             ("Nodes", _nodes(group.nodes)),
             ("Ever", f"no: {group.never}" if group.never else ""),
             ("Expected", _expected(plan, group)),
-            ("Room by", _earliest(plan, group)),
+            ("Earliest", _earliest(plan, group)),
             ("Ahead", ", ".join(_few(group.ahead, _MOST_AHEAD))),
         ]
     )
@@ -83,12 +83,12 @@ def _queue(group: GroupPlan) -> str:
 
 
 def _would(plan: Plan, group: GroupPlan) -> str:
-    """What becomes of it, in one line."""
+    """Return what would happen to it, in one line."""
     match group.outcome:
         case Outcome.NEVER if group.ending:
             return f"end as {group.phase} at once: {group.ending}"
         case Outcome.NEVER:
-            return "never start, as queues, quotas and nodes are"
+            return "never start with the current queues, quotas and nodes"
         case Outcome.WAITS:
             return _waits(plan, group)
         case _:
@@ -112,7 +112,7 @@ def _waits(plan: Plan, group: GroupPlan) -> str:
         later = "" if group.awaits is None else f"; others are evicted for it {when}"
         return f"reserve its quota, and wait for {_listed_checks(group.checks)}{later}"
     if group.phase != "Pending":
-        return "be admitted, and wait for nodes: none takes it now"
+        return "be admitted, and wait for nodes"
     return "wait"
 
 
@@ -121,7 +121,7 @@ def _listed_checks(checks: Sequence[str]) -> str:
 
 
 def _awaited(awaits: Awaiting) -> str:
-    """`2 pods of default/a have ended, within 30s`"""
+    """Return e.g. `2 pods of default/a have ended, within 30s`."""
     whose = ", ".join(_few(awaits.groups, _MOST_AHEAD))
     whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
     have = "has" if awaits.pods == 1 or (not awaits.pods and len(awaits.groups) == 1) else "have"
@@ -130,23 +130,23 @@ def _awaited(awaits: Awaiting) -> str:
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:
-    """`n1 (2 pods), n2 (1 pod)`"""
-    told = [f"{name} ({counted(count, 'pod')})" for name, count in nodes.items()]
-    return ", ".join(_few(told, _MOST_NODES))
+    """Return e.g. `n1 (2 pods), n2 (1 pod)`."""
+    texts = [f"{name} ({counted(count, 'pod')})" for name, count in nodes.items()]
+    return ", ".join(_few(texts, _MOST_NODES))
 
 
 def _expected(plan: Plan, group: GroupPlan) -> str:
-    """When it is expected to start, those before it counted."""
+    """Return when it is expected to start, counting the groups ahead."""
     at = group.expected_start
     if at is None:
         return ""
     whole = -(-at // SECOND) * SECOND
     when = f"{format_instant(whole)} (in {describe_age(at - plan.at)})"
-    return f"{when}, those ahead counted"
+    return f"{when}, counting the groups ahead"
 
 
 def _earliest(plan: Plan, group: GroupPlan) -> str:
-    """When there will be room, if nobody else takes it, as walltimes have it."""
+    """Return when capacity is free according to walltimes, if no other group takes it."""
     at = group.earliest_start
     if at is None:
         return ""
@@ -240,7 +240,7 @@ def _victim_row(victim: Victim) -> dict[str, object]:
         "by": victim.by or None,
         "action": victim.action or None,
         "reason": victim.reason,
-        # Units of the resource times seconds, whose form is that of the resource.
+        # Units of the resource times seconds, written like the resource.
         "lost": _written(victim.lost),
     }
 
@@ -260,23 +260,26 @@ def _written(amounts: Amounts) -> dict[str, str]:
     ),
 )
 @request_options
-@click.option("--no-advice", is_flag=True, help="Do not try what else would start; it is quicker.")
+@click.option(
+    "--no-advice", is_flag=True, help="Do not look for changes that would help; this is faster."
+)
 @output_option("text", "json")
 @pass_globals
 def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
-    """Say what the scheduler would make of COMMAND, a function or a file's groups, and submit
-    nothing.
+    """Show what the scheduler would decide about COMMAND, a function or a file's groups, without
+    submitting anything.
 
-    The scheduler's next session is decided here, by its own configuration, on what stands in the
-    server now and with this submitted: whether all pods find room and where, who would be evicted
-    for them; and if they would wait, all reasons, their place in line, when they are expected to
-    start, when there will be room at the earliest, and what would start instead. Other objects of a
-    file, such as queues and quotas, are taken as applied. It needs no right to write.
+    The scheduler's next session runs here, with its own configuration, on the server's current
+    state and the submission. The plan shows whether all pods get nodes and which, and the victims.
+    For groups that would wait, it shows all reasons, their position in line, when they are expected
+    to start, when capacity will be free at the earliest, and which changes would help. Other
+    objects of a file, such as queues and quotas, are assumed as applied. The command needs no right
+    to write.
 
-    What is told holds as long as nothing else changes.
+    The plan is valid as long as nothing else changes.
 
-    Exit codes: 0 all would start now, 3 they would once others are evicted, 4 at least one would
-    wait, 5 at least one could never start; 1, 2, 6, 8, 9 and 12 as of `batchq submit`.
+    Exit codes: 0 all would start now, 3 they would after evictions, 4 at least one would wait, 5 at
+    least one could never start; 1, 2, 6, 8, 9 and 12 as in `batchq submit`.
     """
     check_request(command, options, name="plan", with_file=("no_advice",))
     with shared.connect() as client:
@@ -292,5 +295,5 @@ def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
     else:
         show_plan(found)
     if not led:
-        tell_nobody_leads()
+        warn_no_leader()
     return found.exit_code

@@ -1,4 +1,4 @@
-"""`batchq logs`."""
+"""`batchq logs` and `batchq result`: the output of pods and the results of functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import click
 
 from batchq.api.objects import PodGroup
-from batchq.cli.endings import goes_on
+from batchq.cli.endings import interruption_of
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -17,8 +17,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import Table, show_data, show_table
-from batchq.cli.output.terminal import echo, raw_option
-from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.terminal import echo, on_interrupt, raw_option
 from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
 from batchq.client import Client
 
@@ -32,7 +31,7 @@ from batchq.client import Client
 )
 @click.argument("name")
 @namespace_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until the group's processes have ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the group's processes have ended.")
 @click.option("--pod", default="", help="Only this pod: its name, or TASK-INDEX.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
 @raw_option
@@ -49,12 +48,12 @@ def logs(
     prefix: bool,
     output: str,
 ) -> None:
-    """Print what the pods of the group NAME have written: of much, the newest MiB of each.
+    """Print the output of the group NAME's pods, at most the newest MiB of each.
 
-    stdout and stderr of the pods come in one, in their order; with -o json each line says which.
+    stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
     """
     key = group_key(name, namespace)
-    sentence, hint = goes_on([key])
+    sentence, hint = interruption_of([key])
     patience_s = None if follow else 0.0
     with on_interrupt(sentence, hint=hint), shared.connect(patience_s=patience_s) as client:
         count = 0
@@ -75,10 +74,10 @@ def _why_nothing(client: Client, key: str) -> str:
     group = client.get("PodGroup", key)
     assert isinstance(group, PodGroup)
     if group.spec.controller == "external":
-        what = "it is external: what it has put out is with the consumer that ran it"
+        what = "it is external: the consumer that ran it has its output"
         return f"PodGroup {key} is {group.status.phase}; {what}"
     started = any(pod.status.attempt for pod in client.pods(group))
-    what = "its pods have written nothing" if started else "none of its pods has started"
+    what = "its pods have no output" if started else "none of its pods has started"
     return f"PodGroup {key} is {group.status.phase}; {what}"
 
 
@@ -92,23 +91,27 @@ def _why_nothing(client: Client, key: str) -> str:
 @click.argument("name")
 @namespace_option
 @raw_option
-@click.option("--partial", is_flag=True, help="What there is, whatever became of the group.")
-@click.option("--timeout", callback=as_duration, metavar="DURATION", help="Wait no longer: 124.")
+@click.option(
+    "--partial", is_flag=True, help="Print the existing results, even if the group failed."
+)
+@click.option(
+    "--timeout", callback=as_duration, metavar="DURATION", help="The longest wait (exit code 124)."
+)
 @output_option("text", "json")
 @pass_globals
 def result(
     shared: Globals, name: str, namespace: str, partial: bool, timeout: str | None, output: str
 ) -> None:
-    """Print what the functions of the group NAME have returned, as JSON, once it has ended.
+    """Print what the functions of the group NAME have returned, as JSON, after it has ended.
 
-    Of a group with one pod that is its result and nothing else; of more pods each with its name.
+    For a group with one pod, prints its result alone; for more pods, each with the pod's name.
     Results are kept for seven days.
 
-    Exit codes: 6 there is none (the group runs a command, or it is too old), 10 the group has
-    failed, 11 it was cancelled, 124 the time is up.
+    Exit codes: 6 there is none (the group runs a command, or the result has expired), 10 the group
+    has failed, 11 it was cancelled, 124 timeout.
     """
     key = group_key(name, namespace)
-    sentence, hint = goes_on([key])
+    sentence, hint = interruption_of([key])
     timeout_s = seconds_of(timeout)
     with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
         left_s = left_of(timeout_s, client.waited_s)

@@ -1,4 +1,4 @@
-"""The page of one queue: what it may have, what it holds, who borrows, who waits, who would go."""
+"""`batchq queues` and `batchq quota`: show and change queues, and the quotas of namespaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted
+from batchq.api.notation import counted, label_problem
 from batchq.api.objects import API_VERSION, Queue
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
@@ -23,48 +23,51 @@ from batchq.cli.output.render import (
     report,
     show_data,
     show_fields,
+    show_objects,
     show_section,
     show_table,
 )
-from batchq.cli.output.tables import queues_table
+from batchq.cli.output.tables import queues_table, quotas_table
 from batchq.cli.output.terminal import echo
-from batchq.cli.output.values import name_of_kind
+from batchq.cli.output.values import as_resources, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import GroupView, QueuePage
-from batchq.client.queues import ROOT, FirstToGo, Lien, QueueView
-from batchq.errors import InvalidInput, NotFound
+from batchq.client.queues import ROOT, FirstToGo, Loan, QueueView
+from batchq.errors import InvalidInput, NotFound, UsageError
 
-#: So many of those that wait, and of those that would go, are named.
+#: How many waiting groups, and how many possible victims, are named.
 _MOST_NAMED = 5
 _BAR = 12
 
 _STOPPED = {
     "Hold": "Hold: nothing new is admitted",
-    "HoldAndDrain": "HoldAndDrain: nothing is admitted, and what was is sent back",
+    "HoldAndDrain": "HoldAndDrain: nothing is admitted, and admitted groups are evicted",
 }
 _WITHIN = {
-    "LowerPriority": "a group may take the place of groups of lower priority in this queue",
-    "Never": "no group takes another's place in this queue",
+    "LowerPriority": "a group may evict groups of lower priority in this queue",
+    "Never": "no group evicts another in this queue",
 }
 _RECLAIM = {
-    "Any": "takes back what it deserves from queues that hold more than they deserve",
-    "LowerPriority": "takes back what it deserves, from groups of lower priority only",
-    "Never": "takes nothing back from other queues; what it deserves it waits for",
+    "Any": "reclaims what it deserves from queues that hold more than they deserve",
+    "LowerPriority": "reclaims what it deserves, from groups of lower priority only",
+    "Never": "reclaims nothing from other queues, and waits for what it deserves",
 }
 
 
 def show_queue_page(page: QueuePage, now_ms: int) -> None:
-    """The page, to stdout."""
+    """Print the page."""
     show_fields(_fields(page.view))
     show_section("Resources", _resources(page))
     show_section("Loans", _loans(page))
     show_section("In line", _waiting(page.line))
-    show_section("Not in line", _waiting(page.aside))
-    show_section("First to go, if somebody may take", _going(page.first_to_go, now_ms))
+    show_section("Not in line", _waiting(page.not_in_line))
+    show_section(
+        "First victims, if a group may evict them", _victims_in_order(page.first_to_go, now_ms)
+    )
 
 
 def queue_row(view: QueueView) -> dict[str, object]:
-    """A queue as `-o json` has it; amounts are canonical quantities, null is unlimited."""
+    """Return the JSON form of a queue; amounts are canonical quantities, null is unlimited."""
     return {
         "name": view.name,
         "parent": view.parent,
@@ -87,17 +90,17 @@ def queue_row(view: QueueView) -> dict[str, object]:
 
 
 def page_row(page: QueuePage) -> dict[str, object]:
-    """The page as `-o json` has it: the queue's row, and what the page says beyond it."""
+    """Return the JSON form of the page: the queue's row, and the rest of the page."""
     return {
         **queue_row(page.view),
         "deservedBy": {
             resource: "weight" if resource in page.weights else "stated"
             for resource in page.view.resources
         },
-        "lenders": [_lien_row(lien) for lien in page.lenders],
-        "borrowers": [_lien_row(lien) for lien in page.borrowers],
+        "lenders": [_loan_row(loan) for loan in page.lenders],
+        "borrowers": [_loan_row(loan) for loan in page.borrowers],
         "line": [row_of(view) for view in page.line[:_MOST_NAMED]],
-        "aside": [row_of(view) for view in page.aside[:_MOST_NAMED]],
+        "aside": [row_of(view) for view in page.not_in_line[:_MOST_NAMED]],
         "firstToGo": [
             {
                 "podGroup": one.key,
@@ -131,7 +134,7 @@ def _fields(view: QueueView) -> list[tuple[str, str]]:
         ("Most groups", "" if spec.max_pod_groups is None else str(spec.max_pod_groups)),
         ("Overcommit", "" if spec.overcommit == 1000 else f"{overcommit} times its capability"),
         ("Checks", ", ".join(spec.admission_checks)),
-        *_claims(view),
+        *_preemption_rules(view),
         ("Gives back", _gives_back(view.queue)),
         ("Admitted", _groups(view.admitted_groups, f"{view.running_groups} running")),
         ("Pending", _groups(view.pending_groups, tables.listed(view.pending))),
@@ -140,15 +143,15 @@ def _fields(view: QueueView) -> list[tuple[str, str]]:
 
 
 def _stopped(view: QueueView) -> str:
-    """Its own stop and those of the queues above, each in words."""
+    """Describe its own stop and those of the queues above."""
     return "; ".join(
         f"{_STOPPED[stop.policy]}" + (f" (queue {stop.queue})" if stop.queue != view.name else "")
         for stop in view.stops
     )
 
 
-def _claims(view: QueueView) -> list[tuple[str, str]]:
-    """What its groups may take; a queue with others below it has no groups of its own."""
+def _preemption_rules(view: QueueView) -> list[tuple[str, str]]:
+    """Return what its groups may evict; nothing for an inner queue, which has no groups."""
     if view.children:
         return []
     policy = view.queue.spec.preemption
@@ -162,17 +165,17 @@ def _claims(view: QueueView) -> list[tuple[str, str]]:
 def _borrowing(queue: Queue) -> str:
     most = queue.spec.preemption.borrowing
     if most == "Never":
-        return "takes nobody's place in order to hold more than it deserves"
+        return "evicts no groups in order to hold more than it deserves"
     return (
-        "may take the place of groups below the claimant's priority and of at most"
+        "may evict groups below the preemptor's priority and of at most"
         f" {most}, even to hold more than it deserves"
     )
 
 
 def _gives_back(queue: Queue) -> str:
     if not queue.spec.reclaimable:
-        return "nothing: what it holds is never taken back by other queues"
-    return "what it holds above what it deserves, when a queue that reclaims asks for its part"
+        return "nothing: other queues never reclaim what it holds"
+    return "what it holds above what it deserves, to queues that reclaim"
 
 
 def _groups(count: int, more: str) -> str:
@@ -227,7 +230,7 @@ def _deserved_by(page: QueuePage, resource: str) -> str:
 
 
 def bar(used: int, charged: int, deserved: int) -> str:
-    """`[####++..]`: used, reserved, deserved but free; `[######|##]` where it holds more."""
+    """Return `[####++..]`: used, reserved, free; `[######|##]` if it exceeds what it deserves."""
     most = max(charged, deserved)
     if most <= 0:
         return ""
@@ -240,19 +243,19 @@ def bar(used: int, charged: int, deserved: int) -> str:
 
 
 def _cells(units: int, most: int) -> int:
-    """Of the bar's cells; something is never shown as nothing."""
+    """Return the number of cells of the bar, at least one for a positive amount."""
     return max(1 if units else 0, _BAR * min(units, most) // most)
 
 
 def _loans(page: QueuePage) -> list[tuple[str, ...]]:
     return [
         *(
-            ("borrows", f"{lien.queue} deserves {tables.listed(lien.amounts)} more than it holds")
-            for lien in page.lenders
+            ("borrows", f"{loan.queue} deserves {tables.listed(loan.amounts)} more than it holds")
+            for loan in page.lenders
         ),
         *(
-            ("lends", f"{lien.queue} holds {tables.listed(lien.amounts)} above what it deserves")
-            for lien in page.borrowers
+            ("lends", f"{loan.queue} holds {tables.listed(loan.amounts)} above what it deserves")
+            for loan in page.borrowers
         ),
     ]
 
@@ -272,7 +275,7 @@ def _waiting(views: Sequence[GroupView]) -> list[tuple[str, ...]]:
     return [*rows, ("", f"and {more} more", "", "", "")] if more > 0 else rows
 
 
-def _going(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str, ...]]:
+def _victims_in_order(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             f"{place}.",
@@ -294,12 +297,12 @@ def _going(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str, ...]]:
 # --- amounts ----------------------------------------------------------------------------------
 
 
-def _lien_row(lien: Lien) -> dict[str, object]:
-    return {"queue": lien.queue, "amounts": _written(lien.amounts)}
+def _loan_row(loan: Loan) -> dict[str, object]:
+    return {"queue": loan.queue, "amounts": _written(loan.amounts)}
 
 
 def _unlimited(amounts: Amounts) -> list[str]:
-    """The pods of nodes that name no number of them."""
+    """Return the resources without a limit: pods, if nodes do not limit their number."""
     return [name for name, units in amounts.items() if name == PODS and units >= UNLIMITED_PODS]
 
 
@@ -322,37 +325,40 @@ _EXAMPLES = examples(
 def queues(ctx: click.Context, output: str) -> None:
     """List queues as a tree; show, apply, stop and resume them.
 
-    Of each resource USED/DESERVED: what pods of the queue and of those below it have on nodes, of
-    what it deserves. RESERVED is kept for admitted groups beyond that, BORROWED is what both come
-    to above what it deserves. SHARE is what it holds over what it deserves, in the resource where
-    that is most; the lowest is served first. PENDING counts the groups that wait.
+    For each resource, USED/DESERVED is what pods of the queue and of those below it hold on nodes,
+    of what the queue deserves. RESERVED is kept for admitted groups beyond that, BORROWED is the
+    excess of both over what it deserves. SHARE is what it holds over what it deserves, in the
+    resource with the largest ratio; the lowest share is served first. PENDING counts waiting
+    groups.
 
-    By weight a queue deserves no more than it holds and asks for. `batchq queues show NAME` has
+    By weight, a queue deserves no more than it holds and requests. `batchq queues show NAME` has
     the details.
     """
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(Globals), output)
+        _list_queues(ctx.ensure_object(Globals), output)
 
 
 @queues.command("list", epilog=examples("batchq queues list", "batchq queues list -o yaml"))
 @output_option(*LIST_FORMATS)
 @pass_globals
 def list_queues(shared: Globals, output: str) -> None:
-    """List queues as a tree: weights, what they hold and deserve, and what waits."""
-    _list(shared, output)
+    """List queues as a tree: weights, what they hold and deserve, and waiting groups."""
+    _list_queues(shared, output)
 
 
-@queues.command(epilog=examples("batchq queues show default", "batchq queues show default -o json"))
+@queues.command(
+    "show", epilog=examples("batchq queues show default", "batchq queues show default -o json")
+)
 @click.argument("name")
 @output_option("text", "json", "yaml")
 @pass_globals
-def show(shared: Globals, name: str, output: str) -> None:
-    """Show one queue: what it may have, what it holds, who borrows, who is next, who would go.
+def show_queue(shared: Globals, name: str, output: str) -> None:
+    """Show one queue: its limits and usage, loans, waiting groups, and possible victims.
 
-    First to go are those whose place a claimant would be given first, if it may take it: its
-    priority, minRuntime, the eviction budget and guarantees are asked when one comes.
+    The first victims are the groups that a preemptor would evict first, if it may: priorities,
+    minRuntime, the eviction budget and guarantees are checked when a preemptor comes.
 
-    `root`, above all others, is always there, also where nothing is stated for it.
+    `root`, above all others, always exists, even if no object describes it.
 
     Exit codes: 0 shown, 6 there is no such queue.
     """
@@ -383,15 +389,13 @@ def show(shared: Globals, name: str, output: str) -> None:
 @output_option("text", "json", "yaml", "name")
 @pass_globals
 def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
-    """Create the queues of a file that are not there, and change those that are.
+    """Create the queues of a file that do not exist, and change the others.
 
-    As `batchq apply` does, for files that hold queues and nothing else; what each queue says that
-    it did not say before stands behind its name. One whose stopPolicy the file does not name stays
-    stopped if it is.
+    Like `batchq apply`, for files with queues only; the changes of each queue are printed behind
+    its name. A queue whose stopPolicy the file does not set stays stopped if it is.
 
-    Exit codes: 0 all are as the file says, 1 bad content, or something that is no queue, 6 a
-    parent is not there, 8 somebody else has changed one, 12 a rule refuses one; then none is
-    changed.
+    Exit codes: 0 all are as in the file, 1 bad content or another kind, 6 a parent does not exist,
+    8 another client has changed one, 12 a rule refuses one; then none is changed.
     """
     content = read_content(filename, in_folder=False)
     for item in content.objects:
@@ -407,17 +411,17 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     epilog=examples("batchq queues stop batch", "batchq queues stop batch interactive --drain")
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@click.option("--drain", is_flag=True, help="Send back what has been admitted, too.")
+@click.option("--drain", is_flag=True, help="Also evict admitted groups.")
 @output_option("text", "json")
 @pass_globals
 def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: str) -> None:
-    """Admit nothing more to queues, nor to those below them; what runs goes on.
+    """Stop admissions to queues and to those below them; running groups continue.
 
-    With --drain what has been admitted goes back to the line; its processes get SIGTERM, and
-    SIGKILL after their grace. This sets stopPolicy to Hold, or to HoldAndDrain; without --drain
-    a queue that drains keeps what has not left yet.
+    With --drain, admitted groups return to the pending queue; their processes get SIGTERM, and
+    SIGKILL after their grace period. The command sets stopPolicy to Hold, or to HoldAndDrain.
+    Without --drain, a draining queue keeps the groups that are still admitted.
 
-    Exit codes: 0 they are stopped, 6 there is no such queue, and none was stopped.
+    Exit codes: 0 stopped, 6 there is no such queue, and none was stopped.
     """
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names):
@@ -431,39 +435,39 @@ def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: str) -> N
 @output_option("text", "json")
 @pass_globals
 def resume(shared: Globals, names: tuple[str, ...], output: str) -> None:
-    """Let queues that were stopped go on.
+    """Resume stopped queues.
 
-    A queue below one that is stopped stays stopped with it, and is told.
+    A queue below a stopped one stays stopped with it; the command says so.
 
-    Exit codes: 0 they are not stopped any more, 6 there is no such queue, and none was resumed.
+    Exit codes: 0 resumed, 6 there is no such queue, and none was resumed.
     """
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names):
             changed = client.set_stop_policy(name, "None")
             done("Queue", name, "resumed" if changed else "is not stopped")
-            _tell_of_stops(client, name)
+            _warn_of_stops(client, name)
 
 
-def _tell_of_stops(client: Client, name: str) -> None:
-    """On stderr, who else stops it."""
+def _warn_of_stops(client: Client, name: str) -> None:
+    """Report on stderr which queues above still stop it."""
     view = next((one for one in client.queues() if one.name == name), None)
     for one in view.stops if view is not None else ():
         echo(
-            f"queue {one.queue}, above {name}, is stopped still ({one.policy}):"
+            f"queue {one.queue}, above {name}, is still stopped ({one.policy}):"
             f" `batchq queues resume {one.queue}`",
             err=True,
         )
 
 
 def _found(client: Client, names: tuple[str, ...]) -> list[str]:
-    """The names, once all are known to be there."""
+    """Return the names without repetitions, after checking that every queue exists."""
     bare = [name_of_kind("Queue", name) for name in names]
     for name in bare:
         client.get("Queue", name)
     return list(dict.fromkeys(bare))
 
 
-def _list(shared: Globals, output: str) -> None:
+def _list_queues(shared: Globals, output: str) -> None:
     with shared.connect() as client:
         views = client.queues()
     match output:
@@ -476,3 +480,70 @@ def _list(shared: Globals, output: str) -> None:
         case _:
             table = queues_table(views, stacked=is_terminal(), lines=draws_lines())
             show_table(table, wide=output == "wide", color=shared.color)
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples("batchq quota", "batchq quota set research cpu=32 memory=128Gi podgroups=50"),
+)
+@output_option(*LIST_FORMATS)
+@click.pass_context
+def quota(ctx: click.Context, output: str) -> None:
+    """Show and set the quotas of namespaces."""
+    if ctx.invoked_subcommand is None:
+        _show_quotas(ctx.ensure_object(Globals), "", output)
+
+
+@quota.command("show", epilog=examples("batchq quota show", "batchq quota show research -o yaml"))
+@click.argument("namespace", default="")
+@output_option(*LIST_FORMATS)
+@pass_globals
+def show_quota(shared: Globals, namespace: str, output: str) -> None:
+    """Show the quotas of NAMESPACE, or of all namespaces, and their usage."""
+    _show_quotas(shared, namespace, output)
+
+
+@quota.command("set", epilog=examples("batchq quota set research cpu=32 memory=128Gi podgroups=50"))
+@click.argument("namespace")
+@click.argument("hard", nargs=-1, metavar="RESOURCE=QUANTITY…", callback=as_resources)
+@pass_globals
+def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
+    """Replace the quota `default` of NAMESPACE.
+
+    Resources that are not named are unlimited, except `podgroups`, the number of unfinished groups,
+    whose default is the scheduler's maxPodGroupsPerNamespace (10000). `pods` limits the number of
+    admitted pods. `batchq delete quota NAMESPACE/default` removes the quota.
+    """
+    problem = label_problem(namespace)
+    if problem:
+        raise click.BadParameter(problem, param_hint="NAMESPACE")
+    if not hard:
+        raise UsageError(
+            f"expected limits for namespace {namespace}, such as cpu=32, found none",
+            hint=f"`batchq delete quota {namespace}/default` removes its quota",
+        )
+    with shared.connect() as client:
+        done = client.set_quota(namespace, hard)
+    echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
+
+
+def _show_quotas(shared: Globals, namespace: str, output: str) -> None:
+    with shared.connect() as client:
+        found = client.quotas(namespace)
+        if output in ("json", "yaml", "name"):
+            show_objects(found, output)
+        elif found:
+            table = quotas_table(found, client.ledger())
+            show_table(table, wide=output == "wide", color=shared.color)
+        else:
+            of = f" for namespace {namespace}" if namespace else ""
+            echo(f"there are no quotas{of}: {_by_default(client)}", err=True)
+
+
+def _by_default(client: Client) -> str:
+    """Describe the limits of a namespace without a quota."""
+    most = client.object_limit()
+    if most is None:
+        return "nothing is limited"
+    groups = counted(most, "unfinished pod group")
+    return f"nothing is limited but the number of groups, {groups} in each namespace"

@@ -1,4 +1,4 @@
-"""What `batchq replay` shows: its report, how it compares with the simulator, and how far it is."""
+"""`batchq replay`: replay a log on the live stack, and compare it with the simulator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import EXIT_GROUP_FAILED, EXIT_WARNINGS, Interrupted, on_interrupt
+from batchq.cli.output.terminal import (
+    EXIT_GROUP_FAILED,
+    EXIT_WARNINGS,
+    Interrupted,
+    echo,
+    on_interrupt,
+)
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ _MOST_PAIRS = 10
 
 
 def as_table(report: ReplayReport) -> Iterator[str]:
-    """The report for people."""
+    """Yield the report as text."""
     yield f"Jobs                   {report.jobs}"
     yield f"Finished exactly once  {report.finished_exactly_once}"
     for problem in report.problems[:_MOST_PROBLEMS]:
@@ -53,7 +58,7 @@ def as_table(report: ReplayReport) -> Iterator[str]:
 
 
 def compared(comparison: Comparison) -> Iterator[str]:
-    """How the order of starts compares with the simulator's, for people."""
+    """Yield a comparison of the order of starts with the simulator's, as text."""
     from batchq.lab.replay.compare import CAUSES
 
     turned = len(comparison.differing)
@@ -72,7 +77,7 @@ def compared(comparison: Comparison) -> Iterator[str]:
     for one in ranked[::-1][:_MOST_PAIRS]:
         yield f"    {_pair(one)}"
     if turned > _MOST_PAIRS:
-        yield f"    … and {turned - _MOST_PAIRS} more; -o json has them all"
+        yield f"    … and {turned - _MOST_PAIRS} more; -o json lists all"
     yield f"    The slowest submit or start of a process took {comparison.latency_ms} ms (real)."
 
 
@@ -84,7 +89,7 @@ def _pair(one: Differing) -> str:
 
 
 def as_json(report: ReplayReport, comparison: Comparison | None) -> str:
-    """The report for programs; `against` is there if a comparison was asked for."""
+    """Return the report as JSON, with `against` if a comparison was requested."""
     import msgspec
 
     written = {"apiVersion": "batchq/v1", "kind": "ReplayReport", **msgspec.to_builtins(report)}
@@ -94,7 +99,7 @@ def as_json(report: ReplayReport, comparison: Comparison | None) -> str:
 
 
 def in_words(now: ReplayStanding) -> str:
-    """`12 running, 3 waiting, the next in 4 s`."""
+    """Return e.g. `12 running, 3 waiting, the next in 4 s`."""
     rest = "all submitted" if now.next_in_s is None else f"the next in {now.next_in_s:.0f} s"
     return f"{now.running} running, {now.waiting} waiting, {rest}"
 
@@ -115,9 +120,9 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-#: Those of `batchq.lab.workload.jobs`, which is not loaded for a --help.
+#: Copied from `batchq.lab.workload.jobs`, which --help must not load.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
-#: Without a terminal, progress is told so many times.
+#: How many progress lines are printed without a terminal.
 _TOLD = 10
 
 
@@ -131,37 +136,41 @@ _TOLD = 10
 )
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
-    "--jobs", type=click.IntRange(1), default=300, show_default=True, help="How many jobs of it."
+    "--jobs",
+    type=click.IntRange(1),
+    default=300,
+    show_default=True,
+    help="How many jobs to replay.",
 )
 @click.option(
     "--skip",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How many usable jobs to leave out before them.",
+    help="How many usable jobs to skip first.",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(0, min_open=True),
     default=2000.0,
     show_default=True,
-    help="How many seconds of the log pass in one.",
+    help="How many seconds of the log pass in one second.",
 )
 @click.option(
-    "--procs", type=click.IntRange(1), help="The machine's processors, if not what the log says."
+    "--procs", type=click.IntRange(1), help="The machine's processors.  [default: the log's]"
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1, 16),
     default=1,
     show_default=True,
-    help="How many nodes as large as the log's machine.",
+    help="How many nodes, each as large as the log's machine.",
 )
-@click.option("--queue", help="Submit to this queue; without it, to one of the replay's own.")
+@click.option("--queue", help="Submit to this queue.  [default: one of the replay's own]")
 @click.option(
     "--policy",
     type=click.Choice(POLICY_NAMES),
-    help="The strategy of the replay's own queue; without it, first-fit.",
+    help="The strategy of the replay's own queue.  [default: first-fit]",
 )
 @click.option(
     "--starts",
@@ -172,7 +181,7 @@ _TOLD = 10
 @click.option(
     "--against",
     type=click.Choice(["simulate"]),
-    help="Simulate the same jobs as well, and compare who started before whom.",
+    help="Simulate the same jobs, too, and compare the order of starts.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 @pass_globals
@@ -190,20 +199,20 @@ def replay(
     against: str | None,
     output: str,
 ) -> int:
-    """Submit the first jobs of TRACE, a log in the Standard Workload Format (.swf or .swf.gz), to
-    the live stack, each at its moment divided by --speed, and report how long they waited.
+    """Replay the first jobs of TRACE, a log in the Standard Workload Format (.swf or .swf.gz), on
+    the live stack, each at its submit time divided by --speed, and report how long they waited.
 
-    A job becomes a group of one pod with the job's processors as cpus, which sleeps its run time
-    divided by --speed, on nodes that the replay brings along and takes away again. Its walltime is
-    its request divided by --speed, and 3 s for what starting a process takes. Server and scheduler
-    are started if they do not run.
+    A job becomes a group of one pod with the job's processors as cpus, which sleeps for the job's
+    run time divided by --speed, on nodes that exist for the replay only. Its walltime is the job's
+    request divided by --speed, plus 3 s for the start of a process. Server and scheduler are
+    started if they do not run.
 
-    --against simulate plays the same jobs in virtual time, on a machine of the same shape and by
-    the scheduler's own configuration, and prints how many pairs of jobs start in the same order,
-    and to what each that does not is put down.
+    --against simulate runs the same jobs in virtual time, on a machine of the same shape and with
+    the scheduler's own configuration. It prints how many pairs of jobs start in the same order, and
+    the cause of each pair that does not.
 
-    Exit codes: 0 every job finished exactly once, 10 one did not, 3 all did, but an order of starts
-    is left unexplained, 130 Ctrl-C: the rest is cancelled.
+    Exit codes: 0 every job finished exactly once, 10 one did not, 3 all did but the order of some
+    starts has no known cause, 130 Ctrl-C: the other jobs are cancelled.
     """
     from batchq.cli.simulate.inputs import check_output, write_whole
     from batchq.client import Client
@@ -250,18 +259,18 @@ def replay(
 
 
 def _check_options(queue: str | None, policy: str | None, against: str | None) -> None:
-    """Raise UsageError for what is only known of the replay's own queue."""
+    """Raise UsageError for options that apply to the replay's own queue only."""
     for option, value in (("--policy", policy), ("--against", against)):
         if queue is not None and value is not None:
             raise UsageError(
-                f"{option} {value} is for the replay's own queue, and --queue {queue} names"
+                f"{option} {value} applies to the replay's own queue, but --queue {queue} names"
                 " another",
                 hint=f"leave out --queue or {option}",
             )
 
 
 def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace:
-    """The jobs to replay. Raises InvalidInput."""
+    """Return the jobs to replay. Raises InvalidInput."""
     from msgspec.structs import replace
 
     from batchq.errors import InvalidInput
@@ -296,14 +305,14 @@ def _show(report: ReplayReport, comparison: Comparison | None, output: str) -> N
 
 
 def _play(live: LiveReplay, plan: ReplayPlan, run: Callable[[], ReplayEnding]) -> ReplayEnding:
-    """Run, and leave nothing behind unsaid, however it ends."""
+    """Run the replay; remove its objects, and report what could not be removed, in any case."""
     try:
         return run()
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted after {live.submitted} of {len(plan.trace.jobs)} jobs were submitted:"
             f" {live.cancelled} of them were cancelled, and the replay's nodes and queue are gone",
-            hint="server and scheduler run on; `batchq down` stops them",
+            hint="server and scheduler keep running; `batchq down` stops them",
         ) from None
     finally:
         plan.journal.unlink(missing_ok=True)
@@ -314,7 +323,7 @@ def _play(live: LiveReplay, plan: ReplayPlan, run: Callable[[], ReplayEnding]) -
 
 @contextmanager
 def _progress(jobs: int, *, color: bool) -> Iterator[Tell]:
-    """Shows how far it is on stderr: a bar on a terminal, else some lines."""
+    """Show progress on stderr: a bar on a terminal, else lines."""
     if not sys.stderr.isatty():
         yield _lines(jobs)
         return

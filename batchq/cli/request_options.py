@@ -1,4 +1,4 @@
-"""Saying what to run: the options that `submit` and `plan` share, and what they come to."""
+"""The options of a request, which `submit` and `plan` share, and the objects that they describe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of a range; it stays text, once it is known to be one."""
+    """Check a range, a click callback; return it as text."""
     if value is not None:
         try:
             array_size(value)
@@ -36,7 +36,7 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return value
 
 
-#: What may be said of the groups of a file, too.
+#: Options that also apply to the groups of a file.
 _MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
         "--label",
@@ -44,7 +44,7 @@ _MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
         multiple=True,
         metavar="KEY=VALUE",
         callback=as_pairs,
-        help="A label of the group, or of every group of a file; repeat.",
+        help="A label of the group, or of every group of a file; repeatable.",
     ),
     click.option(
         "--annotation",
@@ -52,7 +52,7 @@ _MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
         multiple=True,
         metavar="KEY=VALUE",
         callback=as_pairs,
-        help="The same, an annotation; repeat.",
+        help="An annotation of the group, or of every group of a file; repeatable.",
     ),
 )
 _MARKS = ("labels", "annotations")
@@ -64,16 +64,20 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "--function",
         default="",
         metavar="MODULE:NAME",
-        help="Call this Python function; `batchq result` prints what it has returned.",
+        help="Call this Python function; `batchq result` prints its result.",
     ),
     click.option(
         "--args", callback=as_json(list), metavar="JSON", help="Its arguments, as a list."
     ),
     click.option(
-        "--kwargs", callback=as_json(dict), metavar="JSON", help="Its named arguments, a map."
+        "--kwargs", callback=as_json(dict), metavar="JSON", help="Its keyword arguments, as a map."
     ),
-    click.option("--name", default="", help="The group's name; without it, made from what runs."),
-    click.option("--generate-name", default="", metavar="PREFIX", help="Make the name from this."),
+    click.option(
+        "--name", default="", help="The group's name.  [default: generated from the command]"
+    ),
+    click.option(
+        "--generate-name", default="", metavar="PREFIX", help="Generate the name from this."
+    ),
     *_MARK_OPTIONS,
     click.option("-n", "--namespace", default="default", show_default=True, help="The namespace."),
     click.option("-q", "--queue", default="default", show_default=True, help="The queue."),
@@ -86,7 +90,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         multiple=True,
         metavar="NAME=QUANTITY",
         callback=as_resources,
-        help="Any other resource of each pod; repeat.",
+        help="Another resource of each pod; repeatable.",
     ),
     click.option(
         "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
@@ -107,7 +111,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "--grace",
         callback=as_duration,
         metavar="DURATION",
-        help="From SIGTERM to SIGKILL when it has to stop, as in 2m.  [default: 30s]",
+        help="The time from SIGTERM to SIGKILL, as in 2m.  [default: 30s]",
     ),
     click.option("--priority-class", default="", metavar="NAME", help="Its priority class."),
     click.option(
@@ -115,42 +119,46 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         multiple=True,
         metavar="NAME[=VALUE]",
         callback=as_env,
-        help="A variable of its pods; NAME alone passes on the one that is set here. Repeat.",
+        help="A variable of its pods; NAME alone passes on this shell's value; repeatable.",
     ),
     click.option(
         "--after",
         multiple=True,
         metavar="NAME",
-        help="Only once this group has succeeded; any:NAME ended, failed:NAME failed. Repeat.",
+        help="Wait for this group to succeed; any:NAME to end, failed:NAME to fail; repeatable.",
     ),
     click.option(
-        "--gate", "gates", multiple=True, metavar="NAME", help="Hold back by a gate; repeat."
+        "--gate",
+        "gates",
+        multiple=True,
+        metavar="NAME",
+        help="Hold the group back by a gate; repeatable.",
     ),
-    click.option("--suspend", is_flag=True, help="Hold back until `batchq resume`."),
+    click.option("--suspend", is_flag=True, help="Hold the group back until `batchq resume`."),
     click.option(
         "--retries",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="How often a pod that fails is tried again.",
+        help="How often a failed pod is retried.",
     ),
     click.option(
         "--external",
         is_flag=True,
-        help="It is run by a program of yours (`batchq external`); a command is then optional.",
+        help="A program of yours runs the group (`batchq external`); a command is optional.",
     ),
 )
 
 
 def request_options(command: F) -> F:
-    """Decorates a command that takes the words of a request, or the file that says it."""
+    """Decorate a command with the options of a request."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def mark_groups(command: F) -> F:
-    """Decorates a command that takes a file, and labels and annotations for its groups."""
+    """Decorate a command with labels and annotations for the groups of a file."""
     for option in reversed(_MARK_OPTIONS):
         command = option(command)
     return command
@@ -159,10 +167,11 @@ def mark_groups(command: F) -> F:
 def check_request(
     command: Sequence[str], options: dict[str, Any], *, name: str, with_file: Collection[str]
 ) -> None:
-    """Whether a request, made with `batchq NAME`, says one thing to run; the options `with_file`
-    make sense with a file, too.
+    """Check that a request has exactly one thing to run, and that the options apply to it.
 
-    Raises UsageError for what contradicts itself.
+    The options `with_file` apply to a file, too.
+
+    Raises UsageError.
     """
     given = [bool(command), options["filename"] is not None, bool(options["function"])].count(True)
     if given != 1 and not (options["external"] and not given):
@@ -173,25 +182,25 @@ def check_request(
         )
     if options["function"] and options["external"]:
         raise UsageError(
-            "--function and --external are given, and a function is run by batchq's own agents",
-            hint="give a command, or nothing, for your consumer to run; or leave out --external",
+            "--function and --external are both given, but batchq's own agents run a function",
+            hint="leave out --external, or give a command or nothing for your consumer to run",
         )
     if command and (options["args"] or options["kwargs"]):
         raise UsageError(
-            "--args and --kwargs are a function's, and a command is given",
-            hint="put the command's arguments behind it, or name a --function",
+            "--args and --kwargs apply to a function, not to a command",
+            hint="write the command's arguments after it, or use --function",
         )
     beside = (*with_file, *_MARKS)
     option = "" if options["filename"] is None else _given_beside_file(beside)
     if option:
         raise UsageError(
-            f"{option} says how to run a command, and a file says that itself",
+            f"{option} applies to a command, not to a file",
             hint="leave it out, or put it into the file",
         )
 
 
 def _given_beside_file(with_file: Collection[str]) -> str:
-    """The first option on the command line that only makes sense with a command."""
+    """Return the first given option that applies only to a command."""
     ctx = click.get_current_context()
     for param in ctx.command.params:
         if not isinstance(param, click.Option) or param.name in ("filename", "output", *with_file):
@@ -202,7 +211,7 @@ def _given_beside_file(with_file: Collection[str]) -> str:
     return ""
 
 
-#: The options that are fields of a request, called alike.
+#: The options that are fields of a request of the same name.
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("replicas", "min_member", "function", "array", "walltime", "grace", "priority_class"),
@@ -211,7 +220,7 @@ OF_REQUEST = (
 
 
 def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -> Content:
-    """The objects of the file, or the one group that the options describe.
+    """Return the objects of the file, or the group that the options describe.
 
     Raises InvalidInput, UsageError.
     """

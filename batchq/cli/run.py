@@ -1,4 +1,4 @@
-"""What `batchq run FILE` submits: the file's objects, its groups under names that are free."""
+"""`batchq run FILE`: start the stack if necessary, submit a file and show it to its end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from batchq.cli.endings import ending_text
 from batchq.cli.objects import queues_to_keep_stopped, warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.render import aligned, one_line
-from batchq.cli.output.terminal import echo, raw_option
-from batchq.cli.output.trouble import (
+from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
+    echo,
     on_interrupt,
+    raw_option,
 )
 from batchq.cli.output.values import as_duration, seconds_of
 from batchq.cli.request_options import mark_groups
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
-    """`others` (queues, quotas …) come first; `groups` in the order of the file.
+    """The objects of a file. `others` (queues, quotas …) are applied first; `groups` are in the
+    order of the file.
 
-    `keep_stop`: the queues whose stopPolicy the file does not name.
+    `keep_stop` are the queues whose stopPolicy the file does not set.
     """
 
     others: tuple[Object, ...]
@@ -57,19 +59,19 @@ class RunPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def pods(self) -> int:
-        """How many pods all groups have together."""
+        """The number of pods of all groups."""
         return sum(task.replicas for group in self.groups for task in group.spec.tasks)
 
     def marked(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> RunPlan:
-        """The same, each group with these labels and annotations beside its own."""
+        """Return the plan with these labels and annotations added to each group."""
         groups = tuple(marked(group, labels, annotations) for group in self.groups)
         return structs.replace(self, groups=groups)
 
 
 def read_plan(file: Path) -> RunPlan:
-    """The objects of `file`; pods without a workingDir start in the folder of the file.
+    """Read the objects of `file`; the default workingDir of pods is the folder of the file.
 
-    Raises InvalidInput, also where there is no PodGroup to run.
+    Raises InvalidInput, also if there is no PodGroup to run.
     """
     try:
         content = read_bounded(file)
@@ -91,21 +93,18 @@ def read_plan(file: Path) -> RunPlan:
 
 
 def refuse_unless_single(plan: RunPlan) -> None:
-    """An exit code can be passed on where there is one pod only.
-
-    Raises UsageError.
-    """
+    """Raise UsageError unless there is exactly one pod, whose exit code can be passed on."""
     if plan.pods != 1:
         raise UsageError(
-            f"--exit-code passes on the exit code of a single pod, and the file has {plan.pods}",
-            hint="leave it out: 10 says that a group failed",
+            f"--exit-code passes on the exit code of a single pod, but the file has {plan.pods}",
+            hint="leave it out: exit code 10 means that a group failed",
         )
 
 
 def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tuple[PodGroup, ...]:
-    """The groups under names that are not among the keys `taken`: `name-2`, `name-3` …
+    """Return the groups under names that are not among the keys `taken`: `name-2`, `name-3` …
 
-    All groups of one file get the same number, and what they depend on within the file follows.
+    All groups of one file get the same number, also in dependencies on each other.
     """
     number = 1
     while any(_key(group, number) in taken for group in groups):
@@ -117,7 +116,7 @@ def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tupl
 
 
 def renamed(before: Iterable[PodGroup], after: Iterable[PodGroup]) -> list[tuple[str, str]]:
-    """The keys of groups that got another name, old and new."""
+    """Return the old and new keys of the groups that were renamed."""
     pairs = [(key_of(old), key_of(new)) for old, new in zip(before, after, strict=True)]
     return [(old, new) for old, new in pairs if old != new]
 
@@ -149,23 +148,23 @@ def _name(name: str, number: int) -> str:
     return name[: LABEL_MOST - len(suffix)].rstrip("-") + suffix
 
 
-#: Between two looks.
+#: The pause between two looks.
 _LOOK_S = 0.2
 _LAST_LINES = 3
 
 
 def taken_keys(client: Client) -> frozenset[str]:
-    """The keys of all groups there are."""
+    """Return the keys of all existing groups."""
     return frozenset(key_of(group) for group in client.list("PodGroup"))
 
 
 def follow(
     client: Client, keys: Sequence[str], *, timeout_s: float | None, color: bool
 ) -> list[GroupView]:
-    """Show the groups until all have ended, their processes too; as they are then.
+    """Show the groups until all of them and their processes have ended; return the last views.
 
-    Raises Interrupted at Ctrl-C and WaitTimedOut, which say what goes on; NotFound if a group is
-    deleted meanwhile.
+    Raises Interrupted at Ctrl-C and WaitTimedOut, which name the groups that keep running, and
+    NotFound if a group is deleted meanwhile.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     views: list[GroupView] = []
@@ -180,13 +179,13 @@ def follow(
                     break
                 time.sleep(_LOOK_S)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {_going_on(views)}", hint=_how_to_end(views)) from None
+        raise Interrupted(f"interrupted; {_still_active(views)}", hint=_how_to_end(views)) from None
     after = describe_age(round((timeout_s or 0) * 1000))
-    raise WaitTimedOut(f"not at an end after {after}; {_going_on(views)}", hint=_how_to_end(views))
+    raise WaitTimedOut(f"not ended after {after}; {_still_active(views)}", hint=_how_to_end(views))
 
 
 def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:
-    """The pods of all groups, of each its last admission's."""
+    """Return the pods of all groups, from the last admission of each."""
     found: list[Pod] = []
     for key in keys:
         group = client.get("PodGroup", key)
@@ -197,23 +196,23 @@ def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:
 
 
 def output_folder(home: Home, name: str) -> Path:
-    """A new folder for what the pods of a run have written.
+    """Create a new folder for the output of a run's pods.
 
-    Raises InvalidInput where it cannot be made.
+    Raises InvalidInput if it cannot be created.
     """
     now = datetime.now(UTC)
     folder = home.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}-{name}"
     try:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be made: {error.strerror}") from None
+        raise InvalidInput(f"{folder} cannot be created: {error.strerror}") from None
     return folder
 
 
 def collect_output(client: Client, keys: Sequence[str], folder: Path) -> list[PodOutput]:
-    """Write each pod's kept output to a file of its own in `folder`; the last lines of each.
+    """Write each pod's kept output to a file in `folder`; return the last lines of each.
 
-    Raises OSError where that cannot be written.
+    Raises OSError if a file cannot be written.
     """
     outputs = []
     for key in keys:
@@ -242,35 +241,35 @@ def _look(client: Client, keys: Sequence[str]) -> list[GroupView]:
     return [found[key] for key in keys]
 
 
-def _going_on(views: Sequence[GroupView]) -> str:
-    """What does."""
+def _still_active(views: Sequence[GroupView]) -> str:
+    """Return the groups that have not ended."""
     active = [f"{short(view.key)} ({view.shown})" for view in views if not has_ended(view)]
-    return f"what goes on: {', '.join(active)}" if active else "all groups have ended"
+    return f"still active: {', '.join(active)}" if active else "all groups have ended"
 
 
 def _how_to_end(views: Sequence[GroupView]) -> str:
     names = " ".join(short(view.key) for view in views if view.phase not in TERMINAL)
     if not names:
         return ""
-    return f"`batchq progress {names}` follows, `batchq cancel {names}` ends what is left"
+    return f"`batchq progress {names}` follows them, `batchq cancel {names}` ends them"
 
 
 _BAR = 20
-#: The output of so many pods is quoted at the end.
+#: How many pods' output is quoted at the end.
 _PODS_QUOTED = 6
-#: A shell's exit code for a program that a signal has ended.
+#: Added to a signal's number, this is the exit code that a shell reports.
 _SIGNALLED = 128
 
 
 class Display(Protocol):
-    """Shows how far the groups are, again and again."""
+    """Shows the progress of groups repeatedly."""
 
     def show(self, views: Sequence[GroupView]) -> None:
-        """What is so now."""
+        """Show the current state."""
 
 
 def display(stream: TextIO, *, color: bool) -> AbstractContextManager[Display]:
-    """Bars where `stream` is a terminal, else lines."""
+    """Return bars if `stream` is a terminal, else lines."""
     lively = stream.isatty() and os.environ.get("TERM") != "dumb"
     return _bars(stream, color=color) if lively else _lines(stream)
 
@@ -279,14 +278,14 @@ def display(stream: TextIO, *, color: bool) -> AbstractContextManager[Display]:
 
 
 def state_in_words(view: GroupView) -> str:
-    """What a group does, or waits for: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
+    """Return the state of a group: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
     pods = view.pods
     ended = pods.succeeded + pods.failed
     wanted = counted(pods.wanted, "pod")
     match view.phase:
         case PodGroupPhase.PENDING:
             first = view.blockers[0] if view.blockers else None
-            return f"{first.reason}: {first.message}" if first else "is about to be looked at"
+            return f"{first.reason}: {first.message}" if first else "waits for its first session"
         case PodGroupPhase.IN_QUEUE:
             return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
         case PodGroupPhase.COMPLETED:
@@ -300,7 +299,7 @@ def state_in_words(view: GroupView) -> str:
 
 
 def bar_of(view: GroupView) -> tuple[int, int]:
-    """How much of a bar of `_BAR` is done, and how much beside it runs."""
+    """Return how many of the bar's `_BAR` cells are done, and how many run."""
     pods = view.pods
     whole = max(1, pods.wanted)
     done = _BAR * (pods.succeeded + pods.failed) // whole
@@ -309,7 +308,7 @@ def bar_of(view: GroupView) -> tuple[int, int]:
 
 
 def short(key: str) -> str:
-    """A group's key, without the namespace where that is `default`."""
+    """Return a group's key without the namespace `default`."""
     return key.removeprefix("default/")
 
 
@@ -319,13 +318,13 @@ def short(key: str) -> str:
 class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._said: dict[str, str] = {}
+        self._last_line: dict[str, str] = {}
 
     def show(self, views: Sequence[GroupView]) -> None:
         for view in views:
             line = one_line(f"{short(view.key)}: {view.shown}: {state_in_words(view)}")
-            if self._said.get(view.key) != line:
-                self._said[view.key] = line
+            if self._last_line.get(view.key) != line:
+                self._last_line[view.key] = line
                 echo(line, file=self._stream)
 
 
@@ -367,7 +366,7 @@ def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
 
 
 class PodOutput(Struct, frozen=True, kw_only=True):
-    """A pod's last lines; `count` is how many it wrote in all."""
+    """A pod's last lines; `count` is the number of all its lines."""
 
     pod: str
     count: int
@@ -377,23 +376,23 @@ class PodOutput(Struct, frozen=True, kw_only=True):
 def result(
     views: Sequence[GroupView], pods: Sequence[Pod], outputs: Sequence[PodOutput], folder: Path
 ) -> Iterator[str]:
-    """All that is said at the end, line by line."""
+    """Yield the lines of the final report."""
     yield from aligned(summary_rows(views, pods))
     for view in views:
         if view.phase != PodGroupPhase.COMPLETED:
             ending = one_line(ending_text(view.phase, view.reason, view.message))
             if ending != view.phase:
                 yield f"{short(view.key)}: {ending}"
-    yield from _last_words(outputs, failed_in(pods))
+    yield from _last_lines(outputs, failed_in(pods))
     yield ""
     logs = f"Logs of {counted(len(outputs), 'pod')}: {folder}"
-    yield logs if outputs else "The pods have written nothing"
+    yield logs if outputs else "The pods have no output"
     for path in announced(outputs):
         yield f"Written: {path}"
 
 
 def verdict(views: Sequence[GroupView], pods: Sequence[Pod], *, exit_code: bool) -> int:
-    """The command's exit code; with `exit_code` the single pod's own, as a shell has it."""
+    """Return the command's exit code; with `exit_code`, the single pod's, as a shell reports it."""
     phases = {view.phase for view in views}
     if exit_code and len(pods) == 1 and PodGroupPhase.CANCELLED not in phases:
         status = pods[0].status
@@ -407,12 +406,12 @@ def verdict(views: Sequence[GroupView], pods: Sequence[Pod], *, exit_code: bool)
 
 
 def failed_in(pods: Sequence[Pod]) -> frozenset[str]:
-    """The names of the pods that have failed."""
+    """Return the names of the failed pods."""
     return frozenset(pod.metadata.name for pod in pods if pod.status.phase == PodPhase.FAILED)
 
 
-def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterator[str]:
-    """The last lines of pods that have failed, one line of each that has not."""
+def _last_lines(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterator[str]:
+    """Yield the last lines of failed pods, and one line of each other pod."""
     ordered = sorted(outputs, key=lambda output: output.pod not in failed)
     rows = []
     for output in ordered[:_PODS_QUOTED]:
@@ -421,7 +420,7 @@ def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterat
             continue
         yield ""
         shown = f"the last {counted(len(output.last), 'line')} of {output.count}"
-        yield f"{output.pod}: {shown if output.count > len(output.last) else 'all it wrote'}"
+        yield f"{output.pod}: {shown if output.count > len(output.last) else 'its whole output'}"
         yield from (f"    {line}" for line in output.last)
     if rows:
         yield ""
@@ -431,7 +430,7 @@ def _last_words(outputs: Sequence[PodOutput], failed: Collection[str]) -> Iterat
 
 
 def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[str, ...]]:
-    """The table of the summary, its header first."""
+    """Return the rows of the summary, the header first."""
     rows: list[tuple[str, ...]] = [("GROUP", "PHASE", "PODS", "WAIT", "RUN", "EXIT CODES")]
     for view in views:
         namespace, _, name = view.key.partition("/")
@@ -454,7 +453,7 @@ def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[
 
 
 def exit_codes(pods: Sequence[Pod]) -> str:
-    """`0 ×4`, `0 ×3, 1`, `signal 9`; `-` where no pod has ended."""
+    """Return e.g. `0 ×4`, `0 ×3, 1`, `signal 9`; `-` if no pod has ended."""
     counts = Counter(_ending(pod) for pod in pods)
     counts.pop("", None)
     ordered = sorted(counts, key=lambda word: (not word.isdigit(), len(word), word))
@@ -465,7 +464,7 @@ def exit_codes(pods: Sequence[Pod]) -> str:
 
 
 def announced(outputs: Sequence[PodOutput]) -> list[str]:
-    """The paths that pods have told by a last line `wrote PATH`."""
+    """Return the paths that pods announce in a last line `wrote PATH`."""
     found = []
     for output in outputs:
         word, _, path = output.last[-1].strip().partition(" ") if output.last else ("", "", "")
@@ -475,7 +474,7 @@ def announced(outputs: Sequence[PodOutput]) -> list[str]:
 
 
 def has_ended(view: GroupView) -> bool:
-    """Whether the group has, and all of its processes too."""
+    """Return whether the group and all its processes have ended."""
     return view.phase in TERMINAL and not (
         view.pods.running or view.pods.bound or view.pods.stopping
     )
@@ -512,13 +511,13 @@ def _span(start: int | None, end: int | None) -> str:
     "--timeout",
     callback=as_duration,
     metavar="DURATION",
-    help="Stop watching after this, with exit code 124; the groups go on.",
+    help="Stop watching after this, with exit code 124; the groups keep running.",
 )
 @click.option(
     "--keep/--no-keep",
     default=True,
     show_default=True,
-    help="Keep the groups when they have ended, for `batchq describe` and `batchq logs`.",
+    help="Keep the ended groups for `batchq describe` and `batchq logs`.",
 )
 @raw_option
 @click.option("--down", is_flag=True, help="Stop server, scheduler and agents at the end.")
@@ -534,14 +533,14 @@ def run(
     keep: bool,
     down: bool,
 ) -> int:
-    """Start what does not run (server, scheduler, two node agents on this machine), submit every
-    PodGroup of FILE and show it to its end.
+    """Start the server, the scheduler and two node agents on this machine if they do not run,
+    submit every PodGroup of FILE and show it to its end.
 
-    Other objects of the file are applied first. A group whose name an earlier one has gets a
-    number behind it. Pods without a workingDir start in the folder of FILE.
+    Other objects of the file are applied first. A group gets a number after its name if the name is
+    taken. The default workingDir of pods is the folder of FILE.
 
     Exit codes: 0 all groups completed, 10 one failed, 11 one was cancelled, 124 --timeout,
-    130 Ctrl-C: the groups go on.
+    130 Ctrl-C: the groups keep running.
     """
     from batchq.cli.stack import end_stack
     from batchq.daemon import stack
@@ -565,7 +564,7 @@ def run(
             keep=keep,
         )
     finally:
-        # Whatever happened: nothing is left behind unsaid.
+        # In every case, the user learns what still runs.
         if down:
             end_stack(home, url=shared.redis_url)
             _note("Stopped: what ran here of the server, the scheduler and the agents")
@@ -575,10 +574,7 @@ def run(
 
 
 def refuse_command(file: Path, rest: Sequence[str]) -> None:
-    """Say what to type for a command: `run` takes a file.
-
-    Raises UsageError.
-    """
+    """Raise UsageError if `file` is a command, saying how to submit a command."""
     if not rest and (file.exists() or which(str(file)) is None):
         return
     raise UsageError(
@@ -601,8 +597,10 @@ def _run(
     with Client(shared.redis_url, tell=_note) as client:
         groups = with_fresh_names(plan.groups, taken_keys(client))
         for old, new in renamed(plan.groups, groups):
-            _note(f"{short(old)} is there from before: this one is {short(new)}")
-        with on_interrupt("interrupted while submitting", hint="`batchq jobs` shows what is there"):
+            _note(f"{short(old)} exists already: the new group is {short(new)}")
+        with on_interrupt(
+            "interrupted while submitting", hint="`batchq jobs` shows what was submitted"
+        ):
             applied = client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop)
         warn(applied)
         warn_of_capacity(client, applied)
@@ -623,9 +621,9 @@ def _run(
 def _found(report: StackReport) -> str:
     started = [part.name for part in report.parts if part.state == "started"]
     found = [part.name for part in report.parts if part.state != "started"]
-    told = [f"Started {', '.join(started)}"] if started else []
-    told += [f"{'found' if started else 'Found'} running {', '.join(found)}"] if found else []
-    return "; ".join(told)
+    words = [f"Started {', '.join(started)}"] if started else []
+    words += [f"{'found' if started else 'Found'} running {', '.join(found)}"] if found else []
+    return "; ".join(words)
 
 
 def _note(sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""`batchq progress`: live bars on a terminal, a line for each change in a pipe."""
+"""`batchq wait`, `progress`, `cancel`, `suspend` and `resume`: follow groups, and change them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from batchq.cli.endings import exit_code_of, goes_on, tell, tell_if_nobody_leads
+from batchq.cli.endings import exit_code_of, interruption_of, print_results, warn_if_no_leader
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -17,8 +17,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import report, show_data
-from batchq.cli.output.terminal import raw_option
-from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.terminal import on_interrupt, raw_option
 from batchq.cli.output.values import as_duration, group_keys, left_of, seconds_of
 from batchq.cli.run import display, has_ended
 from batchq.client import Client
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from batchq.client.watch import Goal
 
 
-#: How often bars are drawn at most.
+#: The shortest time between two drawings of bars.
 _LEAST_S = 0.2
-#: How long nothing may happen before it is looked at again.
+#: The longest time without a look if no change is reported.
 _MOST_S = 2.0
 
 
@@ -43,7 +42,7 @@ _MOST_S = 2.0
 def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     """Follow groups until they have ended; the exit code is that of `batchq wait`."""
     keys = group_keys(names, namespace)
-    sentence, hint = goes_on(keys)
+    sentence, hint = interruption_of(keys)
     with on_interrupt(sentence, hint=hint), shared.connect(patience_s=None) as client:
         return exit_code_of(follow(client, keys, color=shared.color))
 
@@ -51,9 +50,9 @@ def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
 def follow(
     client: Client, keys: Sequence[str], *, color: bool, err: bool = False
 ) -> Sequence[Result]:
-    """Show groups until all have ended; the results.
+    """Show groups until all have ended; return the results.
 
-    Raises NotFound, also for a group that is deleted meanwhile.
+    Raises NotFound, also if a group is deleted meanwhile.
     """
     with client.patiently():
         for key in keys:
@@ -90,9 +89,11 @@ GOALS = ("finished", "succeeded", "running", "admitted")
     type=click.Choice(GOALS),
     default="finished",
     show_default=True,
-    help="What to wait for. `succeeded` does not wait for the others when one has failed.",
+    help="What to wait for. `succeeded` ends as soon as one group has failed.",
 )
-@click.option("--timeout", callback=as_duration, metavar="DURATION", help="Wait no longer: 124.")
+@click.option(
+    "--timeout", callback=as_duration, metavar="DURATION", help="The longest wait (exit code 124)."
+)
 @output_option("text", "json")
 @pass_globals
 def wait(
@@ -103,22 +104,21 @@ def wait(
     timeout: str | None,
     output: str,
 ) -> int:
-    """Wait for groups; a group has finished when its processes have ended, too.
+    """Wait for groups; a group is finished when its processes have ended, too.
 
-    Exit codes: 0 all came to what was waited for, 10 one has failed, 11 one was cancelled, 124 the
-    time is up.
+    Exit codes: 0 all reached the goal, 10 one has failed, 11 one was cancelled, 124 timeout.
     """
     keys = group_keys(names, namespace)
-    sentence, hint = goes_on(keys)
+    sentence, hint = interruption_of(keys)
     timeout_s = seconds_of(timeout)
     with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
         left_s = left_of(timeout_s, client.waited_s)
-        tell_if_nobody_leads(client, keys)
+        warn_if_no_leader(client, keys)
         results = client.wait(keys, for_=cast("Goal", goal), timeout_s=left_s)
     if output == "json":
         show_data({"items": [_row(result) for result in results]}, "json")
     else:
-        tell(results)
+        print_results(results)
     return exit_code_of(results)
 
 
@@ -141,13 +141,13 @@ def _row(result: Result) -> dict[str, object]:
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
 @namespace_option
-@click.option("--reason", default="", help="Why, for whoever asks later.")
+@click.option("--reason", default="", help="The reason, which is recorded.")
 @output_option("text", "json")
 @pass_globals
 def cancel(
     shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: str
 ) -> None:
-    """End groups: Cancelled at once; their processes get SIGTERM, and SIGKILL after their grace.
+    """End groups: Cancelled at once; their processes get SIGTERM, then SIGKILL after their grace.
 
     `batchq wait NAME` returns when the processes have ended.
     """
@@ -163,7 +163,7 @@ def cancel(
 @output_option("text", "json")
 @pass_globals
 def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
-    """Hold groups back: what runs is stopped and goes back to the line, where it waits."""
+    """Suspend groups: their running pods are stopped, and they stay Pending until `resume`."""
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names, namespace):
             changed = client.suspend(name)
@@ -176,7 +176,7 @@ def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: str
 @output_option("text", "json")
 @pass_globals
 def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
-    """Let suspended groups stand in line again, at their former place."""
+    """Return suspended groups to the pending queue, at their former position."""
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names, namespace):
             changed = client.resume(name)
@@ -184,8 +184,8 @@ def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: str)
 
 
 def _found(client: Client, names: tuple[str, ...], namespace: str) -> list[str]:
-    """The keys of the groups, once all of them are known to be there: a typing error in the third
-    name is found before anything happens to the first.
+    """Return the keys, after checking that every group exists, so that a typing error in the third
+    name has no effect on the first group.
     """
     keys = group_keys(names, namespace)
     for key in keys:

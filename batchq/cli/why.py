@@ -1,4 +1,4 @@
-"""Why a group waits, as people read it, and as `-o json` has it."""
+"""`batchq why`: why a group waits, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from batchq.cli.output.options import (
 from batchq.cli.output.render import one_line, show_data, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
-from batchq.client.cluster import NO_LEADER
-from batchq.client.history import Spell
+from batchq.client.connection import NO_LEADER
 from batchq.client.position import Backfilling, Others
-from batchq.client.why import Reason, Start, Why
+from batchq.client.why import Period, Reason, Start, Why
 
-#: What the ends of others give.
-_ROOM = (
+#: Reasons that end when other groups end.
+_ENDS_WITH_OTHERS = (
     Waiting.WAITING_FOR_QUOTA,
     Waiting.WAITING_FOR_RESOURCES,
     Waiting.WAITING_FOR_PREEMPTION,
@@ -37,7 +36,7 @@ _ROOM = (
 
 
 def show_why(why: Why, *, history: bool) -> None:
-    """To stdout: one sentence, the reasons, and what else decides."""
+    """Print one sentence, the reasons, and the other facts that decide."""
     echo(one_line(_sentence(why)))
     for place, reason in enumerate(why.reasons, start=1):
         echo(one_line(f"  {place}. {reason.reason}: {reason.message}"))
@@ -48,7 +47,7 @@ def show_why(why: Why, *, history: bool) -> None:
         echo(one_line(text + reason.message))
     echo()
     show_fields(_fields(why))
-    show_section("Nobody is evicted for it", list(_spared(why)))
+    show_section("No victims", list(_spared(why)))
     show_section(
         "Conditions",
         [
@@ -63,7 +62,7 @@ def show_why(why: Why, *, history: bool) -> None:
         ],
     )
     if history:
-        show_section("History", [_spell_row(spell, why.at) for spell in why.history])
+        show_section("History", [_period_row(period, why.at) for period in why.history])
 
 
 def _sentence(why: Why) -> str:
@@ -82,7 +81,7 @@ def _sentence(why: Why) -> str:
         return state
     news = f"; {why.next}" if why.next else ""
     if not news and not why.reasons and why.phase == PodGroupPhase.PENDING:
-        news = "; nothing stands against it any more"
+        news = "; nothing prevents its start any more"
     return state + news
 
 
@@ -94,7 +93,7 @@ def _fields(why: Why) -> list[tuple[str, str]]:
         ("Ahead", others_text(why.ahead) if waits else ""),
         ("Ever", _ever_text(why)),
         ("Expected", _expected(why)),
-        ("Room by", start),
+        ("Earliest", start),
         ("Backfill", _backfilling(why)),
         ("Queue", _queue(why)),
         ("Borrowed", "; ".join(_borrowers(why)) if waits else ""),
@@ -108,14 +107,14 @@ def _fields(why: Why) -> list[tuple[str, str]]:
 
 
 def _ever_text(why: Why) -> str:
-    """Whether it could run at all; of what waits, and of what is admitted and will not start."""
+    """Say whether it can ever run; for waiting groups, and admitted ones that will not start."""
     if why.ever:
         return f"no: {why.ever}"
     if why.phase != PodGroupPhase.PENDING or not why.reasons:
         return ""
-    if all(reason.reason in _ROOM for reason in why.reasons):
-        return "yes, it fits when others have ended"
-    return "yes, once nothing of the above is in its way"
+    if all(reason.reason in _ENDS_WITH_OTHERS for reason in why.reasons):
+        return "yes, it fits when other groups have ended"
+    return "yes, once the reasons above no longer apply"
 
 
 def _until(why: Why, at: int) -> str:
@@ -123,40 +122,41 @@ def _until(why: Why, at: int) -> str:
 
 
 def _expected(why: Why) -> str:
-    """When it starts, those ahead counted; '' where nobody knows for what is told anyway."""
+    """Return when it starts, counting the groups ahead; '' if the reasons explain it already."""
     expected, start = why.expected, why.start
     if expected is None:
         return ""
     if expected.at is None:
-        told = not expected.behind.count and (
+        explanation = not expected.behind.count and (
             start is None
             or start.at is None
             or any(expected.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
         )
-        return "" if told else f"not known: {waits_for(expected)}"
+        return "" if explanation else f"not known: {waits_for(expected)}"
     if expected.at <= why.at:
         return "with the next session"
-    return f"{start_text(expected, why.at)}, those ahead counted"
+    return f"{start_text(expected, why.at)}, counting the groups ahead"
 
 
 def _backfilling(why: Why) -> str:
-    """What is kept for it, and why it does not go ahead."""
-    standing = why.backfilling
-    if standing is None:
+    """Return its reservation, and why it does not go ahead."""
+    position = why.backfilling
+    if position is None:
         return ""
-    if standing.head_at is None:
-        mine = standing.head == why.key
-        return f"nobody knows when {'it' if mine else standing.head} can start: nobody goes ahead"
+    if position.head_at is None:
+        mine = position.head == why.key
+        start = "its start" if mine else f"the start of {position.head}"
+        return f"{start} is unknown: no group goes ahead"
     parts = []
-    if standing.reserved_at is not None:
-        at = _at(why, standing.reserved_at)
-        parts.append(f"has a reservation at {at}: nobody who is backfilled delays it")
-    if standing.delays and standing.delayed_at is not None:
-        at = _at(why, standing.delayed_at)
-        parts.append(f"now it would delay {standing.delays}, which has a reservation at {at}")
-    elif standing.fits_now and standing.head != why.key:
-        parts.append(f"by the limits it fits beside {standing.head}, and no node takes it now")
-    elif standing.head != why.key:
+    if position.reserved_at is not None:
+        at = _at(why, position.reserved_at)
+        parts.append(f"has a reservation at {at}: backfilled groups do not delay it")
+    if position.delays and position.delayed_at is not None:
+        at = _at(why, position.delayed_at)
+        parts.append(f"now it would delay {position.delays}, which has a reservation at {at}")
+    elif position.fits_now and position.head != why.key:
+        parts.append(f"the limits admit it beside {position.head}, but no node takes it now")
+    elif position.head != why.key:
         parts.append("does not fit beside what runs now")
     return "; ".join(parts)
 
@@ -171,19 +171,19 @@ def _start(why: Why, start: Start) -> str:
     if why.reserved and not _counts_on_ends(why):
         return "its quota is reserved"
     if start.at is None:
-        # What no end of anybody's changes is the first of the reasons already.
-        told = any(start.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
-        return "" if told else f"not known: {start.why}"
+        # A cause that other groups' ends do not change is the first of the reasons already.
+        explanation = any(start.why.startswith(f"{reason.reason}: ") for reason in why.reasons)
+        return "" if explanation else f"not known: {start.why}"
     if start.at <= why.at:
-        return "there is room now"
+        return "there is free capacity now"
     when = f"{format_instant(start.at)} (in {describe_age(start.at - why.at)})"
     ends = f", when {others_text(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
-    unless = ", unless those ahead take it" if why.ahead.count else ""
+    unless = ", unless groups ahead take it" if why.ahead.count else ""
     return f"{when}{ends}{unless}"
 
 
 def _counts_on_ends(why: Why) -> bool:
-    """Whether victims are all that a group with a reservation waits for."""
+    """Return whether a group with a reservation waits for its victims only."""
     checks = any(reason.reason == Waiting.WAITING_FOR_CHECKS for reason in why.reasons)
     return why.awaits is not None and not checks
 
@@ -206,7 +206,7 @@ def _queue(why: Why) -> str:
 
 
 def _borrowers(why: Why) -> Iterator[str]:
-    """Who holds what the group's queue deserves."""
+    """Yield the queues that hold what the group's queue deserves."""
     share = why.queue_share
     for name, amounts in share.borrowers.items() if share is not None else ():
         yield f"queue {name} holds {describe(amounts)} that {why.queue} deserves"
@@ -219,26 +219,26 @@ def _spared(why: Why) -> Iterator[tuple[str, ...]]:
 
 
 def _waited(why: Why) -> str:
-    """How long it has waited for what, the longest first."""
+    """Return the total wait by reason, the longest first."""
     parts = [
         f"{describe_age(units)} for {name}" for name, units in why.waited.items() if units >= 1000
     ]
     return ", ".join(parts)
 
 
-def _spell_row(spell: Spell, now_ms: int) -> tuple[str, ...]:
-    lasted = describe_age(spell.lasted(now_ms))
-    still = " so far" if spell.until is None and spell.phase not in TERMINAL else ""
-    reasons = ", ".join(spell.reasons)
-    lasts = "" if spell.until is None and spell.phase in TERMINAL else f"{lasted}{still}"
-    return format_instant(spell.at), lasts, str(spell.phase), reasons, spell.note
+def _period_row(period: Period, now_ms: int) -> tuple[str, ...]:
+    lasted = describe_age(period.lasted(now_ms))
+    still = " so far" if period.until is None and period.phase not in TERMINAL else ""
+    reasons = ", ".join(period.reasons)
+    lasts = "" if period.until is None and period.phase in TERMINAL else f"{lasted}{still}"
+    return format_instant(period.at), lasts, str(period.phase), reasons, period.note
 
 
 # --- -o json ------------------------------------------------------------------------------------
 
 
 def row_of(why: Why) -> dict[str, object]:
-    """Quantities in people's notation, times in RFC 3339."""
+    """Return the JSON form: amounts as quantities, times in RFC 3339."""
     return {
         "podGroup": why.key,
         "queue": why.queue,
@@ -284,12 +284,12 @@ def row_of(why: Why) -> dict[str, object]:
             for one in why.conditions
         ],
         "waitedSeconds": {name: units // 1000 for name, units in why.waited.items()},
-        "history": [_spell_data(spell, why.at) for spell in why.history],
+        "history": [_period_data(period, why.at) for period in why.history],
     }
 
 
 def _ever(why: Why) -> bool | None:
-    """Of what has run already the question is moot."""
+    """Return whether it can ever run; None if it has run already."""
     if why.ever:
         return False
     return None if why.phase in TERMINAL or why.phase in ADMITTED else True
@@ -331,16 +331,16 @@ def _start_row(start: Start | None) -> dict[str, object] | None:
     return {"at": _instant(start.at), "ends": others_row(start.ends), "why": start.why}
 
 
-def _backfilling_row(standing: Backfilling | None) -> dict[str, object] | None:
-    if standing is None:
+def _backfilling_row(position: Backfilling | None) -> dict[str, object] | None:
+    if position is None:
         return None
-    longest = standing.longest_ms
+    longest = position.longest_ms
     return {
-        "head": standing.head,
-        "headStart": _instant(standing.head_at),
-        "reservation": _instant(standing.reserved_at),
-        "fitsNow": standing.fits_now,
-        "delays": standing.delays or None,
+        "head": position.head,
+        "headStart": _instant(position.head_at),
+        "reservation": _instant(position.reserved_at),
+        "fitsNow": position.fits_now,
+        "delays": position.delays or None,
         "longestWalltime": None if longest is None else format_duration(longest),
     }
 
@@ -371,14 +371,14 @@ def _awaits_row(why: Why) -> dict[str, object] | None:
     }
 
 
-def _spell_data(spell: Spell, now_ms: int) -> dict[str, object]:
+def _period_data(period: Period, now_ms: int) -> dict[str, object]:
     return {
-        "at": format_instant(spell.at),
-        "until": _instant(spell.until),
-        "seconds": spell.lasted(now_ms) // 1000,
-        "phase": str(spell.phase),
-        "reasons": list(spell.reasons),
-        "note": spell.note,
+        "at": format_instant(period.at),
+        "until": _instant(period.until),
+        "seconds": period.lasted(now_ms) // 1000,
+        "phase": str(period.phase),
+        "reasons": list(period.reasons),
+        "note": period.note,
     }
 
 
@@ -392,27 +392,27 @@ def _spell_data(spell: Spell, now_ms: int) -> dict[str, object]:
 )
 @click.argument("name")
 @namespace_option
-@click.option("--history", is_flag=True, help="Also each change of state and of reasons, in time.")
+@click.option("--history", is_flag=True, help="Also show each change of phase and reasons.")
 @output_option("text", "json", "yaml")
 @pass_globals
 def why(shared: Globals, name: str, namespace: str, history: bool, output: str) -> None:
-    """Tell why the group NAME waits, and what to do about it.
+    """Explain why the group NAME waits, and what to do about it.
 
-    All reasons, the most fundamental first, each with the numbers that decide it; its place in
-    line, and who is ahead; why nobody is evicted for it; whether it could ever run, when there
-    will be room, as far as walltimes tell, and when it is expected to start, those ahead counted;
-    in a queue that is backfilled, what is kept for it, or whom it would delay. Of a group that
-    waits no longer: where it runs, or how it ended, and for what it had waited.
+    Shows all reasons, the most fundamental first, with their numbers; its position in line, and the
+    groups ahead; why no victims are evicted for it; whether it can ever run; when capacity will be
+    free according to walltimes, and when it is expected to start, counting the groups ahead; and in
+    a backfilled queue, its reservation and the groups that it would delay. For a group that no
+    longer waits: its nodes or how it ended, and why it had waited.
 
-    The numbers are of this moment: the scheduler's own session is run here, on how things stand,
-    and thrown away. Of groups in other namespaces only the number is told.
+    The numbers are current: the scheduler's own session runs here on the current state, and its
+    decisions are discarded. Groups of other namespaces are only counted.
 
-    Exit codes: 0 told, 1 the scheduler's configuration cannot be followed on this machine, 6 there
-    is no such group.
+    Exit codes: 0 explained, 1 this machine cannot use the scheduler's configuration, 6 there is no
+    such group.
     """
     with shared.connect() as client:
-        told = client.why(group_key(name, namespace))
+        explanation = client.why(group_key(name, namespace))
     if output == "text":
-        show_why(told, history=history)
+        show_why(explanation, history=history)
     else:
-        show_data(row_of(told), output)
+        show_data(row_of(explanation), output)

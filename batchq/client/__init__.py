@@ -1,4 +1,4 @@
-"""The Python API: what the command line calls, and any program may.
+"""The Python API, which the command line uses and any program may use.
 
     from batchq import Client
 
@@ -8,19 +8,19 @@
         for line in client.logs(group.metadata.name):
             print(line.pod, line.text)
 
-Groups are named `NAME`, which is in namespace `default`, or `NAMESPACE/NAME`. Instants are integer
-milliseconds since the epoch by the server's clock, amounts integer units (cpu in thousandths,
-memory in bytes, anything else in thousandths), as everywhere in `batchq.api`; where a quantity or
-a duration is passed in, people's notation (`500m`, `8Gi`, `2h`) is meant.
+A group is named `NAME`, which means namespace `default`, or `NAMESPACE/NAME`. As everywhere in
+`batchq.api`, instants are integer milliseconds since the epoch by the server's clock, and amounts
+are integer units (cpu in thousandths, memory in bytes, other resources in thousandths). Arguments
+that are quantities or durations also accept the usual notation (`500m`, `8Gi`, `2h`).
 
-Every method may raise StoreUnavailable. All errors are of `batchq.errors`.
+Every method may raise StoreUnavailable. All errors are defined in `batchq.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,9 +39,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Ledger, Transaction
 from batchq.changes.object_writes import find
-from batchq.client.cluster import nodes_as_heard
-from batchq.client.external import Controlling
-from batchq.client.plan import Foretelling
+from batchq.client.connection import nodes_with_heartbeats
 from batchq.client.request import (
     Quantity,
     Request,
@@ -60,22 +58,28 @@ from batchq.client.requests import (
     Step,
     commit_planned,
     decoded,
-    plan,
     plan_deletion,
+    plan_steps,
 )
-from batchq.client.submission import Accepted, Refused, Submitting
-from batchq.client.why import Explaining
-from batchq.errors import Conflict, NotFound
+from batchq.client.submission import Accepted, Checker, Existing, Refused, Submission, Tally
+from batchq.errors import BatchqError, Conflict, NotFound
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
     from batchq.api.objects import Unreadable
-    from batchq.client.cluster import Schedulers
+    from batchq.api.transaction import Event
+    from batchq.client.checks import Checks
+    from batchq.client.connection import Schedulers
+    from batchq.client.external import External
+    from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
+    from batchq.client.plan import Plan
     from batchq.client.queues import QueueView
+    from batchq.client.start_estimates import Starts, TrialScheduler
     from batchq.client.watch import Goal, Result
+    from batchq.client.why import Why
     from batchq.store.mirror import Change
     from batchq.store.pages import Page
     from batchq.store.redis import Listing, RedisStore
@@ -88,8 +92,8 @@ __all__ = [
 # fmt: on
 
 
-class Client(Foretelling, Explaining, Controlling, Submitting):
-    """A connection to the server; a context manager. Not to be shared between threads."""
+class Client:
+    """A connection to the server; a context manager. One client must not be shared by threads."""
 
     def __init__(
         self,
@@ -102,12 +106,14 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     ) -> None:
         """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
 
-        `store` stands in for a connection; it is left open at the end. `tell` hears, once each,
-        that the server went away and came back while something is waited for. `patience_s` is
-        how long a server that is away now is waited for, None for ever; `waited_s` how long it was.
-        `component` is what a program calls itself beside its `user`, in what is remembered of it.
+        `store` replaces the connection; `close` leaves it open. `tell` is called with one sentence
+        when the server goes away during a wait, and with one when it comes back. `patience_s` is
+        the longest wait for a server that does not answer now (seconds; None: for ever), and
+        `waited_s` is how long it took. `component` is the program's own name, which is recorded
+        beside its `user`.
+
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, or
-        WaitTimedOut if it was waited for.
+        WaitTimedOut if none answers within `patience_s`.
         """
         from batchq.client.connection import checked_component, connect, connect_patiently
         from batchq.system import RandomIds
@@ -125,7 +131,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
             self._store, self.waited_s = connect_patiently(url, tell, patience_s)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection, unless it was passed in as `store`."""
         if self._owned:
             self._store.close()
 
@@ -142,8 +148,9 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
 
     @contextmanager
     def patiently(self, timeout_s: float | None = None) -> Iterator[None]:
-        """In here, a server that is away is waited for, until time is up; as `wait`, `watch` and
-        `logs` with `follow` do.
+        """Wait in this context for a server that is away, for at most `timeout_s` seconds.
+
+        `wait`, `watch` and `logs` with `follow` do so without it.
         """
         from batchq.client.connection import patience_of
 
@@ -151,8 +158,40 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
             yield
 
     def now_ms(self) -> int:
-        """The server's time."""
+        """Return the server's time."""
         return self._store.now_ms()
+
+    # --- parts of the interface with an object of their own ---------------------------------
+
+    @cached_property
+    def user(self) -> str:
+        """The name under which the server records this client's requests: the server's user, or
+        the login and host, preceded by the `component`.
+        """
+        from batchq.client.connection import user_of
+
+        return user_of(self._store, self._component)
+
+    @cached_property
+    def gates(self) -> Gates:
+        """The scheduling gates, opened by people and by controllers of yours."""
+        from batchq.client.gates import Gates
+
+        return Gates(self._store, self._change, lambda: self.user)
+
+    @cached_property
+    def external(self) -> External:
+        """The external groups, claimed and run by programs of yours."""
+        from batchq.client.external import External
+
+        return External(self._store, self._change)
+
+    @cached_property
+    def checks(self) -> Checks:
+        """The admission checks, answered by controllers of yours."""
+        from batchq.client.checks import Checks
+
+        return Checks(self._store, self._change, self._tell)
 
     # --- submitting and changing ------------------------------------------------------------
 
@@ -164,17 +203,18 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         dry_run: bool = False,
         **request: Any,
     ) -> PodGroup:
-        """Submit one new group and return it as it is stored, but for its revision.
+        """Submit one new group and return it as stored, without its revision.
 
-        Either a `group` (an object or its manifest as plain data), or the fields of a `Request`
-        as keywords: `command` (a list of words), or `function` (one of a module, or its name
-        "package.module:name"; either may be the first argument, too) with `args` and `kwargs` that
-        JSON can hold, `name` (made from what runs if left out, or from `generate_name`, with a
-        short suffix), `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`,
-        `resources` (name -> quantity, all per pod), `replicas` (1), `min_member` (all), `array`
-        ("0-99" or a number of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`,
-        `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0),
-        `external`, `working_dir` (the caller's folder for a function; "" leaves it to the agent).
+        Pass either a `group` (an object, or its manifest as plain data) or the fields of a
+        `Request` as keywords: `command` (a list of words) or `function` (a function of a module, or
+        its name "package.module:name"); either may also be the first argument. `args` and `kwargs`
+        are the function's and must be representable in JSON. `name` is derived from the command or
+        function, or from `generate_name`, with a short suffix if it is left out. The others are
+        `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources`
+        (name -> quantity, all per pod), `replicas` (1), `min_member` (all), `array` ("0-99" or a
+        number of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after`
+        (names, or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external` and
+        `working_dir` (a function's default is the caller's folder; "" leaves it to the agent).
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
@@ -188,36 +228,86 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return applied.object
 
     def group_of(self, request: Request) -> PodGroup:
-        """The group that a request describes, not submitted; a nameless one gets its name here.
+        """Return the group that a request describes, with a generated name if it has none.
 
-        Raises InvalidInput, UsageError.
+        Nothing is submitted. Raises InvalidInput, UsageError.
         """
         return group_of(request, suffix=self._ids.new_uid()[-5:])
 
     def submit_all(
         self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
     ) -> Sequence[Applied]:
-        """Submit new groups, and `apply` whatever else is among `objects`: all or nothing.
+        """Submit the new groups among `objects` and `apply` the others: all or nothing.
 
-        Raises what `submit` raises.
+        Raises the errors of `submit`.
         """
         return self._request(objects, self._submit_one, dry_run, keep_stop)
+
+    def submit_many(
+        self,
+        requests: Iterable[Submitted],
+        /,
+        *,
+        existing: Existing = "refuse",
+        keep_going: bool = True,
+        dry_run: bool = False,
+        progress: Callable[[Tally], None] | None = None,
+        **defaults: Any,
+    ) -> Submission:
+        """Submit many new groups in batches, and return an iterator over their outcomes.
+
+        `requests` may be an iterator and is never held in memory as a whole. Each is what `submit`
+        accepts as its first argument, or a dict of its keywords, completed by `defaults`. Iterate
+        over the result, or call its `all()`: it yields for each request, in order, an `Accepted`
+        with its `place` (from 0) and its `group`, or a `Refused` with the `error` that `submit`
+        would have raised. Each group is accepted or refused independently, and may depend on
+        earlier groups.
+
+        With `existing="keep"`, a request whose name is taken by an equal group is accepted as
+        `unchanged`, so an interrupted submission can be repeated. Without `keep_going`, nothing is
+        sent after a batch with a refusal. `progress` is called with a `Tally` after each batch.
+        `dry_run` checks everything and writes nothing; it holds every name in memory.
+
+        Raises InvalidInput for invalid defaults. The iteration raises StoreUnavailable, after which
+        it may continue.
+        """
+        return Submission(
+            self._store,
+            self._ids,
+            requests,
+            defaults,
+            user=lambda: self.user,
+            existing=existing,
+            keep_going=keep_going,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def checker(self, **defaults: Any) -> Callable[[Submitted], BatchqError | None]:
+        """Return a function that checks one request and returns its error, or None.
+
+        It checks the request, its queue and its priority class, but not whether its name is taken
+        or its dependencies exist. It reads queues and priority classes once.
+
+        Raises InvalidInput for invalid defaults; the function raises StoreUnavailable.
+        """
+        return Checker(self._store, defaults)
 
     def apply(
         self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
     ) -> Sequence[Applied]:
-        """Create what is not there and change what is: all of it or, if one is refused, nothing.
+        """Create the objects that do not exist and change the others; all or nothing.
 
-        A `status` is ignored, and a queue in `keep_stop`, or whose plain data names no stopPolicy,
-        keeps its own. `dry_run` checks everything and writes nothing.
-        Raises InvalidInput, NotFound, Conflict (a field that cannot change any more), Rejected.
+        A `status` is ignored. A queue keeps its stored stopPolicy if it is in `keep_stop` or if its
+        plain data has no stopPolicy. `dry_run` checks everything and writes nothing.
+        Raises InvalidInput, NotFound, Conflict (a field can no longer change), Rejected.
         """
         return self._request(objects, self._apply_one, dry_run, keep_stop)
 
     def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
-        """Delete an object; a finished group takes its pods along.
+        """Delete an object; the pods of a finished group are deleted with it.
 
-        Raises NotFound, Conflict (something needs it still), Rejected.
+        Raises NotFound, Conflict (another object still needs it), Rejected.
         """
         self.delete_all([(kind, name if kind not in NAMESPACED else key_named(name, namespace))])
 
@@ -231,7 +321,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return self._commit(partial(plan_deletion, self._store, places), dry_run=dry_run).applied
 
     def cancel(self, group: str, *, reason: str = "", namespace: str = DEFAULT) -> None:
-        """End a group: it is Cancelled at once, its processes are told to stop.
+        """End a group: it becomes Cancelled at once, and its processes are asked to stop.
 
         Raises NotFound, or Conflict if it has ended already.
         """
@@ -239,7 +329,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         self._change(lambda now: changes.cancel(self._store, key, now_ms=now, message=reason))
 
     def suspend(self, group: str, *, namespace: str = DEFAULT) -> bool:
-        """Hold a group back; its running pods are stopped. False if it was suspended already.
+        """Suspend a group and stop its running pods. Return False if it was suspended already.
 
         Raises NotFound, or Conflict if it has ended already.
         """
@@ -247,7 +337,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return self._change(lambda now: changes.suspend(self._store, key, now_ms=now))
 
     def resume(self, group: str, *, namespace: str = DEFAULT) -> bool:
-        """Let a suspended group stand in line again. False if it was not suspended.
+        """Return a suspended group to the pending queue. Return False if it was not suspended.
 
         Raises NotFound, or Conflict if it has ended already.
         """
@@ -255,15 +345,15 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return self._change(lambda now: changes.resume(self._store, key, now_ms=now))
 
     def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
-        """As `gates.open`: False if it was open already."""
+        """Open a gate, as `gates.open` does. Return False if it was open already."""
         return self.gates.open(group, gate, namespace=namespace)
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
-        """One object; a pod by its name or its uid.
+        """Return one object. A pod is found by its name or by its uid.
 
-        Raises NotFound, with the nearest name there is.
+        Raises NotFound, with the nearest existing name as a hint.
         """
         if kind == "Pod":
             return pod_named(self._store, key_named(name, namespace))
@@ -272,15 +362,15 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return item
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind, of one namespace or of all, by key."""
+        """Return all objects of a kind in one namespace, or in all of them, ordered by key."""
         return self._store.list(kind, namespace=namespace)
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
-        """As `list`, and what stands among them and cannot be read."""
+        """Return what `list` returns, and the records among them that cannot be read."""
         return self._store.listing(kind, namespace=namespace)
 
     def count(self, kind: str) -> int:
-        """How many objects of a kind there are, also such as cannot be read."""
+        """Return the number of stored objects of a kind, including unreadable ones."""
         from batchq.store.pages import count_objects
 
         return count_objects(self._store.link, kind)
@@ -288,9 +378,11 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def pages(
         self, kind: str, *, namespace: str = "", after: str = "", size: int = 500
     ) -> Iterator[Page]:
-        """As `list`, so many at a time, each page read when it is asked for: its `objects`, and
-        what is `unreadable` among them. `after` is `client.listing.token_of_object` of the last
-        one of a list that was broken off.
+        """Iterate over what `list` returns, in pages of `size` objects.
+
+        A page is read when the iteration reaches it; it has the `objects` and the `unreadable`
+        records among them. To continue an interrupted list, pass
+        `client.group_pages.token_of_object` of its last object as `after`.
         """
         from batchq.client.group_pages import object_pages
 
@@ -307,12 +399,13 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         after: str = "",
         size: int = 500,
     ) -> GroupPages:
-        """As `jobs`, so many groups at a time, the oldest first, each page read when it is asked
-        for: its `views`, without places in line, and what is `unreadable` among them.
+        """Iterate over what `jobs` returns, oldest group first, in pages of `size` groups.
 
-        `active` leaves out groups that have ended, and `finished` all of these but so many that
-        were submitted last. `after` is `client.listing.token_of_view` of the last one of a list
-        that was broken off.
+        A page is read when the iteration reaches it; it has the `views`, without positions in line,
+        and the `unreadable` records among them. `active` leaves out the groups that have ended;
+        `finished` leaves out all of these except the given number that were submitted last. To
+        continue an interrupted list, pass `client.group_pages.token_of_view` of its last view as
+        `after`.
         """
         from batchq.client.group_pages import GroupPages
 
@@ -328,13 +421,13 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         )
 
     def look(self) -> GroupLook:
-        """What shows some groups without looking at all the others."""
+        """Return an object that shows some groups without reading all the others."""
         from batchq.client.group_pages import GroupLook
 
         return GroupLook(self._store)
 
     def unreadable(self, kind: str, *, namespace: str = "") -> Sequence[Unreadable]:
-        """What the last `overview` left out of a kind (and namespace) as unreadable."""
+        """Return the records of a kind that the last `overview` left out as unreadable."""
         return [
             one
             for one in self._store.unreadable()
@@ -344,7 +437,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def discard(self, record: Unreadable) -> None:
         """Delete a record that cannot be read.
 
-        Raises Conflict if something else stands there by now.
+        Raises Conflict if it is readable or gone by now.
         """
         if not self._store.discard(record.kind, record.key):
             raise Conflict(
@@ -355,10 +448,10 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def watch(
         self, *kinds: str, namespace: str = "", timeout_s: float | None = None
     ) -> Iterator[Change]:
-        """What there is, then every change, for `timeout_s` seconds or for ever.
+        """Yield the objects that exist, then every change, for `timeout_s` seconds or for ever.
 
-        Each Change has kind, key, revision, and value (None: deleted). Nothing is missed: a
-        reader that fell behind lists again.
+        A Change has kind, key, revision, and value (None if the object was deleted). No change is
+        lost: a reader that falls behind lists all objects again.
         """
         from batchq.client.connection import checked_seconds
         from batchq.client.watch import Watch, changes_of
@@ -367,8 +460,9 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return changes_of(watch, checked_seconds(timeout_s), self.patiently)
 
     def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
-        """Return when anything has been written since the last call, after `most_s` at the latest
-        and `least_s` at the earliest.
+        """Wait until something was written after the previous call returned.
+
+        Returns after `most_s` seconds at the latest and `least_s` seconds at the earliest.
         """
         started = monotonic()
         self._store.wait_for_change(round(most_s * 1000))
@@ -379,21 +473,21 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def jobs(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
     ) -> Sequence[GroupView]:
-        """Groups as lists show them: place in line, pods by phase, and why they wait."""
+        """Return groups as lists show them: position in line, pods by phase, and why they wait."""
         return self.overview().groups(namespace=namespace, queue=queue, phases=phases)
 
     def queues(self) -> Sequence[QueueView]:
-        """Queues as lists show them: what they hold, what waits, what they deserve; as a tree."""
+        """Return the queue tree: usage, pending requests and deserved share of each queue."""
         return self.overview().queues()
 
     def overview(self) -> Overview:
-        """One look at everything, to ask several things of."""
+        """Read a snapshot that answers several questions."""
         from batchq.client.overview import Overview
 
         return Overview(self._store.snapshot(), self._store.now_ms())
 
     def explain(self, group: str, *, namespace: str = DEFAULT) -> Explanation:
-        """Why a group waits: all reasons with fresh numbers, its place in line, who is ahead.
+        """Explain why a group waits: all reasons with current numbers, position, groups ahead.
 
         Raises NotFound.
         """
@@ -403,6 +497,104 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
             raise NotFound(f"PodGroup {key_named(group, namespace)} was deleted just now")
         return explanation
 
+    def why(self, group: str, *, namespace: str = DEFAULT) -> Why:
+        """Explain why a group waits: every reason with current numbers and a remedy, its position,
+        the groups ahead, why no victims are evicted for it, whether it can ever run, and when it
+        may start. For a group that no longer waits: how long it waited, and why.
+
+        The scheduler's own session runs here on the current state; nothing is written.
+        Raises NotFound, and InvalidInput if this machine cannot use the scheduler's configuration.
+        """
+        from batchq.client.why import explain_stored
+
+        return explain_stored(self._store, key_named(group, namespace))
+
+    def events(
+        self,
+        *,
+        kind: str = "",
+        key: str = "",
+        namespace: str = "",
+        reason: str = "",
+        since_ms: int = 0,
+        most: int = 100,
+    ) -> Sequence[Event]:
+        """Return the latest events, oldest first, filtered by kind, object (`key`), namespace (only
+        namespaced objects), reason, and time (not before `since_ms`).
+
+        The server keeps the latest 10,000 events of all objects.
+        """
+        if not (namespace or reason or since_ms):
+            return self._store.events(kind=kind, key=key, most=most)
+        from batchq.client.watch import event_filter, latest_events
+
+        wanted = event_filter(kind, key, namespace, reason, since_ms)
+        return latest_events(self._store, wanted, most)
+
+    def follow_events(
+        self,
+        *,
+        kind: str = "",
+        key: str = "",
+        namespace: str = "",
+        reason: str = "",
+        since_ms: int = 0,
+        most: int = 100,
+    ) -> Iterator[Sequence[Event]]:
+        """Yield the latest events as `events` does, then new ones for ever, in batches.
+
+        An empty batch comes every few seconds, so that the caller may stop. The iteration waits for
+        a server that is away.
+        """
+        from batchq.client.watch import WATCH_MS, EventWatch, event_filter
+
+        wanted = event_filter(kind, key, namespace, reason, since_ms)
+        watch = EventWatch(self._store)
+        yield watch.latest(wanted, most)
+        while True:
+            with self.patiently():
+                events = watch.poll(wanted, WATCH_MS)
+            yield events
+
+    def plan(
+        self, objects: Objects, *, keep_stop: Collection[str] = (), advise: bool = True
+    ) -> Plan:
+        """Return what the scheduler's next session would decide about new groups if they were
+        submitted now and the other `objects` applied. Nothing is written, and no right to write is
+        needed.
+
+        For groups that would wait, it also tries what would help, unless `advise` is False; this
+        takes a few more sessions.
+        Raises what `submit_all` raises, and InvalidInput if there is no group or this machine
+        cannot use the scheduler's configuration.
+        """
+        from batchq.client.plan import plan_request
+
+        new_uid = self._ids.new_uid
+        return plan_request(self._store, objects, new_uid, keep_stop=keep_stop, advise=advise)
+
+    def starts(self, *, namespace: str = "", queue: str = "") -> Starts:
+        """Return when waiting groups are expected to start, the earliest first; of one namespace,
+        of one queue and those below it. Nothing is written, and no right to write is needed.
+
+        The groups ahead in line are counted, and every group is assumed to run for its whole
+        walltime. At most 1,000 groups in line are planned.
+        Raises InvalidInput if this machine cannot use the scheduler's configuration.
+        """
+        from batchq.client.start_estimates import TrialScheduler, starts_of
+
+        return starts_of(TrialScheduler.open(self._store), namespace=namespace, queue=queue)
+
+    def deciding(self) -> TrialScheduler:
+        """Return the server's state and time, and a scheduler with the configuration that the
+        leader has published; nothing is written.
+
+        Raises InvalidInput if this machine cannot use that configuration.
+        """
+        from batchq.client.start_estimates import TrialScheduler
+
+        return TrialScheduler.open(self._store)
+
     def wait(
         self,
         groups: Sequence[str],
@@ -411,10 +603,11 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         timeout_s: float | None = None,
         namespace: str = DEFAULT,
     ) -> Sequence[Result]:
-        """Wait until each group is `finished` (ended, its processes too), `succeeded` (as soon as
-        one cannot, all return), `running` or `admitted`; the results in the same order.
+        """Wait until every group has reached a goal; return the results in the same order.
 
-        Raises NotFound (also for one that is deleted meanwhile) and WaitTimedOut.
+        The goals: `finished` (the group and its processes have ended), `succeeded` (the wait ends
+        early if one group can no longer succeed), `running`, `admitted`.
+        Raises NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
         from batchq.client.watch import wait_for
 
@@ -425,10 +618,11 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     def result(
         self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
     ) -> Any:
-        """What the function of a group's only pod returned; waits until the group has ended.
+        """Return what the function of a group's only pod returned; wait for the group's end.
 
-        Raises GroupFailed (with what the function raised), GroupCancelled, NotFound (no such
-        group, it runs a command, or its result is gone), UsageError (several pods), WaitTimedOut.
+        Raises GroupFailed (with the function's exception), GroupCancelled, NotFound (there is no
+        such group, it runs a command, or its result has expired), UsageError (several pods),
+        WaitTimedOut.
         """
         from batchq.client.output import read_result
 
@@ -443,9 +637,10 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         timeout_s: float | None = None,
         namespace: str = DEFAULT,
     ) -> dict[str, Any]:
-        """What the function of each pod of a group returned, by the pod's name, in the order of
-        tasks and indices; waits and raises as `result`. `partial`: what there is, also of a group
-        that failed or was cancelled.
+        """Return what the function of each pod returned, by pod name, ordered by task and index.
+
+        Waits and raises as `result` does. `partial` returns the results that exist, even if the
+        group failed or was cancelled.
         """
         from batchq.client.output import read_results
 
@@ -462,10 +657,10 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         tail: int | None = None,
         namespace: str = DEFAULT,
     ) -> Iterator[LogLine]:
-        """What the latest attempts of a group's pods have written; of much, the newest MiB each.
+        """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
-        `pod` chooses one by its name or `<task>-<index>`; `tail` the last lines of each. With
-        `follow` lines go on coming until the group's processes have ended.
+        `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last
+        lines of each pod. With `follow`, the iteration ends when the group's processes have ended.
         Raises NotFound.
         """
         from batchq.client import output
@@ -477,38 +672,38 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return output.patient(lines, self.patiently)
 
     def pods(self, group: PodGroup) -> Sequence[Pod]:
-        """The pods of a group, those of former admissions too, by task and index."""
+        """Return a group's pods, including those of earlier admissions, by task and index."""
         from batchq.client.watch import pods_of
 
         found = pods_of(self._store, group)
         return sorted(found, key=lambda pod: (pod.spec.task, pod.spec.index, key_of(pod)))
 
     def ledger(self) -> Ledger:
-        """What is charged, by scope: `cluster`, `queue:<name>`, `ns:<namespace>`, `node:<name>`."""
+        """Return the charges by scope: `cluster`, `queue:NAME`, `ns:NAMESPACE`, `node:NAME`."""
         return self._store.ledger()
 
     def schedulers(self) -> Schedulers:
-        """Who leads, and who stands by to lead."""
-        from batchq.client.cluster import schedulers
+        """Return the leader and the running schedulers."""
+        from batchq.client.connection import schedulers
 
         return schedulers(self._store)
 
     # --- nodes, queues and quotas -----------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
-        """All nodes by name, `status.heartbeat` being when each was last heard of."""
-        return nodes_as_heard(self._store)
+        """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
+        return nodes_with_heartbeats(self._store)
 
     def cordon(self, node: str) -> bool:
-        """Let no more pods come to a node. False if it was cordoned already. Raises NotFound."""
+        """Stop placing pods on a node. Return False if it was cordoned already. Raises NotFound."""
         return self._change(lambda now: changes.cordon(self._store, node, now_ms=now))
 
     def uncordon(self, node: str) -> bool:
-        """Let pods come to a node again. False if it was not cordoned. Raises NotFound."""
+        """Allow pods on a node again. Return False if it was not cordoned. Raises NotFound."""
         return self._change(lambda now: changes.uncordon(self._store, node, now_ms=now))
 
     def wait_until_empty(self, node: str, *, timeout_s: float | None = None) -> int:
-        """Wait until no pod is on a node; how many are there after all, when time is up.
+        """Wait until a node has no pods; return how many it still has at the timeout.
 
         Raises NotFound.
         """
@@ -519,28 +714,31 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
             return waiting.wait_until_empty(self._store, node, timeout_s)
 
     def set_stop_policy(self, queue: str, policy: Literal["None", "Hold", "HoldAndDrain"]) -> bool:
-        """Admit nothing to a queue (`Hold`), send back what was, too (`HoldAndDrain`), or let it go
-        on (`None`), with the queues below it. False if it was so already. Raises NotFound.
+        """Stop or resume a queue and the queues below it. Return False if nothing changed.
+
+        `Hold` stops admissions, `HoldAndDrain` also evicts admitted groups, and
+        `None` resumes the queue. Raises NotFound.
         """
         return self._change(
             lambda now: changes.set_stop_policy(self._store, queue, policy, now_ms=now)
         )
 
     def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
-        """The quotas of one namespace, or of all."""
+        """Return the quotas of one namespace, or of all."""
         found = self._store.list("ResourceQuota", namespace=namespace)
         return [quota for quota in found if isinstance(quota, ResourceQuota)]
 
     def object_limit(self) -> int | None:
-        """How many unfinished groups a namespace may have whose quotas do not say otherwise; None
-        if no scheduler has ever led.
+        """Return the number of unfinished groups that a namespace may have by default.
+
+        A quota may set another number. None if no scheduler has ever led.
         """
         from batchq.store.schedulers import read_object_limit
 
         return read_object_limit(self._store)
 
     def set_quota(self, namespace: str, hard: Mapping[str, Quantity]) -> bool:
-        """Replace the quota `default` of a namespace. False if it was so already.
+        """Replace the quota `default` of a namespace. Return False if nothing changed.
 
         Raises InvalidInput.
         """
@@ -557,7 +755,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
     ) -> Sequence[Applied]:
         wanted, silent = decoded(objects)
         keep, held = silent.union(keep_stop), self._store.ledger
-        build = partial(plan, self._store, wanted, step, keep_stop=keep, held=held)
+        build = partial(plan_steps, self._store, wanted, step, keep_stop=keep, held=held)
         return self._commit(build, dry_run=dry_run).applied
 
     def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
@@ -571,7 +769,7 @@ class Client(Foretelling, Explaining, Controlling, Submitting):
         return changes.apply(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=self.user)
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
-        """Commit what `build` asks for at an instant; whether there was anything to do."""
+        """Commit what `build` returns for the current time; return whether there was a change."""
         done = self._commit(
             lambda: RequestPlan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
         )

@@ -1,14 +1,14 @@
-"""Admission checks: what controllers answer about groups, and how they keep their checks active.
+"""Admission checks: the answers of controllers, and the leases that keep checks active.
 
     with Client() as client, client.checks.watch("budget") as requests:
         for request in requests:
             if request.kind == "asked":
                 client.checks.set(request, "True", message="12 of 40 cpu-hours are left")
             elif request.must_stop:
-                ...                          # stop what was started for it
+                ...                          # undo what was started for the group
 
-Inside the `with`, a thread keeps the lease of every AdmissionCheck with that controllerName;
-leaving it makes them inactive at once. docs/checks.md says what a controller owes.
+Inside the `with`, a thread renews the lease of every AdmissionCheck with that controllerName;
+leaving it makes them inactive at once. docs/checks.md describes the duties of a controller.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 __all__ = ["CheckPage", "CheckRequest", "CheckView", "CheckWatch", "Checks", "ListedCheck"]
 
 LEASE_S = 30.0
-#: A shorter one would lapse between two renewals on a machine that is only busy.
+#: A shorter lease could expire between two renewals on a busy machine.
 SHORTEST_LEASE_S = 1.0
 LONGEST_LEASE_S = 3600.0
 
-#: Commits what is to be written at an instant; whether there was anything.
+#: Commits what the function returns for the current time; returns whether anything was written.
 Change = Callable[[Callable[[int], Transaction | None]], bool]
 
 
 class ListedCheck(Struct, frozen=True, kw_only=True):
-    """A check that somebody asks for: who carries it out, and whether anybody does now.
+    """A check that a queue requires: its controller, and whether the controller is active.
 
-    `record` is None where no such AdmissionCheck exists. `listed_by`: the queue that names it.
+    `record` is None if there is no such AdmissionCheck. `listed_by` is the queue that names it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ListedCheck(Struct, frozen=True, kw_only=True):
 
     @property
     def active_until(self) -> int | None:
-        """When its controller's lease ends unless it is renewed."""
+        """When its controller's lease expires unless it is renewed."""
         return self.record.status.expires_at if self.active and self.record is not None else None
 
 
@@ -77,7 +77,7 @@ class CheckView(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """Whether its controller is to answer now: quota is reserved, and it has not."""
+        """Whether its controller should answer now: quota is reserved, and it has not answered."""
         status = self.group.status
         return (
             status.phase == PodGroupPhase.PENDING
@@ -87,7 +87,7 @@ class CheckView(Struct, frozen=True, kw_only=True):
 
 
 class CheckPage(Struct, frozen=True, kw_only=True):
-    """All about one check: the queues that list it, and it in each unfinished group."""
+    """One check in detail: the queues that require it, and its state in each unfinished group."""
 
     check: ListedCheck
     queues: tuple[str, ...]
@@ -95,17 +95,17 @@ class CheckPage(Struct, frozen=True, kw_only=True):
 
 
 class Checks:
-    """Answering admission checks, over a client's connection."""
+    """Lists and answers admission checks over a client's connection."""
 
     def __init__(self, store: RedisStore, change: Change, tell: Callable[[str], None]) -> None:
         self._store = store
         self._change = change
         self._tell = tell
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def list(self, group: str, *, namespace: str = DEFAULT) -> Sequence[CheckState]:
-        """What each check says of a group. Raises NotFound."""
+        """Return the state of each check of a group. Raises NotFound."""
         return find(self._store, PodGroup, key_named(group, namespace)).status.checks
 
     def views(
@@ -116,10 +116,10 @@ class Checks:
         namespace: str = "",
         waiting: bool = False,
     ) -> Sequence[CheckView]:
-        """The checks of unfinished groups (of one `group`, finished or not; of one `queue` and
-        those below it; of a namespace), those that have been reserved longest first.
+        """Return the checks of unfinished groups, those with the oldest reservation first.
 
-        `waiting`: only what a controller is to answer now. Raises NotFound.
+        Filtered by `group` (then also a finished one), by `queue` with the queues below it, and by
+        namespace. `waiting` returns only checks to be answered now. Raises NotFound.
         """
         tree, now_ms = self._tree(), self._store.now_ms()
         if queue not in ("", ROOT, DEFAULT) and queue not in tree.records:
@@ -136,7 +136,7 @@ class Checks:
         return sorted(chosen, key=_place_in_list)
 
     def of_queue(self, queue: str) -> Sequence[ListedCheck]:
-        """The checks that groups of a queue have to pass: its ancestors' and its own."""
+        """Return the checks that groups of a queue must pass: its ancestors' and its own."""
         tree, known, now_ms = self._tree(), self._known(), self._store.now_ms()
         found: dict[str, ListedCheck] = {}
         for above in tree.chain(queue):
@@ -146,12 +146,12 @@ class Checks:
         return tuple(found.values())
 
     def records(self) -> Sequence[ListedCheck]:
-        """Every AdmissionCheck that there is, by name."""
+        """Return every AdmissionCheck, by name."""
         known, now_ms = self._known(), self._store.now_ms()
         return [_listed(name, "", known, now_ms) for name in sorted(known)]
 
     def page(self, name: str) -> CheckPage:
-        """All about one AdmissionCheck. Raises NotFound."""
+        """Return one AdmissionCheck in detail. Raises NotFound."""
         find(self._store, AdmissionCheck, name)
         records = self._tree().records
         asking = [one for one, item in records.items() if name in item.spec.admission_checks]
@@ -173,14 +173,13 @@ class Checks:
         check: str | None = None,
         namespace: str = DEFAULT,
     ) -> bool:
-        """Answer `True`, `False` (reason `Retry` or `Reject`) or `Unknown` (reason none or
-        `PreemptionRequired`). False if it says so already.
+        """Answer a check: `True`, `False` (reason `Retry` or `Reject`), or `Unknown` (reason none
+        or `PreemptionRequired`). Return False if this was the answer already.
 
-        `group` is a request, of which the answer counts only while the group has what it had
-        reserved then; or a group's name, with its `check`, which may be left out if it is the
-        only one.
-        Raises InvalidInput (no such combination), NotFound (no such group or check), Conflict
-        (nothing is reserved, it has reserved anew, or it has ended) or UsageError.
+        `group` is a request, whose answer counts only while the group keeps the reservation that it
+        had then, or a group's name with its `check`, which may be left out if there is only one.
+        Raises InvalidInput (no such combination), NotFound (no such group or check), Conflict (the
+        group has no reservation, a new one, or has ended) or UsageError.
         """
         if isinstance(group, CheckRequest):
             key, reserved_at = group.key, group.reserved_at
@@ -204,11 +203,11 @@ class Checks:
     def watch(
         self, controller_name: str, *, holder: str | None = None, lease_s: float = LEASE_S
     ) -> CheckWatch:
-        """Carry out the checks of a controller: keeps them active inside a `with`, and yields what
-        is to be answered and looked after.
+        """Return a watch on a controller's checks: it keeps them active inside a `with`, and yields
+        requests to answer.
 
-        `holder` names this process; one that takes up the name of a former one goes on at once,
-        without waiting for its lease to lapse. Raises InvalidInput.
+        `holder` names this process. A process that uses the name of its predecessor takes over its
+        lease at once, without waiting for it to expire. Raises InvalidInput.
         """
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InvalidInput(
@@ -237,12 +236,12 @@ class Checks:
             case []:
                 raise NotFound(
                     f"{title(group)} has no admission checks",
-                    hint=f"queue {group.spec.queue} asks for none",
+                    hint=f"queue {group.spec.queue} requires none",
                 )
             case _:
                 raise UsageError(
-                    f"{title(group)} has {len(names)} admission checks; say which",
-                    hint=f"there are: {', '.join(names)}",
+                    f"{title(group)} has {len(names)} admission checks; name one",
+                    hint=f"they are: {', '.join(names)}",
                 )
 
     def _groups(self, group: str, namespace: str) -> Sequence[PodGroup]:
@@ -276,35 +275,35 @@ def _place_in_list(view: CheckView) -> tuple[bool, int, str]:
 
 
 def _this_process() -> str:
-    """Unlike any other, one on the same host that bears the same number in a container too."""
+    """Return a unique name; containers on one host may share host name and process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
 #: How often a lease is renewed within its length.
 _RENEWALS_A_LEASE = 3
-#: Between two tries while the server is away.
+#: The pause between two tries while the server is away.
 _RETRY_S = 0.5
-#: One look lasts no longer, so that a `stop` is heard.
+#: Bounds one wait for changes, so that `stop` takes effect.
 _LOOK_S = 1.0
-#: How long the end of a renewal under way is waited for.
+#: How long `stop` waits for a renewal under way.
 _PATIENCE_S = 30.0
 
 Kind: TypeAlias = Literal["asked", "approved", "admitted", "running", "lost", "finished", "dropped"]
 
 
 class CheckRequest(Struct, frozen=True, kw_only=True):
-    """What a group's check is to its controller now.
+    """The state of a group's check, as its controller needs to know it now.
 
-    asked      quota is reserved, and the check is Unknown: answer it
-    approved   it is True; the group waits for other checks, or to be admitted
-    admitted   the group is InQueue, its pods are starting: keep an eye on it
-    running    they run
-    lost       what had been reserved is not any more: stop what was started for it
-    finished   the group has ended, or was deleted: clean up
-    dropped    its queue does not ask for the check any more: nothing that is answered counts
+    asked      quota is reserved and the check is Unknown: answer it
+    approved   the check is True; the group waits for other checks or for admission
+    admitted   the group is InQueue, and its pods are starting
+    running    its pods run
+    lost       the reservation is gone: undo what was started for the group
+    finished   the group has ended or was deleted: clean up
+    dropped    its queue no longer requires the check: answers have no effect
 
-    `group` is as it is now (deleted: as it was); `reserved_at`, in milliseconds, tells one
-    reservation from the next, and is None where none is known of.
+    `group` is its current state (or the last one, if it was deleted). `reserved_at`, in
+    milliseconds, identifies the reservation; None if none is known.
     """
 
     kind: Kind
@@ -321,43 +320,43 @@ class CheckRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """Of the group: another one may bear its name later."""
+        """The group's uid; another group may have the same name later."""
         return self.group.metadata.uid
 
     @property
     def namespace(self) -> str:
-        """The group's."""
+        """The group's namespace."""
         return self.group.metadata.namespace
 
     @property
     def name(self) -> str:
-        """The group's, within its namespace."""
+        """The group's name within its namespace."""
         return self.group.metadata.name
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The group's."""
+        """The group's labels."""
         return self.group.metadata.labels
 
     @property
     def queue(self) -> str:
-        """Where it stands in line."""
+        """The group's queue."""
         return self.group.spec.queue
 
     @property
     def walltime_s(self) -> float | None:
-        """The longest that it may run; None: as long as it likes."""
+        """The group's walltime, in seconds; None if it has no limit."""
         walltime = self.group.spec.walltime
         return None if walltime is None else walltime / 1000
 
     @property
     def reserved(self) -> Amounts:
-        """What is reserved for it, in integer units."""
+        """The reserved amounts, in integer units."""
         return self.group.status.reservation
 
     @property
     def must_stop(self) -> bool:
-        """Whether whatever was started for it is to be stopped."""
+        """Whether the controller must undo what it has started for the group."""
         return self.kind in ("lost", "finished")
 
 
@@ -365,8 +364,8 @@ class CheckRequest(Struct, frozen=True, kw_only=True):
 _OVER: tuple[Kind, ...] = ("lost", "finished", "dropped")
 
 
-class _Told(NamedTuple):
-    """What a controller was told last about one check of one group."""
+class _LastRequest(NamedTuple):
+    """The last request to a controller about one check of one group."""
 
     kind: Kind
     reserved_at: int | None
@@ -374,8 +373,8 @@ class _Told(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A check that this process keeps active, without a break since `since`; by its own monotonic
-    clock.
+    """A check that this process has kept active without a break since `since`. Times are of this
+    machine's monotonic clock.
     """
 
     record: AdmissionCheck
@@ -384,10 +383,10 @@ class _Held(NamedTuple):
 
 
 class CheckWatch:
-    """The checks of one controller; a context manager, and an iterator of requests that never ends.
+    """The checks of one controller; a context manager and an endless iterator of requests.
 
-    Made by `client.checks.watch`. `poll` looks once; `stop` ends the iteration, from any thread or
-    a signal handler. Everything else belongs to the thread of its client.
+    Created by `client.checks.watch`. `poll` returns the next requests; `stop` ends the iteration,
+    from any thread or a signal handler. All other methods belong to the client's thread.
     """
 
     def __init__(
@@ -406,18 +405,18 @@ class CheckWatch:
         self._watch = Watch(store, ("PodGroup", "AdmissionCheck"))
         self._tell = tell
         self._stopped = threading.Event()
-        #: Groups with checks, by uid; the uids of those that are there, by key; and what was told.
+        #: Groups with checks, by uid; the uids of existing groups, by key; and the last requests.
         self._groups: dict[str, PodGroup] = {}
         self._uids: dict[str, str] = {}
-        self._told: dict[str, dict[str, _Told]] = {}
+        self._last_requests: dict[str, dict[str, _LastRequest]] = {}
         #: Uids of the groups to look at; a dict, to keep their order.
         self._changed: dict[str, None] = {}
-        #: Check -> since when it is held, as it was at the last look.
+        #: Check -> since when this process has kept it active, as of the last look.
         self._held_since: dict[str, float] = {}
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The checks that this process keeps active; none while another controller does."""
+        """The checks that this process keeps active; a check may be held by another process."""
         return tuple(self._keeper.held())
 
     def __enter__(self) -> CheckWatch:
@@ -430,17 +429,17 @@ class CheckWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The checks are inactive at once: nothing waits for who is not there."""
+        """Make the checks inactive at once, so that groups do not wait for an absent controller."""
         self.stop()
         self._keeper.stop()
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has told it to stop."""
+        """Whether `stop` was called."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """End the iteration, and whatever `poll` waits for."""
+        """End the iteration, and any wait of `poll`."""
         self._stopped.set()
 
     def __iter__(self) -> Iterator[CheckRequest]:
@@ -448,10 +447,10 @@ class CheckWatch:
             yield from self.poll(None)
 
     def poll(self, timeout_s: float | None = 0.0) -> list[CheckRequest]:
-        """What there is to do, as soon as there is anything; nothing after `timeout_s` (None: waits
-        for ever). Waits for a server that is away, too.
+        """Return new requests, waiting up to `timeout_s` (None: for ever) for the first one.
 
-        Raises StoreUnavailable for what does not pass by itself: a user that may not do this.
+        The wait includes a server that is away. Raises StoreUnavailable for a lasting failure, such
+        as a user without the necessary rights.
         """
         deadline = None if timeout_s is None else monotonic() + timeout_s
         patience = Patience(self._tell, deadline=deadline)
@@ -468,7 +467,7 @@ class CheckWatch:
                 if pause_s is None or self._stopped.wait(pause_s):
                     return []
                 continue
-            found = self._news()
+            found = self._new_requests()
             left_s = _LOOK_S if deadline is None else deadline - monotonic()
             if found or left_s <= 0 or self._stopped.is_set():
                 return found
@@ -480,42 +479,42 @@ class CheckWatch:
         for change in self._watch.poll(round(wait_s * 1000)):
             match change.value:
                 case PodGroup() as group:
-                    self._take_note(change.key, group)
+                    self._record_group(change.key, group)
                 case None if change.kind == "PodGroup":
-                    self._take_leave(change.key)
+                    self._forget_group(change.key)
                 case AdmissionCheck() as check if (
                     check.spec.controller_name == self.controller_name
                 ):
-                    # What was applied or let go of just now is taken up before the next renewal.
+                    # A check that was just applied or released need not wait for the next renewal.
                     if not check.status.active:
-                        self._keeper.hurry()
+                        self._keeper.wake()
                 case _:
                     pass
 
-    def _take_note(self, key: str, group: PodGroup) -> None:
+    def _record_group(self, key: str, group: PodGroup) -> None:
         uid = group.metadata.uid
         if self._uids.get(key, uid) != uid:
-            self._take_leave(key)
+            self._forget_group(key)
         if group.status.checks or uid in self._groups:
             self._uids[key] = uid
             self._groups[uid] = group
             self._changed[uid] = None
 
-    def _take_leave(self, key: str) -> None:
-        """A group that was deleted is told as one that has ended, and then forgotten."""
+    def _forget_group(self, key: str) -> None:
+        """Report a deleted group as one that has ended, then forget it."""
         uid = self._uids.pop(key, "")
         if uid:
             self._changed[uid] = None
 
-    def _news(self) -> list[CheckRequest]:
-        """What has become different since it was told."""
+    def _new_requests(self) -> list[CheckRequest]:
+        """Return what has changed since the last requests."""
         held = self._keeper.held()
         since = {name: one.since for name, one in held.items()}
         if since != self._held_since:
-            # What another controller held in between is told anew: it may have died half-way.
-            for told in self._told.values():
-                for name in [one for one in told if since.get(one) != self._held_since.get(one)]:
-                    del told[name]
+            # Another controller may have died before it acted, so requests are repeated.
+            for last in self._last_requests.values():
+                for name in [one for one in last if since.get(one) != self._held_since.get(one)]:
+                    del last[name]
             self._held_since = since
             self._changed |= dict.fromkeys(self._groups)
         found: list[CheckRequest] = []
@@ -523,43 +522,43 @@ class CheckWatch:
             group = self._groups[uid]
             there = self._uids.get(key_of(group)) == uid
             for name, one in held.items():
-                told = self._told.setdefault(uid, {})
-                found += _news_of(group, name, one.record.spec.parameters, told, there=there)
+                last = self._last_requests.setdefault(uid, {})
+                found += _requests_of(group, name, one.record.spec.parameters, last, there=there)
             if not there:
                 del self._groups[uid]
-                self._told.pop(uid, None)
+                self._last_requests.pop(uid, None)
         self._changed.clear()
         return found
 
 
-def _news_of(
+def _requests_of(
     group: PodGroup,
     name: str,
     parameters: Mapping[str, str],
-    all_told: dict[str, _Told],
+    last_requests: dict[str, _LastRequest],
     *,
     there: bool,
 ) -> Iterator[CheckRequest]:
-    """What there is to tell of one check of a group, which is noted as told."""
-    told = all_told.get(name)
+    """Yield the requests about one check of a group, and record them."""
+    last = last_requests.get(name)
     state = next((one for one in group.status.checks if one.name == name), None)
     kind: Kind | None
     if not there:
-        kind = None if told is None else "finished"
+        kind = None if last is None else "finished"
     elif state is None:
-        kind = None if told is None or told.kind in _OVER else "dropped"
+        kind = None if last is None or last.kind in _OVER else "dropped"
     else:
-        kind = _kind_of(group, state, told)
+        kind = _kind_of(group, state, last)
     if kind is None:
         return
     reserved_at = (
-        group.status.reserved_at if kind not in _OVER or told is None else told.reserved_at
+        group.status.reserved_at if kind not in _OVER or last is None else last.reserved_at
     )
-    if told is not None and (told.kind, told.reserved_at) == (kind, reserved_at):
+    if last is not None and (last.kind, last.reserved_at) == (kind, reserved_at):
         return
-    if told is not None and told.kind not in _OVER and told.reserved_at != reserved_at:
-        # Lost and reserved anew between two looks.
-        yield structs.replace(told.request, kind="lost", group=group)
+    if last is not None and last.kind not in _OVER and last.reserved_at != reserved_at:
+        # Lost and reserved again between two looks.
+        yield structs.replace(last.request, kind="lost", group=group)
     request = CheckRequest(
         kind=kind,
         check=name,
@@ -568,21 +567,21 @@ def _news_of(
         state=state or CheckState(name=name),
         reserved_at=reserved_at,
     )
-    all_told[name] = _Told(kind, reserved_at, request)
+    last_requests[name] = _LastRequest(kind, reserved_at, request)
     yield request
 
 
-def _kind_of(group: PodGroup, state: CheckState, told: _Told | None) -> Kind | None:
-    """What there is to tell of one check of a group; None: nothing, or nothing yet."""
+def _kind_of(group: PodGroup, state: CheckState, last: _LastRequest | None) -> Kind | None:
+    """Return the kind of the request for a group's check; None if there is nothing to request."""
     status = group.status
     waits = status.phase == PodGroupPhase.PENDING
     if status.phase in TERMINAL or (waits and status.reserved_at is None):
-        # What was never reserved was never asked about, by any controller before us either.
-        if told is None and not _was_reserved(group):
+        # Without an earlier reservation, no controller was asked.
+        if last is None and not _was_reserved(group):
             return None
         return "finished" if status.phase in TERMINAL else "lost"
     if state.status == "False":
-        # Taken back by the scheduler's next session, which then is told.
+        # The scheduler's next session drops the reservation; then the controller is informed.
         return None
     match status.phase:
         case PodGroupPhase.PENDING:
@@ -599,7 +598,7 @@ def _was_reserved(group: PodGroup) -> bool:
 
 
 class _Keeper:
-    """The thread that keeps the leases of one controller's checks, those that come later too."""
+    """The thread that renews the leases of one controller's checks, including new checks."""
 
     def __init__(
         self,
@@ -616,7 +615,7 @@ class _Keeper:
         self._lease_ms = lease_ms
         self._ending = threading.Event()
         self._wake = threading.Event()
-        #: Set once everything has been tried for the first time.
+        #: Set after the first attempt on every check.
         self._begun = threading.Event()
         #: Replaced as a whole by the thread, read by others.
         self._held: Mapping[str, _Held] = {}
@@ -626,28 +625,28 @@ class _Keeper:
         )
 
     def held(self) -> dict[str, _Held]:
-        """The checks whose lease is ours and lasts, by name."""
+        """Return the checks whose unexpired lease is ours, by name."""
         now = monotonic()
         there = sorted(self._held.items())
         return {name: one for name, one in there if now < one.until}
 
     def check(self) -> None:
-        """Raises what keeps the thread from keeping anything, and will not pass."""
+        """Raise the lasting failure that has ended the thread, if there is one."""
         if self._failure is not None:
             raise self._failure
 
-    def hurry(self) -> None:
-        """Look for checks to take up now."""
+    def wake(self) -> None:
+        """Look for new checks now."""
         self._wake.set()
 
     def start(self) -> None:
-        """Take up what is there, and go on in a thread. A second call does nothing."""
+        """Acquire the existing checks and start the thread. A second call does nothing."""
         if not self._ending.is_set() and self._thread.ident is None:
             self._thread.start()
             self._begun.wait(_PATIENCE_S)
 
     def stop(self) -> None:
-        """End the thread, which lets go of the checks. A second call does nothing new."""
+        """End the thread, which releases the checks. A second call has no further effect."""
         self._ending.set()
         self._wake.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -670,7 +669,7 @@ class _Keeper:
         self._release_all()
 
     def _renew_all(self) -> float:
-        """Renew what is ours, take up what nobody holds; how long until the next time."""
+        """Renew our leases and acquire free ones; return the seconds until the next renewal."""
         held = {}
         before = self._held
         for item in self._store.list("AdmissionCheck"):
@@ -691,7 +690,7 @@ class _Keeper:
         return self._lease_ms / 1000 / _RENEWALS_A_LEASE
 
     def _renew(self, name: str) -> bool:
-        """Whether the check is ours now."""
+        """Return whether the check is ours now."""
         try:
             self._change(
                 lambda now_ms: changes.renew_check(
@@ -723,5 +722,5 @@ class _Keeper:
             try:
                 self._release(name)
             except StoreUnavailable:
-                # What cannot be released now lapses by itself.
+                # A lease that cannot be released now expires.
                 return

@@ -1,4 +1,4 @@
-"""From what a user says, or does not say, of the server to a store on it, waited for or not."""
+"""The connection to a server, its user, users with restricted rights, schedulers and heartbeats."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import os
 import pwd
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.notation import nearest, subdomain_problem
+from batchq.api.objects import Node, Object
 from batchq.api.times import describe_age
-from batchq.errors import InvalidInput, StoreUnavailable, WaitTimedOut
+from batchq.api.transaction import count_of
+from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import default_url, find_home, resolve_url
 from batchq.store.outage import Patience
 from batchq.store.roles import ROLES, Role, rules_of
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
+    from batchq.store.schedulers import SchedulerSeen as Seen
 
 
 def target_of(url: str | None) -> str:
-    """The URL itself, else BATCHQ_REDIS_URL, else that of this machine's embedded server.
+    """Return `url`, else BATCHQ_REDIS_URL, else the URL of this machine's embedded server.
 
-    Raises InvalidInput without a place for a home, StoreUnavailable if that server does not run.
+    Raises InvalidInput if no home directory can be found, StoreUnavailable if the embedded server
+    does not run.
     """
     home = find_home()
     target = resolve_url(url, home)
@@ -42,10 +46,10 @@ def target_of(url: str | None) -> str:
 
 
 def connect(url: str | None) -> RedisStore:
-    """A store on the server.
+    """Return a store on the server.
 
-    Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers or it will not
-    do.
+    Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers or the server is
+    not usable.
     """
     from batchq.store.redis import open_store
 
@@ -55,7 +59,7 @@ def connect(url: str | None) -> RedisStore:
 def connect_patiently(
     url: str | None, tell: Callable[[str], None], patience_s: float | None
 ) -> tuple[RedisStore, float]:
-    """As `connect`, once the server answers, and how many seconds it was away until then.
+    """Connect as soon as the server answers; return the store and the seconds waited for it.
 
     Raises InvalidInput, StoreUnavailable if waiting does not help, WaitTimedOut.
     """
@@ -70,7 +74,7 @@ def connect_patiently(
             if wait_s is None:
                 if error.lasts:
                     raise
-                raise _not_in_time(error, patience_s or 0.0) from error
+                raise _timed_out(error, patience_s or 0.0) from error
             sleep(wait_s)
             away_s = monotonic() - started
         else:
@@ -79,13 +83,13 @@ def connect_patiently(
 
 
 def patience_of(tell: Callable[[str], None], timeout_s: float | None) -> Patience:
-    """Patience that lasts `timeout_s` seconds from now, or for ever. Raises InvalidInput."""
+    """Return a Patience that ends after `timeout_s` seconds, or never. Raises InvalidInput."""
     lasts_s = checked_seconds(timeout_s)
     return Patience(tell, deadline=None if lasts_s is None else monotonic() + lasts_s)
 
 
 def checked_seconds(timeout_s: float | None) -> float | None:
-    """The number itself. Raises InvalidInput for what is none: nobody has checked its type."""
+    """Return `timeout_s`. Raises InvalidInput if an unchecked caller passed another type."""
     if timeout_s is None or isinstance(timeout_s, int | float):
         return timeout_s
     raise InvalidInput(
@@ -94,18 +98,20 @@ def checked_seconds(timeout_s: float | None) -> float | None:
     )
 
 
-def _not_in_time(error: StoreUnavailable, patience_s: float) -> WaitTimedOut:
+def _timed_out(error: StoreUnavailable, patience_s: float) -> WaitTimedOut:
     after = describe_age(round(patience_s * 1000))
-    return WaitTimedOut(f"nothing could be seen after {after}: {error.message}", hint=error.hint)
+    return WaitTimedOut(
+        f"the server did not answer within {after}: {error.message}", hint=error.hint
+    )
 
 
 _MOST = 128
-#: The server's user for those who name none.
-_NOBODY = ("", "default")
+#: What Redis calls a user that has not named itself.
+_UNNAMED = ("", "default")
 
 
 def checked_component(component: str) -> str:
-    """What a program calls itself. Raises InvalidInput for what would not be one short line."""
+    """Return the program's own name. Raises InvalidInput if it is not one short printable line."""
     if len(component) > _MOST or not component.isprintable():
         raise InvalidInput(
             f"component: expected at most {_MOST} printable characters, found {component[:40]!r}",
@@ -115,9 +121,9 @@ def checked_component(component: str) -> str:
 
 
 def user_of(store: RedisStore, component: str) -> str:
-    """`alice@laptop`, the server's `submitter`, or `data-ready (submitter)` of a component."""
+    """Return `alice@laptop`, the server's `submitter`, or `data-ready (submitter)`."""
     name = store.link.user
-    if name in _NOBODY:
+    if name in _UNNAMED:
         name = f"{_login()}@{socket.gethostname()}"
     return f"{component} ({name})" if component else name
 
@@ -126,18 +132,16 @@ def _login() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        # In a container, often.
+        # Containers often run under a uid that has no entry.
         return f"uid-{os.getuid()}"
 
-
-__all__ = ["ROLES", "Access", "Role", "access", "hash_of", "role_named"]
 
 _HASH = re.compile("[0-9a-f]{64}")
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """A user and what it may do. Without the hash of a password it is off: nobody can be it."""
+    """A user and its rights. Without a password's hash the user is off and cannot log in."""
 
     user: str
     role: Role
@@ -147,13 +151,13 @@ class Access(Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """As a file of users has it; what follows `user` is what ACL SETUSER takes."""
+        """The line of a Redis ACL file; the words after `user` are arguments of ACL SETUSER."""
         secret = ("on", f"#{self.hash}") if self.hash else ("off",)
         return " ".join(("user", self.user, "reset", *secret, *self.rules))
 
 
 def role_named(name: str) -> Role:
-    """The role. Raises InvalidInput."""
+    """Return the role of this name. Raises InvalidInput."""
     for role in ROLES:
         if role.name == name:
             return role
@@ -166,10 +170,10 @@ def role_named(name: str) -> Role:
 
 
 def access(role: Role, *, nodes: Sequence[str] = (), user: str = "", hash_: str = "") -> Access:
-    """A user of a role; a worker's is for certain nodes. Raises InvalidInput.
+    """Return a user of a role; a worker's user is bound to certain nodes. Raises InvalidInput.
 
-    A user without a name is called as its role, and as its node if it is for one: by how its name
-    begins `batchq doctor` knows the role.
+    The default name is the role, followed by the node if there is one. `batchq doctor` recognises
+    the role by how the user's name begins.
     """
     if role.is_of_nodes and not nodes:
         raise InvalidInput(
@@ -180,7 +184,7 @@ def access(role: Role, *, nodes: Sequence[str] = (), user: str = "", hash_: str 
         raise InvalidInput(f"a user of the role {role.name} is not for certain nodes")
     for node in nodes:
         if problem := subdomain_problem(node):
-            # A pattern in a name would be one in the rules.
+            # A pattern in a node's name would be a pattern in the ACL rules.
             raise InvalidInput(f"node {node[:80]!r}: {problem}")
     name = user or (f"{role.name}-{nodes[0]}" if len(nodes) == 1 else role.name)
     if not _USER.fullmatch(name):
@@ -194,10 +198,180 @@ def access(role: Role, *, nodes: Sequence[str] = (), user: str = "", hash_: str 
 
 
 def hash_of(password: bytes) -> str:
-    """What a server keeps of a password. Raises InvalidInput for none."""
+    """Return what a server stores of a password. Raises InvalidInput if it is empty."""
     if not password or b"\n" in password:
         raise InvalidInput(
             "the file of the password: expected one line, the password",
             hint="make one, e.g. with `openssl rand -hex 32`",
         )
     return hashlib.sha256(password).hexdigest()
+
+
+#: An agent is alive if its last heartbeat is younger: three heartbeat intervals.
+_ALIVE_MS = 15_000
+
+
+def nodes_with_heartbeats(store: RedisStore) -> list[Node]:
+    """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
+    beats = store.beats()
+    found = []
+    for node in store.list("Node"):
+        assert isinstance(node, Node)
+        heartbeat = beats.get(node.metadata.name, node.status.heartbeat)
+        status = structs.replace(node.status, heartbeat=heartbeat)
+        found.append(structs.replace(node, status=status))
+    return found
+
+
+def refuse_live_nodes(store: RedisStore, objects: Iterable[Object]) -> None:
+    """Refuse to delete nodes with a live agent, whose next heartbeat would create them again.
+
+    Raises Conflict.
+    """
+    for item in objects:
+        if not isinstance(item, Node) or not item.status.ready:
+            continue
+        name = item.metadata.name
+        heartbeat = store.beats().get(name)
+        silent_ms = _ALIVE_MS if heartbeat is None else store.now_ms() - heartbeat
+        if silent_ms < _ALIVE_MS:
+            raise Conflict(
+                f"Node {name} has an agent, whose last heartbeat was {describe_age(silent_ms)} ago"
+                " and which would register it again",
+                hint="stop the agent first: end its `batchq worker`, or `batchq down` on that"
+                " machine",
+            )
+
+
+NO_LEADER = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
+#: Two leases: a scheduler that has not reported itself for so long has ended or hangs.
+SILENT_MS = 10_000
+#: Two renewal intervals of the leader's lease, which lasts 5 s and is renewed three times in it.
+MISSED_RENEWALS_MS = 2 * 5_000 // 3
+
+
+class Leading(Struct, frozen=True, kw_only=True):
+    """The leader and its epoch (counted from 1); the last leader if `left_ms` is not positive.
+
+    `left_ms` is the rest of its lease.
+    """
+
+    identity: str
+    epoch: int
+    left_ms: int
+
+
+class SchedulerSeen(Struct, frozen=True, kw_only=True):
+    """A running scheduler. `behind` is how many writes its mirror lacks; None before its first
+    list.
+    """
+
+    identity: str
+    version: str
+    seen_ms_ago: int
+    behind: int | None
+    leads: bool
+    #: It led until its lease expired, and no scheduler has led since.
+    led_last: bool = False
+
+    @property
+    def role(self) -> Literal["leader", "follower", "silent"]:
+        """`silent` means killed or hanging; a silent scheduler is listed for another minute.
+
+        The last leader is known to be silent sooner, because it has missed renewals of its lease.
+        """
+        if self.leads:
+            return "leader"
+        longest_ms = MISSED_RENEWALS_MS if self.led_last else SILENT_MS
+        return "follower" if self.seen_ms_ago < longest_ms else "silent"
+
+
+class Schedulers(Struct, frozen=True, kw_only=True):
+    """The schedulers. `leader` is the last one that led; None if it resigned or none has led."""
+
+    leader: Leading | None
+    there: Sequence[SchedulerSeen]
+
+    @property
+    def led(self) -> bool:
+        """Whether a scheduler leads now."""
+        return self.leader is not None and self.leader.left_ms > 0
+
+    @property
+    def followers(self) -> Sequence[SchedulerSeen]:
+        """The schedulers on standby."""
+        return [one for one in self.there if one.role == "follower"]
+
+
+def schedulers(store: RedisStore) -> Schedulers:
+    """Return the leader and the running schedulers. Raises StoreUnavailable."""
+    from batchq.store.schedulers import attending, revision
+
+    leader, there, latest = store.leader(), attending(store), revision(store)
+    now_ms = store.now_ms()
+    leading: Leading | None = None
+    if leader is not None:
+        leading = Leading(
+            identity=leader.identity,
+            epoch=count_of(leader.epoch),
+            left_ms=leader.expires_at - now_ms,
+        )
+    leads = leading is not None and leading.left_ms > 0
+    return Schedulers(
+        leader=leading,
+        there=[_seen(seen, leading, latest, now_ms, leads=leads) for seen in there],
+    )
+
+
+def has_no_leader(store: RedisStore) -> bool:
+    """Return whether no scheduler leads now. Raises StoreUnavailable."""
+    leader = store.leader()
+    return leader is None or leader.expires_at <= store.now_ms()
+
+
+def process_of(identity: str) -> str:
+    """Return `pid 12 on host` for the identity `host:12:random`."""
+    host, _, rest = identity.partition(":")
+    pid = rest.partition(":")[0]
+    return f"pid {pid} on {host}" if pid.isdigit() else identity
+
+
+def _seen(
+    seen: Seen, leading: Leading | None, revision: int, now_ms: int, *, leads: bool
+) -> SchedulerSeen:
+    is_leading = leading is not None and leading.identity == seen.identity
+    return SchedulerSeen(
+        identity=seen.identity,
+        version=seen.version,
+        seen_ms_ago=max(0, now_ms - seen.seen_at),
+        behind=None if seen.mirrored is None else max(0, revision - seen.mirrored),
+        leads=is_leading and leads,
+        led_last=is_leading and not leads,
+    )
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """A configuration as a file with every default. `led`: a scheduler leads and uses it."""
+
+    text: str
+    led: bool
+
+
+def published_config(url: str | None) -> Published:
+    """Return the configuration that the leader has published.
+
+    Raises InvalidInput, StoreUnavailable, and NotFound if none has been published.
+    """
+    from batchq.store.schedulers import read_config_text
+
+    store = connect(url)
+    try:
+        text = read_config_text(store)
+        if text is None:
+            raise NotFound(
+                "no scheduler has published its configuration",
+                hint=NO_LEADER if has_no_leader(store) else "the leader is of an older version",
+            )
+        return Published(text=text, led=not has_no_leader(store))
+    finally:
+        store.close()

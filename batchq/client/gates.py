@@ -1,12 +1,12 @@
-"""Scheduling gates: who waits for which, since when, who set it, and opening them.
+"""Scheduling gates: which groups wait for which gates, who set them, and opening them.
 
     with Client(component="data-ready") as client:
         for gate in client.gates.list(gate="data"):
             if is_there(gate.group):
                 client.gates.open(gate.group, "data")
 
-Several programs may do so at a time, each for its own gates, in any order: an opening that met
-another is repeated, and the last one wakes the group.
+Several programs may open gates of one group at the same time, in any order: an opening that
+conflicts with another is repeated, and the last one lets the group continue.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["GateView", "Gates"]
 
-#: Commits what is to be written at an instant; whether there was anything.
+#: Commits what the function returns for the current time; returns whether anything was written.
 Change = Callable[[Callable[[int], Transaction | None]], bool]
 
 
 class GateView(Struct, frozen=True, kw_only=True):
-    """A gate that is not open.
+    """A closed gate.
 
-    `group` is the key of the group, `shown` its phase as lists show it: a gate of a task's pods
-    need not hold the group back. `task` is "" for a gate of the group's own. Gates are set with the
-    group: `set_by` submitted it, at `set_at`. `opened` are those of the group that are open by now.
+    `group` is the key of the group and `shown` its phase as lists show it, since a gate of a task's
+    pods need not hold the group back. `task` is "" for a gate of the whole group. A gate is set
+    when the group is submitted, by `set_by` at `set_at`. `opened` are the group's open gates.
     """
 
     group: str
@@ -67,10 +67,10 @@ class Gates:
         gate: str = "",
         older_than: str | float = 0,
     ) -> Sequence[GateView]:
-        """Gates that are not open, those of the oldest groups first; of one namespace, of one
-        queue and those below it, of one name, of groups submitted longer ago than ("1d", seconds).
+        """Return closed gates, those of the oldest groups first.
 
-        Raises InvalidInput.
+        Filtered by namespace, by queue (with the queues below it), by name, and by the age of the
+        group ("1d", or seconds). Raises InvalidInput.
         """
         overview = Overview(self._store.snapshot(), self._store.now_ms())
         latest = overview.at - _ms_of(older_than)
@@ -82,8 +82,8 @@ class Gates:
         ]
 
     def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
-        """Open one gate: the group's own of that name, else those in the templates of its tasks,
-        or only that of a `task`. False if it was open already.
+        """Open one gate: the group's own gate of that name, else those of its tasks, or only that
+        of one `task`. Return False if it was open already.
 
         Raises NotFound for the group, the task or the gate, Conflict if the group has ended.
         """
@@ -93,7 +93,7 @@ class Gates:
         )
 
     def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
-        """Open every gate of a group and of its tasks, or of one task. False if there was none.
+        """Open every gate of a group and its tasks, or of one task. False if none was closed.
 
         Raises NotFound for the group or the task, Conflict if the group has ended.
         """

@@ -1,7 +1,7 @@
-"""Large lists a page at a time: groups as `jobs` shows them, and objects of any kind.
+"""Large lists in pages: groups as `jobs` shows them, and objects of any kind.
 
-A page of groups is looked at as `Overview` does, with their pods and without all other groups. So
-a place in line is not told, and why a group waits is as the scheduler has written it down.
+A page of groups is computed by `Overview` from these groups and their pods only. So it has no
+positions in line, and the reasons for waiting are those that the scheduler has stored.
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ __all__ = [
     "token_of_view",
 ]
 
-#: Up to so many groups are looked at all at once, with their places in line: it takes a second.
+#: Up to this many groups are shown at once, with their positions in line; this takes a second.
 WHOLE_UP_TO = 10_000
-#: Objects of a page where nothing else is asked for.
+#: Objects of a page unless the caller chooses another size.
 PAGE_SIZE = 500
-#: Kinds of which there are few, which every page of groups is looked at with.
+#: Kinds with few objects, which the view of every page reads whole.
 _FEW = tuple(kind for kind in KINDS if kind not in ("PodGroup", "Pod"))
 
 
 class GroupPage(Struct, frozen=True, kw_only=True):
-    """Some groups, and what stands among them and cannot be read; `at` is the instant of the look,
-    in milliseconds.
-    """
+    """Some groups, and the unreadable records among them; `at` is the instant in milliseconds."""
 
     views: tuple[GroupView, ...]
     at: int
@@ -54,7 +52,7 @@ class GroupPage(Struct, frozen=True, kw_only=True):
 
 
 class GroupLook:
-    """Shows groups without looking at all the others; what else that takes is read once.
+    """Shows groups without reading all the others; the other objects it needs are read once.
 
     Raises StoreUnavailable.
     """
@@ -62,29 +60,29 @@ class GroupLook:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._few = {kind: store.list(kind) for kind in _FEW}
-        #: The fields of pods by their group's uid, once asked.
+        #: The fields of pods by their group's uid; read when first needed.
         self._pods: dict[bytes, list[bytes]] | None = None
 
     def views(
         self, groups: Sequence[PodGroup], *, queue: str = "", phases: Sequence[str] = ()
     ) -> GroupPage:
-        """Those of these groups that are of a queue or below it, in one of some phases as shown; in
-        the order given.
+        """Return the views of those groups that are in the queue (or below it) and in one of the
+        phases as shown, in the order given.
         """
         now_ms = self._store.now_ms()
         victims = self._victims(groups)
-        shelf = ObjectTable()
+        table = ObjectTable()
         for kind, objects in self._few.items():
-            shelf.fill(kind, _by_key(objects))
-        shelf.fill("PodGroup", _by_key([*groups, *victims]))
-        shelf.fill("Pod", _by_key(self._pods_of([*groups, *victims])))
-        overview = Overview(shelf.snapshot(0), now_ms, is_part=True)
+            table.fill(kind, _by_key(objects))
+        table.fill("PodGroup", _by_key([*groups, *victims]))
+        table.fill("Pod", _by_key(self._pods_of([*groups, *victims])))
+        overview = Overview(table.snapshot(0), now_ms, is_part=True)
         views = {view.key: view for view in overview.groups(queue=queue, phases=phases)}
         found = (views.get(key_of(group)) for group in groups)
         return GroupPage(views=tuple(view for view in found if view is not None), at=now_ms)
 
     def _victims(self, groups: Sequence[PodGroup]) -> list[PodGroup]:
-        """Those that are to make room for some of the groups, and are not among them."""
+        """Return the pledged victims of the groups that are not among the groups."""
         uids = {uid.encode() for group in groups for uid in group.status.pledge.groups}
         uids -= {group.metadata.uid.encode() for group in groups}
         if not uids:
@@ -95,7 +93,7 @@ class GroupLook:
         return [item for item in page.objects if isinstance(item, PodGroup)]
 
     def _pods_of(self, groups: Sequence[PodGroup]) -> list[Pod]:
-        """The pods of those that were ever admitted."""
+        """Return the pods of the groups that were ever admitted."""
         uids = [group.metadata.uid.encode() for group in groups if group.status.admission]
         if not uids:
             return []
@@ -108,11 +106,11 @@ class GroupLook:
 
 
 class GroupPages:
-    """The groups of a list, the oldest first, a page at a time; the names are read at once.
+    """The groups of a list in pages, oldest first; the names are read at once.
 
-    `phases` are those in which groups are shown, all if there are none; `active` leaves out those
-    that have ended, and `finished` all of these but so many that were submitted last: `hidden` is
-    how many. `after` is a token, of the last group that was listed.
+    `phases` are phases as shown (empty: all). `active` leaves out the groups that have ended;
+    `finished` leaves out all of these except the given number that were submitted last, and
+    `hidden` counts those left out. `after` is the token of the last group of an earlier list.
     Raises StoreUnavailable, as the iteration does.
     """
 
@@ -151,14 +149,14 @@ class GroupPages:
 def object_pages(
     store: RedisStore, kind: str, *, namespace: str = "", after: str = "", size: int = PAGE_SIZE
 ) -> Iterator[Page]:
-    """Objects of a kind (of one namespace), by key. `after` is a token, of the last that was
-    listed. Raises StoreUnavailable.
+    """Iterate over the objects of a kind (of one namespace), by key. `after` is the token of the
+    last object of an earlier list. Raises StoreUnavailable.
     """
     entries = pages.read_entries(store.link, kind, namespace=namespace)
     if kind == "Pod" and namespace:
         groups = pages.read_entries(store.link, "PodGroup", namespace=namespace)
         uids = {uid for uid, _, _ in groups}
-        # Without a head, it is none; of which namespace that would be, nobody knows.
+        # A pod without a readable head may belong to any namespace: keep it.
         entries = [entry for entry in entries if entry[0] in uids or not entry[0]]
     entries = pages.by_key(entries)
     if after:
@@ -176,7 +174,7 @@ def _by_key(objects: Sequence[Object]) -> Mapping[str, Object]:
 
 
 def _may_be(entry: Entry, phases: Collection[str], *, active: bool) -> bool:
-    """Whether a group could be shown in one of these phases; a head that is none tells nothing."""
+    """Return whether a group may be shown in these phases; True if its head is unreadable."""
     phase = entry[2].decode(errors="replace")
     if not phase:
         return True
@@ -187,23 +185,23 @@ def _may_be(entry: Entry, phases: Collection[str], *, active: bool) -> bool:
 
 
 def _without_older(entries: Sequence[Entry], finished: int) -> tuple[list[Entry], int]:
-    """Without all but the newest that have ended, and how many those are."""
+    """Leave out all ended groups but the newest; return the rest and the number left out."""
     ended = sorted(entry for entry in entries if entry[2].decode(errors="replace") in TERMINAL)
     hidden = set(ended[: max(0, len(ended) - finished)])
     return [entry for entry in entries if entry not in hidden], len(hidden)
 
 
 def token_of_view(view: GroupView) -> str:
-    """Where a list of groups goes on behind this one."""
+    """Return the token with which a list of groups continues after this one."""
     return pages.token_of(view.uid, view.key)
 
 
 def is_behind(view: GroupView, token: str) -> bool:
-    """Whether a group comes behind the place that a token names."""
+    """Return whether a group comes after the place that a token names."""
     entry = (view.uid.encode(), field_of_key(view.key), b"")
     return bool(pages.after([entry], token))
 
 
 def token_of_object(item: Object) -> str:
-    """Where a list of objects goes on behind this one."""
+    """Return the token with which a list of objects continues after this one."""
     return pages.token_of("", key_of(item))

@@ -1,7 +1,7 @@
-"""A snapshot as it would be after a request: what `plan` hands to the scheduler's session.
+"""What a session decides about a group, and snapshots with changed objects, for `plan` and `why`.
 
-Nothing here is stored. The request is worked out by the same rules as a real one, on what the
-snapshot holds; what a snapshot does not hold is read from the server.
+Nothing here is stored. A request follows the rules of a real one, on the snapshot's objects; kinds
+that a snapshot does not contain are read from the server.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from batchq.core.session.state import GroupState, is_admitted
 from batchq.ports import Reader
 from batchq.store.rules import NOTHING, refuse_charges, weigh
 
-#: Kind -> the snapshot's field that holds all objects of it, ordered by key. Pods are not among
-#: them: no request writes any.
+#: Kind -> the snapshot's field with all objects of it, ordered by key. Pods are missing, because no
+#: request writes them.
 _FIELDS = {
     "Queue": "queues",
     "ResourceQuota": "quotas",
@@ -55,8 +55,8 @@ _FIELDS = {
 }
 
 
-class SeenGroup:
-    """A Reader of what a snapshot holds; other kinds are read from `below`."""
+class SnapshotReader:
+    """A Reader of a snapshot's objects; other kinds are read from `below`."""
 
     def __init__(self, snapshot: Snapshot, below: Reader) -> None:
         self._snapshot = snapshot
@@ -64,7 +64,7 @@ class SeenGroup:
         self._by_key: dict[str, dict[str, Object]] = {}
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object, or None."""
+        """Return the object, or None."""
         if kind not in _FIELDS:
             return self._below.get(kind, key)
         if kind not in self._by_key:
@@ -72,7 +72,7 @@ class SeenGroup:
         return self._by_key[kind].get(key)
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind (of one namespace), ordered by key."""
+        """Return all objects of a kind (of one namespace), ordered by key."""
         if kind not in _FIELDS:
             return self._below.list(kind, namespace=namespace)
         found = _all(self._snapshot, kind)
@@ -80,17 +80,17 @@ class SeenGroup:
 
 
 def ledger_of(session: Session) -> Ledger:
-    """The ledger's sums, as a request asks for them."""
+    """Return the ledger's sums."""
     return {scope: dict(sums) for scope, sums in session.ledger.sums.items()}
 
 
 def check_objects_allowed(
     snapshot: Snapshot, transaction: Transaction, *, per_namespace: int
 ) -> None:
-    """Whether the namespaces may have so many unfinished groups: `per_namespace` where no
-    ResourceQuota says otherwise.
+    """Check the limits on unfinished groups per namespace: `per_namespace` unless a ResourceQuota
+    sets another one.
 
-    Raises Rejected, in the words in which a submission is refused.
+    Raises Rejected with the message of a refused submission.
     """
     stated = {limit.scope: limit.amounts for limit in transaction.limits}
     counts = Counter(
@@ -113,10 +113,10 @@ def check_objects_allowed(
         raise explain_refusal(Refusal(transaction=transaction, answer=answer))
 
 
-def supposed(snapshot: Snapshot, objects: Mapping[tuple[str, str], Object | None]) -> Snapshot:
-    """The snapshot with these objects, by kind and key, in place of what is there; None: without.
+def with_objects(snapshot: Snapshot, objects: Mapping[tuple[str, str], Object | None]) -> Snapshot:
+    """Return the snapshot with these objects, by kind and key; None removes an object.
 
-    Kinds that a session does not read change nothing.
+    Kinds that a session does not read have no effect.
     """
     changed: dict[str, tuple[Object, ...]] = {}
     for kind, field in _FIELDS.items():
@@ -129,8 +129,8 @@ def supposed(snapshot: Snapshot, objects: Mapping[tuple[str, str], Object | None
     return structs.replace(snapshot, **changed)
 
 
-def written(transaction: Transaction) -> dict[tuple[str, str], Object | None]:
-    """What a transaction writes, by kind and key; None where it deletes."""
+def writes_of(transaction: Transaction) -> dict[tuple[str, str], Object | None]:
+    """Return what a transaction writes, by kind and key; None for deletions."""
     return {(write.kind, write.key): write.value for write in transaction.writes}
 
 
@@ -145,21 +145,21 @@ def _allowed(snapshot: Snapshot, scope: str) -> Mapping[str, int]:
 
 
 class Outcome(StrEnum):
-    """What becomes of a group in the next session, from the best to the worst."""
+    """What the next session does with a group, from best to worst."""
 
-    #: It is admitted, and its minMember pods get nodes.
+    #: The group is admitted, and minMember of its pods get nodes.
     NOW = "Now"
-    #: The same, as soon as those have ended who are evicted for it.
+    #: The same, after its victims have ended.
     EVICTS = "Evicts"
     WAITS = "Waits"
-    #: It waits for what no waiting brings: nothing that there is could ever hold it.
+    #: Waiting does not help: the group exceeds every node or a limit.
     NEVER = "Never"
 
 
 class Awaiting(Struct, frozen=True, kw_only=True):
-    """Who has to end before a group starts: so many pods of these groups, within so long at most.
+    """The victims that must end before a group starts: pods of these groups, within `within_ms`.
 
-    An external group counts without pods.
+    An external group has no pods to count.
     """
 
     pods: int
@@ -168,10 +168,10 @@ class Awaiting(Struct, frozen=True, kw_only=True):
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """A change that was tried, and what would come of it: `requests`, `minMember`, `queue`,
-    `priorityClass`, or `released` (what holds it back by its author's wish is taken away).
+    """A change that was tried, and its outcome: `requests`, `minMember`, `queue`, `priorityClass`,
+    or `released` (its gates, suspension and dependencies are removed).
 
-    `value` is what to ask for instead: `cpu=12`, `3`, the name of a queue or of a class.
+    `value` is the changed value: `cpu=12`, `3`, the name of a queue or of a priority class.
     """
 
     change: str
@@ -181,17 +181,16 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 class GroupPlan(Struct, frozen=True, kw_only=True):
-    """What becomes of one group. Amounts are in integer units, instants in milliseconds.
+    """What a session decides about one group. Amounts are in integer units, instants in ms.
 
-    `phase` is what the session leaves it in, `reserved` whether quota is kept for it then. `nodes`
-    maps each node to how many of its pods go there. `blockers` are all reasons for which it waits,
-    the most fundamental first; `checks` the admission checks that have not passed. `position` is
-    its place in its queue's line, None unless it stands in it; `ahead` are the keys before it.
-    `ending`: how it ends, where the session ends it. `earliest_start`: when there will be room,
-    once the groups `after` have ended by their walltimes; None where that is not known.
-    `expected_start`: when it is expected to start, those before it counted; None where nobody
-    knows, or did not ask. `never`: why not even empty nodes would take its pods, where no limit is
-    in its way for ever.
+    `phase` is its phase after the session, `reserved` whether quota is reserved then. `nodes` maps
+    a node to the number of pods there. `blockers` are all reasons for waiting, the most fundamental
+    first; `checks` the admission checks that have not passed. `position` is its position in the
+    queue's line, None if it is not in line; `ahead` are the keys before it. `ending` says how it
+    ends, if the session ends it. `earliest_start` is when capacity will be free, once the groups
+    `after` have ended by their walltimes; None if unknown. `expected_start` is when it is expected
+    to start, counting the groups ahead; None if unknown or not computed. `never` says why not even
+    empty nodes would take its pods, if no limit excludes it.
     """
 
     key: str
@@ -219,10 +218,10 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
 
 
 class Victim(Struct, frozen=True, kw_only=True):
-    """A group that has to give: all of it (`whole`), or these of its pods.
+    """A group that is evicted, wholly (`whole`) or only these pods.
 
-    `by` is the claimant and `action` what takes, both empty where nobody claims and an edit in the
-    request sends it back. `lost` is what its pods have worked, in resource-seconds.
+    `by` is the preemptor and `action` the action; both are empty if an edit in the request causes
+    the eviction. `lost` is the work of its pods, in resource-seconds.
     """
 
     key: str
@@ -239,7 +238,7 @@ _ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"
 
 
 def group_plan(session: Session, key: str) -> GroupPlan:
-    """What a session that has decided makes of one group."""
+    """Return what a decided session does with one group."""
     group = session.by_key[key]
     awaits = _awaiting(session, group)
     verdicts = () if _starts(group) else _verdicts(session, group)
@@ -250,8 +249,8 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     waits = outcome in (Outcome.WAITS, Outcome.NEVER)
     line = line_of(session, group.queue) if waits else []
     place = line.index(key) if key in line else None
-    room = forecast(session, group) if waits and not never else None
-    later = room is not None and room.at is not None and room.at > session.now_ms
+    estimate = forecast(session, group) if waits and not never else None
+    later = estimate is not None and estimate.at is not None and estimate.at > session.now_ms
     return GroupPlan(
         key=key,
         queue=group.queue,
@@ -270,36 +269,36 @@ def group_plan(session: Session, key: str) -> GroupPlan:
         position=None if place is None else place + 1,
         ahead=() if place is None else tuple(line[:place]),
         ending=_ending(group),
-        earliest_start=room.at if room is not None and later else None,
-        after=_after(room) if room is not None and later else (),
+        earliest_start=estimate.at if estimate is not None and later else None,
+        after=_after(estimate) if estimate is not None and later else (),
         never=never,
     )
 
 
 def victims(session: Session, without: Session, keys: Collection[str]) -> list[Victim]:
-    """Who has to give in a session: for one of the groups `keys`, or at all, but not in the session
-    `without` them.
+    """Return the victims in a session: those evicted for one of the groups `keys`, and all others
+    that are not evicted in the session `without` them.
     """
-    stopped_anyway = {one.uid for one in without.intents if isinstance(one, intents.Evict)}
-    left_anyway = {one.group for one in without.intents if isinstance(one, intents.RollBack)}
-    told: dict[str, list[intents.Evict]] = {}
-    left: dict[str, intents.RollBack] = {}
+    evicted_anyway = {one.uid for one in without.intents if isinstance(one, intents.Evict)}
+    rolled_back_anyway = {one.group for one in without.intents if isinstance(one, intents.RollBack)}
+    evicted: dict[str, list[intents.Evict]] = {}
+    rolled_back: dict[str, intents.RollBack] = {}
     for intent in session.intents:
         match intent:
-            case intents.Evict() if intent.by in keys or intent.uid not in stopped_anyway:
-                told.setdefault(intent.group, []).append(intent)
+            case intents.Evict() if intent.by in keys or intent.uid not in evicted_anyway:
+                evicted.setdefault(intent.group, []).append(intent)
             case intents.RollBack(group=key):
-                if key not in left_anyway or _taken_by(session, key) in keys:
-                    left[key] = intent
+                if key not in rolled_back_anyway or _preemptor_of(session, key) in keys:
+                    rolled_back[key] = intent
             case _:
                 pass
-    there = [key for key in dict.fromkeys((*told, *left)) if key not in keys]
-    return [_victim(session, key, told.get(key, []), left.get(key)) for key in there]
+    there = [key for key in dict.fromkeys((*evicted, *rolled_back)) if key not in keys]
+    return [_victim(session, key, evicted.get(key, []), rolled_back.get(key)) for key in there]
 
 
 def delayed(session: Session, without: Session, gone: Collection[str]) -> list[str]:
-    """The groups that would start in the session `without` the request, and do not in this one;
-    those that have to go are told apart.
+    """Return the groups that would start in the session `without` the request but not in this one;
+    the victims, `gone`, are left out.
     """
     return [
         key
@@ -312,8 +311,8 @@ def delayed(session: Session, without: Session, gone: Collection[str]) -> list[s
 
 
 def no_node_ever(session: Session, group: GroupState) -> str:
-    """Why no nodes that are known take a group's gang, were they there and empty; '' where they do,
-    and of what has started or ended.
+    """Return why no known nodes would take a group's gang even if empty; '' if they would, or if
+    the group has started or ended.
     """
     may_start = group.phase in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE)
     if group.is_external or not may_start or _starts(group):
@@ -326,7 +325,7 @@ def no_node_ever(session: Session, group: GroupState) -> str:
 
 
 def _starts(group: GroupState) -> bool:
-    """Whether it has what it needs to run: its gang has nodes; an external one is admitted."""
+    """Return whether it can run: its gang has nodes, or it is external and admitted."""
     if not is_admitted(group):
         return False
     return group.is_external or sum(group.placed.values()) >= group.min_member
@@ -337,29 +336,29 @@ def _outcome(
 ) -> Outcome:
     if group.phase in TERMINAL or any(verdict.reason in NEVER_FITS for verdict in verdicts):
         return Outcome.NEVER
-    evicts = bool(_taken_from(session, group.key))
-    # Who has to pass checks yet does not start for that others have gone.
+    evicts = bool(_victims_of(session, group.key))
+    # A group with open checks does not start when its victims have ended.
     passes = not (are_honoured(session) and _open_checks(group))
     if _starts(group) or (awaits is not None and evicts and passes):
         return Outcome.EVICTS if evicts else Outcome.NOW
     return Outcome.WAITS
 
 
-def _taken_from(session: Session, key: str) -> list[str]:
-    """The groups that give to this one in this session."""
-    told = [
+def _victims_of(session: Session, key: str) -> list[str]:
+    """Return the groups from which this session evicts pods for the group."""
+    evicted = [
         one.group for one in session.intents if isinstance(one, intents.Evict) and one.by == key
     ]
-    left = [
+    rolled_back = [
         one.group
         for one in session.intents
-        if isinstance(one, intents.RollBack) and _taken_by(session, one.group) == key
+        if isinstance(one, intents.RollBack) and _preemptor_of(session, one.group) == key
     ]
-    return list(dict.fromkeys((*told, *left)))
+    return list(dict.fromkeys((*evicted, *rolled_back)))
 
 
-def _taken_by(session: Session, key: str) -> str:
-    """For whom a group was evicted last, if that was in this session."""
+def _preemptor_of(session: Session, key: str) -> str:
+    """Return the preemptor of a group's last eviction, if that is of this session."""
     group = session.by_key[key]
     now, before = group.status.evictions, group.record.status.evictions
     return now.last_by if now != before else ""
@@ -368,18 +367,18 @@ def _taken_by(session: Session, key: str) -> str:
 def _awaiting(session: Session, group: GroupState) -> Awaiting | None:
     if not group.status.pledge.stands or group.phase in TERMINAL:
         return None
-    left = victims_left(session, group.status.pledge)
-    if not left:
+    rolled_back = victims_left(session, group.status.pledge)
+    if not rolled_back:
         return None
     over_at = [
         (pod.status.terminating_at or session.now_ms) + pod.spec.termination_grace
-        for _, pods in left
+        for _, pods in rolled_back
         for pod in pods
     ]
-    over_at += [one.status.claim.over_at or session.now_ms for one, pods in left if not pods]
+    over_at += [one.status.claim.over_at or session.now_ms for one, pods in rolled_back if not pods]
     return Awaiting(
-        pods=sum(len(pods) for _, pods in left),
-        groups=tuple(one.key for one, _ in left),
+        pods=sum(len(pods) for _, pods in rolled_back),
+        groups=tuple(one.key for one, _ in rolled_back),
         within_ms=max(0, max(over_at) - session.now_ms),
     )
 
@@ -392,7 +391,7 @@ def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def line_of(session: Session, queue: str) -> list[str]:
-    """The keys of those that stand in a queue's line once the session is over, in order."""
+    """Return the keys of the groups in a queue's line after the session, in order."""
     waiting = [
         group
         for group in session.groups.values()
@@ -404,14 +403,14 @@ def line_of(session: Session, queue: str) -> list[str]:
 
 
 def _nodes(group: GroupState) -> dict[str, int]:
-    """Where its pods are, and where they are to go once its victims have ended."""
+    """Return where its pods are, and where they go after its victims have ended."""
     nodes = [pod.status.node for pod in group.current() if pod.status.phase in ON_NODE]
     on = Counter((*nodes, *group.status.pledge.plan.values()))
     return {name: on[name] for name in sorted(on)}
 
 
-def _after(room: Forecast) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(end.group.key for end in room.ends))
+def _after(estimate: Forecast) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(end.group.key for end in estimate.ends))
 
 
 def _open_checks(group: GroupState) -> tuple[str, ...]:
@@ -429,25 +428,25 @@ def _ending(group: GroupState) -> str:
 
 
 def _victim(
-    session: Session, key: str, told: list[intents.Evict], left: intents.RollBack | None
+    session: Session, key: str, evicted: list[intents.Evict], rolled_back: intents.RollBack | None
 ) -> Victim:
     group = session.by_key[key]
-    reason = left.reason if left is not None else told[0].reason
-    by = _taken_by(session, key) if left is not None else told[0].by
+    reason = rolled_back.reason if rolled_back is not None else evicted[0].reason
+    by = _preemptor_of(session, key) if rolled_back is not None else evicted[0].by
     return Victim(
         key=key,
         queue=group.queue,
-        whole=left is not None,
-        pods=tuple(one.pod for one in told),
+        whole=rolled_back is not None,
+        pods=tuple(one.pod for one in evicted),
         by=by,
         action=_ACTIONS.get(str(reason), ""),
         reason=str(reason),
-        lost=_work_of(session, [group.pods[one.uid] for one in told if one.uid in group.pods]),
+        lost=_work_of(session, [group.pods[one.uid] for one in evicted if one.uid in group.pods]),
     )
 
 
 def _work_of(session: Session, pods: list[Pod]) -> Amounts:
-    """What pods have worked until now, in resource-seconds."""
+    """Return the work of pods until now, in resource-seconds."""
     lost: Amounts = {}
     for pod in pods:
         if pod.status.started_at is not None:

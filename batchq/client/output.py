@@ -1,4 +1,4 @@
-"""What pods have written, line by line, in the order of the pods or, followed, as it comes."""
+"""The output of pods line by line, ordered by pod or, when followed, by arrival; and results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
-#: How late a followed line may be.
+#: The longest delay of a followed line.
 _LATE_MS = 250
-#: A line that does not end is cut here.
+#: A longer line is cut here.
 _LONGEST_LINE_BYTES = 64 * 1024
 
 
 class LogLine(Struct, frozen=True, kw_only=True):
-    """One line, without its end. `stream` is stdout or stderr."""
+    """One line without its line end. `stream` is stdout or stderr."""
 
     pod: str
     attempt: int
@@ -37,7 +37,7 @@ class LogLine(Struct, frozen=True, kw_only=True):
 
 
 class _Reader:
-    """Reads one attempt's output on; keeps what has no line end yet."""
+    """Reads one attempt's output; keeps an incomplete last line for the next call."""
 
     def __init__(self, store: RedisStore, pod: Pod) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class _Reader:
         self._rests: dict[str, bytes] = {}
 
     def lines(self) -> Iterator[LogLine]:
-        """All complete lines that have come."""
+        """Yield all complete lines that are available."""
         uid, status = self._pod.metadata.uid, self._pod.status
         node = status.node or status.last_node
         while chunks := self._store.read_log(node, uid, status.attempt, after=self._after):
@@ -60,7 +60,7 @@ class _Reader:
                 self._rests[chunk.stream] = rest
 
     def last_lines(self) -> Iterator[LogLine]:
-        """What is left, when nothing more can come."""
+        """Yield the rest after the output has ended."""
         yield from self.lines()
         for stream, rest in self._rests.items():
             if rest:
@@ -79,10 +79,10 @@ class _Reader:
 def read_output(
     store: RedisStore, key: str, *, pod: str = "", tail: int | None = None
 ) -> Iterator[LogLine]:
-    """The kept output of the latest attempt of each pod, pod after pod.
+    """Yield the kept output of the latest attempt of each pod, pod after pod.
 
-    `pod` chooses one, by its name or by `<task>-<index>`; `tail` the last lines of each.
-    Raises NotFound, StoreUnavailable.
+    `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last lines
+    of each pod. Raises NotFound, StoreUnavailable.
     """
     group = find(store, PodGroup, key)
     for one in _chosen(store, group, pod):
@@ -92,9 +92,9 @@ def read_output(
 def follow_output(
     store: RedisStore, key: str, *, pod: str = "", tail: int | None = None
 ) -> Iterator[LogLine]:
-    """As `read_output`, and then each line as it comes, until the group's processes have ended.
+    """Yield what `read_output` yields, then each new line, until the group's processes have ended.
 
-    `tail` counts for what is there at the beginning.
+    `tail` limits the lines that exist at the beginning.
     """
     group = find(store, PodGroup, key)
     uid = group.metadata.uid
@@ -114,7 +114,7 @@ def follow_output(
             one.status.phase in ON_NODE for one in pods.values()
         )
         for one in _in_order(pods.values()):
-            if one.status.attempt and _is(one, group, pod):
+            if one.status.attempt and _matches(one, group, pod):
                 place = one.metadata.uid, one.status.attempt
                 reader = readers.setdefault(place, _Reader(store, one))
                 lines = reader.last_lines() if ended else reader.lines()
@@ -127,7 +127,7 @@ def follow_output(
 def patient(
     lines: Iterator[LogLine], patiently: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[LogLine]:
-    """The same lines, each waited for with patience; whoever gets one is outside of it."""
+    """Yield the same lines; wait patiently for each, but not in the caller's code between them."""
     while True:
         with patiently():
             line = next(lines, None)
@@ -137,14 +137,14 @@ def patient(
 
 
 def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:
-    # Of one place in the group, the pod of the latest admission.
+    # A pod of a later admission replaces the earlier one of the same name.
     latest: dict[str, Pod] = {}
     for pod in store.list("Pod", namespace=group.metadata.namespace):
         if isinstance(pod, Pod) and pod.status.group_uid == group.metadata.uid:
             known = latest.get(pod.metadata.name)
             if known is None or known.status.admission < pod.status.admission:
                 latest[pod.metadata.name] = pod
-    pods = [pod for pod in latest.values() if _is(pod, group, wanted)]
+    pods = [pod for pod in latest.values() if _matches(pod, group, wanted)]
     if wanted and not pods:
         there = [pod.metadata.name for pod in _in_order(latest.values())]
         key = f"{group.metadata.namespace}/{group.metadata.name}"
@@ -152,7 +152,7 @@ def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:
     return _in_order(pod for pod in pods if pod.status.attempt)
 
 
-def _is(pod: Pod, group: PodGroup, wanted: str) -> bool:
+def _matches(pod: Pod, group: PodGroup, wanted: str) -> bool:
     name = pod.metadata.name
     return wanted in ("", name, name.removeprefix(f"{group.metadata.name}-"))
 
@@ -166,13 +166,13 @@ def _last(lines: Iterator[LogLine], tail: int | None) -> Iterator[LogLine]:
 
 
 def read_result(store: RedisStore, key: str, timeout_s: float | None) -> Any:
-    """What the only pod of a group returned; see `Client.result`."""
+    """Return what the only pod of a group returned; see `Client.result`."""
     group = find(store, PodGroup, key)
     replicas = sum(task.replicas for task in group.spec.tasks)
     if replicas != 1:
         raise UsageError(
-            f"PodGroup {key} has {counted(replicas, 'pod')}, and so many results",
-            hint="ask for `results`",
+            f"PodGroup {key} has {counted(replicas, 'pod')}, so there are several results",
+            hint="use `results`",
         )
     _check_calls(group, key)
     [result] = read_results(store, key, timeout_s).values()
@@ -182,7 +182,7 @@ def read_result(store: RedisStore, key: str, timeout_s: float | None) -> Any:
 def read_results(
     store: RedisStore, key: str, timeout_s: float | None, *, partial: bool = False
 ) -> dict[str, Any]:
-    """What each pod of a group returned, by its name; see `Client.results`."""
+    """Return what each pod of a group returned, by name; see `Client.results`."""
     _check_calls(find(store, PodGroup, key), key)
     wait_for(store, [key], "finished", timeout_s)
     group = find(store, PodGroup, key)
@@ -190,15 +190,15 @@ def read_results(
     if not partial:
         _refuse_unfinished(group, key, pods)
     results: dict[str, Any] = {}
-    for pod in _with_result(group, pods):
+    for pod in _pods_with_result(group, pods):
         status = pod.status
         written = store.read_result(status.node, pod.metadata.uid, status.attempt)
         if written is not None:
             results[pod.metadata.name] = json.loads(written)
         elif not partial:
             raise NotFound(
-                f"what Pod {key.partition('/')[0]}/{pod.metadata.name} returned is no longer there",
-                hint="results are kept for seven days; `partial` leaves out those that are gone",
+                f"the result of Pod {key.partition('/')[0]}/{pod.metadata.name} has expired",
+                hint="results are kept for seven days; `partial` leaves out expired ones",
             )
     return results
 
@@ -206,18 +206,18 @@ def read_results(
 def _check_calls(group: PodGroup, key: str) -> None:
     if group.spec.controller == "external":
         raise NotFound(
-            f"PodGroup {key} is external: what it has put out is with the consumer that ran it",
-            hint=f"`batchq describe {key}` says who that is, and what it has reported",
+            f"PodGroup {key} is external: the consumer that ran it has its output",
+            hint=f"`batchq describe {key}` names the consumer and shows its reports",
         )
     if not any(task.template.function for task in group.spec.tasks):
         raise NotFound(
             f"PodGroup {key} runs a command, which returns nothing",
-            hint=f"read what it has written with `batchq logs {key}`",
+            hint=f"read its output with `batchq logs {key}`",
         )
 
 
 def _refuse_unfinished(group: PodGroup, key: str, pods: list[Pod]) -> None:
-    hint = f"read what its pods have written with `batchq logs {key}`"
+    hint = f"read its pods' output with `batchq logs {key}`"
     if group.status.phase == PodGroupPhase.CANCELLED:
         raise GroupCancelled(f"PodGroup {key} was cancelled", hint=hint)
     if group.status.phase == PodGroupPhase.FAILED:
@@ -225,18 +225,18 @@ def _refuse_unfinished(group: PodGroup, key: str, pods: list[Pod]) -> None:
 
 
 def _why(group: PodGroup, pods: list[Pod]) -> str:
-    """What the first pod that failed for good says, or the group's own reason."""
+    """Return the message of the first pod that failed for good, or the group's own reason."""
     failed = [pod for pod in pods if pod.status.phase == PodPhase.FAILED]
     if failed:
         first = min(failed, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
-        said = first.status.message or first.status.reason
-        return f": Pod {first.metadata.name}: {said}"
+        message = first.status.message or first.status.reason
+        return f": Pod {first.metadata.name}: {message}"
     finished = next((one for one in group.status.conditions if one.type == "Finished"), None)
     return f": {finished.message or finished.reason}" if finished else ""
 
 
-def _with_result(group: PodGroup, pods: list[Pod]) -> Iterator[Pod]:
-    """Pods that have succeeded, by task and index; of one place that of the latest admission."""
+def _pods_with_result(group: PodGroup, pods: list[Pod]) -> Iterator[Pod]:
+    """Yield pods that have succeeded, by task and index; the latest admission wins."""
     calls = {task.name for task in group.spec.tasks if task.template.function}
     latest: dict[str, Pod] = {}
     for pod in sorted(pods, key=lambda pod: pod.status.admission):

@@ -1,7 +1,7 @@
-"""How things stand: groups with their place in line and why they wait, queues with their shares.
+"""Views of groups and queues: positions in line, reasons for waiting, and shares.
 
-Worked out on a session that is opened, asked and thrown away: the rules are the scheduler's own,
-with its default plugins; what it last decided stands in the groups themselves.
+Computed on a session that is opened, asked and discarded. It applies the scheduler's own rules with
+the default plugins; the last decisions of the real scheduler are stored in the groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchq.assembly import assemble
 from batchq.client.position import gated_pods
 from batchq.client.queues import (
     FirstToGo,
-    Lien,
+    Loan,
     QueueView,
     borrowers,
     first_to_go,
@@ -39,7 +39,7 @@ GATED = "SchedulingGated"
 
 
 class PodCounts(Struct, frozen=True, kw_only=True):
-    """A group's pods by phase. `wanted` is all of its replicas, `least` its minMember."""
+    """A group's pods by phase. `wanted` is the number of replicas, `least` is minMember."""
 
     wanted: int
     least: int
@@ -48,15 +48,15 @@ class PodCounts(Struct, frozen=True, kw_only=True):
     running: int = 0
     succeeded: int = 0
     failed: int = 0
-    #: On a node, and told to stop.
+    #: On a node, and asked to stop.
     stopping: int = 0
 
 
 class Blocker(Struct, frozen=True, kw_only=True):
-    """One reason for which a group waits.
+    """One reason why a group waits.
 
-    `stored` is the verdict as the scheduler wrote it down; `now` the same with the ledger's
-    numbers of this moment, or None where it would no longer be refused for this.
+    `stored` is the verdict as the scheduler stored it. `now` is the same verdict with the ledger's
+    current numbers, or None if this reason no longer applies.
     """
 
     stored: Verdict
@@ -64,20 +64,20 @@ class Blocker(Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> Waiting:
-        """The word."""
+        """The CamelCase reason."""
         return self.stored.reason
 
     @property
     def message(self) -> str:
-        """The sentence, with the numbers of this moment."""
+        """The sentence, with current numbers."""
         return (self.now or self.stored).message()
 
 
 class Awaited(Struct, frozen=True, kw_only=True):
-    """What a claimant waits for: pods of other groups that are to stop for it.
+    """What a preemptor waits for: the pods of its victims that have not ended.
 
-    `pods` are those that have not ended; `groups` the keys of the groups they belong to. `until`:
-    when the claim is given up, None as long as nobody has been told to stop.
+    `groups` are the keys of their groups. `until` is when the pledge expires; None until a victim
+    is asked to stop.
     """
 
     action: str
@@ -96,32 +96,32 @@ class GroupView(Struct, frozen=True, kw_only=True):
     #: The phase, or SchedulingGated for a Pending group with gates.
     shown: str
     pods: PodCounts
-    #: What an admission reserves.
+    #: What an admission of the group reserves.
     request: Amounts
-    #: The same in words: `cpu 1 ×40`.
+    #: The same as text: `cpu 1 ×40`.
     request_text: str
-    #: From 1 within its queue; None unless it is Pending and stands in line.
+    #: Position in its queue, from 1; None unless the group is Pending and in line.
     position: int | None
     blockers: tuple[Blocker, ...]
     nodes: tuple[str, ...]
     created_at: int
     started_at: int | None
     finished_at: int | None
-    #: How it ended, or why it was last sent back: reason and sentence.
+    #: Reason and sentence of its end, or of its last eviction.
     reason: str
     message: str
     uid: str = ""
-    #: The condition Evicted while it is True of a group that has not ended: who sent it back, why.
+    #: The condition Evicted, if it is True and the group has not ended.
     evicted: Condition | None = None
-    #: What preempt and reclaim have cost it so far.
+    #: What preemption and reclaim have cost the group so far.
     evictions: Evictions = Evictions()
     awaits: Awaited | None = None
-    #: Of what is admitted, which of its pods wait for gates: `2 pods of task b wait for gate late`.
+    #: Which pods of an admitted group wait for gates: `2 pods of task b wait for gate late`.
     gated: tuple[str, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a group is where it is. `ahead` are the keys of those before it in its queue's line."""
+    """Why a group waits. `ahead` are the keys of the groups before it in its queue."""
 
     group: GroupView
     ahead: tuple[str, ...]
@@ -133,30 +133,30 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 class QueuePage(Struct, frozen=True, kw_only=True):
-    """All about one queue, with what waits and runs in it and in the queues below it.
+    """One queue in detail, with the groups in it and in the queues below it.
 
     `lenders` deserve what this queue borrows, `borrowers` hold what this queue deserves. `line` are
-    those that stand in line, by place; `aside` those that do not. `first_to_go`: who would have to
-    give first, if somebody might take.
+    the groups in line, by position; `not_in_line` the other waiting groups. `first_to_go` has the
+    groups in the order in which preemption would choose victims.
     """
 
     view: QueueView
-    #: Resource -> the weights of the queue and of its siblings by which it is shared out; what the
-    #: queue states itself is not among them.
+    #: Resource -> the weight of the queue, and the sum over it and its siblings; resources that the
+    #: queue's own `deserved` names are left out.
     weights: dict[str, tuple[int, int]]
-    lenders: tuple[Lien, ...]
-    borrowers: tuple[Lien, ...]
+    lenders: tuple[Loan, ...]
+    borrowers: tuple[Loan, ...]
     line: tuple[GroupView, ...]
-    aside: tuple[GroupView, ...]
+    not_in_line: tuple[GroupView, ...]
     first_to_go: tuple[FirstToGo, ...]
 
 
 class Overview:
-    """One look at everything; `at` is its instant in milliseconds.
+    """A view of one snapshot; `at` is its instant in milliseconds.
 
-    `session` is one that has decided nothing yet, of a scheduler with other plugins than usual.
-    `is_part`: the snapshot has some of the groups only, so that no place in line can be told, and
-    reasons are as the scheduler has written them down.
+    `session` is a session that has decided nothing yet, of a scheduler with other plugins than the
+    defaults. With `is_part` the snapshot has only some of the groups: positions are unknown, and
+    the reasons are those that the scheduler has stored.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class Overview:
     def groups(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
     ) -> list[GroupView]:
-        """Groups by key; of one namespace, of one queue and those below it, in one of some phases
-        (as shown).
+        """Return groups by key, filtered by namespace, by queue (with the queues below it) and by
+        phases (as shown).
         """
         chosen = [
             group
@@ -189,8 +189,9 @@ class Overview:
         return [self._view(group) for group in chosen]
 
     def gated(self, *, namespace: str = "", queue: str = "") -> list[tuple[PodGroup, str]]:
-        """Unfinished groups with gates that are not open, the oldest first, with their phases as
-        shown; of one namespace, of one queue and those below it.
+        """Return unfinished groups with closed gates, oldest first, with their phases as shown.
+
+        Filtered by namespace, and by queue with the queues below it.
         """
         chosen = [
             group
@@ -204,7 +205,7 @@ class Overview:
         return [(group.record, shown_phase(group)) for group in chosen]
 
     def explain(self, key: str) -> Explanation | None:
-        """Why a group is where it is; None if there is none."""
+        """Explain why a group waits; None if there is no such group."""
         group = self._session.by_key.get(key)
         if group is None:
             return None
@@ -213,13 +214,11 @@ class Overview:
         return Explanation(group=view, ahead=ahead)
 
     def queues(self) -> list[QueueView]:
-        """Every queue, each before those below it, siblings by name."""
+        """Return every queue, each before the queues below it, siblings by name."""
         return queue_views(self._session)
 
     def queue_page(self, name: str) -> QueuePage | None:
-        """All about one queue; None if there is none. The root is there, even if nobody has
-        written it down.
-        """
+        """Return one queue in detail, or None. The root has a page even if it is not stored."""
         if name == ROOT and name not in self._session.queues:
             root = Queue(metadata=Metadata(name=ROOT))
             there = sorted((*self._snapshot.queues, root), key=lambda queue: queue.metadata.name)
@@ -244,7 +243,7 @@ class Overview:
                     key=lambda one: one.position or 0,
                 )
             ),
-            aside=tuple(one for one in waiting if one.position is None),
+            not_in_line=tuple(one for one in waiting if one.position is None),
             first_to_go=tuple(first_to_go(self._session, name)),
         )
 
@@ -260,7 +259,7 @@ class Overview:
 
     def _view(self, group: GroupState) -> GroupView:
         status = group.status
-        reason, message = _last_word(group)
+        reason, message = _last_reason(group)
         return GroupView(
             key=group.key,
             queue=group.queue,
@@ -305,7 +304,7 @@ class Overview:
         return self._line(group.queue).get(group.key)
 
     def _line(self, queue: str) -> dict[str, int]:
-        """A queue's groups that stand in line, by key, each with its place from 1, in order."""
+        """Return the positions (from 1) of a queue's groups that are in line, by key, in order."""
         if queue not in self._places:
             state = self._session.queues.get(queue)
             keys = [
@@ -338,14 +337,15 @@ class Overview:
 
 
 def shown_phase(group: GroupState) -> str:
-    """The phase as people see it."""
+    """Return the phase as people see it."""
     if group.phase != PodGroupPhase.PENDING:
         return str(group.phase)
-    said = group.record.status.reasons
-    by = {verdict.plugin for verdict in said if verdict.reason == Waiting.SCHEDULING_GATED}
+    found = group.record.status.reasons
+    by = {verdict.plugin for verdict in found if verdict.reason == Waiting.SCHEDULING_GATED}
     held = group.gates_hold and (group.record.spec.scheduling_gates or group.lacks_ungated())
-    # What has just been opened is so; and a scheduler without the plugin minds no gates.
-    gated = (held and (not said or GATES in by)) or by - {GATES}
+    # A gate opened since the last verdict counts as open; a scheduler without the gates plugin
+    # ignores gates.
+    gated = (held and (not found or GATES in by)) or by - {GATES}
     return GATED if gated else str(group.phase)
 
 
@@ -376,7 +376,7 @@ def _counts(group: GroupState) -> PodCounts:
 
 
 def _reported_counts(group: GroupState) -> PodCounts:
-    """Of an external group, what its consumer says: of each pod, or of all in one word."""
+    """Return an external group's counts as its consumer reports them, per pod or for all pods."""
     claim, wanted = group.status.claim, group.replicas
     reported = list(group.status.reported.values())
     in_one_word = {claim.phase: wanted} if not reported else {}
@@ -401,23 +401,23 @@ def _nodes(group: GroupState) -> tuple[str, ...]:
 
 
 def _request_text(group: GroupState) -> str:
-    """`cpu 1 ×40` where all pods are alike, else what the admission reserves."""
+    """Return `cpu 1 ×40` if all pods are alike, else what the admission reserves."""
     if len(group.tasks) == 1 and not group.record.spec.min_resources:
         text = describe(group.tasks[0].requests)
         return text if group.replicas == 1 else f"{text} ×{group.replicas}"
     return describe(group.reservation)
 
 
-def _last_word(group: GroupState) -> tuple[str, str]:
-    said = _said(group, "Finished") if group.phase in TERMINAL else _evicted(group)
-    return (said.reason, said.message) if said is not None else ("", "")
+def _last_reason(group: GroupState) -> tuple[str, str]:
+    found = _true_condition(group, "Finished") if group.phase in TERMINAL else _evicted(group)
+    return (found.reason, found.message) if found is not None else ("", "")
 
 
 def _evicted(group: GroupState) -> Condition | None:
-    return _said(group, "Evicted")
+    return _true_condition(group, "Evicted")
 
 
-def _said(group: GroupState, kind: str) -> Condition | None:
-    """The condition of this kind, if it is True."""
+def _true_condition(group: GroupState, kind: str) -> Condition | None:
+    """Return the condition of this type if it is True."""
     conditions = group.record.status.conditions
     return next((one for one in conditions if one.type == kind and one.status == "True"), None)

@@ -1,8 +1,7 @@
-"""How queues stand: what each may have and holds, who borrows from whom, and who would go first.
+"""Views of queues: usage, shares, loans between queues, and the order of victims.
 
-Read off a session that was opened to be looked at. What a queue holds is what the groups in it and
-in all queues below it are charged: `used` is what their pods have on nodes (live), `reserved` what
-is kept for them beyond that (promise).
+Computed on a session. A queue is charged for the groups in it and in all queues below it: `used` is
+what their pods hold on nodes (live), `reserved` is what is kept for them beyond that (promise).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
-__all__ = ["ROOT", "FirstToGo", "Lien", "QueueView", "Stop"]
+__all__ = ["ROOT", "FirstToGo", "Loan", "QueueView", "Stop"]
 
 
 class Stop(Struct, frozen=True):
-    """A queue that is stopped, and how: Hold or HoldAndDrain."""
+    """A stopped queue and its policy: Hold or HoldAndDrain."""
 
     queue: str
     policy: str
@@ -34,14 +33,14 @@ class Stop(Struct, frozen=True):
 class QueueView(Struct, frozen=True, kw_only=True):
     """A queue as lists show it. Amounts are in integer units; counts and sums are of its subtree.
 
-    `charged` is used + reserved, and what the ledger counts; `borrowed` what of it is above
-    `deserved`. `share` is charged / deserved where that is most, a number or "inf".
+    `charged` is used + reserved, as in the ledger; `borrowed` is its excess over `deserved`.
+    `share` is the largest charged / deserved of any resource, a number or "inf".
     """
 
     queue: Queue
     parent: str
     children: tuple[str, ...]
-    #: Queues between the root and this one.
+    #: The number of queues between the root and this one.
     depth: int
     used: Amounts
     reserved: Amounts
@@ -52,10 +51,10 @@ class QueueView(Struct, frozen=True, kw_only=True):
     admitted_groups: int
     running_groups: int
     deserved: Amounts
-    #: What it states; of a queue with children at least the sum of theirs.
+    #: Its stated guarantee; a queue with children has at least the sum of theirs.
     guarantee: Amounts
     share: float | str
-    #: The stops that hold for it: its own and its ancestors', the highest first.
+    #: The stops that apply to it: its own and its ancestors', the highest first.
     stops: tuple[Stop, ...] = ()
 
     @property
@@ -65,7 +64,7 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
     @property
     def resources(self) -> list[str]:
-        """What it holds, deserves or is limited in, by name; pods only where they are deserved."""
+        """Resources that it holds, deserves or limits, by name; pods only if they are deserved."""
         spec = self.queue.spec
         there = {
             resource
@@ -76,15 +75,15 @@ class QueueView(Struct, frozen=True, kw_only=True):
         return sorted({*there, *spec.deserved, *spec.guarantee, *spec.capability})
 
 
-class Lien(Struct, frozen=True):
-    """A queue at the other end of a loan, and how much of each resource is or could be lent."""
+class Loan(Struct, frozen=True):
+    """The queue at the other end of a loan, and the amounts that it lends or could lend."""
 
     queue: str
     amounts: Amounts
 
 
 class FirstToGo(Struct, frozen=True, kw_only=True):
-    """A group that would have to give: all of it, or so many pods beyond its minMember."""
+    """A possible victim: the whole group, or its number of pods beyond minMember."""
 
     key: str
     queue: str
@@ -96,16 +95,16 @@ class FirstToGo(Struct, frozen=True, kw_only=True):
 
 
 def queue_views(session: Session) -> list[QueueView]:
-    """Every queue, each before the queues below it, siblings by name."""
+    """Return every queue, each before the queues below it, siblings by name."""
     tree = session.tree
     sums = _Sums(session)
     deserved = deserved_of_queues(session)
     return [_view(session, tree, sums, deserved, name) for name in _in_tree_order(session)]
 
 
-def lenders(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Lien]:
-    """Of what the queue borrows: which queues beside it and its ancestors deserve more than they
-    hold.
+def lenders(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Loan]:
+    """Return the siblings of the queue and of its ancestors that deserve more than they hold, in
+    resources that this queue borrows.
     """
     by_name = {view.name: view for view in views}
     borrowed = by_name[name].borrowed
@@ -114,13 +113,13 @@ def lenders(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Lien
         view = by_name[other]
         rest = _only(_resources(minus(view.deserved, view.charged)), borrowed)
         if rest:
-            found.append(Lien(other, rest))
+            found.append(Loan(other, rest))
     return found
 
 
-def borrowers(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Lien]:
-    """Of what the queue deserves and does not hold: which queues beside it and its ancestors hold
-    more than they deserve.
+def borrowers(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Loan]:
+    """Return the siblings of the queue and of its ancestors that hold more than they deserve, in
+    resources of which this queue holds less than it deserves.
     """
     by_name = {view.name: view for view in views}
     lent = _resources(minus(by_name[name].deserved, by_name[name].charged))
@@ -128,16 +127,16 @@ def borrowers(views: Sequence[QueueView], tree: QueueTree, name: str) -> list[Li
     for other in _beside(tree, name):
         over = _only(by_name[other].borrowed, lent)
         if over:
-            found.append(Lien(other, over))
+            found.append(Loan(other, over))
     return found
 
 
 def first_to_go(session: Session, name: str) -> list[FirstToGo]:
-    """What holds room in a queue, in the order in which claimants would be given it.
+    """Return a queue's groups in the order in which preemption would choose victims.
 
-    As a search for victims does (batchq.core.preemption.candidates): pods beyond minMember first,
-    then whole groups; among these the lowest priority, the queue with the largest share, the
-    youngest start, the uid. What is leaving already is left out; whom a policy protects is not.
+    The order is that of batchq.core.preemption.candidates: pods beyond minMember first, then whole
+    groups; among these by lowest priority, largest share of the queue, latest start, uid. Groups
+    that are stopping already are left out; groups that a policy protects are not.
     """
     there = [
         group
@@ -150,8 +149,8 @@ def first_to_go(session: Session, name: str) -> list[FirstToGo]:
     there.sort(key=lambda group: group.priority)
     extras = [(group, _beyond_minimum(group)) for group in there]
     return [
-        *(_gives(group, pods, whole=False) for group, pods in extras if pods),
-        *(_gives(group, _on_nodes(group), whole=True) for group in there),
+        *(_first_to_go(group, pods, whole=False) for group, pods in extras if pods),
+        *(_first_to_go(group, _on_nodes(group), whole=True) for group in there),
     ]
 
 
@@ -159,7 +158,7 @@ def first_to_go(session: Session, name: str) -> list[FirstToGo]:
 
 
 class _Sums:
-    """Counts and sums per queue, each group counted in its queue and in all above it."""
+    """Counts and sums per queue; each group counts in its queue and in all queues above it."""
 
     def __init__(self, session: Session) -> None:
         self.used: dict[str, Amounts] = {}
@@ -216,7 +215,7 @@ def _view(
 
 
 def _in_tree_order(session: Session) -> list[str]:
-    """The queues that are there, each before those below it."""
+    """Return the existing queues, each before the queues below it."""
     below = session.tree.children_of
     found: list[str] = []
     waiting = [ROOT]
@@ -224,7 +223,7 @@ def _in_tree_order(session: Session) -> list[str]:
         name = waiting.pop()
         found.append(name)
         waiting.extend(reversed(below.get(name, ())))
-    # `default` comes with every session; in a world that leaves it out it stands last.
+    # Every session has the queue `default`; if the tree leaves it out, it comes last.
     rest = set(session.queues).difference(found)
     return [*(name for name in found if name in session.queues), *sorted(rest)]
 
@@ -239,12 +238,12 @@ def _stops(session: Session, chain: Iterable[str]) -> tuple[Stop, ...]:
 
 
 def _beside(tree: QueueTree, name: str) -> list[str]:
-    """The siblings of a queue and of its ancestors, the nearest first."""
+    """Return the siblings of a queue and of its ancestors, the nearest first."""
     return [other for one in reversed(tree.chain(name)) for other in tree.siblings(one)]
 
 
 def _resources(amounts: Amounts) -> Amounts:
-    """Without counts of pods and groups, which nobody borrows."""
+    """Return the amounts without counts of pods and groups, which cannot be borrowed."""
     return {name: units for name, units in amounts.items() if name not in (PODS, POD_GROUPS)}
 
 
@@ -269,7 +268,7 @@ def _beyond_minimum(group: GroupState) -> list[Pod]:
     return _on_nodes(group)[max(0, group.min_member - ended) :]
 
 
-def _gives(group: GroupState, pods: list[Pod], *, whole: bool) -> FirstToGo:
+def _first_to_go(group: GroupState, pods: list[Pod], *, whole: bool) -> FirstToGo:
     gives = group.charge() if whole else total(of_pod(pod.spec.requests) for pod in pods)
     return FirstToGo(
         key=group.key,

@@ -1,6 +1,6 @@
-"""What to do about a reason for which a group waits: one concrete line each.
+"""What to do about each reason for waiting: one concrete line per reason.
 
-What ends by itself says so; the rest names the command to type, or the number to ask for.
+A remedy names a command to type or a number to ask for, or says that the wait ends without help.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
-from batchq.client.cluster import NO_LEADER
-from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, supposed, victims
+from batchq.client.connection import NO_LEADER
+from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, victims, with_objects
 from batchq.client.position import backfilling_of, gates_of_task
-from batchq.client.start_estimates import Deciding
+from batchq.client.start_estimates import TrialScheduler
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,
@@ -41,7 +41,7 @@ from batchq.plugins.gates import GATES
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 
 
-#: What time ends, of a group that can run some day; of another one, nothing does.
+#: Waits that end with time, for a group that can run some day.
 _ENDS_WITH_TIME = frozenset(
     {
         Waiting.BACKING_OFF,
@@ -57,34 +57,31 @@ _ENDS_WITH_TIME = frozenset(
 def remedy_for(
     session: Session, group: GroupState, verdict: Verdict, *, led: bool, never: bool = False
 ) -> str:
-    """What ends this wait; '' where only time does and the message says so already. `never`: as
-    things are the group cannot run, however long it waits.
+    """Return what ends this wait; '' if only time does and the message already says so. `never`:
+    the group cannot run with the current nodes and limits.
     """
     if verdict.reason == Waiting.PENDING_EVALUATION:
         return "nothing: the scheduler's next session looks at it" if led else NO_LEADER
     if never and verdict.reason in _ENDS_WITH_TIME:
-        return _what_would_fit(session, group)
+        return _fitting_request(session, group)
     return _REMEDIES[verdict.reason](session, group, verdict)
 
 
 def short_key(key: str) -> str:
-    """A group as commands name it in the namespace `default`."""
+    """Return the name of a group as commands take it in the namespace `default`."""
     return key.removeprefix("default/")
 
 
 def _misconfigured(session: Session, group: GroupState, verdict: Verdict) -> str:
     known = group.queue in session.queues
     if known and not session.tree.is_leaf(group.queue) and not is_gated(group.record):
-        # The queue of a group that is not gated stays what it is.
+        # Only a gated group may still change its queue.
         return f"`batchq cancel {short_key(group.key)}`, and submit it to one of the queues below"
     return "correct the manifest and apply it: `batchq apply -f FILE`"
 
 
 def _queue_not_found(session: Session, group: GroupState, verdict: Verdict) -> str:
-    return (
-        f"create queue {group.queue} (`batchq apply -f FILE`),"
-        " or submit it anew to one that is there"
-    )
+    return f"create queue {group.queue} (`batchq apply -f FILE`), or submit it to an existing queue"
 
 
 def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -96,30 +93,30 @@ def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
         return f"have {verdict.subject} allow more than {most} groups"
     largest = limit if group.is_external or resource == PODS else largest_node(session, resource)
     if not largest:
-        return _nobody_offers(resource) if not group.is_external else f"ask for no {resource}"
+        return _not_offered(resource) if not group.is_external else f"ask for no {resource}"
     if not limit:
-        return f"ask for no {resource}, or have that raised"
+        return f"ask for no {resource}, or have the limit raised"
     on_one = describe_quantity(resource, largest)
     if group.min_member == 1 and largest < limit:
-        # One pod gets what one node has, whatever they have together.
+        # One pod is bounded by one node, not by the sum of the nodes.
         return f"ask for less {resource}: at most {on_one} can ever fit, on the largest node"
     if any(shape.requests.get(resource, 0) > largest for shape in group.tasks):
         return f"ask for less {resource}: at most {most} in all, and {on_one} a pod, can ever fit"
     return f"ask for less {resource}: at most {most} can ever fit"
 
 
-def _exceeds_machines(session: Session, group: GroupState, verdict: Verdict) -> str:
+def _exceeds_nodes(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.limit is None:
-        return _what_would_fit(session, group)
+        return _fitting_request(session, group)
     return _exceeds(session, group, verdict)
 
 
-def _nobody_offers(resource: str) -> str:
+def _not_offered(resource: str) -> str:
     return f"no node offers {resource}: ask for none, or start a worker that does"
 
 
-def _what_would_fit(session: Session, group: GroupState) -> str:
-    """What to ask for where no node that is known would take it; '' if they would."""
+def _fitting_request(session: Session, group: GroupState) -> str:
+    """Return what to ask for if no known node would take the group; '' if some would."""
     gang = gang_of(session, group)
     if group.is_external or not why_no_known_node(session, gang):
         return ""
@@ -127,7 +124,7 @@ def _what_would_fit(session: Session, group: GroupState) -> str:
         for resource, need in shape.requests.items():
             largest = largest_node(session, resource)
             if not largest and need:
-                return _nobody_offers(resource)
+                return _not_offered(resource)
             if need > largest:
                 most = describe_quantity(resource, largest)
                 return (
@@ -153,7 +150,7 @@ def _suspended(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 def _gated(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.plugin != GATES:
-        # It has no gates to open; what it waits for, its plugin has said.
+        # It has no gates to open; the plugin's message already says what it waits for.
         return ""
     command = f"batchq gates open {short_key(group.key)}"
     if verdict.subject and group.phase in ADMITTED:
@@ -169,7 +166,7 @@ def _dependent(session: Session, group: GroupState, verdict: Verdict) -> str:
     for one in group.record.spec.depends_on:
         if dependency_state(group, one, session.groups) is not DependencyState.MET:
             return (
-                f"see how that gets on: `batchq why {short_key(f'{group.namespace}/{one.name}')}`"
+                f"see why that one waits: `batchq why {short_key(f'{group.namespace}/{one.name}')}`"
             )
     return ""
 
@@ -181,13 +178,13 @@ def _backs_off(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.plugin == CHECKS:
         names = " and ".join(state.name for state in refused_with(group, "Retry"))
         return (
-            f"nothing: it stands in line again{until}; the delay is retryDelayMinutes of"
-            f" AdmissionCheck {names}, which may be edited to be asked again sooner"
+            f"nothing: it returns to the line{until}; the delay is retryDelayMinutes of"
+            f" AdmissionCheck {names}; shorten it to be checked again sooner"
         )
-    return f"nothing: it stands in line again{until}; what sent it back may need a look"
+    return f"nothing: it returns to the line{until}; check what evicted it"
 
 
-def _unchecked(session: Session, group: GroupState, verdict: Verdict) -> str:
+def _waits_for_checks(session: Session, group: GroupState, verdict: Verdict) -> str:
     waiting = open_checks(group)
     if not waiting:
         return ""
@@ -197,7 +194,7 @@ def _unchecked(session: Session, group: GroupState, verdict: Verdict) -> str:
     by_hand = " and ".join(
         f"`batchq checks set {short_key(group.key)} {one.name} True`" for one in waiting
     )
-    return f"ask {who or 'its controller'}, or where that is a person's to say: {by_hand}"
+    return f"ask {who or 'its controller'}, or if people answer it: {by_hand}"
 
 
 def _inactive(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -235,12 +232,12 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
     return f"wait until others of {verdict.subject} end, {smaller}have its capability raised"
 
 
-def _no_room(session: Session, group: GroupState, verdict: Verdict) -> str:
+def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> str:
     if not any(node.ready for node in session.nodes.by_name.values()):
-        return "bring a node up: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
+        return "start a node: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
     free = _free(verdict)
     if group.min_member == 1 and not group.is_external:
-        # One pod gets what one node has, whatever they have together.
+        # One pod is bounded by one node, not by the sum of the nodes.
         nodes = [node for node in session.nodes.by_name.values() if node.open]
         free = min(free, max((node.free.get(verdict.resource, 0) for node in nodes), default=0))
     return f"wait until others end, {_at_most(group, verdict, free)}have nodes added"
@@ -258,11 +255,11 @@ def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
     return f"ask for at most {verdict.resource} {amount}{together}, or "
 
 
-def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:
+def _waits_for_turn(session: Session, group: GroupState, verdict: Verdict) -> str:
     head = session.heads.strict.get(group.queue)
     if head is None or verdict.plugin == "pledge":
-        return "nothing: it is next once that has started"
-    if shorter := _a_walltime(session, group):
+        return "nothing: it is next after the head has started"
+    if shorter := _shorter_walltime(session, group):
         return shorter
     if head.namespace != group.namespace:
         return "wait for its turn; a higher priority class goes ahead"
@@ -270,14 +267,14 @@ def _behind(session: Session, group: GroupState, verdict: Verdict) -> str:
     return f"see what the head waits for: {why}; a higher priority class goes ahead"
 
 
-def _a_walltime(session: Session, group: GroupState) -> str:
-    """The walltime with which it would delay nobody who has a reservation; '' if none would do."""
-    standing = backfilling_of(session, group)
-    if standing is None or not standing.delays:
+def _shorter_walltime(session: Session, group: GroupState) -> str:
+    """Return the walltime with which it would delay no reservation; '' if there is none."""
+    position = backfilling_of(session, group)
+    if position is None or not position.delays:
         return ""
     has_none = group.record.spec.walltime is None
-    if standing.longest_ms is not None:
-        most = format_duration(standing.longest_ms)
+    if position.longest_ms is not None:
+        most = format_duration(position.longest_ms)
         beside = ": without one it can only use what is left beside the head" if has_none else ""
         return (
             f"with a walltime of at most {most} it would go ahead now"
@@ -294,7 +291,7 @@ def _a_walltime(session: Session, group: GroupState) -> str:
 def _preempting(session: Session, group: GroupState, verdict: Verdict) -> str:
     pledge: Pledge = group.status.pledge
     if not pledge.stands:
-        return "nothing: it goes on as evictions leave the window of the budget"
+        return "nothing: it continues as evictions leave the window of the budget"
     return "nothing: it starts once they have stopped"
 
 
@@ -305,7 +302,7 @@ def _no_node(session: Session, group: GroupState, verdict: Verdict) -> str:
     )
 
 
-def _unseen(session: Session, group: GroupState, verdict: Verdict) -> str:
+def _no_remedy(session: Session, group: GroupState, verdict: Verdict) -> str:
     return ""
 
 
@@ -313,58 +310,58 @@ _REMEDIES: dict[Waiting, _Remedy] = {
     Waiting.MISCONFIGURED: _misconfigured,
     Waiting.QUEUE_NOT_FOUND: _queue_not_found,
     Waiting.EXCEEDS_MAX_QUOTA: _exceeds,
-    Waiting.EXCEEDS_CAPACITY: _exceeds_machines,
+    Waiting.EXCEEDS_CAPACITY: _exceeds_nodes,
     Waiting.QUEUE_STOPPED: _stopped,
     Waiting.SUSPENDED: _suspended,
     Waiting.SCHEDULING_GATED: _gated,
     Waiting.DEPENDENCY_NOT_MET: _dependent,
     Waiting.BACKING_OFF: _backs_off,
-    Waiting.WAITING_FOR_CHECKS: _unchecked,
+    Waiting.WAITING_FOR_CHECKS: _waits_for_checks,
     Waiting.CHECK_INACTIVE: _inactive,
     Waiting.WAITING_FOR_QUOTA: _over_quota,
-    Waiting.WAITING_FOR_RESOURCES: _no_room,
-    Waiting.WAITING_FOR_TURN: _behind,
+    Waiting.WAITING_FOR_RESOURCES: _lacks_resources,
+    Waiting.WAITING_FOR_TURN: _waits_for_turn,
     Waiting.WAITING_FOR_PREEMPTION: _preempting,
     Waiting.UNSCHEDULABLE: _no_node,
-    Waiting.PENDING_EVALUATION: _unseen,
+    Waiting.PENDING_EVALUATION: _no_remedy,
 }
 
 
-#: So many groups of one request are advised.
+#: How many groups of one request get advice.
 MOST_ADVISED = 3
 #: Sessions for finding the largest size that starts now; then queues, and priority classes.
 MOST_SIZES = 7
 MOST_QUEUES = 5
 MOST_CLASSES = 4
 
-#: Sizes people would write: of what is asked for in hundreds, wholes are tried, and so on.
+#: Sizes that people would write: amounts in hundreds are tried as whole units, and so on.
 _STEPS = {MEMORY: (2**30, 64 * 2**20)}
 _USUAL_STEPS = (1000, 100)
 
 
 def advice_for(
-    deciding: Deciding, snapshot: Snapshot, session: Session, plan: GroupPlan
+    deciding: TrialScheduler, snapshot: Snapshot, session: Session, plan: GroupPlan
 ) -> Iterator[Advice]:
-    """What would help a group of this snapshot, which this session has let wait."""
+    """Yield what would help a group of this snapshot that waits in this session."""
     record = session.by_key[plan.key].record
     trial = _AdviceTrial(deciding, snapshot, plan)
     if _is_held(record):
-        # Whoever holds it back knows how to let it go; nothing else about it is wrong yet.
-        yield from _released(trial, record)
+        # Its owner holds it back and can release it; other advice would be premature.
+        yield from _advise_release(trial, record)
         return
-    yield from _smaller(trial, record, session, plan)
-    yield from _fewer(trial, record, plan)
+    yield from _advise_smaller(trial, record, session, plan)
+    yield from _advise_fewer(trial, record, plan)
     if plan.never:
-        # The nodes are the same in every queue, and of every class.
+        # The nodes are the same for every queue and priority class.
         return
-    if not _is_kept_out(plan):
-        yield from _elsewhere(trial, record, session)
-    yield from _more_important(trial, record, session)
+    if not _is_closed(plan):
+        yield from _other_queue(trial, record, session)
+    yield from _higher_priority(trial, record, session)
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a try came to, and how many pods it would have evicted."""
+    """The result of a trial, and the number of pods it would have evicted."""
 
     plan: GroupPlan
     evicted: int
@@ -378,7 +375,7 @@ class _Result:
         return self.outcome in (Outcome.NOW, Outcome.EVICTS)
 
     def words(self) -> str:
-        """`would start now`"""
+        """Return e.g. `would start now`."""
         match self.outcome:
             case Outcome.NOW:
                 return "would start now"
@@ -391,16 +388,18 @@ class _Result:
 
 
 class _AdviceTrial:
-    """Decides what would become of another form of one group."""
+    """Decides what would happen to a changed form of one group."""
 
-    def __init__(self, deciding: Deciding, snapshot: Snapshot, plan: GroupPlan) -> None:
+    def __init__(self, deciding: TrialScheduler, snapshot: Snapshot, plan: GroupPlan) -> None:
         self._deciding = deciding
         self._snapshot = snapshot
         self._key = plan.key
 
     def of(self, other: PodGroup) -> _Result:
-        """The same group, asking for something else."""
-        session = self._deciding.tried(supposed(self._snapshot, {("PodGroup", self._key): other}))
+        """Try the group in another form."""
+        session = self._deciding.decide_variant(
+            with_objects(self._snapshot, {("PodGroup", self._key): other})
+        )
         taken = victims(session, session, {self._key})
         evicted = sum(len(victim.pods) for victim in taken)
         return _Result(group_plan(session, self._key), evicted)
@@ -414,7 +413,7 @@ def _is_held(group: PodGroup) -> bool:
     return bool(is_gated(group) or spec.suspend or spec.depends_on)
 
 
-def _released(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
+def _advise_release(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
     spec = group.spec
     holds = []
     gates = gates_of(spec)
@@ -434,11 +433,11 @@ def _released(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
         change="released",
         value="",
         outcome=result.outcome,
-        sentence=f"once {' and '.join(holds)}, it {_as_things_stand(result)}{why}",
+        sentence=f"once {' and '.join(holds)}, it {_outcome_words(result)}{why}",
     )
 
 
-def _as_things_stand(result: _Result) -> str:
+def _outcome_words(result: _Result) -> str:
     words = {Outcome.NOW: "would start, as things stand", Outcome.WAITS: "would wait all the same"}
     return words.get(result.outcome) or result.words()
 
@@ -452,10 +451,10 @@ def _first_reason(result: _Result) -> str:
 # --- smaller ----------------------------------------------------------------------------------
 
 
-def _smaller(
+def _advise_smaller(
     trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
 ) -> Iterator[Advice]:
-    """Asking for less of one resource."""
+    """Advise to ask for less of one resource."""
     asked = _asked(group)
     if asked is None:
         return
@@ -464,8 +463,8 @@ def _smaller(
     for resource in _lacking(plan, amounts, largest):
         units = amounts[resource]
         step = _step_below(resource, units)
-        room = min(_room(plan, resource) // each, largest[resource])
-        most = min((units - 1) // step, room // step)
+        headroom = min(_limit_left(plan, resource) // each, largest[resource])
+        most = min((units - 1) // step, headroom // step)
 
         def with_steps(steps: int, resource: str = resource, step: int = step) -> PodGroup:
             return resize(resource, steps * step)
@@ -487,8 +486,8 @@ def _smaller(
 
 
 def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup]] | None:
-    """What it asks for, how many times, and itself asking for another amount of a resource; None
-    where pods differ, and there is no one number to change.
+    """Return what each pod asks for, the number of pods, and a function that resizes the group;
+    None if its pods differ, so that there is no single number to change.
     """
     spec = group.spec
     if spec.controller == "external":
@@ -513,24 +512,24 @@ def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup
 
 
 def _lacking(plan: GroupPlan, amounts: Amounts, largest: Amounts) -> list[str]:
-    """The resources of which no node has so much; else those that it waits for; all that it names,
-    where only nodes say no.
+    """Return the resources to ask less of: those that exceed every node, else those in the reasons,
+    else all, if only nodes refuse the group.
     """
     if oversize := [name for name, units in amounts.items() if units > largest[name]]:
         return oversize
-    told = [verdict.resource for verdict in plan.blockers if verdict.resource in amounts]
+    named_resources = [verdict.resource for verdict in plan.blockers if verdict.resource in amounts]
     named = [name for name, units in sorted(amounts.items()) if units and name != PODS]
-    return list(dict.fromkeys(told)) or named
+    return list(dict.fromkeys(named_resources)) or named
 
 
-def _room(plan: GroupPlan, resource: str) -> int:
-    """The most that no limit speaks against, by the numbers: now, or of what can never be, ever."""
-    rooms = [
+def _limit_left(plan: GroupPlan, resource: str) -> int:
+    """Return the most that the limits allow now, or ever if the group could never run."""
+    headrooms = [
         verdict.limit if plan.never else max(0, verdict.limit - (verdict.seen or 0))
         for verdict in plan.blockers
         if verdict.resource == resource and verdict.limit is not None
     ]
-    return min(rooms, default=2**53)
+    return min(headrooms, default=2**53)
 
 
 def _step_below(resource: str, units: int) -> int:
@@ -539,8 +538,8 @@ def _step_below(resource: str, units: int) -> int:
     return large if coarse or resource not in ("cpu", MEMORY) else small
 
 
-def _fewer(trial: _AdviceTrial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
-    """Starting with fewer pods; the others come as there is room."""
+def _advise_fewer(trial: _AdviceTrial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
+    """Advise to start with fewer pods; the others follow as capacity becomes free."""
     spec = group.spec
     least = max(1, sum(task.min_available for task in spec.tasks))
     if not spec.tasks or plan.least <= least:
@@ -569,8 +568,8 @@ def _largest(
     *,
     or_waiting: bool = False,
 ) -> tuple[int, _Result] | None:
-    """The largest size with which it would start now, nobody evicted; or else, where that is asked
-    for, the largest that was tried with which it would stand in line.
+    """Return the largest size with which it would start now without victims; with `or_waiting`,
+    else the largest tried size with which it would stand in line.
     """
     found: tuple[int, _Result] | None = None
     waiting: tuple[int, _Result] | None = None
@@ -589,12 +588,12 @@ def _largest(
     return found or (waiting if or_waiting else None)
 
 
-# --- elsewhere, and more important ------------------------------------------------------------
+# --- another queue, a higher priority class ---------------------------------------------------
 
 
-def _is_kept_out(plan: GroupPlan) -> bool:
-    """Whether its queue, or one above, is closed to it by whoever owns that: stopped, or full by
-    its quota. Another queue is no way around that.
+def _is_closed(plan: GroupPlan) -> bool:
+    """Return whether its queue, or one above it, refuses the group by its owner's decision: it is
+    stopped, or its quota is used up. Another queue would circumvent that decision.
     """
     return any(
         verdict.reason == Waiting.QUEUE_STOPPED
@@ -606,10 +605,10 @@ def _is_kept_out(plan: GroupPlan) -> bool:
     )
 
 
-def _elsewhere(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
-    """In another queue that asks for at least the same checks, those with the lowest share first.
+def _other_queue(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
+    """Advise another queue that requires at least the same checks, the lowest share first.
 
-    A queue without a check that this one asks for is no advice, but a way around it.
+    A queue that lacks one of this queue's checks would circumvent the check.
     """
     asked = set(names_in(session, session.tree.chain(group.spec.queue)))
     others = [
@@ -630,8 +629,8 @@ def _elsewhere(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterat
             )
 
 
-def _more_important(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
-    """With a higher priority class; the lowest that helps."""
+def _higher_priority(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
+    """Advise the lowest priority class that helps."""
     mine = session.by_key[f"{group.metadata.namespace}/{group.metadata.name}"].priority
     classes = [item for item in session.snapshot.priority_classes if item.spec.value > mine]
     classes.sort(key=lambda item: (item.spec.value, item.metadata.name))

@@ -1,7 +1,7 @@
-"""From a Python function and its arguments to what a template says of them.
+"""Build a group from a request: a command or a Python function, and its resources.
 
-Only names and JSON travel: a worker imports the function itself, so it must stand in a module that
-it can import, too.
+Only the function's name and JSON arguments are stored. A worker imports the function itself, so
+the function must be defined in a module that the worker can import.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _IN_A_MODULE = "define it by its own name in a module that the workers can impor
 
 
 def name_of(function: str | Callable[..., Any]) -> str:
-    """`package.module:name`. Raises InvalidInput for what no worker could find by it."""
+    """Return `package.module:name`. Raises InvalidInput if a worker could not find it by that."""
     if isinstance(function, str):
         if _DOTTED.fullmatch(function):
             home, _, name = function.rpartition(".")
             raise InvalidInput(
                 f"function: expected package.module:name, found {function!r}",
-                hint=f"a colon stands between a module and its function: {home}:{name}",
+                hint=f"write a colon between the module and the function: {home}:{name}",
             )
         return function
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
@@ -53,13 +53,13 @@ def name_of(function: str | Callable[..., Any]) -> str:
     if not module or not path:
         raise InvalidInput(
             f"function: expected a function of a module, found a {kind}",
-            hint="pass the function itself, and what it is to be called with as args and kwargs",
+            hint="pass the function itself, and its arguments as args and kwargs",
         )
     owner = getattr(function, "__self__", None)
     if owner is not None and not isinstance(owner, ModuleType | type):
         raise InvalidInput(
             f"function: {path} is bound to an object of this process, which no worker has",
-            hint="make it a function of a module, and pass what it needs of the object as args",
+            hint="make it a function of a module, and pass the data it needs as args",
         )
     if _LAMBDA in path:
         raise InvalidInput(
@@ -82,13 +82,13 @@ def name_of(function: str | Callable[..., Any]) -> str:
         raise InvalidInput(
             f"function: {module}:{path} is not what was passed, so a worker would call something"
             " else",
-            hint="a decorator may stand in between; pass the name as a text if that is meant",
+            hint="it may be decorated; pass its name as a string if you mean that one",
         )
     return f"{module}:{path}"
 
 
 def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`args` and `kwargs` of a template. Raises InvalidInput, which names the argument."""
+    """Return `args` and `kwargs` of a pod template. Raises InvalidInput, naming the argument."""
     if not isinstance(args, list | tuple):
         raise InvalidInput(f"args: expected a list, found a {type(args).__name__}")
     if not isinstance(kwargs, Mapping):
@@ -108,7 +108,7 @@ def _json(path: str, value: object) -> msgspec.Raw:
     except NotJson as wrong:
         raise InvalidInput(
             f"{path}{wrong.place}: expected a value that JSON can hold, found {wrong.found}",
-            hint="pass numbers, texts, lists and maps, or the path of a file",
+            hint="pass numbers, strings, lists and maps, or the path of a file",
         ) from None
 
 
@@ -119,17 +119,17 @@ def _found(module: str, path: str) -> object:
     return found
 
 
-#: What a pod asks for when nothing is said about cpus.
+#: The cpus of a pod whose request does not name any.
 USUAL_CPUS = "1"
 MOST_OF_ARRAY = 1_000_000
 _ARRAY = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
-#: A quantity as people write it: `4`, `1.5`, `500m`, `64Gi`.
+#: A quantity in the usual notation: `4`, `1.5`, `500m`, `64Gi`.
 Quantity = str | int | float
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What `Client.submit` is told about a command or a function; see there."""
+    """The keywords of `Client.submit` for a command or a function, which documents them."""
 
     command: Sequence[str] = ()
     function: str | Callable[..., Any] = ""
@@ -160,7 +160,7 @@ class Request(Struct, frozen=True, kw_only=True):
     working_dir: str | os.PathLike[str] | None = None
 
 
-#: What `Client.submit` may be given first: a group, its manifest, or what its pods are to run.
+#: The first argument of `Client.submit`: a group, its manifest, or what its pods run.
 Submitted: TypeAlias = (
     PodGroup | Mapping[str, object] | Request | Callable[..., Any] | str | Sequence[str] | None
 )
@@ -169,9 +169,9 @@ Submitted: TypeAlias = (
 def requested(
     what: Submitted, fields: Mapping[str, Any]
 ) -> PodGroup | Mapping[str, object] | Request:
-    """What is to be submitted: a text names a function, a list is a command.
+    """Return what to submit: a string names a function, a list is a command.
 
-    Raises InvalidInput for anything else, UsageError if the fields say what runs once more.
+    Raises InvalidInput for another type, UsageError if the fields repeat the first argument.
     """
     match what:
         case None:
@@ -196,10 +196,10 @@ def requested(
 
 
 def group_of(request: Request, *, suffix: str) -> PodGroup:
-    """The group that a request describes. A nameless one is called `<command>-<suffix>`,
-    `<function>-<suffix>`, or `<generate_name>-<suffix>`.
+    """Return the group that a request describes. The default name is `<command>-<suffix>`,
+    `<function>-<suffix>` or `<generate_name>-<suffix>`.
 
-    Raises InvalidInput for a value that cannot be read, UsageError for a contradiction.
+    Raises InvalidInput for a malformed value, UsageError for a contradiction.
     """
     template = _template(request)
     replicas, min_member = _size(request)
@@ -217,7 +217,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
     if request.external:
         spec = _as_external(spec)
     if request.name and request.generate_name:
-        raise UsageError("name is given, and generate_name, which makes one", hint="keep one")
+        raise UsageError("name and generate_name are both given", hint="keep one")
     name = request.name or default_name(program_of(request, template), suffix)
     metadata = Metadata(
         name=name,
@@ -229,15 +229,15 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
 
 
 def program_of(request: Request, template: PodTemplate) -> str:
-    """What a nameless group is called after: a suffix makes it a name."""
+    """Return the base of a generated name, to which a suffix is added."""
     program = template.command[0] if template.command else _last_word(template.function)
     return request.generate_name or program or "external"
 
 
 def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
-    """The same for a consumer: what its pods ask for together is what the group states.
+    """Return the spec for a consumer, with the pods' requests summed up in `minResources`.
 
-    Whoever runs it may have no pods at all.
+    An external program that runs the group may have no pods.
     """
     [task] = spec.tasks
     least = spec.min_member or task.replicas
@@ -251,21 +251,21 @@ def _as_external(spec: PodGroupSpec) -> PodGroupSpec:
 
 
 def default_name(program: str, suffix: str) -> str:
-    """`/usr/bin/My_Prog.py` with suffix k3x9q is `my-prog-py-k3x9q`."""
+    """Return e.g. `my-prog-py-k3x9q` for `/usr/bin/My_Prog.py` and the suffix k3x9q."""
     base = re.sub(r"[^a-z0-9]+", "-", program.rpartition("/")[2].lower()).strip("-")
     base = base[: LABEL_MOST - len(suffix) - 1].strip("-") or "run"
     return f"{base}-{suffix}"
 
 
 def _last_word(function: str) -> str:
-    """`package.module:Model.fit` is a `fit`."""
+    """Return e.g. `fit` for `package.module:Model.fit`."""
     return function.rpartition(":")[2].rpartition(".")[2]
 
 
 def array_size(written: str | int) -> int:
-    """How many pods `0-99` (or the number 100) stands for.
+    """Return the number of pods in `0-99`, or the number itself.
 
-    Raises UsageError: an array's pods are numbered from 0.
+    Raises UsageError: the pods of an array are numbered from 0.
     """
     if isinstance(written, int):
         if 1 <= written <= MOST_OF_ARRAY:
@@ -284,12 +284,12 @@ def array_size(written: str | int) -> int:
 
 
 def _size(request: Request) -> tuple[int, int | None]:
-    """Replicas and minMember."""
+    """Return replicas and minMember."""
     if request.array is None:
         return (1 if request.replicas is None else request.replicas), request.min_member
     if request.replicas is not None or request.min_member is not None:
         raise UsageError(
-            "an array says by itself how many pods there are, and that one is enough to start",
+            "an array sets the number of pods, and needs only one of them to start",
             hint="leave out --replicas and --min-member, or --array",
         )
     return array_size(request.array), 1
@@ -299,15 +299,17 @@ def _template(request: Request) -> PodTemplate:
     if not request.command and not request.function and not request.external:
         raise UsageError("there is no command to run", hint="put it after `--`, or name a file")
     if request.command and request.function:
-        raise UsageError("command and function are given, and a pod runs one", hint="keep one")
+        raise UsageError(
+            "command and function are both given, but a pod runs one of them", hint="keep one"
+        )
     if request.function and request.external:
         raise UsageError(
-            "function and external are given, and a function is run by batchq's own agents",
-            hint="give a command, or nothing, for your consumer to run; or leave out external",
+            "function and external are both given, but batchq's own agents run a function",
+            hint="leave out external, or give a command or nothing for your consumer to run",
         )
     if isinstance(request.command, str):
         raise InvalidInput(
-            f"command: expected a list of words, found the text {request.command[:80]!r}",
+            f"command: expected a list of words, found the string {request.command[:80]!r}",
             hint='as in ["python3", "train.py"]; for a shell: ["sh", "-c", "…"]',
         )
     return PodTemplate(
@@ -349,15 +351,15 @@ def _requests(request: Request) -> dict[str, int]:
         wanted["gpu"] = request.gpus
     for name, quantity in request.resources.items():
         if name in wanted and not (name == CPU and request.cpus is None):
-            raise UsageError(f"{name} is asked for twice, once as a resource of its own")
+            raise UsageError(f"{name} is given twice, once by its own option")
         wanted[name] = quantity
     return amounts_of(wanted)
 
 
 def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
-    """Quantities in integer units.
+    """Return quantities in integer units.
 
-    Raises InvalidInput, which names the resource.
+    Raises InvalidInput, naming the resource.
     """
     amounts: dict[str, int] = {}
     for name, quantity in written.items():
@@ -380,7 +382,7 @@ def _duration(field: str, written: Quantity) -> int:
 
 
 def dependency_of(written: str) -> Dependency:
-    """`NAME`, or `ok:NAME`, `any:NAME`, `failed:NAME`. Raises UsageError."""
+    """Parse `NAME`, `ok:NAME`, `any:NAME` or `failed:NAME`. Raises UsageError."""
     condition, _, name = written.rpartition(":")
     match condition:
         case "":
@@ -394,7 +396,7 @@ def dependency_of(written: str) -> Dependency:
 
 
 def marked(group: PodGroup, labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodGroup:
-    """The group with these labels and annotations beside its own; they win over its own."""
+    """Return the group with these labels and annotations added; they override its own."""
     meta = group.metadata
     return structs.replace(
         group,
@@ -407,9 +409,9 @@ def marked(group: PodGroup, labels: Mapping[str, str], annotations: Mapping[str,
 
 
 def with_working_dir(groups: Iterable[PodGroup], folder: str) -> list[PodGroup]:
-    """The groups, their pods started in `folder` (absolute) where their templates name none.
+    """Return the groups with `folder` (absolute) as their pods' default working directory.
 
-    A relative workingDir counts from `folder`, too.
+    A relative workingDir is resolved against `folder`.
     """
     return [
         structs.replace(

@@ -1,4 +1,4 @@
-"""From what people type to the object that it names."""
+"""Read requests given as plain data, and check many similar ones quickly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from batchq.ports import Reader
 
 
 def key_named(name: str, namespace: str = DEFAULT) -> str:
-    """`NAME` or `NAMESPACE/NAME` as the key of a namespaced object.
+    """Return the key of a namespaced object given as `NAME` or `NAMESPACE/NAME`.
 
     Raises InvalidInput for anything else.
     """
@@ -41,7 +41,7 @@ def key_named(name: str, namespace: str = DEFAULT) -> str:
     problem = label_problem(space)
     if problem:
         raise InvalidInput(f"namespace: {problem}")
-    # A pod's name is longer than its group's.
+    # The name of a pod may be longer than a label.
     problem = subdomain_problem(bare)
     if problem:
         raise InvalidInput(f"name: {problem}")
@@ -49,9 +49,9 @@ def key_named(name: str, namespace: str = DEFAULT) -> str:
 
 
 def pod_named(reader: Reader, key: str) -> Pod:
-    """The pod with this name or uid; of several admissions that of the latest.
+    """Return the pod with this name or uid, from the latest admission if there are several.
 
-    Raises NotFound, with the nearest name there is.
+    Raises NotFound, with the nearest existing name as a hint.
     """
     space, _, bare = key.partition("/")
     pods = [pod for pod in reader.list("Pod", namespace=space) if isinstance(pod, Pod)]
@@ -62,19 +62,19 @@ def pod_named(reader: Reader, key: str) -> Pod:
     return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
 
 
-#: Returns the value as a Request holds it, or raises ValueError: what was expected and found.
+#: Returns a value as a Request stores it, or raises ValueError with the expected and found value.
 Reading: TypeAlias = Callable[[object], object]
 
-#: Given by a request and by its defaults, these are put together; the request's own entries win.
+#: Fields in which a request's entries are added to the default entries and override them.
 _MERGED = ("labels", "annotations", "env", "resources")
-#: What runs is one of these, so that naming one of them leaves out the default of the other.
+#: Fields that exclude each other: a request that sets one does not inherit the default of another.
 _RUNS = {"command": ("function", "args", "kwargs"), "function": ("command",)}
 
 
 def read_fields(data: Mapping[str, object], defaults: Mapping[str, Any]) -> Request:
-    """The request that `data` describes; `defaults` say what it leaves open.
+    """Return the request that `data` describes, completed by `defaults`.
 
-    A field that is None is left open, too. Raises InvalidInput.
+    A field that is None counts as missing. Raises InvalidInput.
     """
     found: dict[str, Any] = {}
     for written, value in data.items():
@@ -91,7 +91,7 @@ def read_fields(data: Mapping[str, object], defaults: Mapping[str, Any]) -> Requ
 
 
 def merged(found: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that were found over those that hold for all."""
+    """Return the fields of a request over the defaults."""
     dropped = {name for own in found for name in _RUNS.get(own, ())}
     both = {name: value for name, value in defaults.items() if name not in dropped}
     for name, value in found.items():
@@ -107,7 +107,7 @@ def _known(written: object) -> str:
         known = [*_READ, *(["spec", "metadata"] if name in ("spec", "metadata") else ())]
         if len(known) > len(_READ):
             raise InvalidInput(
-                f"{name}: a manifest has this field, and says apiVersion and kind beside it"
+                f"{name}: this is a field of a manifest, which also needs apiVersion and kind"
             )
         hint = suggestion(name, known)
         raise InvalidInput(f"{shown(written)[1:-1]}: there is no such field; {hint}")
@@ -124,7 +124,7 @@ def _text(value: object) -> str:
 
 
 def _word(value: object) -> str:
-    """A text where a number stands for its own: `["--lr", 0.1]`, `{"SEED": 7}`."""
+    """Return a word; a number is written as text: `["--lr", 0.1]`, `{"SEED": 7}`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _text(value)
@@ -140,7 +140,7 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """One name, or a list of them."""
+    """Return a single name, or a list of names, as a tuple."""
     return (value,) if isinstance(value, str) else tuple(_text(one) for one in _list(value))
 
 
@@ -258,11 +258,11 @@ _READ: dict[str, Reading] = {
 }
 
 
-#: What may differ among requests of one mould, and a bit for each.
+#: The fields in which requests of one prototype may differ, each with its bit.
 _VARYING = {"name": 1, "command": 2, "args": 4, "kwargs": 8, "env": 16, "after": 32}
-#: So many moulds are kept; whoever has more kinds of requests pays for the checks of each.
-_MOST_MOULDS = 256
-#: Larger ones are checked in full. No character has more than four bytes.
+#: At most this many prototypes are kept; further kinds of requests are checked in full.
+_MOST_PROTOTYPES = 256
+#: Longer texts are checked in full. A character has at most four bytes.
 _MOST_TEXT = validation.MOST_COMMAND_BYTES // 8
 _MOST_VARIABLES = 64
 _MOST_DEPENDENCIES = 64
@@ -272,8 +272,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Draft(Struct, frozen=True):
-    """A group that is right by itself. `program` is what its name was made from, "" if it was
-    given; `size_bytes` about how large it is.
+    """A valid group. `program` is the base of its generated name, "" if the name was given;
+    `size_bytes` estimates the size of its JSON.
     """
 
     group: PodGroup
@@ -281,26 +281,26 @@ class Draft(Struct, frozen=True):
     size_bytes: int
 
 
-class _Mould(Struct, frozen=True):
-    """A group that stands for all requests like it."""
+class _Prototype(Struct, frozen=True):
+    """A checked group, from which the groups of similar requests are derived."""
 
     group: PodGroup
-    #: What a request that says nothing of it is named after; and its variables.
+    #: The base of generated names that do not depend on the command, and the default variables.
     program: str
     env: dict[str, str]
     size_bytes: int
 
 
 class Drafts:
-    """Makes drafts. `defaults` are keywords of `Client.submit`, for requests given as keywords."""
+    """Builds drafts. `defaults` are keywords of `Client.submit`, for requests given as keywords."""
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
-        """Raises InvalidInput for what is wrong with the defaults by themselves."""
-        self._defaults = _said(read_fields(defaults, {}))
-        self._moulds: dict[bytes, _Mould] = {}
+        """Raises InvalidInput for invalid defaults."""
+        self._defaults = _set_fields(read_fields(defaults, {}))
+        self._prototypes: dict[bytes, _Prototype] = {}
 
     def draft(self, what: Submitted, suffix: str) -> Draft:
-        """Check one request; a nameless one gets its name here.
+        """Check one request and return its group, with a generated name if it has none.
 
         Raises InvalidInput, UsageError.
         """
@@ -325,49 +325,49 @@ class Drafts:
     def _of_fields(self, data: Mapping[str, Any], suffix: str) -> Draft:
         data = _as_plain(data)
         shape = _shape(data, "fields")
-        draft = self._cast(shape, data, suffix)
+        draft = self._derive(shape, data, suffix)
         if draft is not None:
             return draft
         request = read_fields(data, self._defaults)
         return self._first(shape, request, self._defaults.get("env", {}), suffix)
 
     def _of_request(self, request: Request, suffix: str) -> Draft:
-        data = _as_plain(_said(request))
+        data = _as_plain(_set_fields(request))
         shape = _shape(data, "request")
-        return self._cast(shape, data, suffix) or self._first(shape, request, {}, suffix)
+        return self._derive(shape, data, suffix) or self._first(shape, request, {}, suffix)
 
-    def _cast(self, shape: bytes, data: Mapping[str, Any], suffix: str) -> Draft | None:
-        mould = self._moulds.get(shape) if shape else None
-        return None if mould is None else _cast(mould, data, suffix)
+    def _derive(self, shape: bytes, data: Mapping[str, Any], suffix: str) -> Draft | None:
+        prototype = self._prototypes.get(shape) if shape else None
+        return None if prototype is None else _derive(prototype, data, suffix)
 
     def _first(self, shape: bytes, request: Request, env: Mapping[str, str], suffix: str) -> Draft:
         group = group_of(request, suffix=suffix)
         program = program_of(request, group.spec.tasks[0].template)
         draft = _checked(group, "" if request.name else program)
-        # A large one is no measure for others: with theirs they could pass a limit of the whole.
+        # A large group is no prototype: with another request's fields it could exceed a limit.
         if shape and draft.size_bytes <= validation.MOST_OBJECT_BYTES // 4:
-            if len(self._moulds) >= _MOST_MOULDS:
-                self._moulds.clear()
-            # What is named after its command is named after its own.
+            if len(self._prototypes) >= _MOST_PROTOTYPES:
+                self._prototypes.clear()
+            # A group that is named after its command is named after each request's own.
             of_all = program if request.generate_name or not request.command else ""
-            self._moulds[shape] = _Mould(group, of_all, dict(env), draft.size_bytes)
+            self._prototypes[shape] = _Prototype(group, of_all, dict(env), draft.size_bytes)
         return draft
 
 
-_USUAL = dict(zip(Request.__struct_fields__, structs.astuple(Request()), strict=True))
+_DEFAULTS = dict(zip(Request.__struct_fields__, structs.astuple(Request()), strict=True))
 
 
-def _said(request: Request) -> dict[str, Any]:
-    """What a request says beyond what is usual."""
+def _set_fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a request that differ from their defaults."""
     return {
         name: value
-        for name, default in _USUAL.items()
+        for name, default in _DEFAULTS.items()
         if (value := getattr(request, name)) != default
     }
 
 
 def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with a function and a folder as texts, if they can be."""
+    """Return the data with the function and the working directory as strings, if possible."""
     function, folder = data.get("function"), data.get("working_dir")
     if function is None and folder is None:
         return data
@@ -382,7 +382,7 @@ def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _shape(data: Mapping[str, Any], sort: str) -> bytes:
-    """What requests of one mould have in common; empty if it cannot be told."""
+    """Return what the requests of one prototype have in common; empty if it cannot be encoded."""
     own, rest = 0, {}
     for name, value in data.items():
         bit = _VARYING.get(name)
@@ -393,7 +393,7 @@ def _shape(data: Mapping[str, Any], sort: str) -> bytes:
     try:
         return _encode((sort, own, rest))
     except (TypeError, ValueError, RecursionError):
-        # A function, a path, what no request has: the long way knows.
+        # A function, a path, or an unknown type: the full check handles it.
         return b""
 
 
@@ -412,22 +412,23 @@ def _decoded(data: Mapping[str, Any]) -> PodGroup:
     )
 
 
-# --- casting --------------------------------------------------------------------------------------
+# --- deriving a group from a prototype ------------------------------------------------------------
 
 
-def _cast(mould: _Mould, data: Mapping[str, Any], suffix: str) -> Draft | None:
-    """The draft of a request that differs from the mould's in what varies; None if it is not
-    plainly right.
+def _derive(prototype: _Prototype, data: Mapping[str, Any], suffix: str) -> Draft | None:
+    """Return the draft of a request that differs from the prototype only in the varying fields.
+
+    Returns None if a cheap check cannot tell that the draft is valid.
     """
-    group = mould.group
+    group = prototype.group
     [task] = group.spec.tasks
-    template = _template_of_line(task.template, mould, data)
+    template = _template_of_line(task.template, prototype, data)
     depends_on = _dependencies(data.get("after"))
     if template is None or depends_on is None:
         return None
     name, program = data.get("name"), ""
     if not name:
-        program = mould.program or template.command[0]
+        program = prototype.program or template.command[0]
         name = default_name(program, suffix)
     if type(name) is not str or label_problem(name):
         return None
@@ -442,12 +443,12 @@ def _cast(mould: _Mould, data: Mapping[str, Any], suffix: str) -> Draft | None:
     metadata = Metadata(
         name=name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations
     )
-    # Twice what others were, since what varies is small here.
-    return Draft(PodGroup(metadata=metadata, spec=spec), program, 2 * mould.size_bytes)
+    # The varying fields are small here, so twice the prototype's size is a safe estimate.
+    return Draft(PodGroup(metadata=metadata, spec=spec), program, 2 * prototype.size_bytes)
 
 
 def _template_of_line(
-    template: PodTemplate, mould: _Mould, data: Mapping[str, Any]
+    template: PodTemplate, prototype: _Prototype, data: Mapping[str, Any]
 ) -> PodTemplate | None:
     changes: dict[str, Any] = {}
     if (command := data.get("command")) is not None:
@@ -455,7 +456,7 @@ def _template_of_line(
             return None
         changes["command"] = tuple(command)
     if (env := data.get("env")) is not None:
-        if type(env) is not dict or not _are_plain_variables(both := {**mould.env, **env}):
+        if type(env) is not dict or not _are_plain_variables(both := {**prototype.env, **env}):
             return None
         changes["env"] = both
     args, kwargs = data.get("args"), data.get("kwargs")
@@ -496,8 +497,8 @@ def _are_plain_variables(env: Mapping[object, object]) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it can be passed to a process, and is within every limit. Of other than ASCII not
-    all can be encoded.
+    """Return whether a process accepts the text and it is within every limit; ASCII only, because
+    other characters may not be encodable.
     """
     return len(text) <= _MOST_TEXT and "\0" not in text and text.isascii()
 

@@ -1,5 +1,6 @@
-"""Several objects in one request: planned against what is stored and what the request itself
-brings, then committed as one transaction, so that nothing is ever half-applied.
+"""Write several objects in one request, as one transaction: all of it is committed, or nothing.
+
+A request is planned against the stored objects and against the other objects of the request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from batchq.changes import (
     warnings_of,
 )
 from batchq.changes.object_writes import find, title
-from batchq.client.cluster import refuse_living
+from batchq.client.connection import refuse_live_nodes
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
@@ -32,9 +33,9 @@ from batchq.store.rules import THE_LEDGER
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
-#: How often a request is worked out anew because somebody else was faster.
+#: How often a request is planned again because another client was faster.
 TRIES = 16
-#: How long is waited each time for the leader to count anew what cannot be read.
+#: Wait between two tries while the leader repairs an unreadable ledger.
 _RECOUNTED_WITHIN_S = 0.3
 
 
@@ -48,10 +49,10 @@ class Effect(StrEnum):
 
 
 class Applied(Struct, frozen=True, kw_only=True):
-    """One object of a request, as it is afterwards (a deleted one: as it was).
+    """One object of a request, as it is afterwards; a deleted object as it was before.
 
-    `changes`: of a queue that was configured, what was; `warnings`: what follows from it that its
-    author may not have meant.
+    `changes` lists the fields that changed if a queue was configured; `warnings` names consequences
+    that the author may not have intended.
     """
 
     object: Object
@@ -60,23 +61,23 @@ class Applied(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-#: What a request is about: objects, or their manifests as plain data.
+#: The objects of a request, or their manifests as plain data.
 Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
-#: What is to be written for one object, as a part of the whole; None if nothing.
+#: Returns the transaction for one object, as part of the whole; None if nothing changes.
 Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
 
 
 class Overlay:
-    """Objects as they will be: a Reader that sees what was recorded over what is stored."""
+    """A Reader of the objects as they will be: it shows recorded writes over the stored state."""
 
     def __init__(self, below: Reader) -> None:
         self._below = below
         self._over: dict[tuple[str, str], Object | None] = {}
-        #: Every group of a request asks for all queues, which are the same for each of them.
+        #: Cached, since every group of a request reads all queues.
         self._queues: Sequence[Object] | None = None
 
     def record(self, transaction: Transaction) -> None:
-        """See the transaction's writes from now on."""
+        """Show the transaction's writes from now on."""
         for write in transaction.writes:
             if write.is_condition:
                 continue
@@ -85,13 +86,13 @@ class Overlay:
                 self._queues = None
 
     def get(self, kind: str, key: str) -> Object | None:
-        """The object as it will be, or None."""
+        """Return the object as it will be, or None."""
         if (kind, key) in self._over:
             return self._over[kind, key]
         return self._below.get(kind, key)
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        """All objects of a kind as they will be, ordered by key."""
+        """Return all objects of a kind as they will be, ordered by key."""
         if kind != "Queue":
             return self._list(kind, namespace)
         if self._queues is None:
@@ -113,41 +114,41 @@ class Overlay:
 
 
 class RequestPlan(Struct, frozen=True, kw_only=True):
-    """What a request does to each of its objects, and all of it as one transaction, if any."""
+    """The effect of a request on each of its objects, and the transaction, if anything changes."""
 
     applied: tuple[Applied, ...]
     transaction: Transaction | None
 
 
 def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
-    """The objects, and the names of the queues whose manifests leave the stopPolicy as it is.
+    """Return the objects, and the names of queues whose manifests do not set stopPolicy.
 
     Raises InvalidInput.
     """
     if isinstance(objects, Mapping | Struct):
         raise InvalidInput(
-            "expected a list of objects, found a single one", hint="give [it] instead of it"
+            "expected a list of objects, found a single one", hint="pass [object] instead of object"
         )
     wanted: list[Object] = []
-    silent: set[str] = set()
+    without_policy: set[str] = set()
     for one in objects:
         item = manifest.decode(one) if isinstance(one, Mapping) else one
         if isinstance(one, Mapping) and leaves_stop_policy(one):
-            silent.add(item.metadata.name)
+            without_policy.add(item.metadata.name)
         wanted.append(item)
-    return wanted, silent
+    return wanted, without_policy
 
 
 def leaves_stop_policy(data: Mapping[str, object]) -> bool:
-    """Whether a manifest is a queue's and does not name its stopPolicy: somebody may have stopped
-    the queue since the file was written, and the file says nothing about that.
+    """Return whether a manifest is a queue's and does not set stopPolicy. Applying it must not
+    resume a queue that was stopped after the file was written.
     """
     spec = data.get("spec")
     stated = spec.get("stopPolicy") if isinstance(spec, Mapping) else None
     return data.get("kind") == "Queue" and stated is None
 
 
-def plan(
+def plan_steps(
     reader: Reader,
     objects: Sequence[Object],
     step: Step,
@@ -156,10 +157,10 @@ def plan(
     keep_stop: Collection[str] = (),
     held: Callable[[], Ledger] = dict,
 ) -> RequestPlan:
-    """Take `step` for every object, those that others refer to first, or `last_first`.
+    """Call `step` for every object, referenced objects first (or last, with `last_first`).
 
-    Queues named in `keep_stop` keep the stopPolicy that they have. `held` reads the ledger's sums.
-    Nothing is written.
+    Queues in `keep_stop` keep their stored stopPolicy. `held` reads the ledger's sums. Nothing is
+    written.
 
     Raises what `step` raises, and InvalidInput for an object that is given twice.
     """
@@ -171,16 +172,16 @@ def plan(
     for item in reversed(order) if last_first else order:
         place = kind_of(item), key_of(item)
         before = overlay.get(*place)
-        kept = _with_stop_of(before, item) if key_of(item) in keep_stop else item
+        kept = _with_stored_stop(before, item) if key_of(item) in keep_stop else item
         transaction = step(overlay, kept)
         if transaction is not None:
             overlay.record(transaction)
             transactions.append(transaction)
         one = _applied(item, before, overlay.get(*place), transaction is not None)
-        applied[place] = structs.replace(one, warnings=_of_kept_stop(item, kept))
+        applied[place] = structs.replace(one, warnings=_kept_stop_warnings(item, kept))
     whole = settled(reader, merged(transactions)) if transactions else None
     for place, sentences in (warnings_of(reader, whole, held) if whole else {}).items():
-        # Not of `default`, which is written along with others.
+        # Not the queue `default`, which may be written along with others.
         if place in applied:
             one = applied[place]
             applied[place] = structs.replace(one, warnings=(*one.warnings, *sentences))
@@ -191,7 +192,7 @@ def plan(
 
 
 def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> RequestPlan:
-    """Take away the objects given as (kind, key): who refers goes before what it refers to.
+    """Plan to delete the objects given as (kind, key), referring objects before referenced ones.
 
     Raises NotFound, Conflict, Rejected.
     """
@@ -201,17 +202,17 @@ def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> Reque
         return delete(reader, kind, key, now_ms=store.now_ms(), in_part=True)
 
     found: list[Object] = [find(store, KINDS[kind], key) for kind, key in places]
-    refuse_living(store, found)
-    return plan(store, found, remove, last_first=True)
+    refuse_live_nodes(store, found)
+    return plan_steps(store, found, remove, last_first=True)
 
 
 def commit_planned(
     store: RedisStore, build: Callable[[], RequestPlan], new_id: Callable[[], str]
 ) -> RequestPlan:
-    """Plan and commit; plan anew when somebody else changed what the plan was made on.
+    """Plan and commit; plan again if another client has changed what the plan depends on.
 
-    The store repeats a call whose answer was lost under the same request id, so a refusal is
-    never the echo of our own success.
+    If an answer is lost, the store repeats the call under the same request id, so a refusal is
+    never caused by this client's own earlier success.
     """
     for tried in range(1, TRIES + 1):
         planned = build()
@@ -229,13 +230,13 @@ def commit_planned(
 
 
 def merged(transactions: Sequence[Transaction]) -> Transaction:
-    """All of them as one: all happen or none does."""
+    """Return one transaction with all writes: all happen or none does."""
     if len(transactions) == 1:
         return transactions[0]
     writes = [write for transaction in transactions for write in transaction.writes]
     written = {(write.kind, write.key) for write in writes if not write.is_condition}
     conditions = {(write.kind, write.key): write for write in writes if write.is_condition}
-    # A later limit of one scope was worked out with the earlier objects in sight.
+    # Of two limits of one scope the later counts: it was computed with the earlier objects.
     limits: dict[str, Limit] = {
         limit.scope: limit for transaction in transactions for limit in transaction.limits
     }
@@ -243,7 +244,7 @@ def merged(transactions: Sequence[Transaction]) -> Transaction:
         subject=f"the request of {len(transactions)} objects",
         writes=(
             *(write for write in writes if not write.is_condition),
-            # What one of them creates was looked at when that one was checked.
+            # A condition on an object that this request creates was checked against the overlay.
             *(write for place, write in conditions.items() if place not in written),
         ),
         charges=tuple(charge for transaction in transactions for charge in transaction.charges),
@@ -264,21 +265,21 @@ def _applied(item: Object, before: Object | None, after: Object | None, changed:
     return Applied(object=after, effect=Effect.CONFIGURED, changes=changes)
 
 
-def _with_stop_of(stored: Object | None, item: Object) -> Object:
+def _with_stored_stop(stored: Object | None, item: Object) -> Object:
     if not isinstance(stored, Queue) or not isinstance(item, Queue):
         return item
     spec = structs.replace(item.spec, stop_policy=stored.spec.stop_policy)
     return structs.replace(item, spec=spec)
 
 
-def _of_kept_stop(item: Object, kept: Object) -> tuple[str, ...]:
-    """That a queue stays stopped, to somebody who may have meant to let it go on."""
+def _kept_stop_warnings(item: Object, kept: Object) -> tuple[str, ...]:
+    """Return a warning that an applied queue stays stopped, which its author may not expect."""
     if item == kept or not isinstance(kept, Queue):
         return ()
     name, policy = kept.metadata.name, kept.spec.stop_policy
     sentence = (
-        f"Queue {name} stays stopped ({policy}), since no stopPolicy is named here;"
-        f" `batchq queues resume {name}` lets it go on"
+        f"Queue {name} stays stopped ({policy}), since the manifest does not set stopPolicy;"
+        f" `batchq queues resume {name}` resumes it"
     )
     return (sentence,)
 

@@ -1,13 +1,13 @@
-"""What the scheduler would decide now: its own rules, on what stands in the server.
+"""What the scheduler would decide now: its own rules on the server's current state.
 
-A client lists everything once (its mirror then follows the changes, as the scheduler's does), and
-puts together the scheduler that the leader has published the configuration of. It needs no right
-to write. Asked for the same snapshot, it answers what the leader's next session does.
+A client lists everything once (its mirror then follows the changes, as the scheduler's does) and
+assembles a scheduler from the configuration that the leader has published. It needs no right to
+write. For the same snapshot it decides the same as the leader's next session.
 
-    deciding = Deciding.open(store)
-    deciding.session()              # opened, and nothing decided: for rules, limits and numbers
-    deciding.decide()               # a whole session on what there is
-    deciding.decide(snapshot)       # on what there could be
+    deciding = TrialScheduler.open(store)
+    deciding.session()              # an opened session without decisions, for rules and numbers
+    deciding.decide()               # a complete session on the current state
+    deciding.decide(snapshot)       # a complete session on a hypothetical state
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ if TYPE_CHECKING:
 _SOURCE = "the configuration of the scheduler that leads"
 
 
-class Deciding(Struct, frozen=True, kw_only=True):
-    """A snapshot, the scheduler to ask about it, and the server's time at which it is asked."""
+class TrialScheduler(Struct, frozen=True, kw_only=True):
+    """A snapshot, a scheduler that decides on it, and the server's time."""
 
     snapshot: Snapshot
     scheduler: Scheduler
     now_ms: int
 
     @classmethod
-    def open(cls, store: RedisStore) -> Deciding:
-        """How things stand in a server now.
+    def open(cls, store: RedisStore) -> TrialScheduler:
+        """Read the server's current state.
 
-        Raises StoreUnavailable, and InvalidInput where this machine cannot do what the scheduler
-        does: it lacks a plugin or an action that is configured there.
+        Raises StoreUnavailable, and InvalidInput if this machine lacks a plugin or an action that
+        is configured there.
         """
         from batchq.store.schedulers import read_config_text
 
         scheduler = scheduler_of(read_config_text(store))
         return cls(
-            snapshot=as_the_leader_sees(store.snapshot()),
+            snapshot=as_seen_by_leader(store.snapshot()),
             scheduler=scheduler,
             now_ms=store.now_ms(),
         )
 
     def session(self, snapshot: Snapshot | None = None) -> Session:
-        """A session that has decided nothing: on what there is, or on another snapshot."""
+        """Return a session without decisions, on the current state or on another snapshot."""
         return self.scheduler.open(self.snapshot if snapshot is None else snapshot, self.now_ms)
 
     def decide(self, snapshot: Snapshot | None = None) -> Session:
-        """A session that has decided: on what there is, or on another snapshot."""
+        """Return a decided session, on the current state or on another snapshot."""
         given = self.snapshot if snapshot is None else snapshot
         return self.scheduler.without_memory().decide(given, self.now_ms)
 
-    def tried(self, snapshot: Snapshot) -> Session:
-        """The same of one of many snapshots that differ little; good until the next is tried."""
+    def decide_variant(self, snapshot: Snapshot) -> Session:
+        """Decide on one of many similar snapshots; the session is valid until the next call."""
         return self.scheduler.decide(snapshot, self.now_ms)
 
 
 def scheduler_of(text: str | None) -> Scheduler:
-    """The scheduler that a published configuration describes; the default one where nobody has led.
+    """Return the scheduler of a published configuration; the default one if there is none.
 
-    Raises InvalidInput, in words for somebody who has not written it.
+    Raises InvalidInput, in words for a person who has not written the configuration.
     """
     if text is None:
         return assemble(SchedulerConfig())
@@ -86,26 +86,26 @@ def scheduler_of(text: str | None) -> Scheduler:
     except InvalidInput as problem:
         sentence = problem.message.removeprefix(f"{_SOURCE}: ")
         raise InvalidInput(
-            f"{_SOURCE} cannot be followed on this machine: {sentence}",
-            hint="install here what is installed there, in the same version,"
-            " or ask on the scheduler's machine",
+            f"{_SOURCE} cannot be used on this machine: {sentence}",
+            hint="install what the scheduler's machine has, in the same version,"
+            " or run the command there",
         ) from None
 
 
-def as_the_leader_sees(snapshot: Snapshot) -> Snapshot:
-    """The same, seen by somebody who has been in touch with the server all the time.
+def as_seen_by_leader(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot as a process sees it that was connected to the server all the time.
 
-    Who has connected only now would take every silent node for one that it could not have heard.
+    A newly connected process would assume that it missed the heartbeats of every silent node.
     """
     standing = structs.replace(snapshot.standing, contact_since=None)
     return structs.replace(snapshot, standing=standing)
 
 
 class ExpectedStart(Struct, frozen=True, kw_only=True, rename="camel"):
-    """When a group is expected to start, those before it counted; None where nobody can say.
+    """When a group is expected to start, counting the groups ahead; None if that is unknown.
 
-    `ends`: who has to end for it just then; `behind`: who has to start before it; `why`: what
-    keeps it besides, or why nobody can say.
+    `ends` are the groups that must end for it at that time, `behind` a group that must start
+    before it; `why` is what else delays it, or why the start is unknown.
     """
 
     at: int | None
@@ -115,8 +115,8 @@ class ExpectedStart(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StartView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group that waits. `position`: from 1 in the line of its queue, None if it is not in it, or
-    the next session admits it.
+    """A waiting group. `position` is its position in the line of its queue, from 1; None if it is
+    not in line, or the next session admits it.
     """
 
     key: str
@@ -126,8 +126,8 @@ class StartView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Starts(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Those who wait, the first to start first, as of `at`; those of whom nobody knows come last,
-    by queue and place. `not_planned`: how many in line were too many to be planned.
+    """Waiting groups, the earliest start first, as of `at`; groups with an unknown start come last,
+    by queue and position. `not_planned` is the number of groups in line beyond the bound.
     """
 
     at: int
@@ -136,9 +136,9 @@ class Starts(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def starts_of(
-    deciding: Deciding, *, namespace: str = "", queue: str = "", most: int | None = None
+    deciding: TrialScheduler, *, namespace: str = "", queue: str = "", most: int | None = None
 ) -> Starts:
-    """Of every group that waits; of one namespace, of one queue and those below it."""
+    """Return the expected start of every waiting group (of a namespace, of a queue's subtree)."""
     session = deciding.decide()
     chosen = {
         uid: group
@@ -146,27 +146,29 @@ def starts_of(
         if namespace in ("", group.namespace) and queue in ("", *group.chain)
     }
     pending = [uid for uid, one in chosen.items() if one.phase == PodGroupPhase.PENDING]
-    told = expected_starts(session, wanted=pending, most=most)
-    queues = {group.queue for uid, group in chosen.items() if uid in told}
+    estimates = expected_starts(session, wanted=pending, most=most)
+    queues = {group.queue for uid, group in chosen.items() if uid in estimates}
     places = {
         key: place
         for name in sorted(queues)
         for place, key in enumerate(line_of(session, name), start=1)
     }
-    items = [_view(group, told[uid], places) for uid, group in chosen.items() if uid in told]
+    items = [
+        _view(group, estimates[uid], places) for uid, group in chosen.items() if uid in estimates
+    ]
     return Starts(
         at=deciding.now_ms,
         items=tuple(sorted(items, key=_first_to_start)),
-        not_planned=sum(not told[uid].is_planned for uid in chosen if uid in told),
+        not_planned=sum(not estimates[uid].is_planned for uid in chosen if uid in estimates),
     )
 
 
-def _view(group: GroupState, told: Expected, places: Mapping[str, int]) -> StartView:
+def _view(group: GroupState, estimates: Expected, places: Mapping[str, int]) -> StartView:
     return StartView(
         key=group.key,
         queue=group.queue,
         position=places.get(group.key),
-        expected=expected_of(told, group.namespace),
+        expected=expected_of(estimates, group.namespace),
     )
 
 
@@ -175,11 +177,11 @@ def _first_to_start(view: StartView) -> tuple[bool, int, str, bool, int, str]:
     return (at is None, at or 0, view.queue, place is None, place or 0, view.key)
 
 
-def expected_of(told: Expected, namespace: str) -> ExpectedStart:
-    """What was found out, as somebody of that namespace is told it."""
+def expected_of(estimates: Expected, namespace: str) -> ExpectedStart:
+    """Return an estimate for a reader of one namespace."""
     return ExpectedStart(
-        at=told.at,
-        ends=others(told.ended, namespace),
-        behind=others([told.behind] if told.behind else [], namespace),
-        why=told.why,
+        at=estimates.at,
+        ends=others(estimates.ended, namespace),
+        behind=others([estimates.behind] if estimates.behind else [], namespace),
+        why=estimates.why,
     )

@@ -1,9 +1,8 @@
-"""What becomes of each of many requests: it is accepted, or refused by itself."""
+"""Submit many requests in batches; each is accepted or refused independently of the others."""
 
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,12 +34,12 @@ from batchq.ports import IdSource, Store
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
-#: What to do about a name that is taken.
+#: What to do if a name is taken.
 Existing: TypeAlias = Literal["refuse", "keep"]
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) is stored as `group`: created, or `unchanged` from before."""
+    """The request at `place` (from 0) is stored as `group`; `effect` may be `unchanged`."""
 
     place: int
     group: PodGroup
@@ -48,7 +47,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Refused(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) is not stored, for the reason that `submit` would raise."""
+    """The request at `place` (from 0) was refused with the error that `submit` would raise."""
 
     place: int
     error: BatchqError
@@ -58,7 +57,7 @@ Outcome: TypeAlias = Accepted | Refused
 
 
 class Tally(Struct, frozen=True, kw_only=True):
-    """How far it is: of the requests that were settled, in order, so many of each sort."""
+    """Progress: how many of the settled requests, counted in order, had each outcome."""
 
     submitted: int = 0
     unchanged: int = 0
@@ -77,26 +76,26 @@ class Checker:
         self._arrivals = NewGroups(store)
 
     def __call__(self, what: Submitted) -> BatchqError | None:
-        """What is wrong with it, or None. Raises StoreUnavailable."""
+        """Return what is wrong with a request, or None. Raises StoreUnavailable."""
         try:
-            # Any suffix will do: the names are made again when they are submitted.
+            # Any suffix will do: submission generates the names again.
             self._arrivals.check(self._drafts.draft(what, "00000").group)
         except (InvalidInput, UsageError, NotFound, Rejected) as error:
             return error
         return None
 
 
-#: One call of the script does so much: about 50 ms, in which the server serves nobody else.
+#: Bounds one call of the script to about 50 ms, during which the server serves no other client.
 GROUPS_A_BATCH = 500
 BYTES_A_BATCH = 4 * 1024 * 1024
-#: Requests that come one after the other, from a slow source, wait no longer for others.
+#: Bounds the wait for more requests from a slow source before a batch is sent.
 LONGEST_GATHER_S = 1.0
-#: What was read of queues and priority classes holds for so long.
+#: How long queues and priority classes that were read are trusted.
 LONGEST_KNOWN_S = 1.0
 
 
 class _Item:
-    """One request on its way. `level`: how many waves of its batch it has to wait for."""
+    """One request on its way. `level` is the number of waves of its batch that go before it."""
 
     __slots__ = ("draft", "level", "outcome", "place", "tries", "uid")
 
@@ -116,7 +115,7 @@ class _Item:
         return self.draft.group
 
     def rename(self, suffix: str) -> None:
-        """Another name for one that was made and happened to be taken."""
+        """Generate another name after a generated one turned out to be taken."""
         assert isinstance(self.draft, Draft)
         name = default_name(self.draft.program, suffix)
         metadata = structs.replace(self.group.metadata, name=name)
@@ -125,10 +124,11 @@ class _Item:
         )
 
 
-class _Flight:
-    """A batch that was sent, wave by wave: who depends on others of it comes after their answer.
+class _Batch:
+    """A batch under way. It is sent in waves: a group that depends on another of the batch is sent
+    after the answer about that one.
 
-    All of it is submitted `at_ms`: whoever is asked for first stands first in line, by the uids.
+    All groups are submitted `at_ms`, so their uids order them in line as they were requested.
     """
 
     def __init__(self, items: Sequence[_Item], at_ms: int) -> None:
@@ -139,18 +139,18 @@ class _Flight:
         self.answer: Future[Commit] | None = None
 
     def wave(self) -> list[_Item]:
-        """Who is next."""
+        """Return the items of the next wave."""
         left = [item for item in self.items if item.outcome is None]
         level = min((item.level for item in left), default=0)
         return [item for item in left if item.level == level]
 
 
 class Submission(Iterator[Outcome]):
-    """What becomes of each request, in their order; nothing is submitted but by iterating.
+    """Iterates over the outcomes in the order of the requests. Only iterating submits anything.
 
-    Up to two batches are read ahead of the outcomes. After StoreUnavailable the iteration may be
-    gone on with: the batch under way is asked again. `tally` counts what was settled, also of a
-    batch whose outcomes were not fetched. Belongs to one thread.
+    Up to two batches of requests are read ahead of the outcomes. The iteration may continue after
+    StoreUnavailable: the batch under way is sent again. `tally` counts settled requests, including
+    those whose outcomes have not been fetched. Belongs to one thread.
     """
 
     def __init__(
@@ -166,17 +166,17 @@ class Submission(Iterator[Outcome]):
         dry_run: bool = False,
         progress: Callable[[Tally], None] | None = None,
     ) -> None:
-        """Raises InvalidInput for defaults that are wrong by themselves."""
+        """Raises InvalidInput for invalid defaults."""
         self.tally = Tally()
-        #: Whether it waits for the server: to be interrupted then loses no outcome.
+        #: Whether it waits for the server, where an interrupt loses no outcome.
         self.is_asking = False
         self._store = store
         self._ids = ids
         self._requests = iter(requests)
         self._drafts = Drafts(defaults)
-        # Not a reference to itself: who breaks off the loop lets go of it at once.
-        landing = WeakMethod(self._land)
-        self._arrivals = NewGroups(store, before_reading=lambda: _call(landing))
+        # Weak, so that a loop that breaks off frees the submission at once.
+        settling = WeakMethod(self._settle_batch)
+        self._arrivals = NewGroups(store, before_reading=lambda: _call(settling))
         self._known_until = 0.0
         self._user = user
         self._existing = existing
@@ -186,27 +186,27 @@ class Submission(Iterator[Outcome]):
         self._places = count()
         self._begun = False
         self._all_read = False
-        self._trouble: Exception | None = None
+        self._source_error: Exception | None = None
         self._gathered: list[_Item] = []
-        self._flight: _Flight | None = None
+        self._batch: _Batch | None = None
         self._ready: deque[Outcome] = deque()
         self._threads: ThreadPoolExecutor | None = None
 
     def __next__(self) -> Outcome:
-        """The next outcome.
+        """Return the next outcome.
 
-        Raises StoreUnavailable, and what the iterator of requests raised, after the outcomes of
-        those before it.
+        Raises StoreUnavailable, and errors of the requests' iterator after the outcomes of the
+        requests before the error.
         """
         self._begun = True
         while not self._ready:
             self._gather()
-            first = self._prepared()
-            self._land()
+            first = self._first_wave()
+            self._settle_batch()
             if not self._keep_going and self.tally.refused:
                 self._all_read, self._gathered = True, []
             elif first is not None:
-                self._launch(first)
+                self._send_ahead(first)
                 continue
             if self._ready:
                 break
@@ -215,47 +215,47 @@ class Submission(Iterator[Outcome]):
         return self._ready.popleft()
 
     def all(self) -> Tally:
-        """Submit everything, and forget what became of each but for its number."""
+        """Submit everything, discard the outcomes and return their counts."""
         for _ in self:
             pass
         return self.tally
 
     def close(self, *, within_s: float = 10.0) -> bool:
-        """Read no more requests, and wait for the answer to what was sent.
+        """Stop reading requests, and wait for the answer about the batch that was sent.
 
-        False if there is none in time: whether that batch was written is then not known.
+        Return False if no answer came within `within_s`: whether it was written is then unknown.
         """
         self._begun = self._all_read = True
         self._gathered = []
-        flight = self._flight
+        batch = self._batch
         try:
-            if flight is not None and flight.answer is not None:
-                flight.answer.result(within_s)
-            self._land()
+            if batch is not None and batch.answer is not None:
+                batch.answer.result(within_s)
+            self._settle_batch()
         except (NotYet, StoreUnavailable):
             return False
         finally:
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
                 self._threads = None
-        return self._flight is None
+        return self._batch is None
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):
             warnings.warn(
-                "submit_many was not iterated over, so nothing was submitted; as in"
+                "the result of submit_many was not used, so nothing was submitted; write"
                 " `for outcome in client.submit_many(…)`, or `client.submit_many(…).all()`",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        elif getattr(self, "_flight", None) is not None:
-            # Whoever broke off the loop closes the connection next.
+        elif getattr(self, "_batch", None) is not None:
+            # The caller left the loop early and may close the connection next.
             self.close()
 
     # --- reading ahead ------------------------------------------------------------------------
 
     def _gather(self) -> None:
-        """Make the next batch ready, as far as it can be without the server."""
+        """Gather the next batch, as far as is possible without the server."""
         if self._gathered or self._all_read:
             return
         until, size = monotonic() + LONGEST_GATHER_S, 0
@@ -266,8 +266,8 @@ class Submission(Iterator[Outcome]):
             except StopIteration:
                 self._all_read = True
                 break
-            except Exception as error:  # whatever the caller's own iterator raises: passed on
-                self._all_read, self._trouble = True, error
+            except Exception as error:  # raised by the caller's iterator, and passed on later
+                self._all_read, self._source_error = True, error
                 break
             item = self._item(what)
             gathered.append(item)
@@ -284,17 +284,17 @@ class Submission(Iterator[Outcome]):
         except BatchqError as error:
             return _Item(place, uid, error)
 
-    def _prepared(self) -> _Flight | None:
-        """The batch that was gathered, with the transactions of its first wave."""
+    def _first_wave(self) -> _Batch | None:
+        """Return the gathered batch, with the transactions of its first wave."""
         if not self._gathered:
             return None
         if monotonic() >= self._known_until:
             self._arrivals.forget()
             self._known_until = monotonic() + LONGEST_KNOWN_S
         with self._asking():
-            flight = _Flight(self._gathered, self._store.now_ms())
-            self._bind(flight)
-        return flight
+            batch = _Batch(self._gathered, self._store.now_ms())
+            self._build_wave(batch)
+        return batch
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -306,9 +306,9 @@ class Submission(Iterator[Outcome]):
         finally:
             self.is_asking = False
 
-    def _bind(self, flight: _Flight) -> None:
-        """The transactions of the flight's next wave; who refers to what is not there is out."""
-        wave = flight.wave()
+    def _build_wave(self, batch: _Batch) -> None:
+        """Build the transactions of the next wave; refuse items that refer to missing objects."""
+        wave = batch.wave()
         dependent = [item.group for item in wave if item.group.spec.depends_on]
         needed = [key for group in dependent for key in _keys_needed(group)]
         if needed:
@@ -319,76 +319,76 @@ class Submission(Iterator[Outcome]):
         for item in wave:
             try:
                 transaction = self._arrivals.submission(
-                    item.group, now_ms=flight.at_ms, uid=item.uid, by=user
+                    item.group, now_ms=batch.at_ms, uid=item.uid, by=user
                 )
             except (NotFound, Rejected) as error:
                 doubtful.append((item, error))
             else:
                 sent.append((item, transaction))
         if doubtful:
-            # That the name is taken is said first; perhaps by the batch under way.
-            self._land()
+            # A taken name is reported first; the batch under way may have taken it.
+            self._settle_batch()
             there = self._stored([item for item, _ in doubtful])
             for item, problem in doubtful:
                 self._decide(item, there.get(key_of(item.group)), problem)
-        flight.sent, flight.request_id, flight.answer = sent, self._ids.new_uid(), None
+        batch.sent, batch.request_id, batch.answer = sent, self._ids.new_uid(), None
 
-    def _launch(self, flight: _Flight) -> None:
-        """Send the first wave; the answer is waited for later if there is more to do meanwhile."""
-        self._flight, self._gathered = flight, []
-        if self._all_read or self._dry_run or not flight.sent:
+    def _send_ahead(self, batch: _Batch) -> None:
+        """Send the first wave; wait for the answer later if more requests can be read meanwhile."""
+        self._batch, self._gathered = batch, []
+        if self._all_read or self._dry_run or not batch.sent:
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(max_workers=1)
-        transactions = [transaction for _, transaction in flight.sent]
-        flight.answer = self._threads.submit(
-            self._store.commit, transactions, request_id=flight.request_id
+        transactions = [transaction for _, transaction in batch.sent]
+        batch.answer = self._threads.submit(
+            self._store.commit, transactions, request_id=batch.request_id
         )
 
-    def _land(self) -> None:
-        """Wait for everything that becomes of the batch under way. Raises StoreUnavailable."""
-        flight = self._flight
-        if flight is None:
+    def _settle_batch(self) -> None:
+        """Wait until every item of the batch under way is settled. Raises StoreUnavailable."""
+        batch = self._batch
+        if batch is None:
             return
         while True:
-            if flight.sent and self._dry_run:
-                self._suppose(flight)
-            elif flight.sent:
-                self._judge(flight, self._answer(flight))
-            flight.sent = []
-            if not flight.wave():
+            if batch.sent and self._dry_run:
+                self._settle_dry_run(batch)
+            elif batch.sent:
+                self._apply_answer(batch, self._answer(batch))
+            batch.sent = []
+            if not batch.wave():
                 break
-            # What it reads is read now: nothing else is under way.
-            self._flight = None
+            # Building the next wave must not wait for this batch again.
+            self._batch = None
             try:
                 with self._asking():
-                    self._bind(flight)
+                    self._build_wave(batch)
             finally:
-                self._flight = flight
-        self._flight = None
+                self._batch = batch
+        self._batch = None
         if not self._dry_run:
             self._arrivals.forget_groups()
-        self._deliver([item.outcome for item in flight.items if item.outcome is not None])
+        self._deliver([item.outcome for item in batch.items if item.outcome is not None])
 
-    def _answer(self, flight: _Flight) -> Commit:
-        transactions = [transaction for _, transaction in flight.sent]
-        answer, flight.answer = flight.answer, None
+    def _answer(self, batch: _Batch) -> Commit:
+        transactions = [transaction for _, transaction in batch.sent]
+        answer, batch.answer = batch.answer, None
         if answer is not None:
             try:
                 with self._asking():
                     return answer.result()
             except KeyboardInterrupt:
-                flight.answer = answer
+                batch.answer = answer
                 raise
         with self._asking():
-            return self._store.commit(transactions, request_id=flight.request_id)
+            return self._store.commit(transactions, request_id=batch.request_id)
 
-    def _judge(self, flight: _Flight, commit: Commit) -> None:
-        """What the answer says of each that was sent."""
+    def _apply_answer(self, batch: _Batch, commit: Commit) -> None:
+        """Settle each item of the wave by the server's answer."""
         refusals = iter(commit.refused)
         refusal = next(refusals, None)
         in_conflict: list[tuple[_Item, Refusal]] = []
-        for item, transaction in flight.sent:
+        for item, transaction in batch.sent:
             if refusal is None or refusal.transaction is not transaction:
                 self._accept(item, transaction)
             else:
@@ -398,39 +398,39 @@ class Submission(Iterator[Outcome]):
                     item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
                 refusal = next(refusals, None)
         if in_conflict:
-            self._learn_rivals(
+            self._read_rivals(
                 [item for item, refusal in in_conflict if _is_of_another(item, refusal)]
             )
             there = self._stored([item for item, _ in in_conflict])
             for item, one in in_conflict:
                 self._settle_conflict(item, there.get(key_of(item.group)), one)
 
-    def _suppose(self, flight: _Flight) -> None:
-        """What would become of each, were it sent."""
-        there = self._stored([item for item, _ in flight.sent])
-        self._learn_rivals([item for item, _ in flight.sent])
-        for item, transaction in flight.sent:
+    def _settle_dry_run(self, batch: _Batch) -> None:
+        """Settle each item of the wave as the server would, without sending it."""
+        there = self._stored([item for item, _ in batch.sent])
+        self._read_rivals([item for item, _ in batch.sent])
+        for item, transaction in batch.sent:
             key = key_of(item.group)
-            problem = self._bears_the_names_of_others(item)
+            problem = self._name_conflict(item)
             if key in there:
                 self._decide(item, there[key], already_exists(there[key]))
             elif problem is not None:
                 item.outcome = Refused(place=item.place, error=problem)
             elif self._arrivals.is_noted(key):
-                # By an earlier request, which would be stored, and be Pending.
+                # Taken by an earlier request, whose group would be stored and Pending.
                 item.outcome = Refused(place=item.place, error=already_exists(item.group))
             else:
                 self._accept(item, transaction)
                 self._arrivals.note_rivals([item.group])
 
-    def _learn_rivals(self, items: Sequence[_Item]) -> None:
-        """Look up which of the groups are there whose pods could be called like those of these."""
+    def _read_rivals(self, items: Sequence[_Item]) -> None:
+        """Read those existing groups whose pods could have the same names as pods of these."""
         keys = list(dict.fromkeys(key for item in items for key in rivals(item.group)))
         if keys:
             with self._asking():
                 self._arrivals.note_rivals(self._store.get_many("PodGroup", keys).values())
 
-    def _bears_the_names_of_others(self, item: _Item) -> Rejected | None:
+    def _name_conflict(self, item: _Item) -> Rejected | None:
         try:
             self._arrivals.free_names(item.group)
         except Rejected as problem:
@@ -444,11 +444,11 @@ class Submission(Iterator[Outcome]):
         item.outcome = Accepted(place=item.place, group=group)
 
     def _settle_conflict(self, item: _Item, stored: PodGroup | None, refusal: Refusal) -> None:
-        """Somebody has the name: we ourselves, another, or nobody any more."""
+        """Settle an item whose name was taken, perhaps by an earlier call of this submission."""
         assert isinstance(item.draft, Draft)
         item.tries += 1
         if stored is not None and stored.metadata.uid == item.uid:
-            # Written by a call of which the server had forgotten, when it was asked again.
+            # Written by an earlier call, which the server had forgotten when it was repeated.
             self._arrivals.note(stored)
             item.outcome = Accepted(place=item.place, group=stored)
         elif stored is not None and not item.draft.program:
@@ -459,7 +459,7 @@ class Submission(Iterator[Outcome]):
             item.rename(self._ids.new_uid()[-8:])
 
     def _decide(self, item: _Item, stored: PodGroup | None, error: BatchqError) -> None:
-        """Refused because of `error`; or kept, if a group of that name may be taken for it."""
+        """Refuse an item with `error`, or accept it as unchanged if the stored group equals it."""
         if stored is not None:
             error = already_exists(stored)
             self._arrivals.note(stored)
@@ -479,7 +479,7 @@ class Submission(Iterator[Outcome]):
             found = self._store.get_many("PodGroup", [key_of(item.group) for item in items])
         return {key: item for key, item in found.items() if isinstance(item, PodGroup)}
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         self._ready.extend(outcomes)
@@ -500,9 +500,9 @@ class Submission(Iterator[Outcome]):
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
-            raise trouble
+        if self._source_error is not None:
+            error, self._source_error = self._source_error, None
+            raise error
 
 
 def _call(method: WeakMethod[Callable[[], None]]) -> None:
@@ -512,7 +512,7 @@ def _call(method: WeakMethod[Callable[[], None]]) -> None:
 
 
 def _is_of_another(item: _Item, refusal: Refusal) -> bool:
-    """Whether it was refused for a group that is there beside it."""
+    """Return whether an item was refused because of another group."""
     return refusal.answer.subject != f"PodGroup {key_of(item.group)}"
 
 
@@ -522,8 +522,9 @@ def _keys_needed(group: PodGroup) -> list[str]:
 
 
 def _set_levels(items: Sequence[_Item]) -> None:
-    """Who depends on another of the batch, or bears its name, is sent after the answer about it:
-    only then it is known whether that one, or one that was there before, is meant.
+    """Set each item's wave: after the items of its batch that it depends on or shares a name with.
+
+    Only the answer about those tells which group such a name refers to.
     """
     last: dict[str, int] = {}
     for item in items:
@@ -536,67 +537,3 @@ def _set_levels(items: Sequence[_Item]) -> None:
             for other in _keys_needed(group):
                 level = max(level, last.get(other, -1) + 1)
         last[key] = item.level = level
-
-
-class Submitting(ABC):
-    """Part of `batchq.client.Client`, whose connection it uses."""
-
-    _store: RedisStore
-    _ids: IdSource
-
-    @property
-    @abstractmethod
-    def user(self) -> str:
-        """Under which name what this client asks for is remembered."""
-
-    def submit_many(
-        self,
-        requests: Iterable[Submitted],
-        /,
-        *,
-        existing: Existing = "refuse",
-        keep_going: bool = True,
-        dry_run: bool = False,
-        progress: Callable[[Tally], None] | None = None,
-        **defaults: Any,
-    ) -> Submission:
-        """Submit many new groups, one batch after the other, and tell what became of each.
-
-        `requests` may be an iterator, and never ends up in memory as a whole. Each is what `submit`
-        takes first, or a dict of its keywords, for which `defaults` say what it leaves open. The
-        answer is to be iterated over, or `.all()` to be called: for each request in order an
-        `Accepted` with its `place` (from 0) and its `group`, or a `Refused` with the `error` that
-        `submit` would have raised. Every group is accepted whole or refused by itself, and may
-        depend on others that come before it.
-
-        With `existing="keep"` a request whose name is taken by a group that says the same is
-        accepted as `unchanged`: what was interrupted may be run again. Without `keep_going` nothing
-        is sent any more after a batch in which one was refused. `progress` hears a `Tally` after
-        each batch. `dry_run` checks everything and writes nothing; it remembers every name.
-
-        Raises InvalidInput for defaults that are wrong by themselves. The iteration raises
-        StoreUnavailable, and may be gone on with then.
-        """
-
-        return Submission(
-            self._store,
-            self._ids,
-            requests,
-            defaults,
-            user=lambda: self.user,
-            existing=existing,
-            keep_going=keep_going,
-            dry_run=dry_run,
-            progress=progress,
-        )
-
-    def checker(self, **defaults: Any) -> Callable[[Submitted], BatchqError | None]:
-        """What tells of one request after the other what is wrong with it by itself, and with the
-        queue and the priority class that it names; None if nothing is. Whether its name is taken,
-        and what it depends on, is not asked. Queues and priority classes are read once.
-
-        Raises InvalidInput for defaults that are wrong by themselves; what it returns raises
-        StoreUnavailable.
-        """
-
-        return Checker(self._store, defaults)

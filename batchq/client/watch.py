@@ -1,8 +1,8 @@
-"""List and watch: everything there is, then every change, without a gap.
+"""List and watch: all objects that exist, then every change, without a gap.
 
-The change stream is bounded. Who was away for too long lists again, and is told what has changed
-meanwhile as if it happened now. So does who meets the server over a new connection: it may have
-been started again without its last writes, or be another one.
+The change stream is bounded. A reader that was away for too long lists all objects again and
+returns the differences as changes. It does the same after a reconnect, because the server may have
+been restarted without its last writes, or may be another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.api.transaction import Event
 from batchq.changes.object_writes import find
-from batchq.client.cluster import NO_LEADER, nobody_leads
+from batchq.client.connection import NO_LEADER, has_no_leader
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from batchq.store.mirror import Change
     from batchq.store.redis import RedisStore
 
-#: So long at most somebody who follows hears nothing.
+#: Longest time without an answer for an iteration that follows changes.
 WATCH_MS = 5_000
 
 
 class EventWatch:
-    """One reader of events: the latest that there are, then those that happen. Owned by one thread.
+    """A reader of events: the latest existing ones, then new ones. Belongs to one thread.
 
-    The stream of events is bounded: who was away for too long misses some.
+    The stream of events is bounded, so a reader that was away for too long misses some.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -43,14 +43,14 @@ class EventWatch:
         self._place = store.end_of_events()
 
     def latest(self, wanted: Callable[[Event], bool], most: int) -> list[Event]:
-        """What there was when this began, oldest first.
+        """Return the events that existed when this was created, oldest first.
 
         Raises StoreUnavailable.
         """
         return latest_events(self._store, wanted, most, until=self._place)
 
     def poll(self, wanted: Callable[[Event], bool], block_ms: int) -> list[Event]:
-        """What has happened since the last call; waits up to `block_ms` for it.
+        """Return the events since the last call; wait up to `block_ms` for one.
 
         Raises StoreUnavailable.
         """
@@ -58,10 +58,28 @@ class EventWatch:
         return [event for event in events if wanted(event)]
 
 
+def event_filter(
+    kind: str, key: str, namespace: str, reason: str, since_ms: int
+) -> Callable[[Event], bool]:
+    """Return a filter of events; an empty string matches everything."""
+
+    def is_wanted(event: Event) -> bool:
+        space = event.key.partition("/")[0] if event.kind in NAMESPACED else ""
+        return (
+            kind in ("", event.kind)
+            and key in ("", event.key)
+            and namespace in ("", space)
+            and reason in ("", event.reason)
+            and event.at >= since_ms
+        )
+
+    return is_wanted
+
+
 def latest_events(
     store: RedisStore, wanted: Callable[[Event], bool], most: int, *, until: str = "+"
 ) -> list[Event]:
-    """The latest events that are wanted, oldest first.
+    """Return the latest `most` wanted events, oldest first.
 
     Raises StoreUnavailable.
     """
@@ -72,7 +90,7 @@ def latest_events(
 
 
 class Watch:
-    """One reader of changes. Owned by one thread."""
+    """A reader of changes. Belongs to one thread."""
 
     def __init__(
         self,
@@ -82,7 +100,7 @@ class Watch:
         namespace: str = "",
         listing: bool = True,
     ) -> None:
-        """`listing` False begins with what happens from now on."""
+        """With `listing=False`, existing objects are not returned as changes."""
         self._store = store
         self._kinds = tuple(kinds)
         self._namespace = namespace
@@ -93,7 +111,7 @@ class Watch:
             self._list()
 
     def poll(self, block_ms: int) -> Sequence[Change]:
-        """What there is at the first call, then what has changed; waits up to `block_ms` for it.
+        """Return what exists (first call) or what has changed; wait up to `block_ms` for a change.
 
         Raises StoreUnavailable.
         """
@@ -107,11 +125,11 @@ class Watch:
             return self._list()
         if self._store.link.connections != self._connections:
             return self._list()
-        return [change for change in changes if self._is_news(change)]
+        return [change for change in changes if self._is_new(change)]
 
     def _list(self) -> list[Change]:
         self._connections = self._store.link.connections
-        # The place in the stream first: what happens during the list comes again, and is known.
+        # The cursor comes first, so that changes during the list are seen again and recognised.
         cursor, _ = self._store.watch(None, 0)
         before, self._known, news = self._known, {}, []
         for kind in self._kinds:
@@ -124,18 +142,18 @@ class Watch:
         self._cursor = cursor
         return news
 
-    def _is_news(self, change: Change) -> bool:
+    def _is_new(self, change: Change) -> bool:
         place = change.kind, change.key
         if change.kind not in self._kinds or change.revision <= self._known.get(place, 0):
             return False
         if change.value is None:
             return self._known.pop(place, None) is not None
-        if not self._is_here(change.kind, change.value):
+        if not self._in_namespace(change.kind, change.value):
             return False
         self._known[place] = change.revision
         return True
 
-    def _is_here(self, kind: str, item: Object) -> bool:
+    def _in_namespace(self, kind: str, item: Object) -> bool:
         return kind not in NAMESPACED or self._namespace in ("", item.metadata.namespace)
 
 
@@ -144,8 +162,8 @@ def changes_of(
     timeout_s: float | None,
     patiently: Callable[[float | None], AbstractContextManager[None]],
 ) -> Iterator[Change]:
-    """What there is, then every change, for `timeout_s` seconds or for ever; waited for with
-    patience, and whoever gets a change is outside of it.
+    """Yield what exists, then every change, for `timeout_s` seconds or for ever. It waits patiently
+    for the server, but the caller's own calls between two changes do not.
     """
     deadline = None if timeout_s is None else monotonic() + timeout_s
     left_s: float | None = timeout_s
@@ -170,15 +188,15 @@ def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
 
 Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
 
-#: A change that was missed costs no more than this.
+#: Bounds the delay after a missed change.
 _LOOK_EVERY_MS = 5_000
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What became of a group that was waited for.
+    """The result of waiting for a group.
 
-    `reached` says whether it came to what was waited for. `exit_code` is that of its first failed
-    pod, 0 for a completed group, None while nothing has ended, or where nobody saw the end.
+    `reached`: the group has reached the goal. `exit_code` is that of its first failed pod, 0 for a
+    completed group, None if nothing has ended or the exit code is unknown.
     """
 
     key: str
@@ -192,11 +210,11 @@ class Result(Struct, frozen=True, kw_only=True):
 def wait_for(
     store: RedisStore, keys: Sequence[str], goal: Goal, timeout_s: float | None
 ) -> list[Result]:
-    """The results in the order of `keys`, when all are settled.
+    """Wait until all groups are settled; return the results in the order of `keys`.
 
-    For `succeeded`, already when one can no longer succeed; the others are then as they are.
-    Raises NotFound, also for a group that is deleted meanwhile, WaitTimedOut, also for a server
-    that is away when the time is up, StoreUnavailable.
+    For `succeeded`, return as soon as one group can no longer succeed.
+    Raises NotFound (also for a group that is deleted during the wait), WaitTimedOut (also if the
+    server is away at the timeout), StoreUnavailable.
     """
     deadline = None if timeout_s is None else monotonic() + timeout_s
     try:
@@ -206,7 +224,7 @@ def wait_for(
             raise
         after = describe_age(round((timeout_s or 0) * 1000))
         raise WaitTimedOut(
-            f"PodGroup {keys[0]} could not be seen after {after}: {error.message}",
+            f"PodGroup {keys[0]} could not be read within {after}: {error.message}",
             hint=error.hint,
         ) from error
 
@@ -223,13 +241,13 @@ def _settled(
             result = _look(store, key, uids[key], goal)
             if result is not None:
                 results[key] = result
-        if len(results) == len(uids) or _hopeless(goal, results):
-            return [results.get(key) or _as_it_is(store, key) for key in keys]
+        if len(results) == len(uids) or _cannot_succeed(goal, results):
+            return [results.get(key) or _current_result(store, key) for key in keys]
         _await_change(store, watch, uids, deadline, timeout_s, keys, results)
 
 
 def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> int:
-    """Wait until no pod is on the node; how many are there at the end.
+    """Wait until the node has no pods; return how many it still has at the timeout.
 
     Raises StoreUnavailable.
     """
@@ -251,7 +269,7 @@ def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> i
 
 
 def pods_of(store: RedisStore, group: PodGroup) -> list[Pod]:
-    """The group's pods, those of former admissions too, by key."""
+    """Return the group's pods, including those of earlier admissions, by key."""
     return [
         pod
         for pod in store.list("Pod", namespace=group.metadata.namespace)
@@ -260,7 +278,7 @@ def pods_of(store: RedisStore, group: PodGroup) -> list[Pod]:
 
 
 def exit_code_of(group: PodGroup, pods: Sequence[Pod]) -> int | None:
-    """The exit code of the first pod that failed for good; 0 for a completed group."""
+    """Return the exit code of the first pod that failed for good; 0 for a completed group."""
     if group.status.phase == PodGroupPhase.COMPLETED:
         return 0
     failed = [pod for pod in pods if pod.status.phase == PodPhase.FAILED]
@@ -279,7 +297,7 @@ def _await_change(
     keys: Sequence[str],
     results: dict[str, Result],
 ) -> None:
-    """Return when something may have changed for one of the groups."""
+    """Return when one of the groups may have changed."""
     mine = set(uids.values())
     look_at = monotonic() + _LOOK_EVERY_MS / 1000
     while (now := monotonic()) < look_at:
@@ -293,7 +311,7 @@ def _await_change(
 
 
 def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
-    """The result, if the group has come to the goal or cannot any more."""
+    """Return the result if the group has reached the goal or no longer can."""
     group = store.get("PodGroup", key)
     if not isinstance(group, PodGroup) or group.metadata.uid != uid:
         raise NotFound(f"PodGroup {key} was deleted while it was waited for")
@@ -302,7 +320,7 @@ def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
         if phase not in TERMINAL:
             return None
         pods = pods_of(store, group)
-        # Cancelled at once, but its processes have their grace.
+        # A cancelled group has ended, but its processes have their grace period.
         if group.status.claim.is_open or any(pod.status.phase in ON_NODE for pod in pods):
             return None
         return _result(group, pods, reached=phase == PodGroupPhase.COMPLETED)
@@ -316,7 +334,7 @@ def _look(store: RedisStore, key: str, uid: str, goal: Goal) -> Result | None:
     return None
 
 
-def _as_it_is(store: RedisStore, key: str) -> Result:
+def _current_result(store: RedisStore, key: str) -> Result:
     group = find(store, PodGroup, key)
     return _result(group, pods_of(store, group), reached=False)
 
@@ -333,7 +351,7 @@ def _result(group: PodGroup, pods: Sequence[Pod], *, reached: bool) -> Result:
     )
 
 
-def _hopeless(goal: Goal, results: dict[str, Result]) -> bool:
+def _cannot_succeed(goal: Goal, results: dict[str, Result]) -> bool:
     return goal == "succeeded" and any(not result.reached for result in results.values())
 
 
@@ -350,7 +368,7 @@ def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> W
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
     after = describe_age(round(timeout_s * 1000))
-    if phase not in TERMINAL and nobody_leads(store):
+    if phase not in TERMINAL and has_no_leader(store):
         hint = NO_LEADER
     else:
         hint = f"it goes on; look at it with `batchq describe {key}`"

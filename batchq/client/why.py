@@ -1,40 +1,35 @@
-"""Why a group waits, or what became of its wait: everything that decides it, worked out now.
+"""Why a group waits, or why it waited: every rule that decides it, evaluated now; its history.
 
     why = client.why("train")
     why.reasons[0].message      # the most fundamental reason, with its numbers
     why.reasons[0].remedy       # what to do about it
-    why.start.at                # when there will be room, as far as walltimes tell
-    why.expected.at             # when it is expected to start, those ahead counted
+    why.start.at                # when capacity will be free, according to walltimes
+    why.expected.at             # when it is expected to start, counting the groups ahead
 
-The scheduler's own session is run on how things stand, and read off; nothing is written, and no
-rule is written down twice. Instants are in milliseconds, amounts in integer units. Of groups in
-other namespaces only the number is told.
+The scheduler's own session runs on the current state, so no rule is implemented twice; nothing is
+written. Instants are in milliseconds, amounts in integer units. Groups of other namespaces are only
+counted, not named.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.objects import DEFAULT, NAMESPACED, Condition, PodGroup
-from batchq.api.reasons import NEVER_FITS, UNSEEN, Verdict, Waiting
+from batchq.api.objects import Condition, PodGroup
+from batchq.api.reasons import NEVER_FITS, UNSEEN, Leaving, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.changes.object_writes import find
-from batchq.client.history import Spell, spells_of, waited_for
 from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
 from batchq.client.overview import Awaited, GroupView, Overview
 from batchq.client.position import Backfilling, Others, backfilling_of, gated_pods, others
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
-from batchq.client.request_fields import key_named
-from batchq.client.start_estimates import Deciding, ExpectedStart, expected_of
+from batchq.client.start_estimates import ExpectedStart, TrialScheduler, expected_of
 from batchq.core.forecast.earliest_fit import Forecast, forecast
 from batchq.core.forecast.estimates import expected_starts
 from batchq.core.session.session import Session
@@ -47,9 +42,9 @@ if TYPE_CHECKING:
 
 
 _IMPOSSIBLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
-_TAKERS = ("preempt", "reclaim")
+_EVICTING_ACTIONS = ("preempt", "reclaim")
 _NOT_CONFIGURED = "the scheduler is configured without this action"
-_LACKS_ROOM = (
+_LACKS_CAPACITY = (
     Waiting.WAITING_FOR_QUOTA,
     Waiting.WAITING_FOR_RESOURCES,
     Waiting.WAITING_FOR_PREEMPTION,
@@ -57,10 +52,10 @@ _LACKS_ROOM = (
 
 
 class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One reason for which a group waits, with what decides it.
+    """One reason why a group waits, with its numbers.
 
-    `free` is limit - seen. `revision` is that of the snapshot that the numbers are of; of one that
-    is only `stored`, and no longer holds, it is when the scheduler wrote it down.
+    `free` is limit - seen. `revision` is that of the snapshot with these numbers; for a stored
+    reason that no longer applies, it is that of the scheduler's snapshot.
     """
 
     reason: Waiting
@@ -77,9 +72,10 @@ class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Start(Struct, frozen=True, kw_only=True, rename="camel"):
-    """When there will be room for a group (`at`), once `ends` have ended; None, and `why` not.
+    """When capacity for a group will be free (`at`), once `ends` have ended; else `at` is None, and
+    `why` says why.
 
-    It goes by walltimes, and holds if nobody ahead of it takes the room.
+    It is based on walltimes, and assumes that no group ahead takes the capacity.
     """
 
     at: int | None
@@ -88,7 +84,7 @@ class Start(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How the group's queue stands, and which others hold what it deserves: name -> amounts."""
+    """The group's queue, and the queues that hold what it deserves (`borrowers`)."""
 
     name: str
     share: float | str
@@ -99,22 +95,22 @@ class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Spared(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why an action evicts nobody for the group."""
+    """Why an action finds no victims for the group."""
 
     action: str
     reasons: tuple[str, ...]
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why a group is where it is, as of `at`, at a revision of the server's objects.
+    """Why a group is in its state, as of `at`, at a revision of the server's objects.
 
-    `since`: when its phase began. `reasons` hold now, the most fundamental first; `former` are
-    those that the scheduler has written down, and that hold no longer. `next`: what the next
-    session makes of it, where that is another phase. `reserved`: quota is kept for it. `ever`: ''
-    if it can run some day, else why not, as things are. `start`: when there will be room for it by
-    itself; `expected`: when it starts, those before it counted. `backfilling`: how it stands in a
-    queue that is backfilled. `spared`: why nobody is evicted for it. `waited`: reason -> for how
-    long in all, as far as events go back; `history` the same as a time series.
+    `since` is when its phase began. `reasons` apply now, the most fundamental first; `former` were
+    stored by the scheduler and no longer apply. `next` is the phase change of the next session, if
+    any. `reserved`: quota is reserved for it. `ever` is '' if it can run some day, else why it
+    cannot. `start` is when capacity will be free; `expected` when it starts, counting the groups
+    ahead. `backfilling` is its position in a backfilled queue. `spared` says why it has no victims.
+    `waited` maps reason -> total time, as far as events go back; `history` is the same as a time
+    series.
     """
 
     key: str
@@ -150,21 +146,21 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     evicted: str
     conditions: tuple[Condition, ...]
     waited: dict[str, int]
-    history: tuple[Spell, ...]
+    history: tuple[Period, ...]
 
 
 def explain(
-    deciding: Deciding, key: str, events: Sequence[Event] = (), *, led: bool = True
+    deciding: TrialScheduler, key: str, events: Sequence[Event] = (), *, led: bool = True
 ) -> Why | None:
-    """All about one group's wait, `events` being its own; None if there is no such group."""
+    """Explain one group's wait from its `events`; None if there is no such group."""
     opened = deciding.session()
     group = opened.by_key.get(key)
     if group is None:
         return None
     view = _view(deciding, opened, group)
     decided = deciding.decide()
-    waits = _Waits(deciding.scheduler, decided, decided.by_key[key], group, led=led)
-    history = spells_of(events, view.created_at)
+    waits = _WaitReport(deciding.scheduler, decided, decided.by_key[key], group, led=led)
+    history = periods_of(events, view.created_at)
     unfinished = group.phase not in TERMINAL
     return Why(
         key=key,
@@ -204,8 +200,8 @@ def explain(
     )
 
 
-class _Waits:
-    """What a session that has decided says of one group; `before` is the group as it is stored."""
+class _WaitReport:
+    """Reads one group's result from a decided session; `before` is the group as stored."""
 
     def __init__(
         self,
@@ -222,16 +218,16 @@ class _Waits:
         self._before = before
         self._led = led
         self.plan: GroupPlan = group_plan(session, group.key)
-        #: Why it cannot run as things are; '' if it can.
+        #: Why it cannot run with the current nodes and limits; '' if it can.
         self.ever: str = self._never()
 
     @property
-    def _waited(self) -> bool:
+    def _unfinished(self) -> bool:
         return self._before.phase not in TERMINAL
 
     def _verdicts(self) -> tuple[Verdict, ...]:
-        """What is said against it now; of what runs, that it lacks pods, if it does."""
-        if not self._waited or self.plan.outcome is Outcome.NOW:
+        """Return the current reasons against it; for a running group, that it lacks pods."""
+        if not self._unfinished or self.plan.outcome is Outcome.NOW:
             return ()
         if self._group.phase in ADMITTED or self.plan.outcome is Outcome.EVICTS:
             return self._session.refusals.get(self._group.uid, ())
@@ -241,20 +237,20 @@ class _Waits:
         found: list[Reason] = []
         for verdict in (*self._verdicts(), *self._gated()):
             reason = self._reason(verdict)
-            # Where it can never run, one thing would help against all that time does not end.
-            told = self.ever and any(reason.remedy == other.remedy for other in found)
-            found.append(structs.replace(reason, remedy="") if told else reason)
+            # If it can never run, several reasons have the same remedy: show it once.
+            repeated = self.ever and any(reason.remedy == other.remedy for other in found)
+            found.append(structs.replace(reason, remedy="") if repeated else reason)
         if self._before.phase == PodGroupPhase.PENDING and not self._before.record.status.reasons:
             found.append(self._reason(UNSEEN))
         return tuple(found)
 
     def _gated(self) -> tuple[Verdict, ...]:
-        """Of what has been admitted: which of its pods wait for gates."""
+        """Return which pods of an admitted group wait for gates."""
         return gated_pods(self._group) if self._before.phase in ADMITTED else ()
 
     def former(self) -> tuple[Reason, ...]:
-        """What is stored and not said any more."""
-        if not self._waited or self._before.phase not in (
+        """Return the stored reasons that no longer apply."""
+        if not self._unfinished or self._before.phase not in (
             PodGroupPhase.PENDING,
             PodGroupPhase.IN_QUEUE,
         ):
@@ -285,7 +281,7 @@ class _Waits:
         )
 
     def next(self) -> str:
-        """What the next session does with it."""
+        """Return what the next session does with it."""
         before, plan = self._before, self.plan
         if before.phase in TERMINAL:
             return ""
@@ -302,7 +298,7 @@ class _Waits:
         return ""
 
     def _never(self) -> str:
-        if not self._waited:
+        if not self._unfinished:
             return ""
         for verdict in self._verdicts():
             if verdict.reason in _IMPOSSIBLE:
@@ -310,43 +306,43 @@ class _Waits:
         return no_node_ever(self._session, self._group)
 
     def start(self) -> Start | None:
-        """Of what waits and is refused."""
+        """Return when capacity will be free, for a group that is Pending and refused."""
         if self._before.phase != PodGroupPhase.PENDING or not self._verdicts():
             return None
-        told: Forecast = forecast(self._session, self._group)
+        estimate: Forecast = forecast(self._session, self._group)
         if never := self.ever:
-            told = Forecast(at=None, why=never)
-        keys = (end.group.key for end in told.ends)
-        return Start(at=told.at, ends=others(keys, self._group.namespace), why=told.why)
+            estimate = Forecast(at=None, why=never)
+        keys = (end.group.key for end in estimate.ends)
+        return Start(at=estimate.at, ends=others(keys, self._group.namespace), why=estimate.why)
 
     def expected(self) -> ExpectedStart | None:
-        """Of what waits, is refused, and can run some day."""
+        """Return the expected start of a group that is Pending, refused, and can run some day."""
         waits = self._before.phase == PodGroupPhase.PENDING and self._verdicts()
         if not waits or self.ever or self._group.phase in TERMINAL:
             return None
         uid = self._group.uid
-        told = expected_starts(self._session, wanted=[uid]).get(uid)
-        return None if told is None else expected_of(told, self._group.namespace)
+        estimate = expected_starts(self._session, wanted=[uid]).get(uid)
+        return None if estimate is None else expected_of(estimate, self._group.namespace)
 
     def backfilling(self) -> Backfilling | None:
-        """Of what waits in a queue that is backfilled."""
+        """Return the position of a group that waits in a backfilled queue."""
         return None if self.ever else backfilling_of(self._session, self._group)
 
     def spared(self) -> tuple[Spared, ...]:
-        """Of what is refused for want of room: why each action takes nobody."""
-        lacks_room = any(verdict.reason in _LACKS_ROOM for verdict in self._verdicts())
-        if not lacks_room or self.ever or self._group.status.pledge.stands:
+        """Return why no action evicts victims for a group that lacks capacity."""
+        lacks_capacity = any(verdict.reason in _LACKS_CAPACITY for verdict in self._verdicts())
+        if not lacks_capacity or self.ever or self._group.status.pledge.stands:
             return ()
         found: list[Spared] = []
-        told: set[str] = set()
+        shown: set[str] = set()
         for action in self._scheduler.actions:
             ask = getattr(action, "spares", None)
             lines = [] if ask is None else ask(self._session, self._group)
-            new = tuple(line for line in lines if line not in told)
-            told.update(new)
+            new = tuple(line for line in lines if line not in shown)
+            shown.update(new)
             if new:
                 found.append(Spared(action=action.name, reasons=new))
-        missing = [name for name in _TAKERS if name not in self._session.actions]
+        missing = [name for name in _EVICTING_ACTIONS if name not in self._session.actions]
         return (*found, *(Spared(action=name, reasons=(_NOT_CONFIGURED,)) for name in missing))
 
     def backs_off_until(self) -> int | None:
@@ -359,14 +355,14 @@ def _joined(*parts: str) -> str:
     return ": ".join(part for part in parts if part)
 
 
-def _view(deciding: Deciding, session: Session, group: GroupState) -> GroupView:
-    told = Overview(deciding.snapshot, deciding.now_ms, session).explain(group.key)
-    assert told is not None
-    return told.group
+def _view(deciding: TrialScheduler, session: Session, group: GroupState) -> GroupView:
+    explanation = Overview(deciding.snapshot, deciding.now_ms, session).explain(group.key)
+    assert explanation is not None
+    return explanation.group
 
 
-def _since(group: GroupState, history: Sequence[Spell]) -> int:
-    """When its phase began: by its own record, else by its events."""
+def _since(group: GroupState, history: Sequence[Period]) -> int:
+    """Return when its phase began, by its own record or else by its events."""
     status, created_at = group.status, group.record.metadata.creation_timestamp or 0
     match group.phase:
         case PodGroupPhase.IN_QUEUE:
@@ -376,8 +372,8 @@ def _since(group: GroupState, history: Sequence[Spell]) -> int:
         case PodGroupPhase.UNKNOWN:
             known = status.unknown_at
         case PodGroupPhase.PENDING:
-            # Since it came, or came back.
-            begun = [spell.at for spell in history if spell.came_back]
+            # Since its creation, or its last eviction.
+            begun = [period.at for period in history if period.follows_eviction]
             known = max(begun, default=created_at)
         case _:
             known = status.finished_at
@@ -400,94 +396,141 @@ def _queue_share(session: Session, name: str) -> QueueShare | None:
     )
 
 
-#: So many events of one group are read for its history.
+#: How many events of one group are read for its history.
 _MOST_OF_HISTORY = 1_000
 
 
-class Explaining(ABC):
-    """Part of `batchq.client.Client`, whose connection it uses."""
+def explain_stored(store: RedisStore, key: str) -> Why:
+    """Explain a stored group; see `Client.why`. Raises NotFound, InvalidInput, StoreUnavailable."""
+    from batchq.client.connection import schedulers
 
-    _store: RedisStore
-
-    def why(self, group: str, *, namespace: str = DEFAULT) -> Why:
-        """Why a group waits: every reason with the numbers of this moment and what to do about it,
-        its place in line, who is ahead, why nobody is evicted for it, whether it could ever run and
-        when there will be room; of one that waits no longer, how long it did, and for what.
-
-        The scheduler's own session is run here, on how things stand; nothing is written.
-        Raises NotFound, and InvalidInput where the scheduler goes by a configuration that this
-        machine cannot follow.
-        """
-        from batchq.client.cluster import schedulers
-        from batchq.client.start_estimates import Deciding
-
-        key = key_named(group, namespace)
-        find(self._store, PodGroup, key)
-        events = self.events(kind="PodGroup", key=key, most=_MOST_OF_HISTORY)
-        led = schedulers(self._store).led
-        told = explain(Deciding.open(self._store), key, events, led=led)
-        if told is None:
-            raise NotFound(f"PodGroup {key} was deleted just now")
-        return told
-
-    def events(
-        self,
-        *,
-        kind: str = "",
-        key: str = "",
-        namespace: str = "",
-        reason: str = "",
-        since_ms: int = 0,
-        most: int = 100,
-    ) -> Sequence[Event]:
-        """The latest events, oldest first: of a kind, of one object (`key`), of one namespace (what
-        is in none is left out), with this reason, not before `since_ms`.
-
-        The server keeps the latest 10,000 of all.
-        """
-        if not (namespace or reason or since_ms):
-            return self._store.events(kind=kind, key=key, most=most)
-        from batchq.client.watch import latest_events
-
-        wanted = partial(_is_wanted, kind, key, namespace, reason, since_ms)
-        return latest_events(self._store, wanted, most)
-
-    def follow_events(
-        self,
-        *,
-        kind: str = "",
-        key: str = "",
-        namespace: str = "",
-        reason: str = "",
-        since_ms: int = 0,
-        most: int = 100,
-    ) -> Iterator[Sequence[Event]]:
-        """The same, then what happens, for ever. Several come at a time, and every few seconds
-        none, so that whoever follows may stop; a server that is away is waited for.
-        """
-        from batchq.client.watch import WATCH_MS, EventWatch
-
-        wanted = partial(_is_wanted, kind, key, namespace, reason, since_ms)
-        watch = EventWatch(self._store)
-        yield watch.latest(wanted, most)
-        while True:
-            with self.patiently():
-                events = watch.poll(wanted, WATCH_MS)
-            yield events
-
-    @abstractmethod
-    def patiently(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
-        """Wait for a server that is away."""
+    find(store, PodGroup, key)
+    events = store.events(kind="PodGroup", key=key, most=_MOST_OF_HISTORY)
+    led = schedulers(store).led
+    explanation = explain(TrialScheduler.open(store), key, events, led=led)
+    if explanation is None:
+        raise NotFound(f"PodGroup {key} was deleted just now")
+    return explanation
 
 
-def _is_wanted(
-    kind: str, key: str, namespace: str, reason: str, since_ms: int, event: Event
-) -> bool:
-    space = event.key.partition("/")[0] if event.kind in NAMESPACED else ""
-    return (
-        kind in ("", event.kind)
-        and key in ("", event.key)
-        and namespace in ("", space)
-        and reason in ("", event.reason)
-        and event.at >= since_ms
-    )
+#: Event -> the phase that it begins.
+_PHASES = {
+    "Submitted": PodGroupPhase.PENDING,
+    "Created": PodGroupPhase.PENDING,
+    "Waiting": PodGroupPhase.PENDING,
+    "QuotaReserved": PodGroupPhase.PENDING,
+    "Admitted": PodGroupPhase.IN_QUEUE,
+    **{str(phase): phase for phase in PodGroupPhase},
+    **{str(reason): PodGroupPhase.PENDING for reason in Leaving},
+}
+_LEFT = frozenset(map(str, Leaving))
+_BEGINS = frozenset({"Submitted", "Created"})
+#: Changes no state, but is shown: it says who opened a gate and when.
+_OPENED = "GateOpened"
+
+
+class Period(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A period in one state, in milliseconds; `until` is None for the current one.
+
+    `reasons` are the reasons for waiting, the most fundamental first. `note` adds what the state
+    does not show: the preemptor, the result, or which gate was opened, and its opener.
+    """
+
+    at: int
+    until: int | None
+    phase: PodGroupPhase
+    reasons: tuple[str, ...] = ()
+    note: str = ""
+
+    def lasted(self, now_ms: int) -> int:
+        """Return its length up to now, in milliseconds."""
+        return (now_ms if self.until is None else self.until) - self.at
+
+    @property
+    def follows_eviction(self) -> bool:
+        """Whether it begins with an eviction of the group."""
+        return self.note.partition(":")[0] in _LEFT
+
+
+def periods_of(events: Iterable[Event], since: int) -> list[Period]:
+    """Return the states of a group created at `since`, from its events, oldest first."""
+    found: list[Period] = []
+    for event in _events_of_current(list(events), since):
+        before = found[-1] if found else None
+        phase = _PHASES.get(event.reason)
+        if event.reason == _OPENED:
+            phase = PodGroupPhase.PENDING if before is None else before.phase
+        if phase is None:
+            continue
+        period = _period(event, phase, before)
+        if found and found[-1].at == event.at:
+            # A state of zero length is left out.
+            period = structs.replace(period, note=found[-1].note or period.note)
+            found.pop()
+        found.append(period)
+    return _merged(found)
+
+
+def _events_of_current(events: list[Event], since: int) -> Iterator[Event]:
+    """Leave out events of an earlier group of the same name.
+
+    The clocks of submitter and scheduler may differ by some milliseconds, so an event dated before
+    the creation is moved to the creation.
+    """
+    begins = [place for place, event in enumerate(events) if event.reason in _BEGINS]
+    if not begins:
+        yield from (event for event in events if event.at >= since)
+        return
+    for event in events[begins[-1] :]:
+        at = max(event.at, since)
+        yield event if event.at == at else structs.replace(event, at=at)
+
+
+def _period(event: Event, phase: PodGroupPhase, before: Period | None) -> Period:
+    if event.reason in _BEGINS:
+        reasons: tuple[str, ...] = (str(Waiting.PENDING_EVALUATION),)
+        return Period(at=event.at, until=None, phase=phase, reasons=reasons)
+    if event.reason == "Waiting":
+        # An admitted group waits, too, while no node takes its pods.
+        phase_before = PodGroupPhase.PENDING if before is None else before.phase
+        reasons = tuple(part for part in event.message.split(", ") if part)
+        return Period(at=event.at, until=None, phase=phase_before, reasons=reasons)
+    if event.reason == _OPENED:
+        reasons_before = () if before is None else before.reasons
+        note = f"{_OPENED}: {event.message}"
+        return Period(at=event.at, until=None, phase=phase, reasons=reasons_before, note=note)
+    if event.reason in _LEFT:
+        note = f"{event.reason}: {event.message}" if event.message else event.reason
+        return Period(at=event.at, until=None, phase=phase, note=note)
+    reasons = (str(Waiting.WAITING_FOR_CHECKS),) if event.reason == "QuotaReserved" else ()
+    note = event.message if event.reason not in ("Running", "Unknown") else ""
+    return Period(at=event.at, until=None, phase=phase, reasons=reasons, note=note)
+
+
+def _merged(periods: Sequence[Period]) -> list[Period]:
+    """End each state where the next begins, and merge equal neighbours unless a gate was opened
+    between them.
+    """
+    found: list[Period] = []
+    for period in periods:
+        same = bool(found) and (found[-1].phase, found[-1].reasons) == (
+            period.phase,
+            period.reasons,
+        )
+        if same and not period.note.startswith(_OPENED):
+            continue
+        if found:
+            found[-1] = structs.replace(found[-1], until=period.at)
+        found.append(period)
+    return found
+
+
+def waited_for(periods: Iterable[Period], now_ms: int) -> dict[str, int]:
+    """Return the total time waited (milliseconds) by the first reason of each period, the longest
+    first.
+    """
+    sums: dict[str, int] = {}
+    for period in periods:
+        if period.reasons:
+            sums[period.reasons[0]] = sums.get(period.reasons[0], 0) + period.lasted(now_ms)
+    return {name: sums[name] for name in sorted(sums, key=lambda name: (-sums[name], name))}

@@ -26,7 +26,7 @@ from msgspec import Struct
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble, expanded, known_names
 from batchq.client import Client
-from batchq.client.cluster import process_of
+from batchq.client.connection import process_of
 from batchq.config.load import as_text, read_config, read_file, what_changed
 from batchq.config.model import SchedulerConfig, unkept
 from batchq.daemon import detached, stack

@@ -1,4 +1,4 @@
-"""What can be wrong where a function is submitted or its result asked for."""
+"""Mistakes in submitting a function or in reading its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS = [
     Bad(
         "arguments of a command",
         2,
-        "--args and --kwargs are a function's, and a command is given",
+        "--args and --kwargs apply to a function, not to a command",
         (*SUBMIT, "--args", "[1]", *CMD),
     ),
     Bad(

@@ -1,4 +1,4 @@
-"""What can be wrong, with the exit code and the sentence that answers it: one table."""
+"""Mistakes, each with its exit code and message, in one table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ spec:
         command: [python3, train.py]
         requests: {cpu: 1}
 """
-#: A file whose first document is fine: it must not be applied either.
+#: A file whose first document is valid: it must not be applied either.
 FINE = "apiVersion: batchq/v1\nkind: Queue\nmetadata: {name: fine}\n---\n"
 
 BOMB = "a0: &a0 [x]\n" + "".join(
@@ -25,13 +25,13 @@ BOMB = "a0: &a0 [x]\n" + "".join(
 
 
 def group(old: str, new: str) -> str:
-    """The good manifest with one thing changed, behind a good one."""
+    """Return the valid manifest with one change, after an unchanged one."""
     assert old in GROUP
     return FINE + GROUP.replace(old, new)
 
 
 class Bad(NamedTuple):
-    """`words` after `batchq`; `{file}` is a file with `content`."""
+    """`words` are the arguments of `batchq`; `{file}` is a file with `content`."""
 
     what: str
     code: int
@@ -45,7 +45,7 @@ SUBMIT = ("submit", "--name", "new")
 CMD = ("--", "true")
 
 TABLE = [
-    # files that are not what they should be
+    # wrong files
     Bad(
         "an unknown field",
         1,
@@ -265,7 +265,7 @@ TABLE = [
             "spec:\n", "spec:\n  dependsOn: [{name: train}]\n"
         ),
     ),
-    # names that stand for nothing
+    # unknown names
     Bad(
         "an unknown queue",
         6,
@@ -321,7 +321,7 @@ TABLE = [
         "Node n7 does not exist",
         ("nodes", "cordon", "n1", "n7"),
     ),
-    # not in this state
+    # impossible in this state
     Bad(
         "a name that is taken",
         8,
@@ -387,13 +387,13 @@ TABLE = [
     Bad(
         "an array and replicas",
         2,
-        "an array says by itself how many pods there are",
+        "an array sets the number of pods",
         (*SUBMIT, "--array", "0-9", "-N", "3", *CMD),
     ),
     Bad(
         "a variable without =",
         2,
-        "expected NAME=VALUE, or NAME of what is set here, found 'SEED'",
+        "expected NAME=VALUE, or NAME of a variable that is set here, found 'SEED'",
         (*SUBMIT, "--env", "SEED", *CMD),
     ),
     Bad(
@@ -453,7 +453,7 @@ TABLE = [
     Bad(
         "an option that a file says itself",
         2,
-        "--cpus says how to run a command, and a file says that itself",
+        "--cpus applies to a command, not to a file",
         ("submit", "-f", "{file}", "--cpus", "2"),
         GROUP,
     ),

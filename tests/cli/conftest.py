@@ -1,4 +1,4 @@
-"""The command line on a stage: `batchq(...)` runs one command against the test's server."""
+"""The command line in a test environment: `batchq(...)` runs a command against its server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.server import Server
 
 
 class Ran(NamedTuple):
-    """What a command answered."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -33,7 +33,7 @@ Batchq = Callable[..., Ran]
 
 
 def run(*words: str, stdin: str | bytes = "", url: str | None = None) -> Ran:
-    """Run one command; what is no trouble of a user's comes through as an exception."""
+    """Run one command; an error that is not the user's is raised."""
     before = [] if url is None else ["--redis-url", url]
     result = CliRunner().invoke(main, [*before, *words], input=stdin, catch_exceptions=False)
     return Ran(result.exit_code, result.stdout, result.stderr)
@@ -41,7 +41,7 @@ def run(*words: str, stdin: str | bytes = "", url: str | None = None) -> Ran:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which nobody has used batchq before; pods' own variables do not get here."""
+    """An unused home directory, without the variables of a surrounding pod."""
     for name in list(os.environ):
         if name.startswith("BATCHQ_"):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""`batchq acl`, and the ready files that are what it prints."""
+"""`batchq acl`, and the files of conf/acl, which must equal its output."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_worker_is_for_each_of_its_nodes() -> None:
         (["readonly", "--hash", "secret"], 1, "expected 64 hexadecimal digits of a SHA-256"),
         (["readonly", "--password-file", "-"], 1, "expected one line, the password"),
         (["readonly", "--password-file", "no-such"], 1, "no-such: No such file or directory"),
-        (["readonly", "--password-file", "-", "--hash", "0"], 2, "two ways to say one thing"),
+        (["readonly", "--password-file", "-", "--hash", "0"], 2, "exclude each other"),
     ],
 )
 def test_an_invalid_user_is_refused_in_a_sentence(words: list[str], code: int, told: str) -> None:

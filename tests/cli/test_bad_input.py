@@ -16,7 +16,7 @@ from tests.harness.server import Server
 
 @pytest.fixture
 def furnished(stage: Stage) -> Stage:
-    """A group that has ended, one that runs, and one that waits."""
+    """A finished group, a running one, and a waiting one."""
     client = stage.client
     client.submit(a_group("ended", tasks=(a_task(command=("true",)),)))
     stage.run("ended")
@@ -53,7 +53,7 @@ def test_the_table_has_more_than_thirty_kinds_of_bad_input() -> None:
     assert len({bad.what for bad in TABLE}) > 30
 
 
-# --- servers that will not do ---------------------------------------------------------------
+# --- unusable servers -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_table_has_more_than_thirty_kinds_of_bad_input() -> None:
         ("redis://:secret@127.0.0.1:1", 9, "the server at redis://***@127.0.0.1:1 is not running"),
     ],
 )
-def test_a_wrong_url_is_told_without_its_secrets(url: str, code: int, message: str) -> None:
+def test_the_message_about_a_wrong_url_hides_its_secrets(url: str, code: int, message: str) -> None:
     done = run("jobs", url=url)
     assert done.code == code, done
     assert message in done.err
@@ -81,7 +81,7 @@ def test_a_wrong_url_is_told_without_its_secrets(url: str, code: int, message: s
     assert len(done.err.splitlines()) <= 2
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_a_wrong_password_is_reported() -> None:
     with Server("--requirepass", "right") as server:
         done = run("jobs", url=server.url.replace("unix://", "unix://:wrong@"))
         assert done.code == 9
@@ -93,14 +93,14 @@ def test_a_wrong_password_is_told() -> None:
         ]
 
 
-def test_a_read_only_replica_is_told() -> None:
+def test_a_read_only_replica_is_reported() -> None:
     with Server("--replicaof", "127.0.0.1", "1") as server:
         done = run("submit", "--", "true", url=server.url)
         assert done.code == 9
         assert "is a read-only replica" in done.err
 
 
-def test_a_server_whose_memory_is_used_up_is_told() -> None:
+def test_a_full_server_is_reported() -> None:
     with Server("--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as server:
         done = run("submit", "--", "true", url=server.url)
         assert done.code == 9

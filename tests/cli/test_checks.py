@@ -1,4 +1,4 @@
-"""`batchq checks`, and what other commands show of admission checks."""
+"""`batchq checks`, and admission checks in the output of other commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ spec: {parent: org}
 
 @pytest.fixture
 def watch(batchq: Batchq, stage: Stage) -> Iterator[CheckWatch]:
-    """A controller that is there; two groups, of which one has room and is reserved."""
+    """An active controller, and two groups, one of which has reserved quota."""
     assert batchq("apply", "-f", "-", stdin=WORLD).code == 0
     with stage.client.checks.watch("boss", holder="boss-0", lease_s=3600) as watch:
         for name in ("first", "second"):
@@ -46,7 +46,7 @@ def watch(batchq: Batchq, stage: Stage) -> Iterator[CheckWatch]:
         yield watch
 
 
-def test_list_shows_who_waits_for_whom(batchq: Batchq, watch: CheckWatch) -> None:
+def test_list_shows_groups_and_their_controllers(batchq: Batchq, watch: CheckWatch) -> None:
     titles, first, second = batchq("checks", "list").lines
     assert titles.split() == [
         *("GROUP", "QUEUE", "PHASE", "CHECK", "STATUS", "REASON", "SINCE", "RESERVED"),
@@ -73,7 +73,9 @@ def test_list_shows_who_waits_for_whom(batchq: Batchq, watch: CheckWatch) -> Non
     assert batchq("checks", "list", "-q", "elsewhere").code == 6
 
 
-def test_set_answers_and_says_so(batchq: Batchq, watch: CheckWatch, stage: Stage) -> None:
+def test_set_answers_a_check_and_reports_it(
+    batchq: Batchq, watch: CheckWatch, stage: Stage
+) -> None:
     done = batchq("checks", "set", "first", "approval", "true", "-m", "fine")
     assert (done.code, done.out) == (0, "podgroup default/first: check approval is True\n")
     again = batchq("checks", "set", "first", "approval", "True", "-m", "fine", "-o", "json")
@@ -196,7 +198,7 @@ def serving(server: Server, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_keeps_checks_active_and_lets_go_when_told_to_end(
+def test_serve_keeps_checks_active_and_releases_them_at_the_end(
     batchq: Batchq, stage: Stage, server: Server, number: signal.Signals
 ) -> None:
     batchq("apply", "-f", "-", stdin=WORLD)
@@ -220,7 +222,7 @@ def test_serve_stands_by_while_another_does(batchq: Batchq, stage: Stage, server
         process = serving(server)
         assert process.stderr is not None
         assert process.stderr.readline() == (
-            "approval is kept active by boss-0: standing by until that ends\n"
+            "approval is kept active by boss-0: standing by until then\n"
         )
     assert process.stderr.readline() == "keeping approval active\n"
     assert stage.client.checks.records()[0].active
@@ -233,7 +235,7 @@ def test_serve_stands_by_while_another_does(batchq: Batchq, stage: Stage, server
     assert process.returncode == 0
 
 
-def test_serve_names_the_controllers_there_are_and_takes_up_a_check_that_comes(
+def test_serve_names_known_controllers_and_acquires_a_new_check(
     batchq: Batchq, stage: Stage, server: Server
 ) -> None:
     other = WORLD.replace("boss", "them").replace("approval", "budget").partition("---")[0]
@@ -241,7 +243,7 @@ def test_serve_names_the_controllers_there_are_and_takes_up_a_check_that_comes(
     process = serving(server)
     assert process.stderr is not None
     assert process.stderr.readline() == (
-        "there is no AdmissionCheck of controller boss (there are those of them):"
+        "there is no AdmissionCheck of controller boss (known controllers: them):"
         " standing by until one is applied\n"
     )
     batchq("apply", "-f", "-", stdin=WORLD)

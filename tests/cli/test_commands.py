@@ -1,4 +1,4 @@
-"""Every command of the table: it loads, its help has examples, and the examples are true."""
+"""Every command of the table: it loads, its help has examples, and the examples work."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.tidy.command_lines import accept, simple_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Looks at a server and changes nothing; run as they stand in the help.
+#: Commands that only read a server; their examples are run unchanged.
 READ_ONLY = frozenset(
     {"jobs", "describe", "logs", "get", "queues", "nodes", "quota", "gates", "version"}
     | {"completion"}
 )
-#: Of these, what changes something after all.
+#: Exceptions among these, which change something.
 CHANGES = frozenset({"set", "open", "cordon", "uncordon", "drain", "apply", "stop", "resume"})
-#: How long an example may follow something is no matter for a test.
+#: How long an example may follow something; irrelevant for the test.
 FOLLOWS = frozenset({"-f", "--follow"})
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """`nodes drain` and its like, with what stands behind the words."""
+    """Yield all commands, with subcommands such as `nodes drain`."""
     root = click.Context(main, info_name="batchq")
     for name in main.list_commands(root):
         command = main.get_command(root, name)
@@ -43,7 +43,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def examples_of(name: str) -> list[str]:
-    """The lines of the `Examples:` block of a command's help, without the `$ `."""
+    """Return the lines of the `Examples:` block of a command's help, without the `$ `."""
     done = run(*name.split(), "--help")
     assert done.code == 0, done
     _, _, block = done.out.partition("Examples:\n")
@@ -81,7 +81,7 @@ def test_an_example_is_a_command_line_that_batchq_takes(name: str, line: str) ->
 
 
 def runnable(name: str, line: str) -> bool:
-    """Whether an example only looks, and can be run as it stands."""
+    """Return whether an example only reads, and can be run unchanged."""
     words = shlex.split(line)
     return (
         name.split()[0] in READ_ONLY

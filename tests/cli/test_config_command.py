@@ -1,4 +1,4 @@
-"""`batchq config`: what it accepts, what it prints, and that it reads what it prints."""
+"""`batchq config`: what it accepts, what it prints, and that it can read its own output."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_settings_of_a_plugin_that_is_not_on_are_noted(tmp_path: Path) -> None:
 
 
 PREEMPT = (
-    "warning: preempt will evict nobody: plugins names none that agrees to its victims;"
+    "warning: preempt will evict no groups: no plugin in plugins consents to its victims;"
     " add priority, or leave preempt out of actions\n"
 )
 RECLAIM = (
-    "warning: reclaim will evict nobody: plugins names none that agrees to its victims;"
+    "warning: reclaim will evict no groups: no plugin in plugins consents to its victims;"
     " add proportion, or leave reclaim out of actions\n"
 )
 
 NOBODY_PAST = (
-    "warning: backfill lets nobody past a head: enqueue, which finds the heads, does not come"
+    "warning: backfill lets no group past a head: enqueue, which finds the heads, does not come"
     " before it in actions; put backfill last\n"
 )
 
@@ -70,7 +70,7 @@ NOBODY_PAST = (
         ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST),
     ],
 )
-def test_actions_that_come_to_nothing_are_warned_of(tmp_path: Path, text: str, told: str) -> None:
+def test_actions_without_effect_cause_warnings(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(text)
     done = CliRunner().invoke(main, ["config", "check", str(file)])
@@ -164,7 +164,7 @@ def test_a_printed_configuration_is_read_as_the_same(tmp_path: Path, text: str) 
         ),
     ],
 )
-def test_a_wrong_name_is_told_with_its_line_and_the_nearest(
+def test_a_wrong_name_is_reported_with_its_line_and_the_nearest(
     tmp_path: Path, text: str, told: str
 ) -> None:
     file = tmp_path / "scheduler.yaml"
@@ -200,7 +200,7 @@ def test_the_defaults_are_printed_with_multi_point() -> None:
     assert json.loads(config("print", "-o", "json").out)["plugins"] == printed
 
 
-def test_expanded_everybody_is_named_at_each_point(files: Callable[..., Path]) -> None:
+def test_expanded_lists_every_plugin_at_each_point(files: Callable[..., Path]) -> None:
     file = files("s.yaml", "plugins: {groupOrder: {enabled: [{name: sla, weight: 2}]}}\n")
     printed = yaml.safe_load(config("print", "--expanded", "--config", file).out)["plugins"]
     assert list(printed) == ["multiPoint", *POINTS]
@@ -323,7 +323,7 @@ def test_a_wrong_file_has_no_difference_but_is_wrong(files: Callable[..., Path])
     assert f"{wrong}, line 1: plugins[0]: there is no plugin 'gangs'" in done.stderr
 
 
-def test_a_file_of_kube_batchs_becomes_one_that_is_valid(files: Callable[..., Path]) -> None:
+def test_a_kube_batch_file_is_converted_to_a_valid_one(files: Callable[..., Path]) -> None:
     theirs = files(
         "kb.yaml",
         'actions: "allocate, preempt"\n'
@@ -358,7 +358,7 @@ def test_a_file_that_is_not_kube_batchs_is_not_converted(
     assert told in done.stderr
 
 
-def test_arguments_that_have_a_place_of_their_own_are_led_there(files: Callable[..., Path]) -> None:
+def test_misplaced_arguments_get_a_hint(files: Callable[..., Path]) -> None:
     theirs = files(
         "volcano.yaml",
         "tiers:\n- plugins:\n  - name: sla\n    arguments: {sla-waiting-time: 1h}\n",
@@ -376,8 +376,8 @@ def test_a_plugin_disabled_without_effect_is_noted(files: Callable[..., Path]) -
     )
     assert config("check", file).err.splitlines() == [
         "note: plugin gates has no effect: it is disabled at each of its points",
-        "note: plugins.preEnqueue.disabled: dependencies would not be asked there anyway",
-        "note: plugins.score.disabled: gang would not be asked there anyway",
+        "note: plugins.preEnqueue.disabled: dependencies would not be called there anyway",
+        "note: plugins.score.disabled: gang would not be called there anyway",
         "note: plugin gates is off at preEnqueue: scheduling gates are kept and ignored",
         "note: plugin dependencies is off at preEnqueue: groups do not wait for those in dependsOn",
     ]
@@ -419,7 +419,7 @@ UNKEPT = {
             ["idle predicates", "checks", "predicates"],
         ),
         ("score: {disabled: ['*']}", []),
-        # What is taken away at all points is given back at the one that counts.
+        # Disabled at all points, and enabled again at the one that counts.
         ("multiPoint: {disabled: [gates]}, preEnqueue: {enabled: [gates]}", []),
     ],
 )
@@ -427,6 +427,6 @@ def test_a_promise_broken_by_disabled_plugins_is_noted(
     files: Callable[..., Path], text: str, told: list[str]
 ) -> None:
     lines = config("check", files("s.yaml", f"plugins: {{{text}}}\n")).err.splitlines()
-    # Scores promise nothing.
+    # Scores guarantee nothing.
     rest = [line for line in lines if "leastAllocated" not in line and "binpack" not in line]
     assert rest == [UNKEPT[name] for name in told]

@@ -1,4 +1,4 @@
-"""`batchq config print --effective` and `config reload`: what a running scheduler goes by."""
+"""`batchq config print --effective` and `config reload`: the configuration of a live scheduler."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_the_last_leaders_configuration_is_printed_with_a_note(
     publish_config(redis_store, PUBLISHED)
     done = batchq("config", "print", "--effective")
     assert (done.code, done.out) == (0, PUBLISHED)
-    assert done.err == "note: no scheduler leads; the last that did went by this\n"
+    assert done.err == "note: no scheduler leads; this is the last leader's configuration\n"
 
 
-def test_where_nobody_has_ever_led_there_is_nothing_to_print(
+def test_without_any_past_leader_there_is_nothing_to_print(
     batchq: Batchq, redis_store: RedisStore
 ) -> None:
     done = batchq("config", "print", "--effective")
     assert (done.code, done.out) == (6, "")
     assert done.err == (
-        "error: no scheduler has published what it goes by\n"
+        "error: no scheduler has published its configuration\n"
         "hint: no scheduler leads: start one with `batchq scheduler` or `batchq up`\n"
     )
 
@@ -50,10 +50,10 @@ def test_where_nobody_has_ever_led_there_is_nothing_to_print(
 def test_a_file_and_the_server_are_not_asked_at_once(batchq: Batchq) -> None:
     done = batchq("config", "print", "--effective", "--config", "scheduler.yaml")
     assert done.code == 2
-    assert "--effective asks the server, and goes without --config" in done.err
+    assert "--effective and --config exclude each other" in done.err
 
 
-def test_where_no_scheduler_runs_none_can_reload(batchq: Batchq) -> None:
+def test_reload_without_a_scheduler_is_refused(batchq: Batchq) -> None:
     done = batchq("config", "reload")
     assert done.code == 6
     assert done.err.startswith("error: no scheduler that `batchq up` has started runs on this")

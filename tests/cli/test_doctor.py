@@ -1,4 +1,4 @@
-"""`batchq doctor` and `batchq scheduler --status`: what people read, and the exit codes."""
+"""`batchq doctor` and `batchq scheduler --status`: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEEPS = ("--appendonly", "yes", "--appendfsync", "always")
 
 @contextmanager
 def a_stage(*options: str) -> Iterator[tuple[Stage, Server]]:
-    """A stage on a server of its own, with a leader and a ready node."""
+    """A test environment on its own server, with a leader and a ready node."""
     with Server(*options) as server:
         store = RedisStore(server.url)
         with Client(server.url) as client:
@@ -46,7 +46,7 @@ def test_a_healthy_system_has_nothing_but_notes() -> None:
         done = run("doctor", url=server.url)
     assert (done.code, done.err) == (0, "")
     assert lines_with(done, "!") + lines_with(done, "✗") == []
-    # It was started by this very test.
+    # This test has just started it.
     assert [line.split()[1] for line in lines_with(done, "·")] == ["uptime"]
     assert done.lines[-1] == "30 checks: 0 errors, 0 warnings, 1 note"
 
@@ -115,7 +115,7 @@ def test_without_any_server_it_says_how_to_start_one() -> None:
     assert done.err.startswith("error: no batchq server is running on this machine\n")
 
 
-def test_a_wrong_configuration_is_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_reported_before_any_read(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.yaml"
     path.write_text("inQueueTimeuot: 5m\n")
     done = run("doctor", "--config", str(path))
@@ -189,7 +189,7 @@ def test_a_killed_scheduler_does_not_stand_by(
     ]
 
 
-def test_without_a_leader_the_status_says_so(batchq: Batchq, stage: Stage) -> None:
+def test_the_status_reports_a_missing_leader(batchq: Batchq, stage: Stage) -> None:
     stage.store.resign("stage")
     done = batchq("scheduler", "--status")
     assert (done.code, done.out) == (0, "no scheduler leads\n")
@@ -198,12 +198,12 @@ def test_without_a_leader_the_status_says_so(batchq: Batchq, stage: Stage) -> No
     )
 
 
-def test_without_a_leader_who_stands_by_is_named(batchq: Batchq, stage: Stage) -> None:
+def test_without_a_leader_schedulers_on_standby_are_named(batchq: Batchq, stage: Stage) -> None:
     stage.store.resign("stage")
     attend(stage.store, "host:12:abcd", version="0.1.0", mirrored=0)
     done = batchq("scheduler", "--status")
     assert done.code == 0
-    assert done.err.startswith("hint: one that stands by takes over within seconds")
+    assert done.err.startswith("hint: a scheduler on standby takes over within seconds")
 
 
 @pytest.mark.parametrize(("seen_ms_ago", "role"), [(3_000, "follower"), (5_500, "silent")])
@@ -230,11 +230,11 @@ def leads(stage: Stage) -> bool:
 def test_a_configuration_is_of_no_use_to_the_status() -> None:
     done = run("scheduler", "--status", "--config", "scheduler.yaml")
     assert (done.code, done.out) == (2, "")
-    assert "--config goes without --status" in done.err
+    assert "--config and --status exclude each other" in done.err
 
 
 @pytest.mark.parametrize("output", ["json"])
 def test_the_daemon_prints_nothing_in_any_form(output: str) -> None:
     done = run("scheduler", "-o", output)
     assert done.code == 2
-    assert "-o goes with --status" in done.err
+    assert "-o needs --status" in done.err

@@ -1,4 +1,4 @@
-"""What `batchq jobs` and `describe` say of evictions: who took whose place, and what it cost."""
+"""Evictions in `batchq jobs` and `describe`: preemptors, victims, and lost work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def evicted(reason: str, message: str = "", *, status: str = "True") -> Conditio
 
 def why(*conditions: Condition, reasons: tuple[Verdict, ...] = (), pledge: Pledge | None = None,
         others: tuple[object, ...] = ()) -> str:  # fmt: skip
-    """The last column of `batchq jobs` of a group that waits."""
+    """Return the last column of `batchq jobs` for a waiting group."""
     group = with_status(
         a_group("x", 2), conditions=conditions, reasons=reasons, pledge=pledge or Pledge()
     )
@@ -72,14 +72,14 @@ TOOK = "preempted by default/high, which has priority 100"
         ),
     ],
 )
-def test_jobs_say_of_a_group_that_was_sent_back(
+def test_jobs_shows_why_a_group_was_evicted(
     case: str, conditions: tuple[Condition, ...], reasons: tuple[Verdict, ...], shown: str
 ) -> None:
     assert why(*conditions, reasons=reasons).endswith(shown), case
 
 
 def a_pledge() -> tuple[Pledge, tuple[object, ...]]:
-    """One of two pods of a group that runs, and the group."""
+    """Return a pledge of one of two pods of a running group, and the group."""
     victim, *pods = a_running_group("y", 2)
     pledge = Pledge(
         claimant="default/x",
@@ -93,10 +93,10 @@ def a_pledge() -> tuple[Pledge, tuple[object, ...]]:
     return pledge, (victim, *pods)
 
 
-def test_jobs_say_what_a_claimant_waits_for() -> None:
+def test_jobs_shows_the_victims_of_a_preemptor() -> None:
     pledge, others = a_pledge()
     waits = "waits for 2 pods of default/y to stop (until 1970-01-01T00:01:30Z)"
-    # Its place is kept by the pledge, not by the line.
+    # Its capacity is kept by the pledge, not by its position.
     assert why(pledge=pledge, others=others) == f"{NOT_SEEN.removeprefix('#1 · ')} · {waits}"
 
 
@@ -117,7 +117,7 @@ def test_jobs_show_waiting_for_preemption_like_any_reason_and_do_not_repeat_it()
             Awaited(action="reclaim", pods=3, groups=("default/a", "lab/b"), until=90_000),
             "waits for 3 pods of default/a, lab/b to stop (until 1970-01-01T00:01:30Z)",
         ),
-        # Groups that somebody else runs have no pods of ours.
+        # Groups that a consumer runs have no pods of batchq.
         (
             Awaited(action="reclaim", pods=0, groups=("default/ext",), until=None),
             "waits for default/ext to stop",
@@ -139,7 +139,7 @@ def test_awaited_victims_are_described_in_a_sentence(awaits: Awaited, text: str)
         ({"cpu": 60_000, "pods": 60_000}, "cpu 1m"),
     ],
 )
-def test_lost_work_is_told_in_hours_of_one_cpu(lost: dict[str, int], text: str) -> None:
+def test_lost_work_is_shown_in_cpu_hours(lost: dict[str, int], text: str) -> None:
     assert lost_text(lost) == text
 
 
@@ -160,7 +160,7 @@ def test_wide_jobs_count_evictions() -> None:
 
 
 def rewrite(stage: Stage, name: str, **status: object) -> None:
-    """Give a stored group a status as the scheduler would have written it."""
+    """Give a stored group a status as the scheduler would write it."""
     key = f"default/{name}"
     item = stage.store.get("PodGroup", key)
     assert isinstance(item, PodGroup)
@@ -203,7 +203,7 @@ def test_describe_says_why_it_was_sent_back_how_often_and_what_was_lost(
     assert "2 (5 pods)" in cells(row)
 
 
-def test_a_group_that_was_preempted_is_told_for_whom_and_its_claimant_by_whom(
+def test_a_victim_names_its_preemptor_and_the_preemptor_its_victims(
     batchq: Batchq, stage: Stage
 ) -> None:
     stage.furnish(a_priority("high", 100))

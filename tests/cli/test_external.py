@@ -20,7 +20,7 @@ def stored(stage: Stage, name: str = "e") -> PodGroup:
 
 @pytest.fixture
 def waiting(batchq: Batchq, stage: Stage) -> Stage:
-    """A stage with one external group that waits to be claimed."""
+    """A test environment with one claimable external group."""
     batchq("submit", "--external", "--name", "e", "--cpus", "2", "--res", "license=1")
     stage.turn()
     return stage
@@ -37,7 +37,7 @@ def test_submit_external_takes_a_command_but_no_file(batchq: Batchq, stage: Stag
     assert stored(stage, "c").spec.tasks[0].template.command == ("blender", "-b")
     refused = batchq("submit", "--external", "-f", "conf/examples/external.yaml")
     assert refused.code == 2
-    assert "--external says how to run a command" in refused.err
+    assert "--external applies to a command" in refused.err
 
 
 def test_list_shows_what_waits(batchq: Batchq, waiting: Stage) -> None:
@@ -49,7 +49,7 @@ def test_list_shows_what_waits(batchq: Batchq, waiting: Stage) -> None:
     assert item["reserved"] == {"cpu": "2", "license": "1", "pods": "1"}
     nothing = batchq("external", "list", "-q", "other")
     assert (nothing.code, nothing.out) == (0, "")
-    assert nothing.err == "no external group waits to be claimed\n"
+    assert nothing.err == "no external group can be claimed\n"
 
 
 def test_a_script_claims_renews_and_reports(
@@ -65,7 +65,7 @@ def test_a_script_claims_renews_and_reports(
     assert waiting.phase("e") == "Running"
     assert batchq("external", "renew", "--ttl", "2m").out.startswith("renewed until ")
     assert batchq("external", "report", "succeeded", "-m", "fine").out == "succeeded\n"
-    assert batchq("external", "report", "succeeded").out == "succeeded (said before)\n"
+    assert batchq("external", "report", "succeeded").out == "succeeded (reported before)\n"
     waiting.turn()
     assert waiting.phase("e") == "Completed"
     assert batchq("external", "renew")[:2] == (8, "stop Succeeded\n")
@@ -75,8 +75,8 @@ def test_a_script_claims_renews_and_reports(
     assert token.rpartition("/")[2] not in over.err
 
 
-def test_describe_tells_who_has_it(batchq: Batchq, waiting: Stage) -> None:
-    assert "nobody has claimed it yet" in batchq("describe", "e").out
+def test_describe_names_the_holder_of_a_claim(batchq: Batchq, waiting: Stage) -> None:
+    assert "not claimed yet" in batchq("describe", "e").out
     batchq("external", "claim", "e", "--holder", "script")
     assert "Claimed by script until" in batchq("describe", "e").out
 
@@ -90,7 +90,7 @@ def test_as_json_a_claim_has_all_that_a_consumer_needs(batchq: Batchq, waiting: 
     assert answer["spec"]["minResources"] == {"cpu": "2", "license": "1"}
 
 
-def test_told_to_stop_renew_says_so_and_exits_with_8(batchq: Batchq, waiting: Stage) -> None:
+def test_renew_exits_with_8_if_the_work_must_stop(batchq: Batchq, waiting: Stage) -> None:
     token = batchq("external", "claim", "e").out.strip()
     batchq("suspend", "e")
     waiting.turn()
@@ -128,7 +128,7 @@ def test_pods_are_reported_one_by_one(batchq: Batchq, stage: Stage) -> None:
         (("claim", "e", "--ttl", "0s"), 1, "ttl: expected from 1s to 1d, found 0s"),
         (("claim", "e", "--ttl", "soon"), 2, "soon"),
         (("claim", "--wait", "--timeout", "0s", "-q", "other"), 124, "within 0s"),
-        (("claim", "-q", "other"), 6, "no external group waits to be claimed"),
+        (("claim", "-q", "other"), 6, "no external group can be claimed"),
         (("renew", "-t", "nonsense"), 1, "this is not a token"),
         (("renew",), 2, "there is no token"),
         (("report", "done", "-t", "x"), 2, "done"),
@@ -136,7 +136,7 @@ def test_pods_are_reported_one_by_one(batchq: Batchq, stage: Stage) -> None:
         (("check", "--", "no-such-program-here"), 1, "there is no program no-such-program-here"),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(
+def test_a_mistake_is_reported_in_one_sentence(
     batchq: Batchq, waiting: Stage, words: tuple[str, ...], code: int, said: str
 ) -> None:
     done = batchq("external", *words)
@@ -166,7 +166,7 @@ def test_a_report_in_json_names_its_group(batchq: Batchq, waiting: Stage) -> Non
 def test_a_function_is_not_for_consumers(batchq: Batchq, stage: Stage) -> None:
     refused = batchq("submit", "--external", "--function", "a:b")
     assert (refused.code, refused.out) == (2, "")
-    assert "a function is run by batchq's own agents" in refused.err
+    assert "batchq's own agents run a function" in refused.err
     assert stage.client.jobs() == []
 
 
@@ -176,7 +176,7 @@ def test_requests_for_output_of_an_external_group_are_sent_to_its_consumer(
     token = batchq("external", "claim").out.strip()
     batchq("external", "report", "succeeded", "-t", token)
     waiting.turn()
-    where = "external: what it has put out is with the consumer that ran it"
+    where = "external: the consumer that ran it has its output"
     result = batchq("result", "e")
     assert (result.code, result.out) == (6, "")
     assert f"error: PodGroup default/e is {where}\n" in result.err

@@ -1,4 +1,4 @@
-"""What people type first, and slightly wrong: each is told what to type instead."""
+"""Frequent first mistakes: each error says what to type instead."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> N
     )
     assert kept_offers(report, "cpu=4,memory=1Gi") == [
         (
-            "--resources cpu=4,memory=1Gi did not change what runs already (vm-1 offers cpu 2,"
+            "--resources cpu=4,memory=1Gi did not change running agents (vm-1 offers cpu 2,"
             " memory 1Gi); to change it: batchq down && batchq up --resources cpu=4,memory=1Gi"
         )
     ]

@@ -1,4 +1,4 @@
-"""`batchq simulate --from-live`: what people and programs read, and that nothing is written."""
+"""`batchq simulate --from-live`: its text and JSON, and that it writes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchq.api.objects import AdmissionCheck, Metadata
 from batchq.api.times import HOUR, MINUTE
 from batchq.assembly import assemble
 from batchq.cli.simulate.live import notes, show_tables
-from batchq.client.start_estimates import Deciding
+from batchq.client.start_estimates import TrialScheduler
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.whatif import Lasting, WhatIf, compared, look_ahead
@@ -37,7 +37,7 @@ WITHOUT_PREEMPT = "actions: [enqueue, allocate]\n"
 
 @pytest.fixture
 def occupied(stage: Stage) -> Stage:
-    """Of eight cpus, `low` has six for two hours; `top`, which is more important, wants four."""
+    """Of eight cpus, `low` holds six for two hours; `top`, of higher priority, needs four."""
     stage.client.apply([a_priority("high", 10)])
     stage.client.submit(command=["true"], name="low", cpus=6, walltime="2h")
     stage.turn()
@@ -56,7 +56,7 @@ def no_preempt(tmp_path: Path) -> str:
 
 
 def everything(raw: redis.Redis) -> dict[bytes, bytes | None]:
-    """Every key of the server with its content, as it would be saved."""
+    """Return every key of the server with its content."""
     return {key: raw.dump(key) for key in sorted(raw.keys("*"))}
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_written_to_the_server(
 def test_a_simulation_begins_with_the_next_decisions_of_the_leader(
     occupied: Stage, open_redis: Callable[[], RedisStore]
 ) -> None:
-    deciding = Deciding.open(open_redis())
+    deciding = TrialScheduler.open(open_redis())
     requests = CountedIds()
     store = copy_of_live(deciding.session(), requests)
     first = Cycle(store, deciding.scheduler, VirtualClock(deciding.now_ms), requests).run_once()
@@ -85,12 +85,10 @@ def test_a_simulation_begins_with_the_next_decisions_of_the_leader(
     assert [type(one).__name__ for one in first.intents][:1] == ["RollBack"]
 
 
-# --- what it says -----------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
-def test_programs_read_who_starts_when_and_who_has_to_go(
-    batchq: Batchq, occupied: Stage, no_preempt: str
-) -> None:
+def test_json_has_starts_and_evictions(batchq: Batchq, occupied: Stage, no_preempt: str) -> None:
     done = batchq("simulate", "--from-live", "--config", no_preempt, "-o", "json")
     assert done.code == 0, done
     found = json.loads(done.out)
@@ -133,7 +131,7 @@ def test_a_simulation_looks_as_far_as_asked_and_lists_differing_groups(
 
 
 def a_comparison(*objects: object, **lasting: int) -> WhatIf:
-    """At one hour, under the defaults and without preempt."""
+    """Compare the defaults with a configuration without preempt, at one hour."""
     configs = {
         "live": SchedulerConfig(),
         "new.yaml": SchedulerConfig(actions=("enqueue", "allocate")),
@@ -164,7 +162,7 @@ def test_people_read_two_configurations_side_by_side(capsys: pytest.CaptureFixtu
         "note: 2 groups have no walltime and never end here; see --assume-runtime"
     ]
     assert list(notes(found, assumed_ms=90 * MINUTE)) == [
-        "note: 2 groups have no walltime and are taken to last 90m"
+        "note: 2 groups have no walltime and are assumed to run for 90m"
     ]
 
 
@@ -196,12 +194,12 @@ Sums:
 """
 
 
-def test_nothing_to_tell_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_prints_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     show_tables(a_comparison(a_node(cpu=4)), differences=False, color=False)
     assert capsys.readouterr().out == "No group waits or runs\n"
     same = a_comparison(a_node(cpu=4), a_group("a", walltime=HOUR))
     show_tables(same, differences=True, color=False)
-    assert capsys.readouterr().out.splitlines()[0] == "No group fares differently"
+    assert capsys.readouterr().out.splitlines()[0] == "The outcome is the same for all groups"
 
 
 def test_a_look_ahead_that_stops_early_says_so() -> None:
@@ -214,14 +212,14 @@ def test_a_look_ahead_that_stops_early_says_so() -> None:
     ]
 
 
-def test_a_check_that_nobody_answers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unanswered_check_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     checks = [AdmissionCheck(metadata=Metadata(name=name)) for name in ("budget", "disk")]
     asks = a_queue(admission_checks=("budget", "disk"))
     show_tables(
         a_comparison(a_node(cpu=4), *checks, asks, a_group("a")), differences=False, color=False
     )
     told = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
-    why = "waits for checks budget, disk, which nobody answers here"
+    why = "waits for checks budget, disk, not answered in a simulation"
     assert ["", "default/a", "live, new.yaml", why] in told
 
 
@@ -231,7 +229,7 @@ def test_the_live_state_is_saved_as_a_world_that_plays(
     file = tmp_path / "live.yaml"
     done = batchq("simulate", "--from-live", "--save", str(file), "-o", "json")
     assert done.code == 0, done
-    assert f"{file} has the live state; `batchq simulate {file}` plays it\n" in done.err
+    assert f"{file} has the live state; `batchq simulate {file}` simulates it\n" in done.err
     played = json.loads(run("simulate", str(file), "-o", "json").out)
     [evicted] = [one for cycle in played["cycles"] for one in cycle["evicted"]]
     assert (evicted["pod"], evicted["by"]) == ("default/low-main-0", "default/top")
@@ -241,7 +239,7 @@ def test_the_live_state_is_saved_as_a_world_that_plays(
     }
 
 
-def test_a_file_that_cannot_be_saved_is_told_before_anything_is_played(
+def test_an_unwritable_file_is_reported_before_the_simulation(
     batchq: Batchq, occupied: Stage, tmp_path: Path
 ) -> None:
     done = batchq("simulate", "--from-live", "--save", str(tmp_path / "no" / "live.yaml"))
@@ -249,7 +247,7 @@ def test_a_file_that_cannot_be_saved_is_told_before_anything_is_played(
     assert "the file cannot be written: it is in a folder that does not exist" in done.err
 
 
-# --- what it refuses --------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,19 +255,19 @@ def test_a_file_that_cannot_be_saved_is_told_before_anything_is_played(
     [
         (
             ("simulate", "--from-live", "world.yaml"),
-            "--from-live begins with the live state, and goes without world.yaml",
+            "--from-live begins with the live state, not with world.yaml",
         ),
         (("simulate",), "expected WORLD, TRACE or --from-live, found none of them"),
-        (("simulate", "world.yaml", "--until", "6h"), "--until goes with --from-live only"),
+        (("simulate", "world.yaml", "--until", "6h"), "--until needs --from-live"),
         (
             ("simulate", "world.yaml", "--assume-runtime", "6h"),
-            "--assume-runtime goes with --from-live only",
+            "--assume-runtime needs --from-live",
         ),
-        (("simulate", "w.yaml", "--save", "x"), "--save goes with --from-live only"),
-        (("simulate", "w.yaml", "--differences"), "--differences goes with --from-live only"),
-        (("simulate", "--from-live", "--policy", "easy"), "--policy does not go with --from-live"),
-        (("simulate", "--from-live", "--cycles", "3"), "--cycles does not go with --from-live"),
-        (("simulate", "--from-live", "--pass", "event"), "--pass does not go with --from-live"),
+        (("simulate", "w.yaml", "--save", "x"), "--save needs --from-live"),
+        (("simulate", "w.yaml", "--differences"), "--differences needs --from-live"),
+        (("simulate", "--from-live", "--policy", "easy"), "--policy cannot be combined"),
+        (("simulate", "--from-live", "--cycles", "3"), "--cycles cannot be combined"),
+        (("simulate", "--from-live", "--pass", "event"), "--pass cannot be combined"),
         (("simulate", "--from-live", "-o", "csv"), "-o csv is for a log"),
         (
             ("simulate", "--from-live", "--until", "soon"),
@@ -295,7 +293,7 @@ def test_without_a_server_it_says_what_to_do() -> None:
     assert done.err.splitlines()[0] == "error: no batchq server is running on this machine"
 
 
-def test_a_configuration_that_is_wrong_is_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_reported_before_the_server_is_read(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("actions: [enqueue, alocate]\n")
     done = run("simulate", "--from-live", "--config", str(wrong))

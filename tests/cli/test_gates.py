@@ -1,4 +1,4 @@
-"""`batchq gates list` and `open`, and how a gated group shows elsewhere."""
+"""`batchq gates list` and `open`, and gated groups in the output of other commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def items(out: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_forgotten_gates_are_found_with_who_set_and_opened_them(
+def test_closed_gates_are_listed_with_their_setters_and_openers(
     batchq: Batchq, stage: Stage, server: Server, tmp_path: Path
 ) -> None:
     me = stage.client.user
@@ -48,7 +48,7 @@ def test_forgotten_gates_are_found_with_who_set_and_opened_them(
         ("data", None, f"data-ready ({me})")
     ]
     assert (data["podGroup"], data["gate"], data["task"]) == ("default/half", "data", "solve")
-    # Its other pods are enough.
+    # Its other pods suffice to start.
     assert (licence["gate"], licence["shown"], licence["opened"]) == ("licence", "Pending", [])
     head, *lines = batchq("gates", "list").lines
     assert head.split() == [

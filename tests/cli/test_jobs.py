@@ -1,4 +1,4 @@
-"""`batchq jobs`, `describe` and `queues`: how things stand, in words and numbers."""
+"""`batchq jobs`, `describe` and `queues`: groups and queues in words and numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.server import Server
 def busy(stage: Stage) -> Stage:
     """Queue a has 8 cpu: one group runs on 6 of them, two wait, one is gated.
 
-    Nobody takes anybody's place in it; the higher priority only goes ahead in line.
+    There are no evictions; a higher priority only moves a group ahead in line.
     """
     never = QueuePreemption(within_queue="Never")
     stage.furnish(a_queue("a", capability={"cpu": 8}, preemption=never), a_priority("high", 100))
@@ -37,7 +37,7 @@ def busy(stage: Stage) -> Stage:
 
 
 def on_a_terminal(server: Server, *words: str, columns: int, color: bool = False) -> list[str]:
-    """The lines that a command shows on a terminal so many columns wide, its comments too."""
+    """Return the lines that a terminal of this width shows, stderr included."""
     ours, theirs = os.openpty()
     before = [] if color else ["--no-color"]
     process = subprocess.Popen(
@@ -57,18 +57,18 @@ def on_a_terminal(server: Server, *words: str, columns: int, color: bool = False
         while piece := os.read(ours, 65536):
             shown += piece
     except OSError:
-        pass  # how Linux tells that the other end of a terminal has been closed
+        pass  # Linux reports a closed terminal as an error
     os.close(ours)
     assert process.wait(20) == 0
     return shown.decode().splitlines()
 
 
 def cells(line: str) -> list[str]:
-    """The columns of a plain row: what stands between two spaces or more."""
+    """Return the columns of a plain row, which are separated by two spaces or more."""
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_jobs_tells_phase_place_and_reason_in_the_list(batchq: Batchq, busy: Stage) -> None:
+def test_jobs_lists_phase_position_and_reason(batchq: Batchq, busy: Stage) -> None:
     done = batchq("jobs")
     assert (done.code, done.err) == (0, "")
     head, runs, waits, jumps, gated = done.lines
@@ -131,7 +131,7 @@ def test_jobs_can_be_chosen(batchq: Batchq, busy: Stage) -> None:
     assert batchq("jobs", "-o", "name", "--phase", "pending").lines == [
         "default/waits",
         "default/jumps",
-        # Gated is what a Pending group is shown as.
+        # A Pending group with gates is shown as gated.
         "default/gated",
     ]
     assert batchq("jobs", "-o", "name", "--phase", "SchedulingGated").lines == ["default/gated"]
@@ -146,7 +146,7 @@ def test_names_can_be_piped_into_other_commands(batchq: Batchq, busy: Stage) -> 
     assert cells(batchq("jobs").lines[2])[7] == "clean-up"
 
 
-def test_describe_has_all_reasons_and_who_is_ahead(batchq: Batchq, busy: Stage) -> None:
+def test_describe_has_all_reasons_and_the_groups_ahead(batchq: Batchq, busy: Stage) -> None:
     done = batchq("describe", "waits")
     assert done.code == 0
     assert "Phase:       Pending, position 2 in queue a" in done.lines
@@ -200,7 +200,7 @@ def test_describe_shows_other_kinds(batchq: Batchq, busy: Stage) -> None:
     assert node[:3] == [
         "Node:      n1",
         "State:     Ready",
-        "Cordoned:  yes: no more pods come here",
+        "Cordoned:  yes: no pods are placed here",
     ]
     assert node[3].startswith("Heard:     ")
     place = node.index("Resources:")
@@ -277,7 +277,7 @@ def test_a_terminal_shows_only_the_last_of_many_finished_groups(
     assert [line.split()[0] for line in shown[1:-1]] == [f"old-{n}" for n in range(3, 23)] + ["new"]
     assert shown[-1] == "… and 3 older finished groups (--all)"
     assert len(on_a_terminal(server, "jobs", "--all", columns=160)) == 1 + 24
-    # A pipe is read by programs.
+    # Programs read a pipe.
     assert len(batchq("jobs").lines) == 1 + 24
 
 

@@ -1,4 +1,4 @@
-"""`batchq jobs --start`: who waits, and when each is expected to start."""
+"""`batchq jobs --start`: waiting groups, and their expected starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client.stage import Stage
 
 @pytest.fixture
 def busy(stage: Stage) -> Stage:
-    """Of the eight cpus of queue a six are in use for two hours, and four wait for them."""
+    """Of the eight cpus of queue a, six are in use for two hours, and four groups wait."""
     queue = a_queue("a", preemption=QueuePreemption(within_queue="Never", reclaim="Never"))
     filled = structs.replace(queue.spec, strategy=Strategy(type="Backfill"))
     stage.furnish(structs.replace(queue, spec=filled))
@@ -35,7 +35,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_those_that_wait_are_listed_by_their_start_and_who_is_not_known_last(
+def test_waiting_groups_are_listed_by_start_with_unknown_starts_last(
     batchq: Batchq, busy: Stage
 ) -> None:
     before = busy.names()
@@ -58,7 +58,7 @@ def test_those_that_wait_are_listed_by_their_start_and_who_is_not_known_last(
 
 
 def test_a_group_the_next_session_admits_starts_now(batchq: Batchq, busy: Stage) -> None:
-    """It fits beside what runs, and is over before the head starts."""
+    """It fits beside the running groups, and ends before the head starts."""
     done = batchq("jobs", "--start", "-n", "lab")
     [row] = [cells(line) for line in done.lines[1:]]
     assert (row[0], row[2], row[4:]) == ("theirs", "-", ["now", "the next session"])
@@ -92,7 +92,7 @@ def test_names_come_in_the_same_order(batchq: Batchq, busy: Stage) -> None:
     ]
 
 
-def test_where_nobody_waits_it_says_so(batchq: Batchq, stage: Stage) -> None:
+def test_an_empty_list_of_starts_prints_a_message(batchq: Batchq, stage: Stage) -> None:
     done = batchq("jobs", "--start", "-n", "empty")
     assert (done.code, done.out, done.err) == (0, "", "no pod groups wait in namespace empty\n")
 
@@ -109,7 +109,7 @@ def test_options_that_select_other_groups_are_refused_beside_start(
 ) -> None:
     done = batchq("jobs", "--start", *option)
     assert (done.code, done.out) == (2, "")
-    assert f"it does not go with {option[0]}" in done.err
+    assert f"it cannot be combined with {option[0]}" in done.err
 
 
 def test_a_missing_leader_is_noted(batchq: Batchq, busy: Stage) -> None:

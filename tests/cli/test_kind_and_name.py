@@ -1,4 +1,4 @@
-"""`podgroup/default/train`, as `-o name` prints it, stands for kind and name in other commands."""
+"""`podgroup/default/train`, as `-o name` prints it, is accepted as kind and name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_word_names_an_object(word: str, kind: str, name: str) -> None:
     assert kind_and_name(word) == (kind, name)
 
 
-def test_the_kind_in_front_must_be_the_one_that_is_meant() -> None:
+def test_a_word_with_another_kind_is_refused() -> None:
     assert group_key("podgroup/lab/train", "default") == "lab/train"
     assert group_key("train", "lab") == "lab/train"
     assert name_of_kind("Node", "node/n1") == "n1"
@@ -73,8 +73,8 @@ def test_delete_takes_a_groups_name_alone_where_nothing_else_has_it(
     done = batchq("delete", "a")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines() == [
-        "error: a may be a PodGroup, and is the name of a Queue, too",
-        "hint: say which: `batchq delete podgroup a` or `batchq delete queue a`",
+        "error: a may be a PodGroup, but there is a Queue of this name",
+        "hint: write `batchq delete podgroup a` or `batchq delete queue a`",
     ]
 
 
@@ -82,7 +82,8 @@ def test_a_node_whose_agent_lives_is_not_deleted(batchq: Batchq, stage: Stage) -
     done = batchq("delete", "node", "n1")
     assert done.code == 8
     assert done.err.splitlines()[0] == (
-        "error: Node n1 has an agent, heard of 0s ago, which would make it again"
+        "error: Node n1 has an agent, whose last heartbeat was 0s ago"
+        " and which would register it again"
     )
     assert done.err.splitlines()[1].startswith("hint: stop the agent first")
 

@@ -1,4 +1,4 @@
-"""`describe` of a pod that failed under an rlimit, which kills nobody and leaves no trace."""
+"""`describe` of a pod that failed under an rlimit, which kills no process and leaves no trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_pod_that_failed_under_an_rlimit_says_so(batchq: Batchq, stage: Stage)
     ("limit", "exit_code", "mem"),
     [("cgroup", 1, "200Mi"), ("none", 1, "200Mi"), ("rlimit", 0, "200Mi"), ("rlimit", 1, None)],
 )
-def test_no_other_pod_does(
+def test_other_pods_get_no_memory_hint(
     batchq: Batchq, stage: Stage, limit: str, exit_code: int, mem: str | None
 ) -> None:
     failed(stage, limit=limit, exit_code=exit_code, mem=mem)

@@ -1,4 +1,4 @@
-"""Where no scheduler leads, whoever looks or waits is told, and what to do."""
+"""Commands that show or await groups report that no scheduler leads, and what to do."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ SAID = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
 
 @pytest.fixture
 def waiting(batchq: Batchq, stage: Stage) -> Stage:
-    """A stage with a group that nobody has looked at, and a leader."""
+    """A test environment with a group that no session has seen, and a leader."""
     batchq("submit", "--name", "x", "--", "true")
     return stage
 
 
-def test_describe_says_so(batchq: Batchq, waiting: Stage) -> None:
+def test_describe_reports_a_missing_leader(batchq: Batchq, waiting: Stage) -> None:
     assert SAID not in batchq("describe", "x").out
     waiting.store.resign("stage")
     assert SAID in batchq("describe", "x").out
 
 
-def test_jobs_says_so_beside_the_table(batchq: Batchq, waiting: Stage) -> None:
+def test_jobs_reports_a_missing_leader_beside_the_table(batchq: Batchq, waiting: Stage) -> None:
     assert batchq("jobs").err == ""
     waiting.store.resign("stage")
     assert batchq("jobs").err == f"{SAID}\n"
     assert batchq("jobs", "-o", "json").err == ""
 
 
-def test_wait_says_so_at_once_and_when_its_time_is_up(batchq: Batchq, waiting: Stage) -> None:
+def test_wait_reports_a_missing_leader_at_once_and_at_its_timeout(
+    batchq: Batchq, waiting: Stage
+) -> None:
     waiting.store.resign("stage")
     done = batchq("wait", "x", "--timeout", "50ms")
     assert done.code == 124
@@ -38,7 +40,7 @@ def test_wait_says_so_at_once_and_when_its_time_is_up(batchq: Batchq, waiting: S
     assert (first, hint) == (SAID, f"hint: {SAID}")
 
 
-def test_a_waiting_command_is_told_where_to_look_while_a_leader_exists(
+def test_a_timed_out_wait_points_to_describe_if_a_scheduler_leads(
     batchq: Batchq, waiting: Stage
 ) -> None:
     done = batchq("wait", "x", "--timeout", "50ms")

@@ -1,4 +1,4 @@
-"""How a node holds its pods to their memory requests, as its agent has said it."""
+"""How a node enforces memory requests, as reported by its agent."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ def test_apply_says_what_it_did_to_each_object(batchq: Batchq, stage: Stage) -> 
     ]
 
 
-def test_apply_warns_of_groups_in_a_queue_that_others_now_stand_below(
-    batchq: Batchq, stage: Stage
-) -> None:
+def test_apply_warns_of_groups_in_a_queue_that_gets_children(batchq: Batchq, stage: Stage) -> None:
     batchq("apply", "-f", "-", stdin=QUEUES)
     batchq("submit", "--name", "x", "--queue", "a", "--", "true")
     below = "{apiVersion: batchq/v1, kind: Queue, metadata: {name: c}, spec: {parent: a}}"
@@ -67,9 +65,9 @@ def test_apply_reads_the_output_of_get(batchq: Batchq, stage: Stage, kind: str) 
     assert done.code == 0
     assert done.lines
     assert all(line.endswith(" unchanged") for line in done.lines)
-    # A status is batchq's to write; whoever sends one is told.
+    # Only batchq writes a status; a status in a file causes a warning.
     has_status = kind in ("podgroups", "nodes")
-    assert ("status is batchq's, and is ignored" in done.err) is has_status
+    assert ("only batchq writes status" in done.err) is has_status
 
 
 def test_get_prints_one_object_by_itself(batchq: Batchq, stage: Stage) -> None:

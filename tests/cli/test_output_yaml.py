@@ -1,4 +1,4 @@
-"""What `-o yaml` prints is what `apply -f -` reads."""
+"""`apply -f -` reads what `-o yaml` prints."""
 
 from __future__ import annotations
 

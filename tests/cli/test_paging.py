@@ -1,4 +1,4 @@
-"""Large lists: a page at a time, with filters, a limit, and a place to go on from."""
+"""Large lists: pages, filters, a limit, and a token to continue."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAMES = ["runs", "b", "a", "gated", "d", "c"]
 
 @pytest.fixture
 def many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Six groups, which are many: one runs, one is gated, one of another queue, one has ended; and
-    one of another namespace.
+    """Six groups, which count as many here: running, gated, in another queue, finished, and one in
+    another namespace.
     """
     monkeypatch.setattr("batchq.cli.jobs.WHOLE_UP_TO", 0)
     monkeypatch.setattr("batchq.cli.objects.WHOLE_UP_TO", 0)
@@ -38,7 +38,7 @@ def many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def names_in(done: Ran) -> list[str]:
-    """The names in a table."""
+    """Return the names in a table."""
     return [line.split()[0] for line in done.lines[1:]]
 
 
@@ -87,7 +87,7 @@ def test_a_limit_ends_a_list_and_says_how_to_go_on(
     assert names_in(first) == NAMES[:4]
     said, token = first.err.strip().split("--continue ")
     assert said == "… and more: "
-    # It names a place, and not a group that must still be there.
+    # It names a place, so its group need not exist any more.
     many.client.cancel("gated")
     many.client.delete("PodGroup", "gated")
     rest = batchq("jobs", "--limit", "4", "--continue", token)
@@ -108,7 +108,7 @@ def test_json_and_yaml_say_where_a_list_goes_on(batchq: Batchq, many: Stage) -> 
     assert yaml.safe_load(none.out)["items"] == []
 
 
-def test_a_queue_that_is_not_there_is_said(batchq: Batchq, many: Stage) -> None:
+def test_a_missing_queue_is_named_in_the_explanation(batchq: Batchq, many: Stage) -> None:
     done = batchq("jobs", "-q", "nowhere")
     assert done.code == 6
     assert "nowhere" in done.err

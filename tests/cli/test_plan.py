@@ -1,4 +1,4 @@
-"""`batchq plan`: what people read, what programs read, and the exit code of each outcome."""
+"""`batchq plan`: its text, its JSON, and the exit code of each outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.client.stage import Stage
 
 @pytest.fixture
 def occupied(stage: Stage) -> Stage:
-    """Of eight cpus, `low` has six; it has no priority."""
+    """`low`, without a priority, holds six of eight cpus."""
     stage.client.apply([a_priority("high", 10), a_queue("team", preemption=RECLAIMS)])
     stage.client.submit(command=["true"], name="low", cpus=6, walltime="2h")
     stage.turn()
@@ -30,7 +30,7 @@ def test_a_plan_that_would_start_now_says_where(batchq: Batchq, occupied: Stage)
     assert done.lines == [
         "PodGroup:  default/x",
         "Queue:     default",
-        "Asks for:  cpu 2",
+        "Requests:  cpu 2",
         "Would:     start now",
         "Nodes:     n1 (2 pods)",
     ]
@@ -43,14 +43,14 @@ def test_an_array_may_start_with_some_of_its_pods(batchq: Batchq, occupied: Stag
     assert "Would:     start now with 2 of 10 pods" in done.lines
 
 
-def test_whom_it_would_evict_is_listed(batchq: Batchq, occupied: Stage) -> None:
+def test_victims_are_listed(batchq: Batchq, occupied: Stage) -> None:
     done = batchq(*("plan", "--name", "x", "--cpus", "4", "--priority-class", "high", "--", "true"))
     assert done.code == 3
     assert re.sub("preempt  all of it, 1 pod  .*", "preempt  all of it, 1 pod", done.out) == (
         "PodGroup:  default/x\n"
         "Queue:     default\n"
         "Priority:  10\n"
-        "Asks for:  cpu 4\n"
+        "Requests:  cpu 4\n"
         "Would:     start when 1 pod of default/low has ended, within 30s\n"
         "Nodes:     n1 (1 pod)\n"
         "\n"
@@ -65,14 +65,14 @@ def test_a_plan_that_would_wait_says_why_until_when_and_how_to_help_it(
 ) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "--", "true")
     assert done.code == 4
-    told = re.sub(r"Room by:   \S+Z \(in [^,]+,", "Room by:   T (in D,", done.out)
+    told = re.sub(r"Earliest:  \S+Z \(in [^,]+,", "Earliest:  T (in D,", done.out)
     assert re.sub(r"Expected:  \S+Z \(in [^)]+\)", "Expected:  T (in D)", told) == (
         "PodGroup:  default/x\n"
         "Queue:     default, position 1\n"
-        "Asks for:  cpu 4\n"
+        "Requests:  cpu 4\n"
         "Would:     wait\n"
-        "Expected:  T (in D), those ahead counted\n"
-        "Room by:   T (in D, when default/low must have ended)\n"
+        "Expected:  T (in D), counting the groups ahead\n"
+        "Earliest:  T (in D, when default/low must have ended)\n"
         "\n"
         "Why:\n"
         "  1. WaitingForResources  needs cpu 4, and the cluster has 2 free (6 of 8 in use)\n"
@@ -101,7 +101,7 @@ def test_a_plan_that_could_never_start_says_which_request_could(
     done = batchq("plan", "--name", "x", "--cpus", "9", "--", "true")
     assert done.code == 5
     assert done.lines[3:] == [
-        "Would:     never start, as queues, quotas and nodes are",
+        "Would:     never start with the current queues, quotas and nodes",
         "",
         "Why:",
         TOO_LARGE,
@@ -118,7 +118,7 @@ def test_a_plan_for_pods_larger_than_every_node_could_never_start(
     done = batchq("plan", "--name", "x", "--cpus", "10", "--", "true")
     assert done.code == 5
     assert done.lines[3:7] == [
-        "Would:     never start, as queues, quotas and nodes are",
+        "Would:     never start with the current queues, quotas and nodes",
         "",
         "Why:",
         (
@@ -127,7 +127,7 @@ def test_a_plan_for_pods_larger_than_every_node_could_never_start(
         ),
     ]
     assert done.lines[-1] == "  asking for cpu 4 instead of 10, it would start now"
-    assert not any(line.startswith("Room by") for line in done.lines)
+    assert not any(line.startswith("Earliest") for line in done.lines)
 
 
 TOO_LARGE = (
@@ -173,7 +173,7 @@ def test_a_file_is_planned_as_a_whole_its_queues_taken_as_applied(
         "PodGroup:  default/b",
         "Would:     wait",
     ]
-    assert done.lines[-2:] == ["Taken as applied:", "  queue new created"]
+    assert done.lines[-2:] == ["Assumed as applied:", "  queue new created"]
     assert batchq("plan", "-f", "-", stdin=FILE).out == done.out
     assert batchq("get", "queue", "new").code == 6
 
@@ -183,7 +183,7 @@ def test_json_has_everything(batchq: Batchq, occupied: Stage) -> None:
     data = json.loads(done.out)
     assert done.code == 3
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", data.pop("at"))
-    # How long it has run is no matter of this test.
+    # Its run time is irrelevant here.
     assert set(data["evicted"][0].pop("lost")) <= {"cpu", "pods"}
     assert data == {
         "apiVersion": "batchq/v1",
@@ -231,7 +231,7 @@ def test_json_has_everything(batchq: Batchq, occupied: Stage) -> None:
     }
 
 
-def test_json_tells_advice_as_data(batchq: Batchq, occupied: Stage) -> None:
+def test_json_has_advice_as_data(batchq: Batchq, occupied: Stage) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "-o", "json", "--", "true")
     [group] = json.loads(done.out)["podGroups"]
     assert done.code == 4
@@ -253,7 +253,7 @@ def test_json_tells_advice_as_data(batchq: Batchq, occupied: Stage) -> None:
     ("words", "code", "sentence"),
     [
         (("--name", "x"), 2, "expected a command after `--`, a file with -f or a --function"),
-        (("-f", "jobs.yaml", "--cpus", "2"), 2, "--cpus says how to run a command"),
+        (("-f", "jobs.yaml", "--cpus", "2"), 2, "--cpus applies to a command, not to a file"),
         (("--cpus", "many", "--", "true"), 2, "expected a quantity"),
         (("-f", "absent.yaml"), 1, "absent.yaml: the file cannot be read"),
         (("--name", "x", "-q", "nowhere", "--", "true"), 6, "nowhere"),

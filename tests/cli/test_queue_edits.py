@@ -1,4 +1,4 @@
-"""Editing queues: what is told, what is kept, and what is refused at once."""
+"""Edits of queues: messages, kept settings, and immediate refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client.stage import Stage
 
 
 def a_file(name: str, **spec: Any) -> str:
-    """A queue's manifest as JSON, which is YAML too."""
+    """Return a queue's manifest as JSON, which is valid YAML."""
     data = {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
     return json.dumps(data)
 
@@ -45,8 +45,8 @@ def test_a_stopped_queue_stays_stopped_whatever_applies_its_file(
     done = batchq(*words, "-f", "-", stdin=a_file("a", weight=2))
     assert done.code == 0
     assert done.err == (
-        "warning: Queue a stays stopped (Hold), since no stopPolicy is named here;"
-        " `batchq queues resume a` lets it go on\n"
+        "warning: Queue a stays stopped (Hold), since the manifest does not set stopPolicy;"
+        " `batchq queues resume a` resumes it\n"
     )
     assert batchq("queues", "stop", "a").lines == ["queue a is stopped already"]
     batchq(*words, "-f", "-", stdin=a_file("a", weight=2, stopPolicy="None"))
@@ -54,7 +54,7 @@ def test_a_stopped_queue_stays_stopped_whatever_applies_its_file(
 
 
 @pytest.mark.parametrize("words", [("apply",), ("queues", "apply")])
-def test_changes_of_a_queue_are_told_beforehand_and_stay_as_an_event(
+def test_changes_of_a_queue_are_shown_by_a_dry_run_and_recorded_as_an_event(
     batchq: Batchq, stage: Stage, words: tuple[str, ...]
 ) -> None:
     stage.furnish(a_queue("team-b", deserved=amounts(cpu=4)))
@@ -67,9 +67,7 @@ def test_changes_of_a_queue_are_told_beforehand_and_stay_as_an_event(
     assert [cells(line)[1:] for line in events if "Updated" in line] == [["Updated", changes]]
 
 
-def test_a_guarantee_beyond_the_machines_is_warned_of_and_the_doctor_goes_on(
-    batchq: Batchq, stage: Stage
-) -> None:
+def test_a_guarantee_beyond_the_machines_causes_a_warning(batchq: Batchq, stage: Stage) -> None:
     done = batchq("queues", "apply", "-f", "-", stdin=a_file("greedy", guarantee={"cpu": 40}))
     assert (done.code, done.lines) == (0, ["queue greedy created"])
     assert done.err == (
@@ -113,8 +111,8 @@ def test_manifests_of_other_systems_are_shown_the_way(
     done = batchq("apply", "-f", "-", stdin=file)
     assert done.code == 1
     assert done.err.endswith(
-        f"apiVersion: expected batchq/v1, found '{version}'; docs/coming-from.md says what stands"
-        f" for the fields of {system}\n"
+        f"apiVersion: expected batchq/v1, found '{version}'; docs/coming-from.md has batchq's"
+        f" fields for those of {system}\n"
     )
 
 
@@ -190,9 +188,7 @@ def test_finished_groups_of_a_deleted_queue_are_listed(batchq: Batchq, stage: St
 # --- the root, shares, grace -----------------------------
 
 
-def test_the_root_has_a_page_although_nobody_has_written_it_down(
-    batchq: Batchq, stage: Stage
-) -> None:
+def test_the_root_has_a_page_even_if_it_is_not_stored(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("a"))
     stage.client.submit(command=["sleep"], name="runs", queue="a", cpus=3)
     stage.turn()
@@ -236,4 +232,4 @@ def test_a_file_states_its_own_grace(batchq: Batchq, tmp_path: Path) -> None:
     file = tmp_path / "g.json"
     file.write_text(a_group_file("g", "default"))
     done = batchq("submit", "--grace", "2m", "-f", str(file))
-    assert done.err.startswith("error: --grace says how to run a command, and a file says that")
+    assert done.err.startswith("error: --grace applies to a command, not to a file")

@@ -156,13 +156,13 @@ def shown_page(overview: Overview, name: str, capsys: pytest.CaptureFixture[str]
 
 
 def section(lines: list[str], title: str) -> list[list[str]]:
-    """The rows of a titled block."""
+    """Return the rows of a titled block."""
     first = lines.index(f"{title}:") + 1
     rest = [*lines[first:], ""]
     return [cells(line) for line in rest[: rest.index("")]]
 
 
-def test_the_page_of_a_queue_that_borrows_says_from_whom_and_who_would_go(
+def test_the_page_of_a_borrowing_queue_names_lenders_and_first_victims(
     overview: Overview, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = shown_page(overview, "batch", capsys)
@@ -172,7 +172,7 @@ def test_the_page_of_a_queue_that_borrows_says_from_whom_and_who_would_go(
         *("cpu", "5", "-", "2", "weight 2 of 3", "3", "-", "unlimited", "[####|########]"),
     ]
     assert section(lines, "Loans") == [["borrows", "ml deserves cpu 6 more than it holds"]]
-    assert section(lines, "First to go, if somebody may take") == [
+    assert section(lines, "First victims, if a group may evict them") == [
         [
             *("1.", "default/sweep", "batch", "priority 0", "cpu 4"),
             *("4 pods beyond its minimum", "started 5m ago"),
@@ -181,7 +181,7 @@ def test_the_page_of_a_queue_that_borrows_says_from_whom_and_who_would_go(
     ]
 
 
-def test_the_page_of_a_queue_that_lends_says_to_whom_and_who_is_next(
+def test_the_page_of_a_lending_queue_names_borrowers_and_waiting_groups(
     overview: Overview, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = shown_page(overview, "ml", capsys)
@@ -196,7 +196,7 @@ def test_the_page_of_an_inner_queue_has_what_is_below_it(
 ) -> None:
     lines = shown_page(overview, "org", capsys)
     assert "Children:    team-a, team-b" in lines
-    # What groups may take is said where there are groups.
+    # Preemption policies are shown for queues with groups.
     assert not any(line.startswith(("Preempts:", "Strategy:")) for line in lines)
     assert any(line.startswith("Gives back:") for line in lines)
     assert section(lines, "Resources")[1][:5] == ["cpu", "8", "-", "8", "stated"]
@@ -211,13 +211,13 @@ def test_the_page_says_its_policies_in_words(capsys: pytest.CaptureFixture[str])
     queue = a_queue("q", preemption=policy, reclaimable=False, max_pod_groups=3)
     lines = shown_page(Overview(a_snapshot(queue), NOW), "q", capsys)
     assert "Most groups:  3" in lines
-    assert "Preempts:     no group takes another's place in this queue" in lines
-    assert "Reclaims:     takes back what it deserves, from groups of lower priority only" in lines
+    assert "Preempts:     no group evicts another in this queue" in lines
+    assert "Reclaims:     reclaims what it deserves, from groups of lower priority only" in lines
     assert any(line.endswith(" at most 50, even to hold more than it deserves") for line in lines)
-    assert "Gives back:   nothing: what it holds is never taken back by other queues" in lines
+    assert "Gives back:   nothing: other queues never reclaim what it holds" in lines
 
 
-def test_the_page_names_five_of_those_that_wait_and_counts_the_others(
+def test_the_page_names_five_waiting_groups_and_counts_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     groups = [a_group(f"g{number}", created=number) for number in range(8)]
@@ -334,7 +334,7 @@ def test_resuming_a_queue_below_a_stopped_one_gets_a_note(batchq: Batchq, stage:
     batchq("queues", "stop", "org", "a")
     done = batchq("queues", "resume", "a")
     assert (done.code, done.lines) == (0, ["queue a resumed"])
-    assert done.err == ("queue org, above a, is stopped still (Hold): `batchq queues resume org`\n")
+    assert done.err == ("queue org, above a, is still stopped (Hold): `batchq queues resume org`\n")
     assert [cells(line)[-1] for line in batchq("queues").lines[2:]] == [
         "0 (Hold)",
         "0 (Hold of org)",
@@ -344,7 +344,7 @@ def test_resuming_a_queue_below_a_stopped_one_gets_a_note(batchq: Batchq, stage:
     assert batchq("queues", "resume", "org").err == ""
 
 
-def test_draining_sends_back_what_runs(batchq: Batchq, stage: Stage) -> None:
+def test_draining_evicts_running_groups(batchq: Batchq, stage: Stage) -> None:
     stage.client.submit(command=["sleep"], name="x")
     stage.turn()
     stage.start("x")
@@ -361,7 +361,7 @@ def test_draining_sends_back_what_runs(batchq: Batchq, stage: Stage) -> None:
     assert events[-2:] == ["Stopped", "Draining"]
 
 
-def test_actions_on_queues_are_told_in_json_too(batchq: Batchq, stage: Stage) -> None:
+def test_actions_on_queues_are_reported_in_json_too(batchq: Batchq, stage: Stage) -> None:
     done = batchq("queues", "stop", "default", "-o", "json")
     assert json.loads(done.out) == {
         "items": [{"kind": "Queue", "name": "default", "action": "stopped"}]

@@ -1,4 +1,4 @@
-"""The figures of a replay, and the judge of exactly once."""
+"""The figures of a replay, and the check that every job ran exactly once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLAN = ReplayPlan(
 
 
 def replayed(job: TraceJob, **changes: object) -> Replayed:
-    """A job that ran as it should: job 2 waits for 20 s of the log until job 1 has ended."""
+    """Return a correct replay of a job: job 2 waits 20 s of the log for the end of job 1."""
     start = 100_000 if job.number == 1 else 110_000
     told: dict[str, object] = {
         "phase": "Completed",
@@ -64,7 +64,7 @@ def test_the_figures_are_in_seconds_of_the_log() -> None:
     assert report.mean_overhead_real_ms == 40.0
 
 
-def test_a_job_that_did_not_finish_exactly_once_is_told() -> None:
+def test_a_job_that_did_not_finish_exactly_once_is_reported() -> None:
     outcomes = [
         replayed(JOBS[0], admissions=2, attempts=3),
         replayed(JOBS[1], phase="Failed", started_at=None, finished_at=None),
@@ -113,13 +113,13 @@ def test_a_job_becomes_a_group_of_one_pod_that_sleeps_its_scaled_run_time() -> N
     assert (group.metadata.name, group.metadata.namespace) == ("job-1", "replay-abc")
     assert task.template.requests == {"cpu": 4000}
     assert task.template.command[-3:] == ("/tmp/journal", "1", "10.000000")
-    # Its request, and 3 s in which its process may start and its end be told.
+    # Its request, and 3 s for the start of its process and the report of its end.
     assert group.spec.walltime == 20_000 + 3_000
     assert (PLAN.due_s(JOBS[0]), PLAN.due_s(JOBS[1])) == (0.0, 5.0)
     assert queue_of(PLAN).spec.capability == {"cpu": 4000}
 
 
-def test_progress_is_told_in_words() -> None:
+def test_progress_is_described_in_words() -> None:
     now = ReplayStanding(jobs=9, submitted=5, waiting=1, running=2, finished=2, next_in_s=4.2)
     assert in_words(now) == "2 running, 1 waiting, the next in 4 s"
 
@@ -143,12 +143,12 @@ LOG = "; MaxProcs: 4\n1 0 -1 5 1 -1 -1 1 5 -1 1 1 1 -1 1 -1 -1 -1\n"
         (
             ("--queue", "mine", "--policy", "easy"),
             2,
-            "--policy easy is for the replay's own queue, and --queue mine names another",
+            "--policy easy applies to the replay's own queue, but --queue mine names another",
         ),
         (
             ("--queue", "mine", "--against", "simulate"),
             2,
-            "--against simulate is for the replay's own queue, and --queue mine names another",
+            "--against simulate applies to the replay's own queue, but --queue mine names another",
         ),
         (("--skip", "1"), 1, "log.swf: --skip 1 leaves nothing, there is 1 usable job"),
         (

@@ -1,4 +1,4 @@
-"""`-o json` of commands that do something, and what a command says that has nothing to do."""
+"""`-o json` of commands that change something, and messages of commands with nothing to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_actions_done_before_a_failure_are_reported(batchq: Batchq, stage: Stage
     assert json.loads(done.err)["error"]["code"] == "Conflict"
 
 
-def test_the_parts_of_a_stack_are_told_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parts_of_a_stack_are_listed_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     parts = (
         Part(name="server", state=PartState.STARTED, pid=11, detail="9.1.2"),
         Part(name="scheduler", state=PartState.RUNNING, pid=12),
@@ -62,7 +62,7 @@ def test_the_parts_of_a_stack_are_told_as_a_list(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_a_checked_configuration_is_told_as_data(tmp_path: Path) -> None:
+def test_a_checked_configuration_is_printed_as_json(tmp_path: Path) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text("plugins: [gates]\n")
     done = run("config", "check", str(file), "-o", "json")
@@ -79,7 +79,7 @@ def test_many_statuses_are_one_warning(batchq: Batchq, stage: Stage) -> None:
     stage.turn()
     printed = batchq("get", "podgroups", "-o", "yaml").out
     assert batchq("apply", "-f", "-", stdin=printed).err == (
-        "warning: standard input: status is batchq's, and is ignored in 3 objects\n"
+        "warning: standard input: only batchq writes status; it is ignored in 3 objects\n"
     )
 
 
@@ -89,8 +89,8 @@ def test_many_statuses_are_one_warning(batchq: Batchq, stage: Stage) -> None:
         (
             ("quota", "set", "lab"),
             [
-                "error: expected what namespace lab may hold, such as cpu=32, found nothing",
-                "hint: `batchq delete quota lab/default` lifts its quota",
+                "error: expected limits for namespace lab, such as cpu=32, found none",
+                "hint: `batchq delete quota lab/default` removes its quota",
             ],
         ),
         (
@@ -118,13 +118,13 @@ def test_a_word_that_is_missing_is_asked_for(words: tuple[str, ...], lines: list
     assert (done.code, done.out, done.err.splitlines()) == (2, "", lines)
 
 
-def test_a_missing_configuration_is_told_without_a_hint_at_an_option_of_others() -> None:
+def test_a_missing_configuration_gets_no_unrelated_hint() -> None:
     done = run("config", "check", "/nowhere.yaml")
     assert done.code == 1
     assert "--config" not in done.err
 
 
-def test_only_the_first_of_several_mistakes_in_a_file_is_told(tmp_path: Path) -> None:
+def test_only_the_first_of_several_mistakes_in_a_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text("actions: [enqueue, alocate]\nnodeTimeout: 1ms\novercomit: 2\n")
     assert "line 1: actions[1]" in run("config", "check", str(file)).err

@@ -12,7 +12,7 @@ from tests.client.stage import Stage
 
 
 def returned(stage: Stage, group: str) -> None:
-    """The group's pods end well, each having returned its number twice."""
+    """Let the group's pods succeed, each returning its number twice."""
     stage.turn()
     stage.start(group)
     for pod in stage.pods(group):
@@ -94,7 +94,7 @@ def test_a_group_that_failed_has_exit_code_10_and_says_why(batchq: Batchq, stage
     assert (done.code, done.out) == (10, "")
     assert done.err.splitlines() == [
         "error: PodGroup default/bad has failed: Pod bad-main-0: ValueError: no",
-        "hint: read what its pods have written with `batchq logs default/bad`",
+        "hint: read its pods' output with `batchq logs default/bad`",
     ]
     assert batchq("result", "bad", "--partial", "--timeout", "10s").out == ""
     data = json.loads(batchq("result", "bad", "-o", "json", "--timeout", "10s").err)

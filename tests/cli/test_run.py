@@ -1,4 +1,4 @@
-"""What `batchq run` submits and how it tells what becomes of it, without a server."""
+"""`batchq run` without a server: what it submits, and what it shows."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ spec:
 
 
 def written(folder: Path, text: str = FILE) -> Path:
-    """A file to run."""
+    """Return a file to run."""
     path = folder / "job.yaml"
     path.write_text(text)
     return path
 
 
 def view(phase: str, *, created: int = 1000, message: str = "", **changes: object) -> GroupView:
-    """A group `default/train` of four pods."""
+    """Return a view of a group `default/train` of four pods."""
     counts = {name: changes.pop(name) for name in list(changes) if name in _COUNTS}
     told: dict[str, object] = {
         "blockers": (),
@@ -86,7 +86,7 @@ _COUNTS = frozenset(PodCounts.__struct_fields__)
 
 
 def pod(index: int, phase: PodPhase, **status: int) -> Pod:
-    """A pod of that group."""
+    """Return a pod of that group."""
     return Pod(
         metadata=Metadata(name=f"train-main-{index}", namespace="default", uid=f"u-1-{index}"),
         spec=PodSpec(pod_group="train", task="main", index=index),
@@ -123,7 +123,7 @@ def test_the_groups_of_a_file_may_get_labels_when_it_is_run(tmp_path: Path) -> N
 
 
 def names_of(groups: tuple[PodGroup, ...]) -> list[str]:
-    """Their names."""
+    """Return the names of the groups."""
     return [group.metadata.name for group in groups]
 
 
@@ -136,7 +136,7 @@ def test_all_groups_of_a_file_get_the_first_number_that_is_free_for_all(tmp_path
     groups = read_plan(written(tmp_path)).groups
     fresh = with_fresh_names(groups, {"default/first", "default/second-2"})
     assert names_of(fresh) == ["first-3", "second-3"]
-    # What a group depends on within the file follows, what stands outside does not.
+    # A dependency on a group of the file is renamed with it, another one is not.
     assert [one.name for one in fresh[1].spec.depends_on] == ["first-3", "elsewhere"]
     assert renamed(groups, fresh) == [
         ("default/first", "default/first-3"),
@@ -159,7 +159,7 @@ def test_a_file_without_groups_and_a_missing_one_are_refused(tmp_path: Path) -> 
 
 
 def test_an_exit_code_is_passed_on_for_a_single_pod_only(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="of a single pod, and the file has 3"):
+    with pytest.raises(UsageError, match="of a single pod, but the file has 3"):
         refuse_unless_single(read_plan(written(tmp_path)))
 
 
@@ -179,7 +179,7 @@ QUOTA = Verdict(
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        (view("Pending"), "is about to be looked at"),
+        (view("Pending"), "waits for its first session"),
         (
             view("Pending", blockers=(Blocker(stored=QUOTA, now=None),)),
             "WaitingForQuota: needs cpu 4, and namespace blue has 2 free (4 of 6 in use)",
@@ -199,7 +199,7 @@ QUOTA = Verdict(
     ],
     ids=lambda value: value.shown if isinstance(value, GroupView) else None,
 )
-def test_a_group_is_told_in_words(group: GroupView, words: str) -> None:
+def test_a_groups_state_is_described_in_words(group: GroupView, words: str) -> None:
     assert state_in_words(group) == words
 
 
@@ -220,7 +220,7 @@ def test_in_a_pipe_a_line_is_written_on_change_only() -> None:
         for group in (view("Pending"), view("Pending"), view("Running", running=2)):
             shown.show([group])
     assert stream.getvalue() == (
-        "train: Pending: is about to be looked at\ntrain: Running: 0 of 4 pods done, 2 running\n"
+        "train: Pending: waits for its first session\ntrain: Running: 0 of 4 pods done, 2 running\n"
     )
 
 
@@ -258,11 +258,11 @@ def test_the_verdict_is_the_single_pods_where_that_is_asked_for() -> None:
     assert verdict(failed, [pod(0, PodPhase.FAILED, exit_code=3)], exit_code=False) == 10
     killed = pod(0, PodPhase.FAILED, exit_code=137, signal=9)
     assert verdict(failed, [killed], exit_code=True) == 137
-    # It never came to run.
+    # It never ran.
     assert verdict(failed, [], exit_code=True) == 10
 
 
-def test_the_end_is_told_with_the_words_of_failed_pods_first() -> None:
+def test_the_final_report_begins_with_the_output_of_failed_pods() -> None:
     group = view(
         "Failed",
         started_at=3500,
@@ -282,7 +282,7 @@ def test_the_end_is_told_with_the_words_of_failed_pods_first() -> None:
         "train  Failed  3/4   2.5s  1m27s  0, 2",
         "train: RetriesSpent: 1 of 4 pods failed",
         "",
-        "train-main-1: all it wrote",
+        "train-main-1: its whole output",
         "    no \x1b[31mroom",
         "",
         "train-main-0:  wrote /tmp/picture.png",

@@ -1,4 +1,4 @@
-"""A password that is given on the command line does not stay there."""
+"""A password on the command line is removed from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_running_command_shows_no_password(option: list[str]) -> None:
     )
     try:
         assert process.stdout is not None
-        # It has started anew by the time at which it says that it waits for the server.
+        # By the time it reports that it waits for the server, it has been restarted.
         said = process.stdout.readline()
         until(lambda: CANARY not in " ".join(psutil.Process(process.pid).cmdline()))
         assert psutil.Process(process.pid).cmdline()[-1] == "scheduler"
@@ -54,7 +54,7 @@ def test_a_url_without_a_password_is_left_as_it_is() -> None:
     assert "redis://127.0.0.1:1/0" in done.stderr
 
 
-def test_a_wrong_password_url_is_told_without_its_password() -> None:
+def test_the_message_about_a_wrong_url_hides_its_password() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "batchq.cli", "--redis-url", f"http://:{CANARY}@h/0", "jobs"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Commands that wait for a server wait for one that is away when they start, too."""
+"""Commands that wait for a server also wait for one that is down when they start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON_S = 30
 
 @pytest.fixture
 def away() -> Iterator[Server]:
-    """A server that is down; it knows the finished function `f` and the admitted external `e`."""
+    """A server that is down, with the finished function `f` and the admitted external group `e`."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as made:
         store = RedisStore(made.url)
         with Client(made.url) as client:
@@ -50,7 +50,7 @@ def away() -> Iterator[Server]:
         (("external", "claim", "--wait"), "default/e/"),
     ],
 )
-def test_an_absent_server_is_told_once_and_the_command_goes_on(
+def test_an_outage_is_reported_once_and_the_command_continues(
     away: Server, words: tuple[str, ...], said: str
 ) -> None:
     with subprocess.Popen(
@@ -71,12 +71,12 @@ def test_an_absent_server_is_told_once_and_the_command_goes_on(
 
 
 @pytest.mark.parametrize("words", [("wait", "f"), ("result", "f"), ("external", "claim", "--wait")])
-def test_its_time_bounds_it(away: Server, words: tuple[str, ...]) -> None:
+def test_the_timeout_includes_the_outage(away: Server, words: tuple[str, ...]) -> None:
     done = run(*words, "--timeout", "1s", url=away.url)
     assert (done.code, done.out) == (124, "")
     told, error, _hint = done.err.splitlines()
     assert told.endswith("; waiting for it")
-    assert error.startswith("error: nothing could be seen after 1s: the server at ")
+    assert error.startswith("error: the server did not answer within 1s: the server at ")
 
 
 @pytest.mark.parametrize("words", [("logs", "f"), ("jobs",), ("external", "claim")])

@@ -1,4 +1,4 @@
-"""`batchq simulate PODS.csv --nodes NODES.csv`: a small trace, in every form of the answer."""
+"""`batchq simulate PODS.csv --nodes NODES.csv`: a small trace, in every output format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.traces.openb import a_node, a_pod, nodes_csv, pods_csv
 ROOT = Path(__file__).resolve().parents[2]
 
 NODES = (a_node("n-0", gpus=4), a_node("n-1", gpus=4), a_node("n-2", gpus=0))
-#: Two small pods and one that needs a whole node; the last is gone at once.
+#: Two small pods and one that needs a whole node; the last one is deleted at once.
 PODS = (
     a_pod(1, at_s=0, run_s=400),
     a_pod(2, at_s=0, run_s=400),
@@ -47,7 +47,7 @@ def simulated(*words: str) -> str:
     return done.out
 
 
-LEFT_OUT = "1 pod left out: gone in the second of the creation\n"
+LEFT_OUT = "1 pod left out: deleted in the second of their creation\n"
 
 
 def test_both_placements_stand_side_by_side(trace: Path) -> None:
@@ -70,8 +70,8 @@ def test_both_placements_stand_side_by_side(trace: Path) -> None:
 
 def test_one_run_is_one_object_with_every_figure(trace: Path) -> None:
     told = json.loads(simulated("--placement", "binpack", "-o", "json"))
-    # Of the four pods one needs a whole node, and cannot use the two GPUs left beside the small
-    # ones: a quarter of 2000 is a fragment, of 8000 in all.
+    # One of the four pods needs a whole node, and cannot use the two GPUs left beside the small
+    # ones: a quarter of 2000 of 8000 is a fragment.
     assert told == {
         "jobs": 3,
         "finished": 3,
@@ -123,7 +123,7 @@ def test_the_first_pods_only(trace: Path) -> None:
     assert json.loads(simulated("--placement", "spread", "--jobs", "2", "-o", "json"))["jobs"] == 2
 
 
-def test_walltimes_let_who_is_short_go_ahead_of_the_head(trace: Path) -> None:
+def test_short_walltimes_let_groups_go_ahead_of_the_head(trace: Path) -> None:
     nodes_csv(trace, (a_node("n-0", gpus=2),))
     pods_csv(
         trace,
@@ -139,7 +139,7 @@ def test_walltimes_let_who_is_short_go_ahead_of_the_head(trace: Path) -> None:
     assert easy.splitlines()[1:] == ["1,0,0", "2,10,100", "3,20,20"]
 
 
-def test_inflation_is_told_with_how_it_came_to_that(trace: Path) -> None:
+def test_the_json_of_an_inflation_has_its_points(trace: Path) -> None:
     words = ("--inflate", "75", "--seed", "4", "--jobs", "3")
     lines = simulated(*words).splitlines()
     assert lines[0] == "pods.csv: 3 pods on 3 nodes with 8 GPUs, inflated to 75 % (seed 4)"
@@ -165,10 +165,10 @@ def test_inflation_is_told_with_how_it_came_to_that(trace: Path) -> None:
     assert [point["arrived"] for point in told["points"]] == [0.0, 0.125, 0.25, 0.75]
 
 
-def test_the_allocation_when_all_gpus_had_been_asked_for_is_told_too(trace: Path) -> None:
+def test_the_report_has_the_allocation_at_100_percent(trace: Path) -> None:
     words = ("--inflate", "150", "--seed", "4", "--jobs", "3", "--placement", "spread")
     told = json.loads(simulated(*words, "-o", "json"))
-    # Small, small, large, large: ten GPUs asked for, of eight, and both large ones failed.
+    # Small, small, large, large: ten of eight GPUs requested, and both large pods failed.
     assert [round(point["arrived"] * 8) for point in told["points"]] == [0, 1, 2, 6, 10, 11, 12]
     assert (told["gpu_allocation_at_100"], told["gpu_allocation"]) == (0.25, 0.5)
 
@@ -211,33 +211,37 @@ def test_nothing_that_runs_has_a_report_and_a_plot_as_well(
 
 
 BAD = [
-    ("pods.csv", 2, "pods.csv is a table of pods, and goes with the table of their nodes"),
+    ("pods.csv", 2, "pods.csv is a table of pods, which needs the table of their nodes"),
     ("pods.csv --nodes none.csv", 1, "none.csv: the log cannot be read: No such file"),
     ("pods.csv --nodes pods.csv", 1, "pods.csv: expected the heading sn,cpu_milli,memory_mib"),
     ("nodes.csv --nodes nodes.csv", 1, "nodes.csv: expected the heading name,cpu_milli"),
     ("none.csv --nodes nodes.csv", 1, "none.csv: the log cannot be read: No such file"),
     ("pods.csv --nodes nodes.csv --placement pack", 2, "'pack' is not one of 'binpack', 'spread'"),
-    ("pods.csv --nodes nodes.csv --seed 1", 2, "--seed goes with --inflate"),
+    ("pods.csv --nodes nodes.csv --seed 1", 2, "--seed needs --inflate"),
     ("pods.csv --nodes nodes.csv --inflate 0", 2, "0 is not in the range 1<=x<=1000"),
     (
         "pods.csv --nodes nodes.csv --inflate 130 --policy easy",
         2,
-        "--policy does not go with --inflate",
+        "--policy cannot be combined with --inflate",
     ),
     (
         "pods.csv --nodes nodes.csv --inflate 130 --starts s.csv",
         2,
-        "--starts does not go with --inflate",
+        "--starts cannot be combined with --inflate",
     ),
-    ("pods.csv --nodes nodes.csv --procs 4", 2, "--procs does not go with a table of pods"),
-    ("pods.csv --nodes nodes.csv --by user", 2, "--by does not go with a table of pods"),
-    ("pods.csv --nodes nodes.csv --cycles 4", 2, "--cycles does not go with a table of pods"),
+    ("pods.csv --nodes nodes.csv --procs 4", 2, "--procs cannot be combined with a table of pods"),
+    ("pods.csv --nodes nodes.csv --by user", 2, "--by cannot be combined with a table of pods"),
+    (
+        "pods.csv --nodes nodes.csv --cycles 4",
+        2,
+        "--cycles cannot be combined with a table of pods",
+    ),
     ("pods.csv --nodes nodes.csv --plot p.gif", 2, "expected a name that ends in one of .png"),
     ("pods.csv --nodes nodes.csv --starts nodes.csv", 2, "that file is read, and would be"),
-    ("pods.csv --nodes nodes.csv --starts - -o csv", 2, "and so does -o csv"),
-    ("world.yaml --nodes nodes.csv", 2, "--nodes is for a table of pods, and world.yaml is a"),
-    ("log.swf --inflate 130", 2, "--inflate is for a table of pods, and log.swf is a log"),
-    ("log.swf --placement spread", 2, "--placement is for a table of pods, and log.swf is a log"),
+    ("pods.csv --nodes nodes.csv --starts - -o csv", 2, "but so does -o csv"),
+    ("world.yaml --nodes nodes.csv", 2, "--nodes is for a table of pods, but world.yaml is a"),
+    ("log.swf --inflate 130", 2, "--inflate is for a table of pods, but log.swf is a log"),
+    ("log.swf --placement spread", 2, "--placement is for a table of pods, but log.swf is a log"),
 ]
 
 
@@ -251,7 +255,7 @@ def test_options_simulate_does_not_take_are_refused_before_any_run(
     assert "Traceback" not in done.err
 
 
-def test_the_help_knows_the_placements_and_the_seed_that_there_are() -> None:
+def test_the_help_names_the_placements_and_the_default_seed() -> None:
     assert tuple(PLACEMENTS) == gpus._PLACEMENTS
     assert gpus._DEFAULT_SEED == DEFAULT_SEED
     assert gpus._MOST_PERCENT == MOST_PERCENT

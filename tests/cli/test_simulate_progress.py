@@ -1,4 +1,4 @@
-"""How far a run over a log is: a bar on a terminal, lines in a pipe, a sentence after Ctrl-C."""
+"""Progress of a simulated log: a bar on a terminal, lines in a pipe, a sentence after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from batchq.cli.simulate.job_logs import ProgressLines
 from tests.cli.test_simulate_traces import log_text
 
 ROOT = Path(__file__).resolve().parents[2]
-#: More than can be played before anybody looks; each needs the whole machine.
+#: Too many for a quick simulation; each needs the whole machine.
 MANY = [(number, number, 1000, 4, 1) for number in range(1, 20_001)]
 
 
-def test_a_pipe_is_told_after_some_seconds_and_then_ever_less_often() -> None:
+def test_a_pipe_gets_progress_after_some_seconds_and_then_less_often() -> None:
     told: list[str] = []
     now = [100.0]
     lines = ProgressLines(lambda: now[0], told.append)
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_a_run_with_one_sentence_and_leaves_no_file(tmp_path: Path) 
     )
     os.close(theirs)
     seen = b""
-    # The bar says which run it is as soon as the first jobs are through.
+    # The bar names the run as soon as the first jobs have finished.
     while b"fcfs (1 of 2)" not in seen:
         seen += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_run_with_one_sentence_and_leaves_no_file(tmp_path: Path) 
 
 
 def _read(terminal: int) -> bytes:
-    """What comes next; nothing once the other side is closed, which Linux tells as an error."""
+    """Read more output; empty if the other side is closed, which Linux reports as an error."""
     try:
         return os.read(terminal, 4096)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `batchq simulate` does not take: a sentence, an exit code, and no file; before any run."""
+"""Refusals of `batchq simulate`: a sentence, an exit code, and no file; before any run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = "fcfs, first-fit, easy, easy-sjf, conservative"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the files that the table names."""
+    """The folder with the files that the table names."""
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.chdir(there)
@@ -59,9 +59,9 @@ CONTENT = [
     ("log.swf --policy easy --config broken.yaml", "actions[1]: there is no action 'alocate'"),
     ("log.swf --by user --queues none.yaml", "none.yaml: the file cannot be read: No such file"),
     ("log.swf --by user --queues world.yaml", "world.yaml: expected Queues, found a Node"),
-    ("log.swf --by user --queues twice.yaml", "twice.yaml: queue a is there twice"),
+    ("log.swf --by user --queues twice.yaml", "twice.yaml: queue a is defined twice"),
     ("log.swf --starts no/s.csv", "--starts no/s.csv: the file cannot be written: it is in a"),
-    ("log.swf --starts log.swf/s.csv", "cannot be written: it is in what is no folder"),
+    ("log.swf --starts log.swf/s.csv", "cannot be written: it is in something that is no folder"),
     (f"log.swf --starts {'x' * 260}", ": the file cannot be written: File name too long"),
     ("log.swf --starts .", "--starts .: expected a file to write, found a folder"),
     ("log.swf --plot no/p.png", "--plot no/p.png: the file cannot be written: it is in a folder"),
@@ -82,24 +82,24 @@ USAGE = [
     ),
     (
         "log.swf --cycles 3",
-        "--cycles is for a world, and log.swf is a log in the Standard Workload",
+        "--cycles is for a world, but log.swf is a log in the Standard Workload",
     ),
-    ("log.swf --queues queues.yaml", "--queues goes with --by user, --by group or --by queue"),
+    ("log.swf --queues queues.yaml", "--queues needs --by user, --by group or --by queue"),
     ("log.swf --plot p.jpg", "--plot p.jpg: expected a name that ends in one of .png, .svg, .pdf"),
     ("log.swf --plot png", "--plot png: expected a name that ends in one of .png, .svg, .pdf"),
     ("log.swf --starts log.swf", "--starts log.swf: that file is read, and would be overwritten"),
     ("log.swf --starts ./log.swf", "--starts log.swf: that file is read, and would be overwritten"),
     ("log.swf --starts a.png --plot a.png", "--plot a.png: --starts writes the same file"),
-    ("log.swf --starts - -o csv", "--starts - writes to standard output, and so does -o csv"),
-    ("world.yaml --policy easy", "--policy is for a log, and world.yaml is a world"),
-    ("world.yaml --jobs 3", "--jobs is for a log, and world.yaml is a world"),
-    ("world.yaml --procs 3", "--procs is for a log, and world.yaml is a world"),
-    ("world.yaml --pass event", "--pass is for a log, and world.yaml is a world"),
-    ("world.yaml --by user", "--by is for a log, and world.yaml is a world"),
-    ("world.yaml --starts s.csv", "--starts is for a log, and world.yaml is a world"),
-    ("world.yaml --plot p.png", "--plot is for a log, and world.yaml is a world"),
-    ("world.yaml -o csv", "-o csv is for a log, and world.yaml is a world"),
-    ("world.yaml --config a --config b", "is played once: expected one --config, found 2"),
+    ("log.swf --starts - -o csv", "--starts - writes to standard output, but so does -o csv"),
+    ("world.yaml --policy easy", "--policy is for a log, but world.yaml is a world"),
+    ("world.yaml --jobs 3", "--jobs is for a log, but world.yaml is a world"),
+    ("world.yaml --procs 3", "--procs is for a log, but world.yaml is a world"),
+    ("world.yaml --pass event", "--pass is for a log, but world.yaml is a world"),
+    ("world.yaml --by user", "--by is for a log, but world.yaml is a world"),
+    ("world.yaml --starts s.csv", "--starts is for a log, but world.yaml is a world"),
+    ("world.yaml --plot p.png", "--plot is for a log, but world.yaml is a world"),
+    ("world.yaml -o csv", "-o csv is for a log, but world.yaml is a world"),
+    ("world.yaml --config a --config b", "is simulated once: expected one --config, found 2"),
 ]
 
 
@@ -122,7 +122,7 @@ def test_a_mistake_is_one_sentence_and_no_file_is_written(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_machine_too_small_for_every_job_is_told(folder: Path) -> None:
+def test_a_machine_too_small_for_every_job_is_reported(folder: Path) -> None:
     (folder / "big.swf").write_text(log_text([(1, 0, 10, 3, 1), (2, 0, 10, 4, 1)]))
     done = run("simulate", "big.swf", "--procs", "2")
     assert done.code == 1
@@ -137,7 +137,7 @@ def test_a_log_on_standard_input_is_sent_back(folder: Path) -> None:
         done = run("simulate", "-", stdin=content)
         assert (done.code, done.out) == (2, "")
         assert done.err == (
-            "error: standard input is a log, and a log is read from a file\n"
+            "error: standard input is a log, which can only be read from a file\n"
             "hint: give the file's name: batchq simulate TRACE.swf.gz\n"
         )
 
@@ -157,7 +157,7 @@ def test_a_new_file_has_the_mode_that_new_files_have(folder: Path) -> None:
     assert (folder / "starts.csv").stat().st_mode == (folder / "other").stat().st_mode
 
 
-def test_a_link_stays_one_and_what_it_leads_to_is_written(folder: Path) -> None:
+def test_writing_to_a_link_keeps_the_link_and_writes_its_target(folder: Path) -> None:
     (folder / "link.csv").symlink_to("starts.csv")
     assert run("simulate", "log.swf", "--jobs", "1", "--starts", "link.csv").code == 0
     assert (folder / "link.csv").is_symlink()
@@ -165,7 +165,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(folder: Path) -> None:
 
 
 def test_a_pipe_is_written_to_and_not_replaced_by_a_file(folder: Path) -> None:
-    # Not with a device such as /dev/null: a mistake would replace it for the whole machine.
+    # Not with a device such as /dev/null: a bug would replace it for the whole machine.
     os.mkfifo(folder / "pipe")
     reading = os.open(folder / "pipe", os.O_RDWR | os.O_NONBLOCK)
     try:
@@ -181,7 +181,7 @@ def test_results_of_a_run_are_printed_though_a_file_cannot_be_written_any_more(
 ) -> None:
     before = sorted(folder.rglob("*"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # An empty file can be made, so that all looks well before the run, and nothing written to it.
+    # An empty file can be created, so the check passes before the run, but not written.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         done = run("simulate", "log.swf", "--jobs", "1", "--starts", "s.csv")
@@ -194,7 +194,7 @@ def test_results_of_a_run_are_printed_though_a_file_cannot_be_written_any_more(
 
 
 def test_without_matplotlib_a_plot_is_refused_with_what_to_install(folder: Path) -> None:
-    # A fresh interpreter that has the libraries of this one, matplotlib left out.
+    # A fresh interpreter with the same libraries except matplotlib.
     hide = folder / "sitecustomize.py"
     hide.write_text(
         "import importlib.abc, sys\n"

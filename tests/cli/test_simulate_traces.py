@@ -1,4 +1,4 @@
-"""`batchq simulate TRACE`: a small log under each policy, in every form of the answer."""
+"""`batchq simulate TRACE`: a small log under each policy, in every output format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOBS = [
 
 
 def log_text(jobs: Sequence[tuple[int, int, int, int, int]] = JOBS) -> str:
-    """A log in the Standard Workload Format, in which everybody knows how long it will take."""
+    """Return a log in the Standard Workload Format in which requests equal run times."""
     lines = [
         f"{number} {submit} -1 {run_s} {size} -1 -1 {size} {run_s} -1 1 {user} 7 -1 {user} -1 -1 -1"
         for number, submit, run_s, size, user in jobs
@@ -69,7 +69,7 @@ FIRST_FIT = {
 }
 
 
-# --- forms of the answer --------------------------------------------------------------------
+# --- output formats -------------------------------------------------------------------------
 
 
 def test_json_of_one_run_is_one_object_at_full_precision(log: Path) -> None:
@@ -189,7 +189,7 @@ def test_starts_are_written_with_the_numbers_of_the_log(
 
 def test_one_session_per_event_decides_before_it_knows_of_an_early_end(tmp_path: Path) -> None:
     log = tmp_path / "early.swf"
-    # Job 1 ends at 10, long before its request; just then comes job 3, which fits beside it, and
+    # Job 1 ends at 10, long before its request. Just then job 3 comes, which fits beside it, while
     # job 2 waits for the whole machine.
     jobs = log_text([(1, 0, 10, 3, 1), (2, 5, 100, 4, 1), (3, 10, 100, 1, 1)])
     log.write_text(jobs.replace("1 0 -1 10 3 -1 -1 3 10", "1 0 -1 10 3 -1 -1 3 20"))
@@ -222,14 +222,14 @@ def test_the_start_of_what_never_started_is_empty(log: Path, tmp_path: Path) -> 
     words = ("simulate", str(log), "--jobs", "1", "--config", str(config))
     assert run(*words, "--starts", "-").lines == ["job,submit,start", "1,0,"]
     done = run(*words, "-o", "json")
-    assert (done.code, done.err) == (0, "idle.yaml: 1 job did not finish, and is in no mean\n")
+    assert (done.code, done.err) == (0, "idle.yaml: 1 job unfinished, and not in the means\n")
     unknown = dict.fromkeys(name for name in FCFS if name not in ("jobs", "finished", "evictions"))
     assert json.loads(done.out) == {"jobs": 1, "finished": 0, **unknown, "evictions": 0}
 
 
 # --- tenants --------------------------------------------------------------------------------
 
-#: User 1 uses 200 processor-seconds, user 2 600; nobody is in anybody's way.
+#: User 1 uses 200 processor-seconds, user 2 uses 600; they do not affect each other.
 APART = [(1, 0, 100, 2, 1), (2, 0, 100, 2, 2), (3, 200, 100, 4, 2)]
 
 
@@ -239,7 +239,7 @@ def test_by_user_the_report_says_how_each_fared(tmp_path: Path) -> None:
     told = json.loads(run("simulate", str(log), "--by", "user", "-o", "json").out)
     assert told["fairness"] == 1.0
     same = {"weight": 1, "mean_wait_s": 0.0, "mean_bounded_slowdown": 1.0, "deserved": 0.5}
-    # Half of the machine each for 100 of 300 s, and all of it for another 100.
+    # Each has half of the machine for 100 of 300 s, and one has all of it for another 100.
     assert [one.pop("due") for one in told["tenants"]] == [pytest.approx(1 / 6), 0.5]
     assert [one.pop("due_met") for one in told["tenants"]] == [1.0, 1.0]
     assert told["tenants"] == [
@@ -283,7 +283,7 @@ def test_the_many_small_tenants_are_summed_up(tmp_path: Path) -> None:
 
 def test_a_tenant_reclaims_its_deserved_share_and_the_eviction_is_counted(tmp_path: Path) -> None:
     log = tmp_path / "taken.swf"
-    # User 1 has all four processors, of which two are user 2's, who waits for the grace of 30 s.
+    # User 1 has all four processors; user 2, who deserves two, waits for the grace period of 30 s.
     log.write_text(log_text([(1, 0, 100, 4, 1), (2, 10, 20, 2, 2)]))
     queues = tmp_path / "queues.yaml"
     queues.write_text(
@@ -302,7 +302,7 @@ def test_by_group_all_jobs_of_one_group_are_one_tenant(log: Path) -> None:
     assert [(one["tenant"], one["jobs"]) for one in told["tenants"]] == [("group-7", 4)]
 
 
-# --- what is a log --------------------------------------------------------------------------
+# --- recognising a log ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["packed.swf.gz", "PACKED.SWF.GZ", "packed.swf", "packed"])
@@ -330,7 +330,7 @@ def test_a_world_of_any_name_is_a_world(tmp_path: Path) -> None:
     assert list(json.loads(done.out)) == ["cycles", "podgroups", "queues"]
 
 
-# --- the same again -------------------------------------------------------------------------
+# --- repeatability --------------------------------------------------------------------------
 
 
 def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) -> None:

@@ -143,7 +143,7 @@ def test_every_group_of_a_file_gets_the_labels_beside_its_own(
     ("words", "code"),
     [(("--label", "team"), 2), (("--annotation", "=web"), 2), (("--label", "a b=c"), 1)],
 )
-def test_a_label_that_is_none_is_refused(
+def test_an_invalid_label_is_refused(
     batchq: Batchq, stage: Stage, words: tuple[str, ...], code: int
 ) -> None:
     done = batchq("submit", "--name", "x", *words, "--", "true")
@@ -151,7 +151,7 @@ def test_a_label_that_is_none_is_refused(
 
 
 class Talk:
-    """Commands that wait, in a thread, begun before the test goes on."""
+    """Runs waiting commands in a thread, begun before the test continues."""
 
     def __init__(self, batchq: Batchq, stage: Stage) -> None:
         self._batchq = batchq
@@ -159,7 +159,7 @@ class Talk:
         self._threads = ThreadPoolExecutor(max_workers=1)
 
     def begin(self, *words: str, until: str) -> Future[Ran]:
-        """Run a command in the thread; return when the group `until` is there."""
+        """Run a command in the thread; return when the group `until` exists."""
         future = self._threads.submit(self._batchq, *words)
         pause = Event()
         for _ in range(SOON_S * 100):

@@ -1,4 +1,4 @@
-"""`batchq submit --from-file`: one JSON object a line."""
+"""`batchq submit --from-file`: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(file: Path, *lines: str) -> str:
 
 
 def names(stage: Stage) -> list[str]:
-    """All groups, as they stand in line."""
+    """Return all groups, in the order of the line."""
     found = [one for one in stage.store.list("PodGroup") if isinstance(one, PodGroup)]
     found.sort(key=lambda one: (one.status.queue_time or 0, one.metadata.uid))
     return [one.metadata.name for one in found]
@@ -175,10 +175,10 @@ def test_dry_run_submits_nothing(batchq: Batchq, stage: Stage, file: Path) -> No
 # --- bad lines ------------------------------------------------------------------------------------
 
 BAD_LINES = [
-    ("{oops}", "expected one JSON object, found what is no JSON: "),
+    ("{oops}", "expected one JSON object, found no JSON: "),
     ('["true"]', "expected one JSON object, found a list of 1 item"),
     ("3", "expected one JSON object, found 3"),
-    ('{"command": ["a"]', "expected one JSON object, found what is no JSON: "),
+    ('{"command": ["a"]', "expected one JSON object, found no JSON: "),
     ("[" * 100_000, "expected one JSON object, found "),
     (a_line("x", cpus="lots"), "cpus: expected a quantity such as 500m, 2 or 64Gi, found 'lots'"),
     (a_line("x", cpus=True), "cpus: expected a quantity such as 500m, 2 or 64Gi, found true"),
@@ -193,9 +193,9 @@ BAD_LINES = [
     (a_line("x", command="true"), "command: expected a list of words, found 'true'"),
     (a_line("x", command=[["a"]]), "command: expected text, found a list of 1 item"),
     (a_line("x", array="5-9"), "array: expected a range that starts at 0"),
-    (a_line("x", spec={}), "spec: a manifest has this field, and says apiVersion and kind"),
+    (a_line("x", spec={}), "spec: this is a field of a manifest, which also needs apiVersion"),
     (a_line("X"), "PodGroup default/X: metadata.name: expected at most 63 lower-case letters"),
-    (a_line("x", function="a:b"), "command and function are given, and a pod runs one"),
+    (a_line("x", function="a:b"), "command and function are both given, but a pod runs one"),
     ('{"name": "x"}', "there is no command to run"),
     (a_line("x", queue="nope"), "PodGroup default/x: spec.queue: there is no queue 'nope'"),
     (a_line("x", priority_class="p"), "spec.priorityClassName: there is no priority class 'p'"),
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(
     file.write_bytes(f"{a_line('a')}\n".encode() + b'{"name": "\xff"}\n')
     done = batchq("submit", "--from-file", str(file))
     assert done.code == 1
-    assert f"{file}, line 2: expected text in UTF-8, found bytes that are none" in done.err
+    assert f"{file}, line 2: expected text in UTF-8, found other bytes" in done.err
 
 
 def test_a_line_that_is_too_long_is_passed_over_to_its_end(
@@ -238,7 +238,7 @@ def test_a_line_that_is_too_long_is_passed_over_to_its_end(
     assert names(stage) == ["b"]
 
 
-def test_keep_going_submits_the_good_ones_and_tells_of_the_others(
+def test_keep_going_submits_valid_lines_and_reports_the_others(
     batchq: Batchq, stage: Stage, file: Path
 ) -> None:
     stage.client.submit(command=["true"], name="taken")
@@ -270,19 +270,19 @@ def test_a_name_that_is_taken_stops_what_comes_after_its_batch(
     done = batchq("submit", "--from-file", write(file, *(a_line(f"n-{n}") for n in range(2000))))
     assert done.code == 8
     assert f"{file}, line 601: PodGroup default/n-600 exists already and is Pending" in done.err
-    assert "--keep-going goes on" in done.err
+    assert "--keep-going continues" in done.err
     assert done.out.startswith("999 pod groups submitted, 1 refused in ")
     assert len(names(stage)) == 1000
 
 
-def test_only_the_first_of_many_wrong_lines_are_told(
+def test_only_the_first_of_many_wrong_lines_are_printed(
     batchq: Batchq, stage: Stage, file: Path
 ) -> None:
     done = batchq("submit", "--from-file", write(file, *["{"] * 500))
     lines = done.err.splitlines()
     assert len(lines) == 20 + 3
     assert lines[20:22] == [
-        "and more, of which -o json tells one by one",
+        "and more; -o json prints all of them",
         f"error: {file}: 500 lines are wrong",
     ]
 
@@ -298,7 +298,7 @@ def test_a_file_with_nothing_in_it_is_refused(
         assert "expected at least one line with a JSON object, found none" in done.err
 
 
-def test_a_file_that_is_not_there(batchq: Batchq, stage: Stage) -> None:
+def test_a_missing_file_is_refused(batchq: Batchq, stage: Stage) -> None:
     done = batchq("submit", "--from-file", "/nowhere/jobs")
     assert (done.code, done.err) == (
         1,
@@ -309,12 +309,12 @@ def test_a_file_that_is_not_there(batchq: Batchq, stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--name", "x"), "--name is of one group"),
-        (("-f", "x"), "-f is of one group"),
-        (("--progress",), "--progress is of one group"),
-        (("--exit-code",), "--exit-code is of one group"),
-        (("-o", "yaml"), "-o yaml is of one group"),
-        (("--function", "a:b", "--", "true"), "a command and --function are given"),
+        (("--name", "x"), "--name applies to one group"),
+        (("-f", "x"), "-f applies to one group"),
+        (("--progress",), "--progress applies to one group"),
+        (("--exit-code",), "--exit-code applies to one group"),
+        (("-o", "yaml"), "-o yaml applies to one group"),
+        (("--function", "a:b", "--", "true"), "a command and --function are both given"),
     ],
 )
 def test_options_that_do_not_go_with_many(
@@ -328,16 +328,16 @@ def test_options_that_do_not_go_with_many(
 @pytest.mark.parametrize("option", ["--keep-going", "--skip-existing"])
 def test_options_that_only_go_with_many(batchq: Batchq, option: str) -> None:
     done = batchq("submit", option, "--", "true")
-    assert (done.code, done.err.splitlines()[0]) == (2, f"error: {option} is of many groups")
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error: {option} applies to many groups")
 
 
 def test_run_options_are_refused_for_a_manifest(batchq: Batchq, stage: Stage, file: Path) -> None:
     line = '{"apiVersion": "batchq/v1", "kind": "PodGroup", "metadata": {"name": "m"}}'
     done = batchq("submit", "--from-file", write(file, line), "--cpus", "2")
-    assert f"{file}, line 1: --cpus says how to run a command, and a manifest" in done.err
+    assert f"{file}, line 1: --cpus applies to commands, not to a manifest" in done.err
 
 
-# --- again ----------------------------------------------------------------------------------------
+# --- repeated submissions -------------------------------------------------------------------------
 
 
 def test_the_same_file_again_with_skip_existing_adds_nothing(
@@ -371,7 +371,7 @@ def many(file: Path) -> str:
 def interrupted(
     server: Server, many: str, by: signal.Signals, out: Path
 ) -> tuple[int, list[str], str]:
-    """Exit code, groups that were told of, and what was said on stderr."""
+    """Return the exit code, the reported groups, and stderr."""
     words = ["--redis-url", server.url, "submit", "--from-file", many, "-o", "name"]
     with out.open("w") as told:
         process = subprocess.Popen(
@@ -388,7 +388,7 @@ def interrupted(
     return process.returncode, out.read_text().splitlines(), err
 
 
-def test_ctrl_c_finishes_the_batch_under_way_and_says_where_it_stopped(
+def test_ctrl_c_finishes_the_current_batch_and_reports_the_next_line(
     server: Server, stage: Stage, many: str, batchq: Batchq, tmp_path: Path
 ) -> None:
     code, told, err = interrupted(server, many, signal.SIGINT, tmp_path / "out")
@@ -397,7 +397,7 @@ def test_ctrl_c_finishes_the_batch_under_way_and_says_where_it_stopped(
     assert told == [f"podgroup/default/{name}" for name in there]
     assert 0 < len(there) < MANY
     assert f"interrupted after {len(there)} pod groups submitted" in err
-    assert f"the first line that was not submitted is {len(there) + 1}" in err
+    assert f"continue with line {len(there) + 1}" in err
     assert_the_rest_is_added(batchq, stage, many, len(there))
 
 
@@ -491,8 +491,8 @@ def test_groups_beyond_a_namespaces_limit_are_refused_line_by_line_and_sent_late
         (f"error: {file}: 2 lines are refused"),
         (
             "hint: wait for some to finish, cancel some, or have an operator raise podgroups in a"
-            " ResourceQuota of the namespace (`batchq quota --help`); its batch is done, those"
-            " after it are not; --keep-going goes on"
+            " ResourceQuota of the namespace (`batchq quota --help`); its batch was submitted,"
+            " later ones were not; --keep-going continues"
         ),
     ]
     stage.allow_groups(5)

@@ -1,4 +1,4 @@
-"""What others have put into outputs and records commands no terminal that shows it."""
+"""Foreign text in output and records cannot control the terminal that shows it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.client.stage import Stage
 from tests.harness.pty import on_a_terminal
 from tests.harness.server import Server
 
-#: Clears the screen, sets the title, has the terminal answer, as 8-bit codes too; turns letters
-#: around; goes back to the beginning of the line, rings.
+#: Clears the screen, sets the title, makes the terminal answer, also as 8-bit codes; reverses the
+#: direction of text; returns to the beginning of the line; rings the bell.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x1b[6n\x9b2J\u202eesrever\u2066\rforged\x08\x7f"
 SHOWN = "\\x1b[2J\\x1b]0;owned\\x07\\x1b[6n\\u009b2J\\u202eesrever\\u2066\\rforged\\x08\\u007f"
-#: All that no line of ours has: we end lines, and nothing else.
+#: What our own lines never contain; a line end is allowed.
 COMMANDING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def poison(item: Object) -> Object:
-    """The same object as somebody with raw access would write it."""
+    """Return the object with hostile text, as a program with raw access could write it."""
     meta = structs.replace(
         item.metadata, labels={HOSTILE: HOSTILE}, annotations={f"a/{HOSTILE}": HOSTILE}
     )
@@ -45,7 +45,7 @@ def poison(item: Object) -> Object:
 
 
 def written(item: Object, *, expect: int) -> Transaction:
-    """A write past all that is checked, which is told as an event, too."""
+    """Return a write that bypasses all checks, with an event."""
     kind, key = kind_of(item), key_of(item)
     return Transaction(
         subject=key,
@@ -56,8 +56,8 @@ def written(item: Object, *, expect: int) -> Transaction:
 
 @pytest.fixture
 def hostile(stage: Stage) -> Stage:
-    """A group whose pod runs and one that waits, a queue and a node, all poisoned, and more with
-    names that are none.
+    """A running group, a waiting one, a queue and a node, all with hostile text, and more objects
+    with invalid names.
     """
     client = stage.client
     client.submit(command=["sh", "-c", HOSTILE], name="runs", env={"A": HOSTILE})
@@ -137,7 +137,7 @@ def test_bars_and_endings_are_escaped_on_a_terminal(
     for words in ("progress runs", "wait runs", "why runs", "describe runs"):
         code, shown = on_a_terminal(*words.split(), url=server.url)
         text = shown.decode()
-        # What rich draws bars with: hide the cursor, go up, erase the line, and colours.
+        # What rich uses to draw bars: hide the cursor, go up, erase the line, and colours.
         drawn = re.sub(r"\x1b\[(\?25[lh]|1A|2K|[0-9;]*m)|\r(?=[\n\x1b])", "", text)
         assert COMMANDING.findall(drawn) == [], words
         assert SHOWN[:8] in text, words

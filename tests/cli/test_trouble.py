@@ -1,4 +1,4 @@
-"""What a user is told when something goes wrong, and the exit code."""
+"""Error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 import pytest
 
 from batchq import errors
-from batchq.cli.output.trouble import Interrupted, on_interrupt, trouble_of, wants_json
+from batchq.cli.output.terminal import Interrupted, on_interrupt, trouble_of, wants_json
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -41,7 +41,7 @@ def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: int) -
     assert trouble.exit_code == code
 
 
-def test_a_mistake_of_our_own_is_no_trouble_of_the_user() -> None:
+def test_a_bug_is_not_shown_as_a_users_error() -> None:
     assert trouble_of(errors.InvariantBroken("x")) is None
     assert trouble_of(ZeroDivisionError()) is None
 
@@ -87,14 +87,14 @@ def test_without_a_server_batchq_says_how_to_start_one() -> None:
     )
 
 
-def test_ctrl_c_says_what_goes_on() -> None:
+def test_ctrl_c_reports_what_keeps_running() -> None:
     with pytest.raises(Interrupted) as caught, on_interrupt("the group goes on", hint="cancel it"):
         raise KeyboardInterrupt
     assert (caught.value.message, caught.value.hint) == ("the group goes on", "cancel it")
 
 
 def start(server: Server, *words: str, **more: object) -> subprocess.Popen[str]:
-    """A real `batchq`, which can be interrupted and whose pipes can be closed."""
+    """Start a real `batchq`, which can be interrupted and whose pipes can be closed."""
     return subprocess.Popen(
         [sys.executable, "-m", "batchq.cli", *words],
         env={**os.environ, "BATCHQ_REDIS_URL": server.url, "PYTHONUNBUFFERED": "1"},
@@ -110,18 +110,18 @@ def test_an_interrupted_wait_ends_with_130(stage: Stage, server: Server, batchq:
     process = start(server, "progress", "x", stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
-        # The first line is said from inside the wait.
+        # The first line comes from inside the wait.
         assert process.stdout.readline().startswith("x: Pending: ExceedsCapacity")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err.strip().splitlines() == [
-        "error: interrupted; PodGroup default/x goes on",
+        "error: interrupted; PodGroup default/x keeps running",
         "hint: stop it with `batchq cancel default/x`",
     ]
 
 
-def test_a_reader_that_has_read_enough_hears_nothing(stage: Stage, server: Server) -> None:
+def test_a_closed_pipe_causes_no_message(stage: Stage, server: Server) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with start(server, "get", "queues", "-o", "yaml", stdout=writing) as process:
@@ -159,7 +159,7 @@ NEVER_WRITTEN = "error: the answer cannot be written: "
         ("--help",),
     ],
 )
-def test_a_full_disk_is_told_once_and_ends_with_1(
+def test_a_full_disk_is_reported_once_with_exit_code_1(
     stage: Stage, server: Server, words: tuple[str, ...]
 ) -> None:
     stage.client.submit(command=["true"], name="x")
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_once_and_ends_with_1(
     assert process.returncode == 1
     assert err.splitlines() == [
         f"{NEVER_WRITTEN}No space left on device",
-        "hint: make room, or write it somewhere else",
+        "hint: free some space, or write elsewhere",
     ]
 
 
@@ -195,7 +195,7 @@ def test_a_closed_stdout_is_an_error_like_any_other(stage: Stage, server: Server
         assert "the answer cannot be written: Bad file descriptor" in done.stderr
 
 
-def test_closed_streams_that_nobody_needs_are_no_error(stage: Stage, server: Server) -> None:
+def test_unused_closed_streams_cause_no_error(stage: Stage, server: Server) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m batchq.cli queues <&- 2>&-"],
         env={**os.environ, "BATCHQ_REDIS_URL": server.url},
@@ -208,13 +208,13 @@ def test_closed_streams_that_nobody_needs_are_no_error(stage: Stage, server: Ser
     assert done.stdout.startswith("NAME ")
 
 
-def test_a_global_option_in_the_wrong_place_is_told_its_place(batchq: Batchq) -> None:
+def test_a_misplaced_global_option_gets_a_hint(batchq: Batchq) -> None:
     code, _, said = batchq("jobs", "--redis-url", "redis://localhost:1/0")
     assert code == 2
     assert "hint: --redis-url goes before the command: batchq --redis-url …" in said
 
 
-def test_choices_are_told_in_the_sentence_and_not_below_it() -> None:
+def test_choices_are_part_of_the_sentence() -> None:
     done = run("external", "report")
     assert done.code == 2
     assert done.err.splitlines()[0] == (

@@ -1,4 +1,4 @@
-"""`batchq up --port`: where it may listen; tests/e2e/test_two_users.py shows who comes in there."""
+"""`batchq up --port`: allowed addresses; tests/e2e/test_two_users.py tests who may connect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def test_an_address_that_is_not_loopback_is_refused(address: str) -> None:
     assert done.code == 1
     assert done.out == ""
     assert done.err == (
-        f"error: --port {address}: the embedded server listens on 127.0.0.1 only, since nothing"
-        " that it says is encrypted\n"
-        "hint: come through ssh from other machines, or run a server of your own with TLS; see"
+        f"error: --port {address}: the embedded server listens on 127.0.0.1 only, since"
+        " connections to it are not encrypted\n"
+        "hint: use ssh from other machines, or run your own server with TLS; see"
         " docs/security.md\n"
     )
 

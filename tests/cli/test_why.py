@@ -1,4 +1,4 @@
-"""`batchq why` and `batchq events`: what a new user reads, and what a program does."""
+"""`batchq why` and `batchq events`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def busy(stage: Stage) -> Stage:
     return stage
 
 
-def test_why_tells_the_reason_its_numbers_and_what_to_do(busy: Stage, batchq: Batchq) -> None:
+def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batchq) -> None:
     answer = batchq("why", "waits")
     assert answer.code == 0
     assert answer.lines[0].startswith("default/waits is Pending in queue a, position 1, for ")
@@ -46,8 +46,8 @@ def test_why_tells_the_reason_its_numbers_and_what_to_do(busy: Stage, batchq: Ba
         "  2. WaitingForResources: needs cpu 4, and the cluster has 2 free (6 of 8 in use)",
     ]
     told = {line.split(":")[0]: line for line in answer.lines if ":" in line}
-    assert told["Ever"].endswith("yes, it fits when others have ended")
-    assert told["Room by"].endswith("when default/runs has ended")
+    assert told["Ever"].endswith("yes, it fits when other groups have ended")
+    assert told["Earliest"].endswith("when default/runs has ended")
 
 
 def test_explain_is_another_name_of_it(busy: Stage, batchq: Batchq) -> None:
@@ -93,14 +93,14 @@ def test_history_has_each_change_with_its_time(busy: Stage, batchq: Batchq) -> N
     assert "so far" in history[-1]
 
 
-def test_history_has_who_opened_a_gate(busy: Stage, batchq: Batchq) -> None:
+def test_history_names_the_opener_of_a_gate(busy: Stage, batchq: Batchq) -> None:
     batchq("gates", "open", "gated", "data-ready")
     busy.turn()
     lines = batchq("why", "gated", "--history").lines
     assert sum("GateOpened: gate data-ready by " in line for line in lines) == 1
 
 
-def test_pods_that_a_gate_of_their_task_holds_back_are_told(busy: Stage, batchq: Batchq) -> None:
+def test_gated_pods_of_a_task_are_shown(busy: Stage, batchq: Batchq) -> None:
     late = a_task("b", 2, command=("true",), scheduling_gates=(SchedulingGate(name="late"),))
     tasks = (a_task("a", 1, command=("true",)), late)
     busy.client.submit(a_group("part", tasks=tasks, min_member=1))
@@ -116,7 +116,7 @@ def test_pods_that_a_gate_of_their_task_holds_back_are_told(busy: Stage, batchq:
     assert "wait for gate" not in batchq("why", "part").out
 
 
-def test_why_of_nobody(stage: Stage, batchq: Batchq) -> None:
+def test_why_of_an_unknown_group_is_refused(stage: Stage, batchq: Batchq) -> None:
     answer = batchq("why", "nobody")
     assert (answer.code, answer.out) == (6, "")
 
@@ -193,7 +193,7 @@ def test_a_pod_is_shown_by_its_name_and_by_its_uid_in_json(busy: Stage, batchq: 
 
 
 @pytest.mark.parametrize("more", [(), ("-w",), ("-w", "-o", "json"), ("--reason", "Bound")])
-def test_events_of_nobody_are_not_waited_for(
+def test_events_of_an_unknown_group_are_refused(
     busy: Stage, batchq: Batchq, more: tuple[str, ...]
 ) -> None:
     answer = batchq("events", "nosuchgroup", *more)
@@ -201,9 +201,7 @@ def test_events_of_nobody_are_not_waited_for(
     assert "PodGroup default/nosuchgroup does not exist" in answer.err
 
 
-def test_events_of_what_is_deleted_are_told_as_long_as_there_are_any(
-    busy: Stage, batchq: Batchq
-) -> None:
+def test_events_of_deleted_objects_are_listed_while_they_exist(busy: Stage, batchq: Batchq) -> None:
     busy.erase("waits")
     answer = batchq("events", "waits")
     assert (answer.code, answer.lines[1].split()[2:4]) == (0, ["default/waits", "Submitted"])
@@ -226,8 +224,8 @@ def test_a_namespace_that_is_given_twice_must_be_the_same(
 ) -> None:
     answer = batchq(*command, "small/gated", "-n", "default")
     assert (answer.code, answer.out) == (2, "")
-    assert "small/gated is of namespace small, and -n gives 'default'" in answer.err
-    assert "leave out -n, or say `-n small`" in answer.err
+    assert "small/gated is in namespace small, but -n names 'default'" in answer.err
+    assert "leave out -n, or write `-n small`" in answer.err
     assert batchq(*command, "default/gated", "-n", "default").code == 0
     assert batchq(*command, "small/gated").code == 6
 

@@ -1,4 +1,4 @@
-"""The options of `batchq worker` that have a notation of their own."""
+"""The options of `batchq worker` with a notation of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from batchq.api.objects import Taint
 from batchq.cli.main import main
-from batchq.cli.output.trouble import trouble_of
-from batchq.cli.worker import checked_lease_ms, parse_taint
+from batchq.cli.nodes import checked_lease_ms, parse_taint
+from batchq.cli.output.terminal import trouble_of
 from batchq.errors import InvalidInput
 from tests.cli.conftest import run
 
@@ -43,7 +43,9 @@ def test_an_invalid_taint_is_refused(text: str) -> None:
         (["--beat", "0s"], "--beat: expected more than 0s, found '0s'"),
     ],
 )
-def test_a_wrong_option_is_told_before_anything_is_started(arguments: list[str], told: str) -> None:
+def test_a_wrong_option_is_reported_before_the_agent_starts(
+    arguments: list[str], told: str
+) -> None:
     error = CliRunner().invoke(main, ["worker", *arguments], standalone_mode=False).exception
     assert error is not None
     trouble = trouble_of(error)

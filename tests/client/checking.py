@@ -1,4 +1,4 @@
-"""Admission checks and queues that ask for them, as short as the sentence that needs them."""
+"""Builders for admission checks, and for queues that require them."""
 
 from __future__ import annotations
 

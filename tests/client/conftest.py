@@ -1,4 +1,4 @@
-"""A stage on a real server, with a cluster of eight cpus on it."""
+"""A test environment on a real server, with a cluster of eight cpus."""
 
 from __future__ import annotations
 

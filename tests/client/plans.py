@@ -1,4 +1,4 @@
-"""Plans on a snapshot, without a server: what would become of a group that is submitted now."""
+"""Plans of new groups on a snapshot, without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchq.api.objects import (
 from batchq.assembly import assemble
 from batchq.client.outcomes import GroupPlan
 from batchq.client.plan import Plan, Planner
-from batchq.client.start_estimates import Deciding
+from batchq.client.start_estimates import TrialScheduler
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.store.memory import MemoryStore
@@ -34,7 +34,7 @@ HIGH = a_priority("high", 10)
 
 
 def a_request(name: str = "x", replicas: int = 1, *, cpu: str | int = 1, **spec: Any) -> PodGroup:
-    """A group as somebody would submit it."""
+    """Return a group as a user would submit it."""
     tasks = spec.pop("tasks", None) or (
         a_task("w", replicas, requests={"cpu": cpu}, command=("true",)),
     )
@@ -42,14 +42,14 @@ def a_request(name: str = "x", replicas: int = 1, *, cpu: str | int = 1, **spec:
 
 
 def plan_on(snapshot: Snapshot, *wanted: Object, advise: bool = True, **config: Any) -> Plan:
-    deciding = Deciding(
+    deciding = TrialScheduler(
         snapshot=snapshot, scheduler=assemble(SchedulerConfig(**config)), now_ms=NOW
     )
     return Planner(deciding, MemoryStore(), RandomIds().new_uid).plan(wanted, advise=advise)
 
 
 def plan_of(wanted: PodGroup, *there: Any, **config: Any) -> Plan:
-    """The plan of one group, where this is there beside a node of 8 cpus."""
+    """Return the plan of one group, beside these objects and a node of 8 cpus."""
     return plan_on(a_snapshot(CPU_8, *there), wanted, **config)
 
 

@@ -1,6 +1,6 @@
-"""A server, a scheduler that takes a turn when told to, and pods that do as they are told.
+"""A server, a scheduler that runs sessions on request, and pods controlled by the test.
 
-No worker: a pod is started and ended by writing what an agent would have written.
+There is no worker: a pod starts and ends when the test writes what an agent would write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.builders import a_node, a_queue
 
 
 class Stage:
-    """One store for the scheduler and the pods, another for the client."""
+    """A test environment: one store for the scheduler and the pods, another for the client."""
 
     def __init__(self, store: RedisStore, client: Client) -> None:
         self.store = store
@@ -34,29 +34,29 @@ class Stage:
         self._epoch = store.lead("stage", 60_000)
 
     def furnish(self, *objects: Object) -> None:
-        """Put these objects on the stage; a node stays ready for as long as a test lasts."""
+        """Store these objects; a node stays ready for as long as a test lasts."""
         self.client.apply(objects)
         for item in objects:
             if isinstance(item, Node):
                 self.store.beat(item.metadata.name, self.store.run_id())
 
     def lead_again(self) -> None:
-        """A server that was started anew has forgotten who leads."""
+        """Take the lead again after a restart of the server, which has forgotten the leader."""
         self._epoch = self.store.lead("stage", 60_000)
 
     def allow_groups(self, most: int) -> None:
-        """So many unfinished groups each namespace may have from now on, as the scheduler says."""
+        """Set the number of unfinished groups per namespace, as the scheduler does."""
         assert self._epoch is not None
         publish_object_limit(self.store, most, request_id=self._ids.new_uid(), epoch=self._epoch)
 
     def turn(self) -> None:
-        """The scheduler takes turns until nothing is left to decide."""
+        """Run sessions until nothing is left to decide."""
         for _ in range(10):
             if not self._cycle.run_once(self._epoch).intents:
                 return
 
     def start(self, group: str) -> None:
-        """All bound pods of a group start, and the scheduler notices."""
+        """Start all bound pods of a group, and let the scheduler apply that."""
         for pod in self._pods(group, PodPhase.BOUND):
             self._write(pod, phase=PodPhase.RUNNING, started_at=self.store.now_ms())
         self.turn()
@@ -64,7 +64,7 @@ class Stage:
     def end(
         self, group: str, exit_code: int = 0, *, most: int | None = None, message: str = ""
     ) -> None:
-        """Running pods of a group end (all, or the first few), and the scheduler notices."""
+        """End running pods of a group (all, or the first few), and let the scheduler apply that."""
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         for pod in self._pods(group, PodPhase.RUNNING)[:most]:
             ends = PodPhase.EVICTED if pod.status.terminating else phase
@@ -80,13 +80,13 @@ class Stage:
         self.turn()
 
     def run(self, group: str, exit_code: int = 0) -> None:
-        """From submission to the end."""
+        """Run a group from submission to its end."""
         self.turn()
         self.start(group)
         self.end(group, exit_code)
 
     def erase(self, group: str) -> None:
-        """Take a group's record away, whatever its phase."""
+        """Remove a group's record, whatever its phase."""
         key = f"default/{group}"
         item = self.store.get("PodGroup", key)
         assert item is not None
@@ -95,19 +95,19 @@ class Stage:
         assert not self.store.commit([gone], request_id=self._ids.new_uid()).refused
 
     def pods(self, group: str) -> list[Pod]:
-        """The pods of a group in namespace default, by name."""
+        """Return the pods of a group in namespace default, by name."""
         found = [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]
         mine = [pod for pod in found if pod.spec.pod_group == group]
         return sorted(mine, key=lambda pod: pod.metadata.name)
 
     def phase(self, group: str) -> str:
-        """A group's phase."""
+        """Return a group's phase."""
         item = self.store.get("PodGroup", f"default/{group}")
         assert isinstance(item, PodGroup)
         return str(item.status.phase)
 
     def names(self) -> list[str]:
-        """Everything that is stored, with its revision: equal before and after, if nothing was."""
+        """Return the name and revision of every stored object, to compare before and after."""
         return [
             f"{kind} {key_of(item)} {item.metadata.revision}"
             for kind in ("Queue", "ResourceQuota", "Node", "PriorityClass", "PodGroup", "Pod")
@@ -131,5 +131,5 @@ class Stage:
 
 
 def a_cluster(cpu: int = 8) -> tuple[Queue, Node]:
-    """The default queue, and one node."""
+    """Return the default queue, and one node."""
     return a_queue(), a_node("n1", cpu=cpu, memory="16Gi")

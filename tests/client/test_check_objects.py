@@ -1,4 +1,4 @@
-"""AdmissionChecks and queues that list them as objects, and how they stand on groups."""
+"""AdmissionChecks as objects, in queues that list them, and in the status of groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def submit(stage: Stage, name: str, **request: object) -> None:
     stage.turn()
 
 
-# --- looking --------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------
 
 
 def test_a_group_has_the_checks_of_its_queue_and_those_above_from_its_submission(
@@ -39,7 +39,7 @@ def test_a_group_has_the_checks_of_its_queue_and_those_above_from_its_submission
     assert listed == [("licence", "root"), ("budget", "org"), ("approval", "team")]
 
 
-def test_those_that_wait_for_an_answer_are_told_from_the_others(stage: Stage) -> None:
+def test_checks_to_be_answered_are_distinguished_from_others(stage: Stage) -> None:
     stage.furnish(a_check(), asking("q", "approval"))
     submit(stage, "first", cpus=8)
     submit(stage, "second", cpus=8)

@@ -1,4 +1,4 @@
-"""Answering admission checks from Python: leases, requests, answers."""
+"""Admission checks from Python: leases, requests, answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SOON_S = 20
 
 @pytest.fixture
 def asked(stage: Stage) -> Stage:
-    """A queue `q` that asks for the check `approval`, of the controller `boss`."""
+    """A queue `q` that requires the check `approval` of the controller `boss`."""
     stage.furnish(a_check(), asking("q", "approval"))
     return stage
 
 
 @pytest.fixture
 def other(server: Server) -> Iterator[Client]:
-    """Another process's client."""
+    """A client of another process."""
     with Client(server.url) as client:
         yield client
 
@@ -57,7 +57,7 @@ def waits_for(stage: Stage, name: str = "g") -> list[str]:
 # --- leases ---------------------------------------------------------------------------------
 
 
-def test_a_check_is_active_while_its_controller_is_there(asked: Stage) -> None:
+def test_a_check_is_active_while_its_controller_runs(asked: Stage) -> None:
     assert not active(asked.client)
     with asked.client.checks.watch("boss") as watch:
         assert watch.held == ("approval",)
@@ -122,11 +122,11 @@ def test_a_second_controller_stands_by_and_takes_over(asked: Stage, other: Clien
             first.__exit__(None, None, None)
             assert told(second) == [("asked", "g")]
             assert second.held == ("approval",)
-        # The first one leaves once more, and has nothing to let go of.
+        # The first watch ends once more, and has nothing to release.
     assert not active(asked.client)
 
 
-def test_a_lease_that_nobody_renews_lapses_and_another_takes_over(
+def test_an_unrenewed_lease_lapses_and_another_controller_takes_over(
     asked: Stage, server: Server, other: Client
 ) -> None:
     with (
@@ -137,7 +137,7 @@ def test_a_lease_that_nobody_renews_lapses_and_another_takes_over(
         assert cut_off.held == ("approval",)
         road.cut()
         until(lambda: not active(asked.client))
-        # It goes by a clock of its own, and may look a moment later.
+        # Its clock is its own, so it may look a moment later.
         until(lambda: cut_off.held == ())
         submit(asked)
         assert waits_for(asked) == ["CheckInactive"]
@@ -159,7 +159,7 @@ def test_a_controller_taking_up_a_former_ones_name_need_not_wait(
 
 
 @pytest.mark.parametrize("lease_s", [0.5, 0.0, -1.0, 3601.0, float("nan")])
-def test_a_lease_that_is_none_is_refused(asked: Stage, lease_s: float) -> None:
+def test_an_invalid_lease_is_refused(asked: Stage, lease_s: float) -> None:
     with pytest.raises(InvalidInput, match="lease_s: expected 1 to 3600 seconds, found"):
         asked.client.checks.watch("boss", lease_s=lease_s)
 
@@ -181,7 +181,7 @@ def test_a_request_says_what_is_asked_for(asked: Stage) -> None:
     assert request.reserved_at == request.group.status.reserved_at
 
 
-def test_each_step_of_a_checked_group_is_told_once(asked: Stage) -> None:
+def test_each_step_of_a_checked_group_is_reported_once(asked: Stage) -> None:
     submit(asked)
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
@@ -200,7 +200,7 @@ def test_each_step_of_a_checked_group_is_told_once(asked: Stage) -> None:
         assert told(watch, 0.2) == []
 
 
-def test_a_controller_that_was_killed_is_told_everything_again(asked: Stage, other: Client) -> None:
+def test_a_restarted_controller_gets_all_requests_again(asked: Stage, other: Client) -> None:
     for name in ("waits", "runs", "lost", "ended", "never"):
         submit(asked, name, suspend=name == "never")
     with asked.client.checks.watch("boss") as watch:
@@ -223,7 +223,7 @@ def test_a_controller_that_was_killed_is_told_everything_again(asked: Stage, oth
         ]
 
 
-def test_a_lost_reservation_is_told_as_the_one_that_was_asked_about(asked: Stage) -> None:
+def test_a_lost_reservation_is_reported_under_its_own_identity(asked: Stage) -> None:
     submit(asked)
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
@@ -235,7 +235,7 @@ def test_a_lost_reservation_is_told_as_the_one_that_was_asked_about(asked: Stage
         assert lost.reserved_at == request.reserved_at is not None
 
 
-def test_a_reservation_that_was_lost_and_made_anew_between_two_looks_is_told_as_two(
+def test_a_reservation_replaced_between_two_looks_is_reported_as_lost_and_asked(
     asked: Stage,
 ) -> None:
     submit(asked)
@@ -250,7 +250,7 @@ def test_a_reservation_that_was_lost_and_made_anew_between_two_looks_is_told_as_
 
 
 def reserve_anew(stage: Stage, first: CheckRequest) -> None:
-    """The group loses what it had reserved, and reserves it again, at a later millisecond."""
+    """Let the group lose its reservation and reserve again, at a later millisecond."""
     stage.client.suspend("g")
     stage.turn()
     until(lambda: stage.client.now_ms() > (first.reserved_at or 0))
@@ -285,7 +285,7 @@ def test_a_check_that_is_set_back_is_asked_for_again(asked: Stage) -> None:
         assert told(watch, 0.2) == []
 
 
-def test_a_check_that_the_queue_drops_is_told(asked: Stage) -> None:
+def test_a_check_that_the_queue_no_longer_requires_is_reported_as_dropped(asked: Stage) -> None:
     submit(asked)
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
@@ -295,7 +295,7 @@ def test_a_check_that_the_queue_drops_is_told(asked: Stage) -> None:
         assert told(watch) == [("dropped", "g")]
 
 
-def test_the_wait_ends_when_it_is_told_to_stop(asked: Stage) -> None:
+def test_stop_ends_the_wait(asked: Stage) -> None:
     with asked.client.checks.watch("boss") as watch:
         threading.Timer(0.05, watch.stop).start()
         assert list(watch) == []
@@ -316,7 +316,7 @@ def test_a_server_that_is_away_is_waited_for(asked: Stage, server: Server) -> No
         back.join()
 
 
-def test_a_controller_regaining_its_lease_is_told_everything_again(
+def test_a_controller_that_regains_its_lease_gets_all_requests_again(
     asked: Stage, server: Server
 ) -> None:
     submit(asked)
@@ -401,7 +401,7 @@ def test_an_answer_to_a_group_with_several_checks_has_to_name_one(asked: Stage) 
     submit(asked)
     with pytest.raises(UsageError) as refused:
         asked.client.checks.set("g", "True")
-    assert refused.value.hint == "there are: approval, second"
+    assert refused.value.hint == "they are: approval, second"
 
 
 def test_a_retry_frees_the_quota_at_once_and_stays_false(asked: Stage) -> None:

@@ -1,4 +1,4 @@
-"""docs/checks.md: its Python and its manifests are what they seem."""
+"""docs/checks.md: its program runs, and its manifests are valid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def manifests() -> list[dict[str, Any]]:
 
 @contextmanager
 def the_program(server: Server, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """What the page calls licences.py, saved as it stands there and started."""
+    """Save licences.py from the page and start it."""
     program = folder / "licences.py"
     program.write_text(block_of("python"))
     with subprocess.Popen(
@@ -63,7 +63,7 @@ def test_the_program_of_the_page_answers_until_it_is_stopped(
         until(lambda: stage.client.checks.records()[0].active)
         stage.turn()
         until(lambda: answers(stage, "release") == [("True", "10 of 10 seats are free")])
-        # It has not ended with its first answer.
+        # It has not ended after its first answer.
         stage.client.submit(command=["true"], name="second", queue="reviewed")
         stage.turn()
         until(lambda: answers(stage, "second") == [("True", "9 of 10 seats are free")])
@@ -76,7 +76,7 @@ def test_the_program_of_the_page_answers_until_it_is_stopped(
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
     assert not stage.client.checks.records()[0].active
-    # Whoever is started anew knows who has a seat, and says nothing of what is long over.
+    # A restarted program knows the holders of seats, and does not repeat old answers.
     with the_program(server, tmp_path) as process:
         until(lambda: stage.client.checks.records()[0].active)
         stage.client.submit(command=["true"], name="third", queue="reviewed")

@@ -1,4 +1,4 @@
-"""Groups that are cast from a mould: what differs is checked, and nothing else is another."""
+"""Groups derived from a prototype: the fields that differ are checked, the others are equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def a_line(name: str, **fields: Any) -> dict[str, Any]:
         {"name": "x", "external": True, "command": ["b"], "cpus": 3},
     ],
 )
-def test_a_group_cast_from_a_mould_equals_one_drafted_alone(varied: dict[str, Any]) -> None:
+def test_a_group_derived_from_a_prototype_equals_one_built_in_full(varied: dict[str, Any]) -> None:
     former = {**varied, "name": "former"} if "name" in varied else dict(varied)
     if "command" in former:
         former["command"] = ["former", "words"]
@@ -59,7 +59,7 @@ def test_a_group_cast_from_a_mould_equals_one_drafted_alone(varied: dict[str, An
         ({"args": [1]}, "only a function has arguments"),
     ],
 )
-def test_fields_that_differ_from_the_mould_are_still_checked(
+def test_fields_that_differ_from_the_prototype_are_checked(
     varied: dict[str, Any], sentence: str
 ) -> None:
     drafts = Drafts({})
@@ -70,10 +70,10 @@ def test_fields_that_differ_from_the_mould_are_still_checked(
     assert sentence in caught.value.message
 
 
-def test_no_more_moulds_are_kept_than_so_many() -> None:
+def test_the_number_of_prototypes_is_bounded() -> None:
     drafts = Drafts({})
     for number in range(600):
         drafts.draft(a_line("x", labels={"n": str(number)}), "00000")
-    assert 0 < len(drafts._moulds) <= 256
+    assert 0 < len(drafts._prototypes) <= 256
     draft = drafts.draft(a_line("y", labels={"n": "7"}), "00000")
     assert draft.group.metadata.labels == {"n": "7"}

@@ -1,4 +1,4 @@
-"""The programs of conf/examples end quietly when somebody presses Ctrl-C."""
+"""The programs of conf/examples end quietly at Ctrl-C."""
 
 from __future__ import annotations
 

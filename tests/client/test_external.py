@@ -30,7 +30,7 @@ def submit(stage: Stage, *names: str, **request: Any) -> None:
 
 @pytest.fixture
 def other(server: Server) -> Iterator[Client]:
-    """Another process's client."""
+    """A client of another process."""
     with Client(server.url) as client:
         yield client
 
@@ -88,7 +88,7 @@ def test_without_a_name_the_first_is_claimed_and_then_there_is_none(stage: Stage
     submit(stage, "a", "b")
     names = [stage.client.external.claim(holder="w").group.metadata.name for _ in range(2)]
     assert names == ["a", "b"]
-    with pytest.raises(NotFound, match="no external group waits to be claimed"):
+    with pytest.raises(NotFound, match="no external group can be claimed"):
         stage.client.external.claim(holder="w")
 
 
@@ -135,7 +135,7 @@ def test_inside_the_block_it_is_renewed(stage: Stage, other: Client) -> None:
     assert not claim.alive
 
 
-def test_told_to_stop_the_block_hears_why_and_leaving_it_gives_the_group_back(
+def test_a_stopped_claim_has_a_reason_and_leaving_the_block_releases_it(
     stage: Stage,
 ) -> None:
     submit(stage, "g")
@@ -161,7 +161,7 @@ def test_leaving_the_block_by_an_error_gives_the_group_back(stage: Stage) -> Non
     assert stage.client.external.claim("g", holder="w2").key == "default/g"
 
 
-def test_a_consumer_paused_for_too_long_is_told_that_its_claim_has_lapsed(stage: Stage) -> None:
+def test_a_consumer_paused_for_too_long_learns_that_its_claim_has_lapsed(stage: Stage) -> None:
     submit(stage, "g")
     claim = stage.client.external.claim("g", holder="w", ttl="1s")
     expires_at = claim.group.status.claim.expires_at or 0
@@ -171,9 +171,7 @@ def test_a_consumer_paused_for_too_long_is_told_that_its_claim_has_lapsed(stage:
         assert claim.stop_reason == "ClaimLapsed"
 
 
-def test_a_server_that_is_away_for_too_long_tells_the_work_to_stop(
-    stage: Stage, server: Server
-) -> None:
+def test_work_stops_if_the_server_is_away_for_too_long(stage: Stage, server: Server) -> None:
     submit(stage, "g")
     with ExitStack() as there:
         proxy = there.enter_context(LossyProxy(server.socket))
@@ -214,7 +212,7 @@ def test_a_group_that_was_cancelled_is_waited_for_until_its_consumer_has_stopped
     assert result.phase == "Cancelled"
 
 
-def test_a_ttl_that_is_none_is_refused(stage: Stage) -> None:
+def test_an_invalid_ttl_is_refused(stage: Stage) -> None:
     submit(stage, "g")
     with pytest.raises(InvalidInput, match="ttl: "):
         stage.client.external.claim("g", holder="w", ttl="soon")

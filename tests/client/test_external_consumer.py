@@ -1,4 +1,4 @@
-"""A consumer of many external groups at once: claims, reports and renewals in batches."""
+"""A consumer of many external groups: claims, reports and renewals in batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def submit(stage: Stage, *names: str, **request: object) -> None:
 
 @pytest.fixture
 def consumer(server: Server) -> Iterator[Consumer]:
-    """Of another process, by a client of its own."""
+    """A consumer in another process, with a client of its own."""
     with Client(server.url) as client:
         yield client.external.consumer(holder="farm")
 
@@ -69,8 +69,8 @@ def test_a_batch_costs_a_bounded_number_of_round_trips(
         assert len(held := consumer.claim()) == count
         assert consumer.report([(one, "running") for one in held]) == []
 
-    # What has changed and the time are asked, and it commits; it commits, reads what had changed,
-    # and commits that anew. Four are for connecting.
+    # The claim reads changes and the time, and commits. The report commits, reads the groups that
+    # have changed, and commits those again. Four are for connecting.
     assert trips.of(claim_and_report) <= 7 + 4
 
 
@@ -111,7 +111,7 @@ def test_each_group_goes_to_one_of_two_consumers(
         other.stopping()
         consumer.stopping()
         taken = consumer.claim(most=2)
-        # It has not heard of that yet, or it has: in both cases nobody is claimed twice.
+        # Whether it has seen the change or not, no group is claimed twice.
         assert sorted(names(taken) + names(other.claim())) == ["a", "b", "c"]
 
 
@@ -137,7 +137,7 @@ def test_an_evicted_group_is_named_with_the_reason_and_comes_back(
     assert names(consumer.claim()) == ["g"]
 
 
-def test_an_end_that_comes_after_the_eviction_is_refused_and_then_it_is_told_to_stop(
+def test_an_end_reported_after_the_eviction_is_refused_and_the_work_must_stop(
     stage: Stage, consumer: Consumer
 ) -> None:
     submit(stage, "g")
@@ -166,7 +166,7 @@ def test_a_consumer_that_keeps_polling_renews_its_claims(stage: Stage, server: S
         assert consumer.report([(one, "succeeded") for one in held]) == []
 
 
-def test_a_consumer_paused_for_too_long_is_told_that_its_claims_have_lapsed(
+def test_a_consumer_paused_for_too_long_learns_that_its_claims_have_lapsed(
     stage: Stage, server: Server
 ) -> None:
     submit(stage, "g")

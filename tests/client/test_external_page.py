@@ -1,4 +1,4 @@
-"""docs/external.md: its Python runs as it stands, on the group of the page."""
+"""docs/external.md: its Python runs unchanged, on the group of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions from Python: submitted by themselves or by name, and their results read."""
+"""Functions from Python: submitted as objects or by name, and their results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from batchq.errors import (
 from tests.client import calls
 from tests.client.stage import Stage
 
-#: What has ended is not waited for; only a fault would take so long.
+#: Ended groups need no wait; only a defect would take so long.
 SOON_S = 10.0
 
 
 def template(group: PodGroup) -> tuple[str, list[Any], dict[str, Any]]:
-    """What a group's pods call."""
+    """Return what a group's pods call."""
     [task] = group.spec.tasks
     args = [msgspec.json.decode(one) for one in task.template.args]
     kwargs = {name: msgspec.json.decode(one) for name, one in task.template.kwargs.items()}
@@ -50,7 +50,7 @@ def test_a_function_is_submitted_by_itself(stage: Stage) -> None:
     assert template(stored) == ("tests.client.calls:add", [1], {"other": 2})
 
 
-def test_a_function_starts_in_the_folder_of_its_caller_unless_told_otherwise(
+def test_a_function_starts_in_its_callers_folder_by_default(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,11 +197,11 @@ def test_an_argument_that_is_not_json_is_refused_by_name(
 def test_a_command_and_a_function_exclude_each_other(client: Client) -> None:
     with pytest.raises(UsageError) as caught:
         client.submit(calls.add, command=["true"])
-    assert caught.value.message == "command and function are given, and a pod runs one"
+    assert caught.value.message == "command and function are both given, but a pod runs one of them"
 
 
 def returned(stage: Stage, group: str, *results: bytes | None) -> None:
-    """The pods of a group end well, and their agents have put what they returned."""
+    """Let the pods of a group succeed and store their results, as agents do."""
     stage.turn()
     stage.start(group)
     for pod, result in zip(stage.pods(group), results, strict=True):
@@ -230,7 +230,7 @@ def test_the_results_of_an_array_by_pod_in_order(stage: Stage) -> None:
     assert results["sums-main-10"] == 100
     with pytest.raises(UsageError) as caught:
         stage.client.result("sums", timeout_s=SOON_S)
-    assert caught.value.message == "PodGroup default/sums has 11 pods, and so many results"
+    assert caught.value.message == "PodGroup default/sums has 11 pods, so there are several results"
 
 
 def test_a_group_that_failed_has_no_result_and_says_why(stage: Stage) -> None:
@@ -253,7 +253,7 @@ def test_partial_results_of_a_failed_array_can_be_read(stage: Stage) -> None:
     stage.turn()
     stage.start("sums")
     for pod in stage.pods("sums"):
-        # The second one's is not believed: its attempt does not end well.
+        # The second result is ignored, because its attempt does not succeed.
         stage.store.put_result(pod.status.node, pod.metadata.uid, pod.status.attempt, b"1")
     stage.end("sums", most=1)
     stage.end("sums", exit_code=1)
@@ -270,7 +270,7 @@ def test_a_cancelled_group_has_no_result(stage: Stage) -> None:
     assert caught.value.message == "PodGroup default/sum was cancelled"
 
 
-def test_a_group_that_goes_on_is_waited_for(stage: Stage) -> None:
+def test_a_result_waits_for_a_running_group(stage: Stage) -> None:
     stage.client.submit(calls.add, name="sum")
     with pytest.raises(WaitTimedOut):
         stage.client.result("sum", timeout_s=0)
@@ -293,7 +293,7 @@ def test_a_result_goes_after_seven_days(stage: Stage, raw: redis.Redis) -> None:
     raw.delete(key)
     with pytest.raises(NotFound) as caught:
         stage.client.result("sum", timeout_s=SOON_S)
-    assert caught.value.message == "what Pod default/sum-main-0 returned is no longer there"
+    assert caught.value.message == "the result of Pod default/sum-main-0 has expired"
     assert stage.client.results("sum", partial=True, timeout_s=SOON_S) == {}
 
 

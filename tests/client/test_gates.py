@@ -1,4 +1,4 @@
-"""Scheduling gates through the Python client: several controllers at a time, and who did what."""
+"""Scheduling gates from Python: concurrent controllers, and a record of who opened what."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group(client: Client, name: str) -> PodGroup:
 def test_controllers_open_their_gates_at_the_same_moment(
     server: Server, client: Client, stage: Stage
 ) -> None:
-    """Each is its own connection; whoever met another asks anew, and none is lost."""
+    """Each has its own connection; a conflicting opening is repeated, and none is lost."""
     client.submit(command=["true"], name="g", gates=NAMES)
     stage.turn()
     start = threading.Barrier(len(NAMES))
@@ -80,7 +80,7 @@ def test_all_but_the_last_leave_the_group_gated(client: Client, stage: Stage) ->
     assert stage.phase("g") == "InQueue"
 
 
-def test_a_gate_that_is_open_is_no_trouble_and_one_that_never_was_is(client: Client) -> None:
+def test_opening_an_open_gate_succeeds_and_an_unknown_gate_is_refused(client: Client) -> None:
     client.submit(command=["true"], name="g", gates=["data"])
     assert client.gates.open("g", "data") is True
     assert client.gates.open("g", "data") is False

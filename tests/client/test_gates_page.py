@@ -25,7 +25,7 @@ def test_the_program_opens_the_gates_of_groups_whose_file_is_there(
 ) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
-    # The first of them says nothing: the program goes on to the others.
+    # The first group is ignored: the program continues with the others.
     client.submit(command=["true"], name="a-silent-one", gates=["data-ready"])
     for name in ("there", "missing"):
         template = {"command": ["true"], "schedulingGates": [{"name": "data-ready"}]}

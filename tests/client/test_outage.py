@@ -1,4 +1,4 @@
-"""Who waits while the server is away is told once, goes on, and keeps to the time it was given."""
+"""Waits during an outage: one message, then the wait continues and respects its timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON_S = 20
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that forgets nothing, and may be stopped and started."""
+    """A server that keeps its data, and can be stopped and started."""
     with Server("--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
@@ -41,7 +41,7 @@ def stage(server: Server) -> Iterator[Stage]:
 
 
 class Bystander:
-    """A client of its own in a thread, and what it was told."""
+    """A client in its own thread, and the messages that it got."""
 
     def __init__(self, server: Server) -> None:
         self.told: list[str] = []
@@ -61,7 +61,7 @@ def bystander(server: Server, stage: Stage) -> Iterator[Bystander]:
 
 
 def an_outage(server: Server, stage: Stage, bystander: Bystander) -> None:
-    """The server goes away, and comes back once that was told."""
+    """Stop the server, and start it again after the outage was reported."""
     server.stop()
     until(lambda: len(bystander.told) == 1, within_s=SOON_S)
     server.start()
@@ -127,7 +127,7 @@ def test_a_wait_ends_with_its_time_though_the_server_is_away(
     with pytest.raises(WaitTimedOut) as caught:
         future.result(SOON_S)
     assert caught.value.message == (
-        f"PodGroup default/x could not be seen after 3s: the server at {server.url}"
+        f"PodGroup default/x could not be read within 3s: the server at {server.url}"
         " is not running: the connection is refused"
     )
 
@@ -197,7 +197,7 @@ def test_the_first_connection_keeps_to_the_time_it_was_given(server: Server) -> 
     with pytest.raises(WaitTimedOut) as caught:
         Client(server.url, patience_s=1)
     assert caught.value.message == (
-        f"nothing could be seen after 1s: the server at {server.url}"
+        f"the server did not answer within 1s: the server at {server.url}"
         " is not running: the connection is refused"
     )
 

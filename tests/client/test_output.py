@@ -1,4 +1,4 @@
-"""Reading and following what pods write."""
+"""Reading and following the output of pods."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_tail_gives_the_last_lines_of_each_pod(two_pods: Stage) -> None:
     assert texts(two_pods, tail=1) == ["x-main-0: c", "x-main-1: c"]
 
 
-def test_bytes_that_are_no_text_are_shown_as_such(two_pods: Stage) -> None:
+def test_invalid_bytes_in_output_are_replaced(two_pods: Stage) -> None:
     write(two_pods, 0, b"caf\xe9 \xff\r\n")
     assert texts(two_pods) == ["x-main-0: caf\ufffd \ufffd"]
 

@@ -1,4 +1,4 @@
-"""What a plan advises: other requests that would start, and no way around what is asked for."""
+"""The advice of a plan: other requests that would start, without circumventing any limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_request_that_only_a_cordoned_node_could_take_waits() -> None:
     assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "Pending", "")
 
 
-def test_a_request_larger_than_every_empty_node_never_starts_and_is_promised_no_room() -> None:
+def test_a_request_larger_than_every_empty_node_never_starts() -> None:
     there = a_snapshot(
         a_node("n1", cpu=4), a_node("n2", cpu=4), *a_running_group("r", cpu=4, walltime=60_000)
     )
@@ -64,7 +64,7 @@ def test_a_request_larger_than_every_empty_node_never_starts_and_is_promised_no_
 
 
 @pytest.mark.parametrize("cpu", [5, 7, 9, 30])
-def test_whatever_is_larger_than_every_node_is_advised_to_ask_for_what_one_has(cpu: int) -> None:
+def test_a_request_larger_than_every_node_is_advised_about_the_largest(cpu: int) -> None:
     nodes = (a_node("n1", cpu=4), a_node("n2", cpu=4))
     empty = plan_on(a_snapshot(*nodes), a_request(cpu=cpu))
     assert (empty.exit_code, advices(empty)) == (
@@ -92,7 +92,7 @@ def test_a_request_short_of_cpu_room_and_of_gpu_nodes_is_advised_about_nodes() -
     )
 
 
-def test_a_gated_request_that_could_never_start_is_told_so() -> None:
+def test_the_plan_of_a_gated_request_says_that_it_can_never_start() -> None:
     there = a_snapshot(a_node("n1", cpu=4), a_node("n2", cpu=4))
     plan = plan_on(there, a_request(cpu=7, scheduling_gates=(SchedulingGate(name="a"),)))
     assert plan.exit_code == 5
@@ -105,8 +105,8 @@ def test_a_gated_request_that_could_never_start_is_told_so() -> None:
     ]
 
 
-def test_nodes_that_are_full_in_part_are_no_matter_of_sums() -> None:
-    """Twelve cpus are free, and no node has more than four of them."""
+def test_advice_considers_each_node_and_not_their_sum() -> None:
+    """Twelve cpus are free, but no node has more than four of them."""
     there = a_snapshot(*(a_node(f"n{place}", cpu=4) for place in range(3)))
     plan = plan_on(there, a_request(cpu=10))
     assert advices(plan) == ["asking for cpu 4 instead of 10, it would start now"]
@@ -148,13 +148,13 @@ def test_a_queue_that_skips_a_check_is_no_advice() -> None:
         a_snapshot(CPU_8, *there.queues, *a_running_group("r", cpu=6, queue="careful")),
         admission_checks=(a_check(), a_check("approval")),
     )
-    # With one that is asked for at the careless one too, nothing is skipped there.
+    # If the careless queue requires the check, too, moving there does not skip it.
     assert queues_advised(plan_on(busy, a_request(cpu=4, queue="careful"))) == []
     assert queues_advised(plan_on(busy, a_request(cpu=4))) == []
 
 
 @pytest.mark.parametrize("closed", [{"stop_policy": "Hold"}, {"capability": {"cpu": 4}}])
-def test_another_queue_is_no_way_around_a_stop_or_a_quota(closed: dict[str, Any]) -> None:
+def test_advice_does_not_circumvent_a_stop_or_a_quota(closed: dict[str, Any]) -> None:
     plan = plan_of(
         a_request(cpu=4, queue="closed"),
         a_queue("closed", **closed),

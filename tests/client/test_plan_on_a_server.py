@@ -1,4 +1,4 @@
-"""`client.plan` on a real server: by the leader's configuration, and without a trace."""
+"""`client.plan` on a real server: with the leader's configuration, and without writing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plan_of(client: Client, **request: Any) -> Plan:
 
 
 def everything(raw: redis.Redis) -> dict[bytes, bytes | None]:
-    """Every key, and all that is in it."""
+    """Return every key with its content."""
     found: Any = raw.keys("*")
     return {key: raw.dump(key) for key in sorted(found)}  # type: ignore[misc]
 
 
 def occupied(stage: Stage) -> None:
-    """Six of the eight cpus are taken by `low`, which has the least priority."""
+    """`low`, which has the lowest priority, holds six of the eight cpus."""
     stage.client.apply([a_priority("high", 10), a_queue("team")])
     stage.client.submit(command=["true"], name="low", cpus=6)
     stage.turn()
@@ -86,12 +86,11 @@ def test_a_plugin_that_is_not_here_is_named_in_a_sentence(stage: Stage) -> None:
     with pytest.raises(InvalidInput) as told:
         plan_of(stage.client, cpus=4)
     assert told.value.message.startswith(
-        "the configuration of the scheduler that leads cannot be followed on this machine:"
+        "the configuration of the scheduler that leads cannot be used on this machine:"
         " there is no plugin 'theirs'"
     )
     assert told.value.hint == (
-        "install here what is installed there, in the same version, or ask on the scheduler's"
-        " machine"
+        "install what the scheduler's machine has, in the same version, or run the command there"
     )
 
 
@@ -109,7 +108,7 @@ def test_a_node_that_is_silent_takes_nothing_though_we_have_only_just_connected(
         stage.store.wait_for_change(50)
     with Client(server.url) as another:
         [group] = plan_of(another, cpus=8).groups
-    # Not admitted on the strength of a node that might only have been out of our reach.
+    # Not admitted because of a node that this client might only have failed to reach.
     assert (group.outcome, group.phase) == ("Waits", "Pending")
 
 

@@ -1,4 +1,4 @@
-"""What a plan says, on a snapshot: where, who has to go, what blocks, and what would help."""
+"""Plans on a snapshot: nodes, victims, reasons, and advice."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_group_of_higher_priority_names_its_victims_and_what_they_lose() -> No
     assert group.awaits is not None
     assert (group.awaits.pods, group.awaits.groups) == (1, ("default/low",))
     assert group.awaits.within_ms == 30_000
-    # Where it goes once they have ended.
+    # The nodes where it goes after its victims have ended.
     assert (group.nodes, group.reserved) == ({"n1": 1}, True)
 
 
@@ -76,7 +76,7 @@ def test_pods_beyond_min_member_go_before_whole_groups() -> None:
     assert (victim.key, victim.whole, len(victim.pods)) == ("default/wide", False, 1)
 
 
-def test_reclaim_is_told_apart_from_preempt() -> None:
+def test_reclaim_and_preempt_are_distinguished() -> None:
     plan = plan_of(
         a_request(cpu=4, queue="b"),
         a_queue("a"),
@@ -250,7 +250,7 @@ LATE = (
 )
 
 
-def test_others_may_be_evicted_while_a_check_has_not_passed_and_it_does_not_start_then() -> None:
+def test_victims_may_be_evicted_before_a_check_has_passed_without_a_start() -> None:
     there = a_snapshot(
         *(CPU_8, HIGH, a_queue("default", admission_checks=("budget",))),
         *a_running_group("low", cpu=6),
@@ -268,7 +268,7 @@ EARLY = (
 
 
 def _told(plan: Plan) -> list[str]:
-    """As people read it."""
+    """Return the plan as text."""
     written = io.StringIO()
     with redirect_stdout(written):
         show_plan(plan)
@@ -282,7 +282,7 @@ def test_a_check_without_a_controller_reserves_nothing() -> None:
     assert [one.reason for one in group.blockers] == ["CheckInactive"]
 
 
-def test_a_check_of_the_request_is_there_and_has_no_controller_yet() -> None:
+def test_a_check_in_the_request_exists_without_a_controller() -> None:
     queue = a_queue("team", admission_checks=("budget",))
     plan = plan_on(a_snapshot(CPU_8), a_check(), queue, a_request(queue="team"))
     assert [one.message() for one in only(plan).blockers] == [
@@ -317,7 +317,7 @@ def test_a_group_sent_back_by_a_planned_queue_edit_is_evicted_without_a_preempto
     assert plan.exit_code == 3
 
 
-def test_the_wait_for_victims_is_told_in_whole_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_wait_for_victims_is_shown_in_whole_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(a_request(cpu=8, priority_class_name="high"), HIGH, *a_running_group("r"))
     group = only(plan)
     assert group.awaits is not None
@@ -330,7 +330,7 @@ def test_the_wait_for_victims_is_told_in_whole_seconds(capsys: pytest.CaptureFix
 # --- what cannot be planned -------------------------------------------------------------------
 
 
-def test_a_request_without_groups_is_none() -> None:
+def test_a_request_without_groups_cannot_be_planned() -> None:
     with pytest.raises(InvalidInput, match="expected at least one PodGroup to plan, found none"):
         plan_on(a_snapshot(CPU_8), a_queue("team"))
 
@@ -345,7 +345,7 @@ def test_a_queue_that_is_not_there_is_refused_as_at_submission() -> None:
         plan_of(a_request(queue="nowhere"))
 
 
-def test_the_number_of_groups_of_a_namespace_is_minded_as_at_submission() -> None:
+def test_a_plan_respects_the_limit_on_groups_of_a_namespace() -> None:
     quota = a_quota(podgroups=1)
     with pytest.raises(
         Rejected, match="namespace default allows at most 1 unfinished pod group, and has 1"

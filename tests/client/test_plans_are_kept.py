@@ -1,7 +1,7 @@
-"""A plan is kept: what it says is what the next session does, once the same is submitted.
+"""Plans come true: the next session does what a plan says, once the same group is submitted.
 
-Over seeded worlds in which groups take from each other: one waiting group is held out, planned, and
-then submitted in earnest.
+The worlds are seeded, and groups evict each other in them. One waiting group is held out, planned,
+and then submitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batchq.assembly import assemble
 from batchq.changes import create
 from batchq.client.outcomes import Outcome
 from batchq.client.plan import Plan, Planner
-from batchq.client.start_estimates import Deciding
+from batchq.client.start_estimates import TrialScheduler
 from batchq.config.load import read_config
 from batchq.errors import Rejected
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, write
@@ -35,7 +35,7 @@ UID = "999999"
 
 
 class Tried(NamedTuple):
-    """What was said of a group, and the session that came after it was submitted."""
+    """The plan of a group, and the session after its submission."""
 
     group: PodGroup
     plan: Plan
@@ -43,7 +43,7 @@ class Tried(NamedTuple):
 
 
 def held_out(world: World) -> PodGroup | None:
-    """The last group that waits, as somebody would submit it."""
+    """Return the last waiting group, as a user would submit it."""
     pods = {(one.pod.metadata.namespace, one.pod.spec.pod_group) for one in world.pods}
     waiting = [
         group
@@ -56,7 +56,7 @@ def held_out(world: World) -> PodGroup | None:
 
 
 def as_submitted(group: PodGroup) -> PodGroup:
-    """With something to run, which described worlds may leave out."""
+    """Add something to run, which the worlds may leave out."""
 
     def runs(template: PodTemplate) -> PodTemplate:
         return structs.replace(template, command=("true",), annotations={})
@@ -88,7 +88,7 @@ class Rehearsal:
         return Cycle(self.store, self.scheduler, self.clock, self.requests).run_once()
 
     def plan(self, group: PodGroup, *, advise: bool = False) -> Plan:
-        deciding = Deciding(
+        deciding = TrialScheduler(
             snapshot=self.store.snapshot(), scheduler=self.scheduler, now_ms=self.clock.now_ms()
         )
         return Planner(deciding, self.store, lambda: UID).plan([group], advise=advise)
@@ -99,7 +99,7 @@ class Rehearsal:
 
 
 def rejection(call: Callable[[], object]) -> str:
-    """In which words it is rejected, or nothing."""
+    """Return the message of a rejection, or ""."""
     try:
         call()
     except Rejected as refusal:
@@ -108,9 +108,9 @@ def rejection(call: Callable[[], object]) -> str:
 
 
 def tried(seed: int) -> Tried | None:
-    """Plan the group that was held out, then submit it and let the next session decide.
+    """Plan the held-out group, then submit it and let the next session decide.
 
-    None if there is none, or if both are refused in the same words.
+    None if there is no such group, or if both are rejected with the same message.
     """
     world = Rehearsal(seed, sessions=seed % 4)
     if world.group is None:
@@ -125,7 +125,7 @@ def tried(seed: int) -> Tried | None:
 
 
 def check_kept(one: Tried) -> None:
-    """Admission, nodes and victims, by the session's intents."""
+    """Compare admission, nodes and victims with the session's intents."""
     [told] = one.plan.groups
     intents = one.report.intents
     admitted = [item.group for item in intents if isinstance(item, AdmitGroup)]
@@ -157,14 +157,14 @@ def test_the_next_session_does_what_a_plan_says(first: int) -> None:
             check_kept(one)
 
 
-def test_the_worlds_are_such_that_plans_come_to_everything() -> None:
+def test_the_worlds_cover_every_outcome_of_a_plan() -> None:
     outcomes = [str(one.plan.outcome) for seed in range(SEEDS) if (one := tried(seed))]
     assert len(outcomes) > SEEDS // 2
     assert set(outcomes) == {str(outcome) for outcome in Outcome}
 
 
 def test_requests_that_follow_advice_have_the_advised_outcome() -> None:
-    """Each advice is tried as a request of its own, on the same world."""
+    """Each advice is tried as a request, on the same world."""
     followed = set()
     for seed in range(40):
         world = Rehearsal(seed, sessions=1)

@@ -1,4 +1,4 @@
-"""The tree of queues on a real server: several people at once, and whole files."""
+"""The tree of queues on a real server: concurrent edits, and whole files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.server import Server
 
 def test_a_sibling_that_was_quicker_is_counted(stage: Stage, redis_store: RedisStore) -> None:
     class Elsewhere(RedisStore):
-        """Another client takes most of what is left, just before the first commit."""
+        """Lets another client take most of the rest just before the first commit."""
 
         def commit(self, *transactions, **more):  # type: ignore[no-untyped-def]
             if not self.meddled:

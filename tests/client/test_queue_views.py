@@ -1,4 +1,4 @@
-"""What lists and pages say of queues: sums of subtrees, loans, who is next and who would go."""
+"""Views of queues: sums of subtrees, loans, positions, and the order of victims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def page_of(name: str, *objects: Any) -> QueuePage:
 
 
 def admitted(name: str, cpu: int, queue: str) -> PodGroup:
-    """InQueue with a reservation, and no pod on a node yet."""
+    """Return a group that is InQueue with a reservation, and without pods on nodes."""
     group = a_group(name, cpu=cpu, queue=queue)
     status = structs.replace(
         group.status,
@@ -49,7 +49,7 @@ def admitted(name: str, cpu: int, queue: str) -> PodGroup:
 
 
 def started(at: int, objects: tuple[Any, ...]) -> list[Any]:
-    """The same, started at another instant."""
+    """Return the objects with another start time."""
     return [
         structs.replace(item, status=structs.replace(item.status, started_at=at))
         for item in objects
@@ -123,7 +123,7 @@ def test_a_loan_is_seen_from_both_ends_and_across_levels() -> None:
     assert page.lenders == ()
 
 
-def test_nothing_is_borrowed_in_a_resource_that_nobody_lends() -> None:
+def test_nothing_is_borrowed_in_a_resource_without_a_lender() -> None:
     page = page_of(
         "a",
         a_queue("a", deserved=amounts(cpu=1)),
@@ -147,7 +147,7 @@ def test_only_queues_that_state_no_deserved_share_get_one_by_weight() -> None:
     assert page_of("c", *objects).weights == {}
 
 
-def test_those_in_line_come_by_place_and_those_aside_apart() -> None:
+def test_groups_in_line_are_ordered_by_position_and_others_listed_apart() -> None:
     page = page_of(
         "org",
         *(a_queue("org"), a_queue("a", parent="org"), a_queue("b", parent="org")),
@@ -160,7 +160,7 @@ def test_those_in_line_come_by_place_and_those_aside_apart() -> None:
         ("default/first", 1),
         ("default/other", 1),
     }
-    assert [view.key for view in page.aside] == ["default/second", "default/held"]
+    assert [view.key for view in page.not_in_line] == ["default/second", "default/held"]
 
 
 def test_pods_beyond_the_minimum_go_first_then_the_lowest_priority_then_the_youngest() -> None:
@@ -195,7 +195,7 @@ def test_the_queue_with_the_larger_share_gives_up_groups_first() -> None:
     assert [one.key for one in page.first_to_go] == [
         "default/old",
         "default/young",
-        # A higher priority goes last, whatever the shares.
+        # A higher priority is evicted last, whatever the shares.
         "default/high",
     ]
 
@@ -212,7 +212,7 @@ def test_a_missing_queue_has_no_page() -> None:
     assert Overview(a_snapshot(), NOW).queue_page("nobody") is None
 
 
-def test_a_claimant_says_whose_pods_are_to_stop_for_it() -> None:
+def test_a_preemptor_names_the_groups_whose_pods_must_stop() -> None:
     victim, *pods = a_running_group("victim", 2)
     claimant = a_group("claims", 2)
     pledge = Pledge(
@@ -234,6 +234,6 @@ def test_a_claimant_says_whose_pods_are_to_stop_for_it() -> None:
     assert (view.awaits.action, view.awaits.pods) == ("preempt", 2)
     assert view.awaits.groups == ("default/victim",)
     assert view.awaits.until == 390_000
-    # Once all have ended there is nobody to wait for.
+    # After all have ended, there are no victims to wait for.
     [alone] = Overview(a_snapshot(CPU_16, waiting), NOW).groups()
     assert alone.awaits is None

@@ -1,4 +1,4 @@
-"""The README's Python is run as it stands, against a real server."""
+"""The README's Python runs unchanged, against a real server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOON_S = 30
 
 
 def run_to_the_end(stage: Stage, done: Future[None]) -> None:
-    """Play scheduler and agent for whatever is submitted, until `done`."""
+    """Act as scheduler and agent for all submitted groups until `done`."""
     pause = Event()
     for _ in range(SOON_S * 100):
         if done.done():

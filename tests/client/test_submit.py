@@ -200,7 +200,7 @@ def test_a_group_whose_pods_would_be_called_like_anothers_is_refused(stage: Stag
     with pytest.raises(Rejected):
         stage.client.apply([_of_task("x-y", "z"), _of_task("x", "y-z")])
     assert [one.metadata.name for one in stage.client.list("PodGroup")] == ["a"]
-    # Those whose names could only have been alike are taken together.
+    # Names whose pods cannot have the same names are accepted together.
     stage.client.apply([_of_task("x-y", "z"), _of_task("x", "w"), _of_task("x-y-w", "z")])
 
 
@@ -220,16 +220,16 @@ def test_an_object_twice_in_one_request_is_refused(stage: Stage) -> None:
         stage.client.apply([a_queue("a"), a_queue("a", weight=2)])
 
 
-def test_one_object_where_a_list_is_expected_is_told(stage: Stage) -> None:
+def test_a_single_object_instead_of_a_list_is_refused(stage: Stage) -> None:
     one: Any = {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": "a"}}
     for found in (one, a_queue("a")):
         with pytest.raises(InvalidInput, match="expected a list of objects, found a single one"):
             stage.client.apply(found)
 
 
-def test_a_request_that_lost_a_race_is_made_anew(stage: Stage, redis_store: RedisStore) -> None:
+def test_a_request_that_lost_a_race_is_planned_again(stage: Stage, redis_store: RedisStore) -> None:
     class Elsewhere(RedisStore):
-        """Changes the queue by another client just before each of the first three commits."""
+        """Lets another client change the queue just before each of the first three commits."""
 
         def commit(self, *transactions, **more):  # type: ignore[no-untyped-def]
             if self.meddled < 3:
@@ -275,7 +275,7 @@ def test_the_first_argument_is_what_runs(stage: Stage) -> None:
         ("a:b", {"function": "c:d"}, UsageError, "function is given twice"),
         (["true"], {"command": ["false"]}, UsageError, "command is given twice"),
         (None, {"command": "true"}, InvalidInput, "command: expected a list of words, found the"),
-        ("a:b", {"external": True}, UsageError, "function and external are given"),
+        ("a:b", {"external": True}, UsageError, "function and external are both given"),
     ],
 )
 def test_a_submission_that_cannot_run_is_refused_in_a_sentence(
@@ -288,7 +288,7 @@ def test_a_submission_that_cannot_run_is_refused_in_a_sentence(
     assert stage.names() == before
 
 
-def test_a_dotted_name_is_refused_with_the_one_that_is_meant(stage: Stage) -> None:
+def test_a_dotted_function_name_is_refused_with_the_correct_one(stage: Stage) -> None:
     with pytest.raises(InvalidInput) as caught:
         stage.client.submit("package.module.f")
     assert caught.value.hint.endswith("package.module:f")

@@ -1,4 +1,4 @@
-"""Many groups at once, from Python: each is taken or refused as `submit` would, in their order."""
+"""Many groups from Python: each is accepted or refused as by `submit`, in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lines(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def told(outcomes: list[Outcome]) -> list[str]:
-    """Each as the name of its group, or as the sentence that refuses it."""
+    """Return the name of each accepted group, and the message of each refusal."""
     return [
         one.group.metadata.name if isinstance(one, Accepted) else one.error.message
         for one in outcomes
@@ -46,7 +46,7 @@ def told(outcomes: list[Outcome]) -> list[str]:
 
 
 def stored(stage: Stage) -> list[PodGroup]:
-    """All groups, as they stand in line."""
+    """Return all groups in the order of the line."""
     found = [one for one in stage.store.list("PodGroup") if isinstance(one, PodGroup)]
     return sorted(found, key=lambda one: (one.status.queue_time or 0, one.metadata.uid))
 
@@ -56,7 +56,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "GROUPS_A_BATCH", 10)
 
 
-# --- the ordinary half ----------------------------------------------------------------------------
+# --- accepted requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -137,7 +137,7 @@ def test_a_submission_is_the_transaction_that_create_makes(stage: Stage) -> None
     assert NewGroups(stage.store).submission(group, now_ms=7, uid="u" * 16, by="me@here") == made
 
 
-def test_progress_is_told_after_each_batch(stage: Stage, small_batches: None) -> None:
+def test_progress_is_reported_after_each_batch(stage: Stage, small_batches: None) -> None:
     heard: list[Tally] = []
     requests = [*lines(15), a_line("g-3")]
     tally = stage.client.submit_many(requests, progress=heard.append).all()
@@ -232,12 +232,12 @@ def test_each_is_refused_with_the_sentence_of_submit(stage: Stage, fields: dict[
     assert told([one, two]) == ["one", "two"]
 
 
-def test_a_keyword_that_there_is_not_is_refused_with_its_name(stage: Stage) -> None:
+def test_an_unknown_keyword_is_refused_by_name(stage: Stage) -> None:
     [refused] = stage.client.submit_many([a_line("x", quue="a")])
     assert told([refused]) == ["quue: there is no such field; did you mean 'queue'?"]
 
 
-def test_defaults_that_are_wrong_are_told_at_once(stage: Stage) -> None:
+def test_invalid_defaults_are_refused_at_once(stage: Stage) -> None:
     with pytest.raises(InvalidInput, match="cpus: expected a quantity"):
         stage.client.submit_many(lines(1), cpus="many")
 
@@ -315,7 +315,7 @@ def test_the_first_of_two_groups_with_one_name_is_taken(stage: Stage) -> None:
 
 
 class SameIds:
-    """Uids that differ, with ends that do not for a while."""
+    """Uids that differ, but begin to end differently only after a while."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -325,7 +325,7 @@ class SameIds:
         return f"{self._made:011d}{'00000' if self._made < 40 else self._made:>05}"
 
 
-def test_a_made_name_that_is_taken_is_made_again(stage: Stage) -> None:
+def test_a_generated_name_that_is_taken_is_generated_again(stage: Stage) -> None:
     submission = bulk.Submission(
         stage.store, SameIds(), [["true"], ["true"], ["true"]], {}, user=lambda: "me"
     )
@@ -335,7 +335,7 @@ def test_a_made_name_that_is_taken_is_made_again(stage: Stage) -> None:
     assert len(stored(stage)) == 3
 
 
-# --- again ----------------------------------------------------------------------------------------
+# --- repeated submissions -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -377,7 +377,7 @@ def test_another_group_of_that_name_is_a_conflict_that_says_what_differs(
 ) -> None:
     stage.client.submit_many([a_line("z"), a_line("x")]).all()
     [one] = stage.client.submit_many([{**a_line("x"), **fields}], existing="keep")
-    # A gate that is gone was opened.
+    # A gate that is missing was opened.
     expected = f"PodGroup default/x exists already, is Pending, and has another {what}"
     assert told([one]) == [expected if what else "x"]
 
@@ -400,7 +400,7 @@ def test_a_lost_answer_loses_nothing_and_doubles_nothing(stage: Stage, server: S
 def test_an_answer_that_the_server_has_forgotten_too_is_known_by_the_uids(
     stage: Stage, server: Server, raw: redis.Redis
 ) -> None:
-    """As after an outage longer than answers are remembered."""
+    """As after an outage that lasts longer than the server remembers answers."""
     with LossyProxy(server.socket) as proxy, Client(proxy.url) as client:
         submission = client.submit_many(lines(15))
         assert isinstance(next(submission), Accepted)
@@ -418,7 +418,7 @@ def test_an_answer_that_the_server_has_forgotten_too_is_known_by_the_uids(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_server_that_is_away_is_told_and_the_iteration_goes_on_when_it_is_back(
+def test_an_outage_is_reported_and_the_iteration_continues_after_it(
     stage: Stage, server: Server
 ) -> None:
     with ControlledProxy(server.socket) as road, Client(road.url) as client:
@@ -472,7 +472,7 @@ def test_groups_from_a_slow_source_do_not_wait_for_a_full_batch(
 
 
 def alike() -> list[Submitted]:
-    """Two groups, the pods of both of which would be called a-b-main-0; and one beside them."""
+    """Return two groups whose pods would both be called a-b-main-0, and a third group."""
     task = a_task("b-main", command=("true",))
     return [a_group("a", tasks=(task,)), a_line("c"), a_line("a-b")]
 
@@ -491,7 +491,7 @@ def test_a_second_group_with_the_same_pod_names_is_refused(stage: Stage, dry_run
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_one_whose_pods_would_be_called_like_those_that_are_there_is_refused(
+def test_a_group_whose_pods_would_share_existing_names_is_refused(
     stage: Stage, dry_run: bool
 ) -> None:
     first, *others = alike()
@@ -500,6 +500,6 @@ def test_one_whose_pods_would_be_called_like_those_that_are_there_is_refused(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_group_whose_name_others_begin_with_keeps_nobody_from_being_stored(stage: Stage) -> None:
+def test_a_group_whose_name_is_a_prefix_of_others_blocks_none_of_them(stage: Stage) -> None:
     assert told(list(stage.client.submit_many([a_line("g")]))) == ["g"]
     assert told(list(stage.client.submit_many(lines(25)))) == [f"g-{n}" for n in range(25)]

@@ -1,4 +1,4 @@
-"""docs/submitting.md: its Python runs as it stands, and its file is one that is taken."""
+"""docs/submitting.md: its Python runs unchanged, and its file is accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.submit_lines import FileLines
+from batchq.cli.submit import FileLines
 from batchq.client.request import Request
 from batchq.client.request_fields import Drafts, read_fields
 from tests.builders import a_queue
@@ -35,7 +35,7 @@ def test_its_python_runs_and_runs_again(
     assert capsys.readouterr().out == ""
 
 
-def test_its_file_is_taken(stage: Stage, tmp_path: Path) -> None:
+def test_the_file_of_the_page_is_accepted(stage: Stage, tmp_path: Path) -> None:
     stage.client.apply([a_queue("team-a")])
     [text] = blocks("json")
     file = tmp_path / "jobs.jsonl"
@@ -52,6 +52,6 @@ def test_the_page_names_every_field() -> None:
     named = set(re.findall(r"`([a-z_]+)`", listed))
     assert named == set(Request.__struct_fields__)
     for field in Request.__struct_fields__:
-        # A name that is read is one that is known.
+        # Every field that is read is documented.
         assert read_fields({field: None}, {}) == Request()
     assert Drafts({}).draft({"command": ["true"]}, "00000").program == "true"

@@ -20,7 +20,7 @@ SOON_S = 20
 
 
 class Waiter:
-    """`client.wait` in a thread, on a connection of its own, begun before the test goes on."""
+    """`client.wait` in a thread with its own connection, begun before the test continues."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -69,7 +69,7 @@ def test_wait_returns_when_the_group_has_completed(stage: Stage, waiter: Waiter)
     assert result.exit_code == 0
 
 
-def test_a_failed_group_tells_the_exit_code_of_its_first_failed_pod(stage: Stage) -> None:
+def test_a_failed_group_has_the_exit_code_of_its_first_failed_pod(stage: Stage) -> None:
     stage.client.submit(command=["false"], name="x", replicas=2)
     stage.run("x", exit_code=7)
     [result] = stage.client.wait(["x"])
@@ -146,13 +146,13 @@ def test_a_group_that_is_deleted_meanwhile_is_not_found(stage: Stage, waiter: Wa
     assert caught.value.message == "PodGroup default/x was deleted while it was waited for"
 
 
-def test_waiting_for_what_is_not_there_is_not_found(stage: Stage) -> None:
+def test_waiting_for_a_missing_group_raises_not_found(stage: Stage) -> None:
     with pytest.raises(NotFound) as caught:
         stage.client.wait(["nothing"])
     assert caught.value.message == "PodGroup default/nothing does not exist"
 
 
-def test_a_watch_tells_what_is_there_and_what_changes(stage: Stage) -> None:
+def test_a_watch_yields_existing_objects_and_then_changes(stage: Stage) -> None:
     changes = stage.client.watch("Queue", timeout_s=SOON_S)
     assert (one := next(changes)).key == "default"
     assert one.value is not None
@@ -179,7 +179,7 @@ def test_a_watch_that_was_left_behind_lists_again(server: Server, stage: Stage) 
     assert news["busy"].spec.weight == 299  # type: ignore[union-attr]
 
 
-def test_why_a_group_waits_is_told_with_the_numbers_of_this_moment(stage: Stage) -> None:
+def test_an_explanation_has_current_numbers(stage: Stage) -> None:
     stage.furnish(a_queue("a", capability={"cpu": 4}))
     stage.client.submit(command=["sleep"], name="holder", queue="a", cpus=3)
     stage.turn()
@@ -194,7 +194,7 @@ def test_why_a_group_waits_is_told_with_the_numbers_of_this_moment(stage: Stage)
     assert blocker.reason == "WaitingForQuota"
     assert blocker.message == "needs cpu 2, and queue a has 1 free (3 of 4 in use)"
     assert stage.client.explain("holder").group.position is None
-    # The verdict as stored stays what it was; the numbers follow what is so now.
+    # The stored verdict does not change; the shown numbers are current.
     stage.end("holder")
     stage.client.submit(command=["sleep"], name="third", queue="a", cpus=4)
     stage.turn()

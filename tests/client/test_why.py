@@ -1,4 +1,4 @@
-"""Why a group waits: for every reason a world, the message with its numbers, and what to do."""
+"""Why a group waits: a world for every reason, the message with its numbers, and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everyth
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT
 
-#: Group -> its reason, the message, and what to do.
+#: Group -> its reason, the message, and the remedy.
 TOLD = {
     "misconfigured": (
         Waiting.MISCONFIGURED,
@@ -38,7 +38,7 @@ TOLD = {
             "there is no queue nowhere; there are: approved, budgeted, claims, default, full, held,"
             " strict"
         ),
-        "create queue nowhere (`batchq apply -f FILE`), or submit it anew to one that is there",
+        "create queue nowhere (`batchq apply -f FILE`), or submit it to an existing queue",
     ),
     "huge": (
         Waiting.EXCEEDS_CAPACITY,
@@ -67,7 +67,7 @@ TOLD = {
     "depends": (
         Waiting.DEPENDENCY_NOT_MET,
         "waits for gated to complete; gated is Pending",
-        "see how that gets on: `batchq why gated`",
+        "see why that one waits: `batchq why gated`",
     ),
     "pauses": (
         Waiting.BACKING_OFF,
@@ -75,18 +75,12 @@ TOLD = {
             "pauses for 20s, until 1970-01-01T00:18:40Z, 2 times in a row; InQueueTimeout: not"
             " Running within 5m"
         ),
-        (
-            "nothing: it stands in line again at 1970-01-01T00:18:40Z; what sent it back may need a"
-            " look"
-        ),
+        "nothing: it returns to the line at 1970-01-01T00:18:40Z; check what evicted it",
     ),
     "unapproved": (
         Waiting.WAITING_FOR_CHECKS,
         "0 of 1 check passed; check approval is Unknown, for at most 30m from the reservation",
-        (
-            "ask finance, or where that is a person's to say: `batchq checks set unapproved"
-            " approval True`"
-        ),
+        ("ask finance, or if people answer it: `batchq checks set unapproved approval True`"),
     ),
     "unbudgeted": (
         Waiting.CHECK_INACTIVE,
@@ -136,13 +130,13 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_group_is_told_the_numbers_that_decide_and_what_to_do(world: World, name: str) -> None:
+def test_an_explanation_has_the_deciding_numbers_and_a_remedy(world: World, name: str) -> None:
     [reason] = world.why(name).reasons
     assert (reason.reason, reason.message, reason.remedy) == TOLD[name]
 
 
 def test_every_reason_but_two_is_among_them() -> None:
-    """What has not been looked at is told apart below; Unschedulable is what lost its nodes."""
+    """PendingEvaluation and Unschedulable, for a group that lost its nodes, are tested below."""
     untold = set(Waiting) - {reason for reason, _, _ in TOLD.values()}
     assert untold == {Waiting.PENDING_EVALUATION, Waiting.UNSCHEDULABLE}
 
@@ -178,7 +172,7 @@ def test_numbers_are_a_resource_s_own_units(world: World) -> None:
     assert (reason.subject, reason.plugin, reason.revision) == ("queue full", "capacity", 3)
 
 
-def test_a_stored_reason_that_holds_no_longer_is_told_with_its_revision(world: World) -> None:
+def test_an_outdated_stored_reason_is_shown_with_its_revision(world: World) -> None:
     roomy = everything()
     roomy.snapshot = structs.replace(
         roomy.snapshot,
@@ -214,16 +208,16 @@ def test_the_page_shows_what_is_printed(world: World, capsys: pytest.CaptureFixt
         assert f"```text\n{first}\n```" in page, f"docs/why.md tells something else of {name}"
 
 
-# --- place, and time ------------------------------------------------------------------------------
+# --- position and time ------------------------------------------------------------------------
 
 
-def test_the_start_follows_from_the_walltime_of_who_has_the_room(world: World) -> None:
+def test_the_start_follows_from_the_walltimes_of_running_groups(world: World) -> None:
     start = world.why("quota").start
     assert start is not None
     assert (start.at, start.ends) == (NOW + 60 * MINUTE, Others(named=("default/fills",)))
 
 
-def test_without_a_walltime_nobody_knows() -> None:
+def test_without_a_walltime_the_start_is_unknown() -> None:
     world = World(a_node(cpu=1))
     world.run(asks("runs"))
     world.add(asks("waits"))
@@ -237,19 +231,19 @@ def test_without_a_walltime_nobody_knows() -> None:
     )
 
 
-def test_only_the_number_of_groups_in_other_namespaces_is_told() -> None:
+def test_groups_of_other_namespaces_are_only_counted() -> None:
     keys = ["b/x", "a/1", "a/2", "b/y", "a/3", "a/4", "a/5"]
     told = others(keys, "a")
     assert told == Others(named=("a/1", "a/2", "a/3"), more=2, elsewhere=2)
     assert told.count == 7
 
 
-def test_those_ahead_are_those_before_it_in_its_queue(world: World) -> None:
+def test_the_groups_ahead_are_those_before_it_in_its_queue(world: World) -> None:
     told = world.why("turn")
     assert (told.position, told.ahead) == (2, Others(named=("default/head",)))
 
 
-def test_a_group_that_can_never_run_is_told_so(world: World) -> None:
+def test_an_explanation_says_that_a_group_can_never_run(world: World) -> None:
     assert world.why("quota").ever == ""
     assert world.why("huge").ever == TOLD["huge"][1]
 
@@ -265,7 +259,7 @@ def test_a_gang_that_no_empty_node_takes_can_never_run() -> None:
     )
 
 
-def test_a_group_is_told_how_long_it_has_waited_and_for_what() -> None:
+def test_an_explanation_has_the_time_waited_by_reason() -> None:
     world = World(a_node(cpu=1))
     world.run(asks("first", created=NOW))
     world.add(asks("second", created=NOW))
@@ -280,7 +274,7 @@ def test_a_group_is_told_how_long_it_has_waited_and_for_what() -> None:
     assert (told.phase, told.nodes, told.reasons, told.started_at) == ("Running", ("n1",), (), NOW)
 
 
-# --- why nobody makes way -------------------------------------------------------------------------
+# --- why there are no victims -----------------------------------------------------------------
 
 
 def spared(world: World, name: str) -> dict[str, tuple[str, ...]]:
@@ -288,7 +282,7 @@ def spared(world: World, name: str) -> dict[str, tuple[str, ...]]:
 
 
 def crowded(*objects: Any, runs: tuple[PodGroup, ...], waits: PodGroup) -> World:
-    """A world in which one group has no room for those that run."""
+    """Return a world in which one group lacks the capacity that the running ones hold."""
     world = World(a_node(cpu=4), a_priority("high", 100), *objects)
     world.run(*runs)
     world.add(waits)
@@ -296,7 +290,7 @@ def crowded(*objects: Any, runs: tuple[PodGroup, ...], waits: PodGroup) -> World
     return world
 
 
-def test_equals_do_not_make_way() -> None:
+def test_groups_of_equal_priority_are_not_victims() -> None:
     world = crowded(runs=(asks("a", requests={"cpu": 4}),), waits=asks("b"))
     assert spared(world, "b") == {
         "preempt": (
@@ -305,7 +299,7 @@ def test_equals_do_not_make_way() -> None:
     }
 
 
-def test_a_queue_may_take_nothing_from_its_own() -> None:
+def test_a_queue_may_exclude_preemption_within_itself() -> None:
     world = crowded(
         a_queue("default", preemption=NEVER),
         runs=(asks("a", requests={"cpu": 4}),),
@@ -341,7 +335,7 @@ def test_protection_for_the_cost_of_former_reclaims_is_named() -> None:
     )
 
 
-def test_a_queue_above_what_it_deserves_takes_nothing_back() -> None:
+def test_a_queue_above_what_it_deserves_reclaims_nothing() -> None:
     world = crowded(
         a_queue("mine", deserved={"cpu": 1000}, preemption=RECLAIMS),
         a_queue("theirs"),
@@ -365,7 +359,7 @@ def test_a_queue_that_is_not_reclaimable_is_named() -> None:
     )
 
 
-def test_a_class_that_evicts_nobody_is_named() -> None:
+def test_a_priority_class_without_evictions_is_named() -> None:
     shy = a_priority("shy", 50)
     shy = structs.replace(shy, spec=structs.replace(shy.spec, preemption_policy="Never"))
     world = crowded(
@@ -386,7 +380,7 @@ def test_a_system_namespace_is_left_alone() -> None:
     assert spared(world, "b") == {"preempt": ("1 group is in a protected namespace",)}
 
 
-def test_siblings_guarantees_are_named() -> None:
+def test_guarantees_of_siblings_are_named() -> None:
     world = World(a_node(cpu=8), a_queue("mine"), a_queue("theirs", guarantee={"cpu": 6000}))
     world.add(asks("b", queue="mine", requests={"cpu": 3}))
     world.turn()
@@ -400,12 +394,12 @@ def test_siblings_guarantees_are_named() -> None:
     )
 
 
-# --- written on change only -----------------------------------------------------------------------
+# --- writing only changes ---------------------------------------------------------------------
 
 
 def test_a_thousand_idle_sessions_write_nothing(world: World) -> None:
     waits = {world.reasons(group.metadata.name)[0] for group in waiting()}
-    # Unschedulable is what an admitted group has that lost its nodes.
+    # Unschedulable applies to an admitted group that has lost its nodes.
     assert waits == set(map(str, Waiting)) - {"PendingEvaluation", "Unschedulable"}
     idle = everything()
     before = idle.writes
@@ -416,7 +410,7 @@ def test_a_thousand_idle_sessions_write_nothing(world: World) -> None:
 
 
 def test_a_group_behind_a_head_is_not_written_when_the_head_changes(world: World) -> None:
-    """It is the head's name that passes, not the cause."""
+    """The name of the head changes, but not the cause."""
     changing = World(a_node(cpu=4), a_queue("strict", strict=True, preemption=NEVER))
     changing.run(asks("runs", queue="strict", requests={"cpu": 4}))
     changing.add(asks("one", queue="strict", created=NOW + 1, requests={"cpu": 4}))
@@ -432,16 +426,16 @@ def test_a_group_behind_a_head_is_not_written_when_the_head_changes(world: World
     assert changing.writes - before == 2
 
 
-def test_a_preemptor_is_told_when_its_victims_must_have_stopped(
+def test_an_explanation_of_a_preemptor_says_when_its_victims_must_have_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_why(everything().why("claimant"), history=False)
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Room by:")]
-    assert told == ["Room by:   1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Earliest:")]
+    assert told == ["Earliest:  1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
 
 
-def test_a_victim_has_no_room_in_what_it_is_leaving() -> None:
-    """Its claimant holds that next, and says by no walltime for how long."""
+def test_a_victim_cannot_count_on_the_capacity_that_it_leaves() -> None:
+    """Its preemptor holds the capacity next, and has no walltime that limits how long."""
     start = everything().why("victim").start
     assert start is not None
     assert start.at is None
@@ -451,7 +445,7 @@ def test_a_victim_has_no_room_in_what_it_is_leaving() -> None:
     )
 
 
-def test_a_group_no_empty_node_takes_is_promised_no_room() -> None:
+def test_a_group_that_no_empty_node_takes_has_no_start() -> None:
     world = World(a_node("n1", cpu=2), a_node("n2", cpu=2))
     world.run(asks("runs", requests={"cpu": 2}, walltime=MINUTE))
     world.add(asks("wide", requests={"cpu": 3}))
@@ -461,7 +455,7 @@ def test_a_group_no_empty_node_takes_is_promised_no_room() -> None:
     assert (told.start.at, told.start.why) == (None, told.ever)
 
 
-def test_one_pod_is_told_to_ask_for_what_one_node_has() -> None:
+def test_a_single_pod_is_advised_about_one_node() -> None:
     world = World(a_node("n1", cpu=4), a_node("n2", cpu=4), a_queue("default", preemption=NEVER))
     world.run(asks("one", requests={"cpu": 3}), asks("two", requests={"cpu": 2}))
     world.add(asks("pod", requests={"cpu": 4}), asks("gang", requests={"cpu": 1}, replicas=4))
@@ -474,7 +468,7 @@ def test_one_pod_is_told_to_ask_for_what_one_node_has() -> None:
     )
 
 
-def test_a_group_above_which_its_queue_was_divided_is_to_be_submitted_anew() -> None:
+def test_a_group_of_a_queue_that_got_children_must_be_submitted_again() -> None:
     world = World(a_node(cpu=1), a_queue("team"), a_queue("part", parent="team"))
     world.add(asks("waits", queue="team"))
     world.settle()
@@ -490,6 +484,6 @@ def test_every_check_that_is_open_is_named() -> None:
     world.add(asks("waits", queue="checked"))
     world.settle()
     assert world.why("waits").reasons[0].remedy == (
-        "ask finance, or where that is a person's to say: `batchq checks set waits approval True`"
+        "ask finance, or if people answer it: `batchq checks set waits approval True`"
         " and `batchq checks set waits budget True`"
     )

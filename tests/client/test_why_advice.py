@@ -1,4 +1,4 @@
-"""What is told of what can never be, of gates and checks of all kinds, and of the past."""
+"""Explanations of groups that can never run, of gates and checks, and of a group's history."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event
 from batchq.cli.output.tables import where_or_why
 from batchq.cli.why import row_of, show_why
-from batchq.client.history import spells_of, waited_for
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
+from batchq.client.why import periods_of, waited_for
 from tests.builders import a_node, a_queue, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept
 
 
 def printed(world: World, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What is told of a group: the parts below the reasons, by their titles."""
+    """Return the printed sections below the reasons, by their titles."""
     show_why(world.why(name), history=False)
     lines = capsys.readouterr().out.splitlines()
     parts = (line.partition(":") for line in lines if not line.startswith(" "))
@@ -40,7 +40,7 @@ def two_nodes_of_four(*more: Any) -> World:
     return World(a_node("n1", cpu=4), a_node("n2", cpu=4), a_queue("default", preemption=NEVER))
 
 
-def test_a_group_larger_than_every_node_is_not_told_to_wait_for_others(
+def test_a_group_larger_than_every_node_is_not_advised_to_wait(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = two_nodes_of_four()
@@ -61,8 +61,8 @@ def test_a_group_larger_than_every_node_is_not_told_to_wait_for_others(
         "no: not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
         " cpu 7, and the largest node has 4"
     )
-    assert "Room by" not in told
-    assert "Nobody is evicted for it" not in told
+    assert "Earliest" not in told
+    assert "No victims" not in told
     assert row_of(world.why("w7"))["everPossible"] is False
 
 
@@ -77,10 +77,10 @@ def test_a_group_larger_than_every_node_is_never_admitted_and_sent_back(
     assert printed(world, "w7", capsys)["Ever"].startswith("no: not even empty nodes take it")
     assert [reason for reason, _ in remedies(world, "w7")] == ["ExceedsCapacity"]
     assert remedies(world, "w7")[0][1].startswith("ask for at most cpu 4 a pod")
-    assert "Room by" not in printed(world, "w7", capsys)
+    assert "Earliest" not in printed(world, "w7", capsys)
 
 
-def test_one_remedy_is_told_once() -> None:
+def test_a_remedy_is_shown_once() -> None:
     world = World(
         a_node("n1", cpu=4),
         a_node("n2", cpu=4),
@@ -120,7 +120,7 @@ def test_a_gang_that_does_not_fit_together_may_start_with_fewer_pods() -> None:
     ]
 
 
-def test_a_gang_is_told_what_it_and_one_of_its_pods_may_ask_for() -> None:
+def test_a_gang_gets_advice_on_its_size_and_that_of_its_pods() -> None:
     world = two_nodes_of_four()
     world.add(asks("gang", requests={"cpu": 5}, replicas=2))
     world.settle()
@@ -129,7 +129,7 @@ def test_a_gang_is_told_what_it_and_one_of_its_pods_may_ask_for() -> None:
     ]
 
 
-def test_a_resource_no_node_has_is_said_to_be_offered_by_none() -> None:
+def test_the_remedy_for_a_resource_of_no_node_says_so() -> None:
     world = two_nodes_of_four()
     world.add(asks("g", requests={"cpu": 1, "gpu": 1}))
     world.settle()
@@ -138,7 +138,7 @@ def test_a_resource_no_node_has_is_said_to_be_offered_by_none() -> None:
     ]
 
 
-def test_a_group_that_matches_no_node_is_told_of_labels() -> None:
+def test_a_group_that_matches_no_node_is_advised_about_labels() -> None:
     world = two_nodes_of_four()
     world.add(asks("picky", template={"node_selector": {"disk": "ssd"}}))
     world.settle()
@@ -159,10 +159,10 @@ def test_a_group_that_is_only_gated_does_not_wait_for_others_to_end(
     world = two_nodes_of_four()
     world.add(asks("gated", scheduling_gates=(SchedulingGate(name="data"),)))
     world.settle()
-    assert printed(world, "gated", capsys)["Ever"] == "yes, once nothing of the above is in its way"
+    assert printed(world, "gated", capsys)["Ever"] == "yes, once the reasons above no longer apply"
 
 
-def test_room_that_others_leave_is_told_apart_from_what_is_free(
+def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = World(a_node("n1", cpu=8), a_queue("default", preemption=NEVER))
@@ -170,13 +170,13 @@ def test_room_that_others_leave_is_told_apart_from_what_is_free(
     world.add(asks("w7", requests={"cpu": 7}))
     world.settle()
     assert "has 3 free" in world.why("w7").reasons[0].message
-    assert printed(world, "w7", capsys)["Room by"] == (
+    assert printed(world, "w7", capsys)["Earliest"] == (
         "not known: no walltime says when what it lacks will be free: once all have ended whose end"
         " is known, it needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
     )
 
 
-# --- what others refuse for -----------------------------------------------------------------------
+# --- reasons of other plugins ---------------------------------------------------------------------
 
 
 def test_a_gate_of_somebody_else_s_plugin_is_not_opened_by_batchq() -> None:
@@ -199,7 +199,7 @@ def partly_gated() -> World:
     return world
 
 
-def test_pods_of_a_running_group_that_wait_for_gates_are_told() -> None:
+def test_gated_pods_of_a_running_group_are_shown() -> None:
     world = partly_gated()
     told = world.why("part")
     assert told.phase == "Running"
@@ -219,7 +219,7 @@ def test_a_list_tells_them_too() -> None:
     assert where_or_why(view) == "n1; 2 pods of task b wait for gates late, licence"
 
 
-def test_a_check_that_is_not_there_is_to_be_applied() -> None:
+def test_a_missing_check_has_apply_as_its_remedy() -> None:
     world = World(a_node(cpu=1), a_queue("checked", admission_checks=("approval",)))
     world.add(asks("waits", queue="checked"))
     world.settle()
@@ -242,7 +242,7 @@ def test_each_of_several_checks_has_its_own_remedy() -> None:
     ]
 
 
-def test_a_group_whose_check_is_retried_later_is_told_where_the_delay_is_set() -> None:
+def test_the_remedy_of_a_retried_check_names_the_setting_of_its_delay() -> None:
     checked = a_queue("checked", admission_checks=("approval",))
     asked = CheckState(name="approval", status="False", reason="Retry", since=NOW)
     world = World(a_node(cpu=1), checked, a_check("approval", active=True))
@@ -252,9 +252,9 @@ def test_a_group_whose_check_is_retried_later_is_told_where_the_delay_is_set() -
         (
             "BackingOff",
             (
-                "nothing: it stands in line again at 1970-01-01T00:31:40Z; the delay is"
-                " retryDelayMinutes of AdmissionCheck approval, which may be edited to be asked"
-                " again sooner"
+                "nothing: it returns to the line at 1970-01-01T00:31:40Z; the delay is"
+                " retryDelayMinutes of AdmissionCheck approval; shorten it to be checked again"
+                " sooner"
             ),
         )
     ]
@@ -267,8 +267,8 @@ def happened(at: int, reason: str, message: str = "") -> Event:
     return Event(kind="PodGroup", key="default/x", reason=reason, message=message, at=at)
 
 
-def test_the_history_tells_who_opened_a_gate() -> None:
-    spells = spells_of(
+def test_the_history_names_the_opener_of_a_gate() -> None:
+    spells = periods_of(
         [
             happened(0, "Submitted"),
             happened(10, "Waiting", "SchedulingGated"),
@@ -303,8 +303,8 @@ def test_a_gate_that_is_opened_begins_no_new_phase() -> None:
 
 
 def test_an_event_from_a_clock_slightly_behind_is_part_of_a_groups_history() -> None:
-    """Who submits may have another clock than who schedules; a former group's story is over."""
-    spells = spells_of(
+    """Submitter and scheduler may have different clocks; an earlier group's events are left out."""
+    spells = periods_of(
         [
             happened(60, "Submitted"),
             happened(70, "Completed"),

@@ -1,4 +1,4 @@
-"""Why a group waits in a queue that is backfilled, and when it is expected to start."""
+"""Why a group waits in a backfilled queue, and when it is expected to start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wants(name: str, cpu: int, place: int, minutes: int | None = None, **more: A
 
 
 def a_world(*behind: PodGroup, type: str = "Backfill", reservations: str = "1") -> World:
-    """Of four cpus three are in use for an hour, and the head wants all four."""
+    """Return a world of four cpus: three are in use for an hour, and the head needs all four."""
     world = World(a_node(cpu=4), filled(type=type, reservations=reservations))
     world.run(wants("runs", 3, 0, 60))
     world.add(wants("head", 4, 1, 30), *behind)
@@ -51,17 +51,19 @@ def remedy_for_turn(world: World, name: str) -> str:
     return reason.remedy
 
 
-def test_the_head_has_a_reservation_that_nobody_delays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_head_has_a_reservation_that_no_group_delays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     world = a_world(wants("long", 1, 2, 90))
     told = printed(world, "head", capsys)
     assert told["Backfill"] == (
-        "has a reservation at 1970-01-01T01:16:40Z (in 1h): nobody who is backfilled delays it"
+        "has a reservation at 1970-01-01T01:16:40Z (in 1h): backfilled groups do not delay it"
     )
-    assert told["Expected"] == "1970-01-01T01:16:40Z (in 1h), those ahead counted"
-    assert told["Room by"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
+    assert told["Expected"] == "1970-01-01T01:16:40Z (in 1h), counting the groups ahead"
+    assert told["Earliest"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
 
 
-def test_a_group_that_would_delay_the_head_is_told_so_and_which_walltime_would_not(
+def test_a_group_that_would_delay_the_head_gets_the_walltime_that_would_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = a_world(wants("long", 1, 2, 90))
@@ -69,8 +71,8 @@ def test_a_group_that_would_delay_the_head_is_told_so_and_which_walltime_would_n
     assert told["Backfill"] == (
         "now it would delay default/head, which has a reservation at 1970-01-01T01:16:40Z (in 1h)"
     )
-    assert told["Expected"] == "1970-01-01T01:46:40Z (in 1h30m), those ahead counted"
-    assert told["Room by"] == "there is room now"
+    assert told["Expected"] == "1970-01-01T01:46:40Z (in 1h30m), counting the groups ahead"
+    assert told["Earliest"] == "there is free capacity now"
     assert remedy_for_turn(world, "long") == (
         "with a walltime of at most 1h it would go ahead now (`batchq apply -f FILE`)"
     )
@@ -92,7 +94,7 @@ def test_without_a_walltime_it_may_only_use_what_is_left_beside_the_head() -> No
     )
 
 
-def test_a_group_that_does_not_fit_now_is_told_no_walltime(
+def test_a_group_that_does_not_fit_now_gets_no_walltime_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = a_world(wants("wide", 2, 2, 10))
@@ -102,25 +104,25 @@ def test_a_group_that_does_not_fit_now_is_told_no_walltime(
     )
 
 
-def test_whom_no_node_takes_now_is_told_no_walltime_that_would_do(
+def test_a_group_that_no_node_takes_gets_no_walltime_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each node has one cpu left, and together they have two."""
+    """Each node has one free cpu, and so together they have two."""
     world = World(a_node("n1", cpu=4), a_node("n2", cpu=4), filled(type="Backfill"))
     world.run(wants("r1", 3, 0, 60), wants("r2", 3, 0, 60))
     world.add(wants("head", 4, 1, 30, replicas=2), wants("pair", 2, 2, 90), wants("two", 2, 3, 9))
     world.settle()
     standing = world.why("pair").backfilling
     assert standing is not None
-    # What no node takes now delays nobody, by whatever walltime.
+    # A group that no node takes now delays no other, whatever its walltime.
     assert (standing.delays, standing.longest_ms) == ("", None)
     assert printed(world, "two", capsys)["Backfill"] == ("does not fit beside what runs now")
 
 
-def test_where_all_have_reservations_any_of_them_may_be_the_one_that_is_delayed(
+def test_with_reservations_for_all_any_group_ahead_may_be_delayed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Until the hour is over one cpu is free; from then on it is the head's, or `second`'s."""
+    """One cpu is free for an hour; after that it is reserved for the head, or for `second`."""
     world = World(a_node(cpu=4), filled(type="Backfill", reservations="all"))
     world.run(wants("runs", 3, 0, 60))
     world.add(
@@ -130,14 +132,14 @@ def test_where_all_have_reservations_any_of_them_may_be_the_one_that_is_delayed(
     )
     world.settle()
     assert printed(world, "third", capsys)["Backfill"] == (
-        "has a reservation at 1970-01-01T01:56:40Z (in 1h40m): nobody who is backfilled delays it;"
+        "has a reservation at 1970-01-01T01:56:40Z (in 1h40m): backfilled groups do not delay it;"
         " now it would delay default/second, which has a reservation at 1970-01-01T01:46:40Z"
         " (in 1h30m)"
     )
     assert remedy_for_turn(world, "third").startswith("with a walltime of at most 90m ")
 
 
-def test_behind_a_head_without_a_start_nobody_goes_ahead(
+def test_no_group_goes_ahead_of_a_head_with_an_unknown_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = World(a_node(cpu=4), filled(type="Backfill"))
@@ -145,17 +147,17 @@ def test_behind_a_head_without_a_start_nobody_goes_ahead(
     world.add(wants("head", 4, 1, 30), wants("small", 1, 2, 10))
     world.settle()
     assert printed(world, "head", capsys)["Backfill"] == (
-        "nobody knows when it can start: nobody goes ahead"
+        "its start is unknown: no group goes ahead"
     )
     told = printed(world, "small", capsys)
-    assert told["Backfill"] == "nobody knows when default/head can start: nobody goes ahead"
+    assert told["Backfill"] == "the start of default/head is unknown: no group goes ahead"
     assert told["Expected"] == (
         "not known: the start of default/head; nobody knows when the one ahead of it starts"
     )
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "BestEffortFIFO"])
-def test_in_a_queue_that_is_not_backfilled_nothing_of_it_is_told(
+def test_a_queue_without_backfill_has_no_backfill_explanation(
     strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = a_world(wants("wide", 2, 2, 90), type=strategy)
@@ -187,7 +189,7 @@ def test_as_json_it_has_instants_and_the_longest_walltime() -> None:
 # --- expected, in any queue -----------------------------------------------------------------------
 
 
-def test_only_the_number_of_groups_in_other_namespaces_is_told() -> None:
+def test_groups_of_other_namespaces_are_only_counted() -> None:
     world = World(a_node(cpu=4), a_queue(preemption=NEVER))
     world.run(wants("theirs", 4, 0, 60, namespace="lab"))
     world.add(wants("mine", 4, 1, 30))
@@ -197,7 +199,7 @@ def test_only_the_number_of_groups_in_other_namespaces_is_told() -> None:
     assert (expected.at, expected.ends) == (NOW + HOUR, Others(elsewhere=1))
 
 
-def test_those_ahead_are_counted_where_there_is_room_before() -> None:
+def test_groups_ahead_delay_the_expected_start() -> None:
     world = World(a_node(cpu=4), a_queue(strict=True, preemption=NEVER))
     world.run(wants("runs", 3, 0, 60))
     world.add(wants("head", 4, 1, 30), wants("small", 1, 2, 10))

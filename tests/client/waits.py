@@ -1,7 +1,7 @@
-"""A world without a server in which a group waits for every reason there is, one each.
+"""A world without a server, with one waiting group for every reason.
 
-Nobody takes anybody's place in it but where that is the reason; each reason has resources of its
-own, so that none is in another's way.
+No group evicts another unless that is the reason. Each reason has its own resources, so that the
+groups do not affect each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
-from batchq.client.start_estimates import Deciding
+from batchq.client.start_estimates import TrialScheduler
 from batchq.client.why import Why, explain
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
@@ -39,7 +39,7 @@ NEVER = QueuePreemption(within_queue="Never", reclaim="Never")
 
 
 class World:
-    """A snapshot that follows what sessions decide; `writes` counts the transactions so far."""
+    """A snapshot that follows the decisions of sessions; `writes` counts the transactions."""
 
     def __init__(self, *objects: Any, now_ms: int = NOW) -> None:
         checks = tuple(one for one in objects if isinstance(one, AdmissionCheck))
@@ -62,7 +62,7 @@ class World:
             self._submitted(group)
 
     def turn(self) -> Session:
-        """One session, and what it has decided."""
+        """Run one session; return it."""
         session = self.scheduler.decide(self.snapshot, self.now_ms)
         transactions = transactions_of(session)
         self.writes += len(transactions)
@@ -71,7 +71,7 @@ class World:
         return session
 
     def settle(self) -> None:
-        """Sessions until one has nothing to write."""
+        """Run sessions until one has nothing to write."""
         for _ in range(20):
             before = self.writes
             self.turn()
@@ -80,7 +80,7 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def start(self, name: str) -> None:
-        """The bound pods of a group run."""
+        """Let the bound pods of a group run."""
         pods = dict(self.snapshot.pods)
         for uid, some in pods.items():
             pods[uid] = tuple(
@@ -105,15 +105,17 @@ class World:
         self.settle()
 
     def why(self, name: str, *, led: bool = True) -> Why:
-        """What is told of a group in namespace default."""
-        deciding = Deciding(snapshot=self.snapshot, scheduler=self.scheduler, now_ms=self.now_ms)
+        """Explain a group in namespace default."""
+        deciding = TrialScheduler(
+            snapshot=self.snapshot, scheduler=self.scheduler, now_ms=self.now_ms
+        )
         key = f"default/{name}"
         told = explain(deciding, key, [one for one in self.events if one.key == key], led=led)
         assert told is not None
         return told
 
     def reasons(self, name: str) -> list[str]:
-        """The stored reasons, the first first."""
+        """Return the stored reasons, the most fundamental first."""
         [group] = [one for one in self.snapshot.groups if one.metadata.name == name]
         return [str(verdict.reason) for verdict in group.status.reasons]
 
@@ -141,7 +143,7 @@ class World:
 
 
 def asks(name: str, created: int = NOW, **more: Any) -> PodGroup:
-    """A group of one pod; `requests` are amounts as people write them."""
+    """Return a group of one pod; `requests` are quantities in the usual notation."""
     requests = more.pop("requests", {"cpu": 1})
     replicas = more.pop("replicas", 1)
     template = more.pop("template", {})
@@ -158,7 +160,7 @@ def a_check(name: str, *, active: bool) -> AdmissionCheck:
 
 
 def furniture() -> list[Any]:
-    """Nodes, queues, priority classes and checks."""
+    """Return nodes, queues, priority classes and checks."""
     return [
         a_node("n1", cpu=40, gpu=1, tpu=2, fpga=1),
         a_node("n2", cpu=40, tpu=2),
@@ -187,7 +189,7 @@ def _sent_back() -> PodGroupStatus:
 
 
 def waiting() -> list[PodGroup]:
-    """Of each reason a group that waits for it, once the others run."""
+    """Return a group for each reason, which waits for it after the other groups run."""
     return [
         asks("misconfigured", priority_class_name="urgent"),
         asks("lost", queue="nowhere"),
@@ -210,7 +212,7 @@ def waiting() -> list[PodGroup]:
 
 
 def running() -> list[PodGroup]:
-    """What takes the room that those lack."""
+    """Return the groups that hold the capacity which the waiting ones lack."""
     spread = {"requests": {"tpu": 1}, "replicas": 2}
     hour = 60 * MINUTE
     return [
@@ -222,7 +224,7 @@ def running() -> list[PodGroup]:
 
 
 def everything() -> World:
-    """All of them wait."""
+    """Return the world in which all of them wait."""
     world = World(*furniture())
     world.run(*running())
     world.now_ms += MINUTE

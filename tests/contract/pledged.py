@@ -12,7 +12,7 @@ from batchq.api.objects import KINDS, Pledge, Pod, PodGroup, PodGroupStatus, key
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Transaction, node_scope
 from batchq.changes import object_writes
-from batchq.client.doctor import stored
+from batchq.client.doctor import servers
 from batchq.client.doctor.system_state import Level, State
 from batchq.core.quota.ledger import holders_in_store
 from batchq.store.inspection import Books
@@ -200,7 +200,7 @@ def audited(store: AnyStore) -> list[str]:
     state = State(now_ms=0, version="0.1.0", server=SERVER, books=found)
     return [
         f"{one.subject}: {one.found}, not {one.expected}"
-        for one in stored.ledger(state)
+        for one in servers.ledger(state)
         if one.level != Level.OK
     ]
 

@@ -41,8 +41,8 @@ def test_a_run_interrupted_twice_names_what_is_left_and_down_now_ends_it(
     interrupt(process)
     assert process.wait(timeout=30) == 130
     told = machine.output_of(process)
-    assert "error: interrupted while stopping; still there: server, scheduler, " in told
-    assert "hint: `batchq down` goes on with it, `batchq down --now` does not wait for pods" in told
+    assert "error: interrupted while stopping; still running: server, scheduler, " in told
+    assert "hint: `batchq down` continues, `batchq down --now` does not wait for pods" in told
     done = machine.batchq("down", "--now", within_s=25)
     server, scheduler, busy, idle = done.stdout.splitlines()[1:]
     assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3

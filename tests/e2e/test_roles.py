@@ -149,7 +149,7 @@ def test_an_operator_changes_queues_quotas_classes_and_nodes(stack: GuardedStack
     report = json.loads(stack.batchq("operator", "doctor", "-o", "json", exits=None).stdout)
     [asked] = [one for one in report["findings"] if one["check"] == "permissions"]
     assert asked["found"] == (
-        "user operator (by its name an operator) may read everything that is looked at"
+        "user operator (by its name an operator) may read everything that is checked"
     )
 
 

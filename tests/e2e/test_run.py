@@ -40,7 +40,7 @@ def test_the_mandelbrot_example_draws_its_picture_from_nothing(machine: Machine)
     assert "Written: out/mandelbrot.png" in done.stdout
     assert (machine.root / "out" / "mandelbrot.png").read_bytes().startswith(b"\x89PNG")
     assert "Started server, scheduler" in done.stderr
-    assert machine.batchq("down").stderr == "Nothing was there to stop\n"
+    assert machine.batchq("down").stderr == "There was nothing to stop\n"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_second_run_takes_a_fresh_name_and_collects_its_own_logs(stack: Machin
     first, second = stack.batchq("run", file), stack.batchq("run", file)
     assert "again-main-0:  from again\n" in first.stdout
     assert "again-2-main-0:  from again-2\n" in second.stdout
-    assert "again is there from before: this one is again-2\n" in second.stderr
+    assert "again exists already: the new group is again-2\n" in second.stderr
     [logs] = [line for line in second.stdout.splitlines() if line.startswith("Logs of 1 pod: ")]
     folder = Path(logs.removeprefix("Logs of 1 pod: "))
     assert (folder / "again-2-main-0.log").read_text() == "from again-2\n"
@@ -80,8 +80,8 @@ def test_no_keep_leaves_no_group(stack: Machine) -> None:
 def test_a_timeout_names_what_keeps_running(stack: Machine) -> None:
     file = pod(stack, "long", "sleep 60")
     done = stack.batchq("run", file, "--timeout", "2s", exits=124)
-    assert "not at an end after 2s; what goes on: long (Running)" in done.stderr
-    assert "`batchq cancel long` ends what is left" in done.stderr
+    assert "not ended after 2s; still active: long (Running)" in done.stderr
+    assert "`batchq cancel long` ends them" in done.stderr
     stack.batchq("cancel", "long")
 
 
@@ -99,8 +99,8 @@ def test_ctrl_c_names_what_keeps_running(stack: Machine) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130
     told = stack.output_of(process)
-    assert "interrupted; what goes on: patient (Running)" in told
-    assert "`batchq cancel patient` ends what is left" in told
+    assert "interrupted; still active: patient (Running)" in told
+    assert "`batchq cancel patient` ends them" in told
     assert "`batchq down` stops them" in told
     with stack.client() as client:
         assert phase(client, "patient") == "Running"
@@ -114,7 +114,7 @@ def test_ctrl_c_while_the_stack_starts_leaves_nothing(machine: Machine) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "what was started is stopped again" in machine.output_of(process)
-    assert machine.batchq("down").stderr == "Nothing was there to stop\n"
+    assert machine.batchq("down").stderr == "There was nothing to stop\n"
 
 
 def test_a_wrong_file_is_reported_before_anything_is_started(machine: Machine) -> None:

@@ -66,7 +66,7 @@ def test_up_restarts_dead_processes(machine: Machine) -> None:
 
 
 def test_down_and_up_keep_the_data_and_print_what_they_did(machine: Machine) -> None:
-    assert machine.batchq("down").stderr == "Nothing was there to stop\n"
+    assert machine.batchq("down").stderr == "There was nothing to stop\n"
     machine.up(agents=1)
     machine.submit(HELLO)
     with machine.client() as client:

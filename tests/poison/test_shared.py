@@ -435,5 +435,5 @@ def test_the_doctor_reads_a_part_of_a_large_report_queue_and_shows_its_size(
     raw.hset(keys.inbox("n1"), mapping={f"p{n}-1": fact % n for n in range(20_000)})
     began = time.monotonic()
     [found] = [one for one in examine(small.store.url).findings if one.check == "inboxes"]
-    assert found.found.startswith("20000 facts lie in its inbox")
+    assert found.found.startswith("20000 reports are in its report queue")
     assert time.monotonic() - began < 8

@@ -1,4 +1,4 @@
-"""The live state, saved as a described world: `simulate` plays it as the look ahead does."""
+"""The live state, saved as a described world: `simulate` simulates it as the look ahead does."""
 
 from __future__ import annotations
 

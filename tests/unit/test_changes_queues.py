@@ -12,7 +12,7 @@ from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Refusal, Transaction
 from batchq.changes.queue_rules import MOST_QUEUES, first_contradiction
-from batchq.client.requests import Effect, RequestPlan, plan
+from batchq.client.requests import Effect, RequestPlan, plan_steps
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 
@@ -49,7 +49,7 @@ def plan_of(store: MemoryStore, *objects: Object) -> RequestPlan:
         uid = f"uid{next(REQUESTS)}"
         return changes.apply(reader, item, now_ms=NOW, uid=uid, in_part=True)
 
-    return plan(store, objects, step)
+    return plan_steps(store, objects, step)
 
 
 def together(store: MemoryStore, *objects: Object) -> None:
@@ -374,7 +374,7 @@ def test_a_whole_tree_can_be_deleted_in_one_request(store: MemoryStore) -> None:
         name = item.metadata.name
         return changes.delete(reader, "Queue", name, now_ms=NOW, in_part=True)
 
-    planned = plan(store, [stored(store, name) for name in "pab"], remove, last_first=True)
+    planned = plan_steps(store, [stored(store, name) for name in "pab"], remove, last_first=True)
     assert [one.effect for one in planned.applied] == [Effect.DELETED] * 3
     assert planned.transaction is not None
     assert commit(store, planned.transaction) is None

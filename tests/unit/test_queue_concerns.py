@@ -13,7 +13,7 @@ from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Ledger, Transaction
 from batchq.changes import differences, overpromised
-from batchq.client.requests import Applied, RequestPlan, decoded, plan
+from batchq.client.requests import Applied, RequestPlan, decoded, plan_steps
 from batchq.errors import NotFound, Rejected
 from batchq.store.memory import MemoryStore
 from tests.builders import a_node, a_queue
@@ -48,7 +48,7 @@ def planned(store: MemoryStore, *given: Any, held: Callable[[], Ledger] = dict) 
         return changes.apply(reader, item, now_ms=NOW, uid=uid, in_part=True)
 
     objects, silent = decoded(given)
-    return plan(store, objects, step, keep_stop=silent, held=held)
+    return plan_steps(store, objects, step, keep_stop=silent, held=held)
 
 
 def apply(store: MemoryStore, *given: Any) -> tuple[Applied, ...]:
@@ -129,8 +129,8 @@ def test_a_manifest_that_names_no_stop_policy_leaves_the_stop_alone(store: Memor
     assert one.changes == "weight 1 -> 2"
     assert one.warnings == (
         (
-            "Queue q stays stopped (HoldAndDrain), since no stopPolicy is named here;"
-            " `batchq queues resume q` lets it go on"
+            "Queue q stays stopped (HoldAndDrain), since the manifest does not set stopPolicy;"
+            " `batchq queues resume q` resumes it"
         ),
     )
     [again] = apply(store, manifest("Queue", "q", weight=2))

@@ -1,4 +1,4 @@
-"""What every command shares: the options before its name, the client, and examples in the help."""
+"""What commands share: global options, paging, output formats, and examples in the help."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Globals(NamedTuple):
     color: bool = True
 
     def connect(self, *, patience_s: float | None = 0.0) -> Client:
-        """A client of the chosen server, to be used in a `with`.
+        """Return a client of the chosen server, to be used in a `with`.
 
-        A server that is away is waited for, `patience_s` seconds or for ever (None): by commands
-        that would wait for it if it went away a moment later.
+        `patience_s` is the longest wait for a server that is away (None: for ever), for commands
+        that would also wait if it went away later.
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, WaitTimedOut
-        if it was waited for.
+        if none answers within `patience_s`.
         """
         from batchq.client import Client
 
@@ -44,22 +44,22 @@ class Globals(NamedTuple):
 
 METRICS_VARIABLE = "BATCHQ_METRICS"
 
-#: Decorates a command that wants the Globals as its first argument.
+#: Decorates a command whose first argument is the Globals.
 pass_globals = click.make_pass_decorator(Globals, ensure=True)
 
 LIST_FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
 def namespace_option(command: F) -> F:
-    """-n/--namespace, `default` unless given."""
+    """Add -n/--namespace, whose default is `default`."""
     return click.option(
         "-n", "--namespace", default="default", show_default=True, help="The namespace."
     )(command)
 
 
 class Paging(NamedTuple):
-    """How a large list is read: `size` objects at a time, 0 for all in one look; at most `limit` of
-    them, None for all; and those behind the place that `after` names.
+    """How a large list is read: `size` objects at a time (0: all at once), at most `limit` of them
+    (None: all), after the place that the token `after` names.
     """
 
     size: int
@@ -68,7 +68,7 @@ class Paging(NamedTuple):
 
 
 def paging_options(command: F) -> F:
-    """--chunk-size, --limit and --continue, as `paging`."""
+    """Add --chunk-size, --limit and --continue, as the argument `paging`."""
 
     @click.option(
         "--chunk-size",
@@ -76,16 +76,16 @@ def paging_options(command: F) -> F:
         default=500,
         show_default=True,
         metavar="N",
-        help="Read a large list so many at a time; 0: all in one look.",
+        help="Read a large list this many at a time; 0: all at once.",
     )
     @click.option(
         "--limit",
         type=click.IntRange(min=1),
         metavar="N",
-        help="List at most so many, and say how to go on.",
+        help="List at most this many, and print how to continue.",
     )
     @click.option(
-        "--continue", "after", default="", metavar="TOKEN", help="Go on where --limit has ended."
+        "--continue", "after", default="", metavar="TOKEN", help="Continue where --limit has ended."
     )
     @functools.wraps(command)
     def paged(*words: Any, chunk_size: int, limit: int | None, after: str, **named: Any) -> Any:
@@ -95,11 +95,11 @@ def paging_options(command: F) -> F:
 
 
 def metrics_option(command: F) -> F:
-    """--metrics, or BATCHQ_METRICS; nothing is served without."""
+    """Add --metrics, or BATCHQ_METRICS; without it nothing is served."""
     return click.option(
         "--metrics",
         metavar="[HOST:]PORT",
-        # An empty variable is none.
+        # An empty variable counts as unset.
         callback=lambda _, __, value: value or None,
         envvar=METRICS_VARIABLE,
         show_envvar=True,
@@ -108,18 +108,18 @@ def metrics_option(command: F) -> F:
 
 
 def output_option(*formats: str) -> Callable[[F], F]:
-    """-o/--output; the first format is the default."""
+    """Add -o/--output; the first format is the default."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(formats),
         default=formats[0],
         show_default=True,
-        help="How the answer is written.",
+        help="The output format.",
     )
 
 
 def examples(*lines: str) -> str:
-    """The `Examples:` block of a command's help, for its `epilog`; each line starts `batchq …`."""
-    # \b keeps click from filling the lines up.
+    """Return the `Examples:` block of a command's help, for its `epilog`; a line is `batchq …`."""
+    # \b keeps click from rewrapping the lines.
     return "\b\nExamples:\n" + "\n".join(f"  $ {line}" for line in lines)

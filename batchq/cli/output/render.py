@@ -1,7 +1,7 @@
-"""How answers are written: tables for people, plain rows in a pipe, JSON and YAML for programs.
+"""Output formats: tables for people, plain rows in a pipe, JSON and YAML for programs.
 
-Columns are aligned by spaces, and nothing is ever cut off. On a terminal words have colours, and
-the last column, the prose, is folded where the line would be too long.
+Columns are aligned by spaces, and nothing is ever cut off. On a terminal some words have colours,
+and the last column, the prose, is wrapped if the line would be too long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from batchq.api.objects import API_VERSION, Object, full_name, kind_of
 from batchq.api.printable import printable
 from batchq.cli.output.terminal import echo, paint
 
-#: Columns are left out for the sake of so much room for prose. Into less than the second it is not
-#: folded: one word below the other is no sentence.
+#: Columns are left out to give the prose this width. Below the second width the prose is not
+#: wrapped: one word per line is unreadable.
 _GOOD_PROSE = 25
 _LEAST_PROSE = 18
 _GAP = "  "
@@ -39,8 +39,8 @@ _STYLES = {
 
 
 class Table(NamedTuple):
-    """Rows under titles; the titles in `wide` are shown only when asked for, those in `spare` are
-    left out on a narrow terminal, the first of them first.
+    """Rows under titles. Columns in `wide` are shown only on request; columns in `spare` are left
+    out on a narrow terminal, the first of them first.
     """
 
     titles: tuple[str, ...]
@@ -49,13 +49,13 @@ class Table(NamedTuple):
     spare: tuple[str, ...] = ()
 
     def narrowed(self, *, wide: bool) -> Table:
-        """Only what is to be shown, fit for one line each."""
+        """Return the visible columns, with every cell on one line."""
         lines = tuple(tuple(one_line(cell) for cell in row) for row in self.rows)
         plain = Table(self.titles, lines, spare=() if wide else self.spare)
         return plain if wide else plain.without(*self.wide)
 
     def without(self, *titles: str) -> Table:
-        """The same without these columns."""
+        """Return the table without these columns."""
         kept = [place for place, title in enumerate(self.titles) if title not in titles]
         return Table(
             tuple(self.titles[place] for place in kept),
@@ -77,11 +77,11 @@ def show_table(table: Table, *, wide: bool = False, color: bool = True) -> None:
 
 
 def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
-    """A table as the lines of a terminal so many columns wide; an empty cell is a dash.
+    """Return a table as lines for a terminal of this width; an empty cell is a dash.
 
-    Names are there to be copied, so every column has its whole width; the last one takes what is
-    left and goes on below. Where that is too little, columns are left out; where it still is, lines
-    are as long as they need to be, and it is for the terminal to wrap them.
+    Names may be copied, so every column has its full width; the last one takes the rest and is
+    wrapped. If the rest is too small, columns are left out; if it still is, lines are longer than
+    the terminal.
     """
     from rich.cells import cell_len
 
@@ -97,7 +97,7 @@ def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
 
 
 def _laid_out(rows: Sequence[Sequence[str]], widths: Sequence[int], *, color: bool) -> list[str]:
-    """Rows, the first of them titles, as lines. The widths are ours: rich would crop to fit."""
+    """Lay out rows, the first of them titles. Widths are fixed, because rich would crop cells."""
     from rich.console import Console
     from rich.table import Table as Layout
     from rich.text import Text
@@ -120,7 +120,7 @@ def _laid_out(rows: Sequence[Sequence[str]], widths: Sequence[int], *, color: bo
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns, nothing cut off; an empty cell is a dash."""
+    """Return rows as lines with aligned columns, nothing cut off; an empty cell is a dash."""
     filled = [[cell or "-" for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in filled) for place in range(len(filled[0]))]
     return [
@@ -130,19 +130,19 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks at stdout."""
-    # It is absent, not closed, in a process that was started without one.
+    """Return whether a person reads stdout."""
+    # It is None in a process that was started with stdout closed.
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def draws_lines() -> bool:
-    """Whether stdout is a terminal that has more letters than ASCII."""
+    """Return whether stdout is a terminal with an encoding beyond ASCII."""
     return is_terminal() and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def one_line(text: str) -> str:
-    """`text` with line ends and control characters escaped, which could forge rows or paint
-    screens; in a pipe, too, where a row is a line.
+    """Return `text` with line ends and control characters escaped, which could imitate rows or
+    change the screen; in a pipe, too, where a row is a line.
     """
     return printable(text)
 
@@ -154,12 +154,12 @@ def show_data(data: object, form: str) -> None:
         return
     from batchq.config.documents import print_documents
 
-    # Through JSON, so that only plain types are left, whatever they were.
+    # Through JSON, so that only plain types are left.
     echo(print_documents([json.loads(json.dumps(data))]), nl=False)
 
 
 def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -> None:
-    """Write manifests as `json` or `yaml`: one `alone`, else a List; or `kind/name` of each."""
+    """Write manifests as `json` or `yaml`, one `alone` or else a List; or `kind/name` of each."""
     if form == "name":
         for item in objects:
             echo(f"{kind_of(item).lower()}/{full_name(item)}")
@@ -172,8 +172,8 @@ def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -
 
 
 class ListWriter:
-    """Writes a list of plain data as `json` or `yaml` while it comes: what it is called first, then
-    each item, and at the end, where there is more, where the list goes on.
+    """Writes a list of plain data as `json` or `yaml` while it is read: its kind, then each item,
+    and at the end where the list continues, if there is more.
     """
 
     def __init__(self, kind: str, form: str) -> None:
@@ -186,7 +186,7 @@ class ListWriter:
             show_data({"apiVersion": API_VERSION, "kind": kind}, form)
 
     def write(self, items: Sequence[object]) -> None:
-        """The next items."""
+        """Write the next items."""
         if self._form == "json":
             for item in items:
                 text = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ")
@@ -202,7 +202,7 @@ class ListWriter:
             self._count += len(items)
 
     def end(self, following: str = "") -> None:
-        """No more items; `following` is the token of those that are left out."""
+        """Finish the list; `following` is the token of the items that are left out."""
         if self._form == "json":
             close = "\n  ]" if self._count else "]"
             more = {"metadata": {"continue": following}} if following else {}
@@ -218,14 +218,14 @@ class ListWriter:
 
 
 class TableWriter:
-    """Writes a table a page at a time: the titles once, and columns as wide as a page needs."""
+    """Writes a table page by page: the titles once, and columns as wide as a page needs."""
 
     def __init__(self, *, wide: bool, color: bool) -> None:
         self._wide, self._color = wide, color
         self._is_begun = False
 
     def write(self, table: Table) -> None:
-        """The rows of a page."""
+        """Write the rows of a page."""
         shown = table.narrowed(wide=self._wide)
         begun, self._is_begun = self._is_begun, True
         if is_terminal():
@@ -239,21 +239,21 @@ class TableWriter:
 
 
 def reference(item: Object) -> str:
-    """`podgroup default/train`, `queue a`: an object in what a command did."""
+    """Return e.g. `podgroup default/train` or `queue a`, for messages."""
     return f"{kind_of(item).lower()} {full_name(item)}"
 
 
 class Done(Protocol):
-    """Says what was done to an object; `sentence` is for people, if it is another."""
+    """Reports what was done to an object; `sentence` replaces the text for people."""
 
     def __call__(self, kind: str, name: str, action: str, sentence: str = "") -> None: ...
 
 
 @contextmanager
 def report(form: str) -> Iterator[Done]:
-    """Tell what is done inside: a line each at once, or one `json` at the end.
+    """Report what is done in this context: a line each at once, or one `json` at the end.
 
-    Where something fails half-way, what was done before is told nevertheless.
+    If a step fails, the earlier steps are reported nevertheless.
     """
     items: list[dict[str, str]] = []
 

@@ -1,4 +1,4 @@
-"""Objects as rows: which columns each kind has."""
+"""Tables of objects: the columns of each kind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from batchq.client.queues import QueueView
 
 
 def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -> Table:
-    """`batchq jobs`."""
+    """Return the table of `batchq jobs`."""
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
@@ -62,21 +62,21 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
     return Table(
         titles,
         tuple(rows),
-        # WHERE / WHY begins with the reason; a column of its own is for who sorts by it.
+        # WHERE / WHY begins with the reason; the separate column is for sorting.
         wide=frozenset({"SUBMITTED", "EVICTIONS", "REASON"}),
         spare=("AGE", "PRI", "REQUEST"),
     )
 
 
 def pods_text(view: GroupView) -> str:
-    """`3/4`: pods that run or have succeeded, of all."""
+    """Return `3/4`: the pods that run or have succeeded, of all pods."""
     pods = view.pods
     there = pods.succeeded if view.phase in TERMINAL else pods.running + pods.succeeded
     return f"{there}/{pods.wanted}"
 
 
 def where_or_why(view: GroupView) -> str:
-    """Where a group runs, or why it does not: place in line, the first reason, its numbers."""
+    """Return the nodes of a group, or why it waits: position, first reason, its numbers."""
     pods = view.pods
     if view.phase in TERMINAL:
         ending = ending_text(view.phase, view.reason, view.message)
@@ -86,7 +86,7 @@ def where_or_why(view: GroupView) -> str:
     why = why_waiting(view)
     if view.phase == PodGroupPhase.PENDING:
         place = f"#{view.position}" if view.position is not None else ""
-        parts = (place, why, _awaited_in_list(view), _sent_back(view, why))
+        parts = (place, why, _awaited_in_list(view), _eviction_text(view, why))
         return " · ".join(part for part in parts if part)
     there = [",".join(view.nodes)]
     if view.phase == PodGroupPhase.IN_QUEUE:
@@ -99,12 +99,12 @@ def where_or_why(view: GroupView) -> str:
 
 
 def first_reason(view: GroupView) -> str:
-    """The most fundamental reason for which it waits, in one word; '' if it does not."""
+    """Return the most fundamental reason for waiting, in one word; '' if it does not wait."""
     return str(view.blockers[0].reason) if view.blockers else ""
 
 
 def why_waiting(view: GroupView) -> str:
-    """The first reason, and how many there are besides."""
+    """Return the first reason, and the number of others."""
     if not view.blockers:
         pending = view.phase == PodGroupPhase.PENDING
         return "PendingEvaluation: the scheduler has not looked at it yet" if pending else ""
@@ -112,23 +112,23 @@ def why_waiting(view: GroupView) -> str:
     return f"{first.reason}: {first.message}" + (f" (+{more} more)" if more else "")
 
 
-def _sent_back(view: GroupView, why: str) -> str:
-    """Who took its place, or what else sent it back, where the reason it waits for does not say."""
+def _eviction_text(view: GroupView, why: str) -> str:
+    """Return the preemptor or other cause of an eviction, unless the reason names it."""
     evicted = view.evicted
     if evicted is None or evicted.reason in why:
         return ""
     message = evicted.message or evicted.reason
-    # `made room for default/high` is what it waits for, too, until that has been admitted.
+    # Until the preemptor is admitted, `made room for default/high` is also the reason for waiting.
     return "" if " ".join(message.split()[:4]) in why else message
 
 
 def _awaited_in_list(view: GroupView) -> str:
-    told = any(blocker.reason == Waiting.WAITING_FOR_PREEMPTION for blocker in view.blockers)
-    return awaited_text(view.awaits) if view.awaits is not None and not told else ""
+    is_known = any(blocker.reason == Waiting.WAITING_FOR_PREEMPTION for blocker in view.blockers)
+    return awaited_text(view.awaits) if view.awaits is not None and not is_known else ""
 
 
 def awaited_text(awaits: Awaited) -> str:
-    """`waits for 3 pods of default/a, default/b to stop (until 2026-01-31T12:01:30Z)`."""
+    """Return `waits for 3 pods of default/a, default/b to stop (until 2026-01-31T12:01:30Z)`."""
     whose = ", ".join(awaits.groups)
     whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
     until = "" if awaits.until is None else f" (until {format_instant(awaits.until)})"
@@ -136,7 +136,7 @@ def awaited_text(awaits: Awaited) -> str:
 
 
 def evictions_text(view: GroupView) -> str:
-    """`2 (5 pods)`: how often preempt and reclaim have sent it back, and pods of it; or nothing."""
+    """Return `2 (5 pods)`: how often the group was evicted, and how many of its pods; or ''."""
     count = view.evictions
     if not count.groups and not count.pods:
         return ""
@@ -144,7 +144,7 @@ def evictions_text(view: GroupView) -> str:
 
 
 def lost_text(lost: Amounts) -> str:
-    """Resource-seconds for people: `cpu 2h10m` of one cpu, `memory 8Gi·h`."""
+    """Return resource-seconds for people: `cpu 2h10m` of one cpu, `memory 8Gi·h`."""
     parts = []
     for resource, units in sorted(lost.items()):
         if resource == PODS or not units:
@@ -154,12 +154,12 @@ def lost_text(lost: Amounts) -> str:
             unit = "h" if hour > 1 else "s"
             parts.append(f"{resource} {describe_quantity(MEMORY, units // hour)}·{unit}")
         else:
-            # Thousandths of it for so many seconds are so many milliseconds of a whole one.
+            # Thousandths of a cpu times seconds are milliseconds of a whole cpu.
             parts.append(f"{resource} {describe_age(units)}")
     return ", ".join(parts)
 
 
-#: Of queues: what -o wide adds.
+#: The columns of queues that -o wide adds.
 _QUEUES_WIDE = (
     *("GUARANTEE", "CAPABILITY", "ADMITTED", "RUNNING", "PENDING REQUEST", "STRATEGY", "STOP"),
 )
@@ -168,10 +168,10 @@ _QUEUES_WIDE = (
 def queues_table(
     views: Sequence[QueueView], *, stacked: bool = False, lines: bool = False
 ) -> Table:
-    """`batchq queues`: each queue below its parent, as a row.
+    """Return the table of `batchq queues`: each queue below its parent.
 
-    `stacked`: each resource has a line of its own, so that a terminal's width is enough; `lines`:
-    what is below what is drawn, not only indented.
+    `stacked`: each resource has its own line, so that the table fits a terminal; `lines`: the tree
+    is drawn, not only indented.
     """
     titles = (
         *("NAME", "WEIGHT", "USED/DESERVED", "RESERVED", "BORROWED", "SHARE", "PENDING"),
@@ -191,14 +191,14 @@ def queues_table(
 def _stacked_rows(
     view: QueueView, name: str, below: str, lists: Sequence[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """One line for each resource, which only the first column of them names."""
+    """Return one line per resource, named in the first of its columns."""
     bare = [[used, *(text.rpartition(" ")[2] for text in rest)] for used, *rest in lists]
     first, *others = bare or [[""] * 5]
     rows = [_queue_row(view, name, *first)]
     for used, reserved, borrowed, guarantee, capability in others:
         dashes = [text or "-" for text in (reserved, borrowed)]
         limits = [text or "-" for text in (guarantee, capability)]
-        # A blank is no dash: it says nothing, where a dash says that there is nothing.
+        # A blank, not a dash: a dash would mean that there is no value.
         rows.append((below or " ", " ", used, *dashes, " ", " ", *limits, *(" " * 5)))
     return rows
 
@@ -224,7 +224,7 @@ def _queue_row(
 
 
 def _by_resource(view: QueueView) -> list[tuple[str, ...]]:
-    """Used of deserved, reserved, borrowed, guarantee and capability of each resource."""
+    """Return used of deserved, reserved, borrowed, guarantee and capability of each resource."""
     parts = (view.reserved, view.borrowed, view.guarantee, view.queue.spec.capability)
     return [
         (_used_of(view, resource), *(_named(resource, amounts) for amounts in parts))
@@ -233,7 +233,7 @@ def _by_resource(view: QueueView) -> list[tuple[str, ...]]:
 
 
 def _used_of(view: QueueView, resource: str) -> str:
-    """`cpu 3/8`"""
+    """Return e.g. `cpu 3/8`."""
     used, deserved = view.used.get(resource, 0), view.deserved.get(resource, 0)
     of = describe_quantity(resource, deserved)
     return f"{resource} {describe_quantity(resource, used)}/{of}"
@@ -245,7 +245,7 @@ def _named(resource: str, amounts: Amounts) -> str:
 
 
 def _stop_mark(view: QueueView) -> str:
-    """` (Hold)`, or ` (Hold of org)` where a queue above is stopped."""
+    """Return ` (Hold)`, or ` (Hold of org)` if a queue above is stopped."""
     if not view.stops:
         return ""
     stop = max(view.stops, key=lambda one: one.policy == "HoldAndDrain")
@@ -253,9 +253,9 @@ def _stop_mark(view: QueueView) -> str:
 
 
 def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]]:
-    """Each queue's name behind its place in the tree, and what stands before lines below it.
+    """Return each queue's name with its branch of the tree, and the prefix of its further lines.
 
-    A queue whose parent is not among them stands at the left.
+    A queue whose parent is missing is at the left edge.
     """
     there = {view.name for view in views}
     last = {view.parent: view.name for view in views}
@@ -278,14 +278,14 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
 
 
 def share_text(view: QueueView) -> str:
-    """Two places, or `inf`; empty of a queue that holds nothing."""
+    """Return the share with two decimals, or `inf`; '' if the queue holds nothing."""
     if not any(view.charged.values()):
         return ""
     return view.share if isinstance(view.share, str) else f"{view.share:.2f}"
 
 
 def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
-    """`batchq nodes`."""
+    """Return the table of `batchq nodes`."""
     titles = (
         "NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "LABELS", "TAINTS", "MEMORY-LIMIT",
     )  # fmt: skip
@@ -310,24 +310,24 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
 
 
 def memory_limit(node: Node) -> str:
-    """How its agent holds pods to their memory requests; empty if none has said so."""
+    """Return how the node's agent enforces memory requests; '' if unknown."""
     return node.metadata.annotations.get(MEMORY_LIMIT_ANNOTATION, "")
 
 
 def taint_text(taint: Taint) -> str:
-    """`dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
+    """Return `dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
     value = f"={taint.value}" if taint.value else ""
     return f"{taint.key}{value}:{taint.effect}"
 
 
 def node_state(node: Node) -> str:
-    """`Ready`, `NotReady`, with `cordoned` beside it."""
+    """Return `Ready` or `NotReady`, followed by `,cordoned` if it is."""
     state = "Ready" if node.status.ready else "NotReady"
     return f"{state},cordoned" if node.spec.unschedulable else state
 
 
 def quotas_table(quotas: Sequence[ResourceQuota], ledger: Ledger) -> Table:
-    """`batchq quota`: one row for each resource of each quota."""
+    """Return the table of `batchq quota`: one row for each resource of each quota."""
     rows = []
     for quota in quotas:
         namespace = quota.metadata.namespace
@@ -348,7 +348,7 @@ def quotas_table(quotas: Sequence[ResourceQuota], ledger: Ledger) -> Table:
 
 
 def pods_table(pods: Sequence[Pod], *, namespaces: bool) -> Table:
-    """Pods, with their ends."""
+    """Return the table of pods."""
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "GROUP", "PHASE", "NODE", "ATTEMPT", "EXIT", "UID", "MESSAGE"),
@@ -371,19 +371,19 @@ def pods_table(pods: Sequence[Pod], *, namespaces: bool) -> Table:
 
 
 def pod_phase(pod: Pod) -> str:
-    """The phase, and whether it is being stopped."""
+    """Return the phase, followed by `,stopping` if the pod is being stopped."""
     return f"{pod.status.phase},stopping" if pod.status.terminating else str(pod.status.phase)
 
 
 def exit_text(pod: Pod) -> str:
-    """Its exit code, or the signal that ended it."""
+    """Return its exit code, or the signal that ended it."""
     if pod.status.signal is not None:
         return f"signal {pod.status.signal}"
     return "" if pod.status.exit_code is None else str(pod.status.exit_code)
 
 
 def plain_table(objects: Sequence[Object]) -> Table:
-    """Priority classes, and queues as objects."""
+    """Return the table of priority classes, or of queues as objects."""
     rows = []
     for item in objects:
         match item:
@@ -398,7 +398,7 @@ def plain_table(objects: Sequence[Object]) -> Table:
 
 
 def listed(amounts: Amounts) -> str:
-    """`cpu 4, memory 8Gi`, empty for nothing; without counts of pods and groups."""
+    """Return `cpu 4, memory 8Gi`, '' for nothing; without counts of pods and groups."""
     counted = {
         name: units for name, units in amounts.items() if name not in (PODS, POD_GROUPS) and units
     }

@@ -1,18 +1,28 @@
-"""The one place where commands write: text of others is made harmless for whoever looks at it.
+"""The standard streams, and errors as messages: one sentence, one hint, one exit code.
 
-On a terminal control characters are shown escaped, `\\x1b`; in a pipe or a file everything is as it
-is, and with `--raw` on a terminal, too.
+This is the only module that writes output. A terminal gets control characters of foreign text
+escaped, as `\\x1b`. A pipe or a file gets the text unchanged, as does a terminal with `--raw`.
+
+Commands raise; `batchq.cli.main` shows the error. With -o json, errors are JSON, too, on stderr:
+{"error": {"code", "message", "hint"}}.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import os
+import re
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
 
 from batchq.api.printable import printable_lines
+from batchq.errors import BatchqError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,25 +30,25 @@ _RAW = f"{__name__}.raw"
 
 
 def raw_option(command: F) -> F:
-    """--raw, which `echo` heeds."""
+    """Add --raw, which `echo` respects."""
     return click.option(
         "--raw",
         is_flag=True,
         expose_value=False,
         callback=_remember,
-        help="Control characters as they are, on a terminal too, which shows them escaped.",
+        help="Print control characters unescaped, even on a terminal.",
     )(command)
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True, file: TextIO | None = None) -> None:
-    """Write text that may hold anything, and a line end, to stdout, stderr or `file`."""
+    """Write text of any origin, and a line end, to stdout, stderr or `file`."""
     stream = file or (sys.stderr if err else sys.stdout)
     paint(printable_lines(text) if stream.isatty() and not _is_raw() else text, file=stream, nl=nl)
 
 
 def paint(line: str, *, file: TextIO | None = None, nl: bool = True) -> None:
-    """Write text of ours as it is: escape sequences in it are our own."""
-    # click takes escape sequences out of what is piped unless it is told that they are wanted.
+    """Write our own text unchanged, including our escape sequences."""
+    # Without color=True, click would remove escape sequences from piped output.
     click.echo(line, file=file, nl=nl, color=True)
 
 
@@ -50,3 +60,196 @@ def _remember(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def _is_raw() -> bool:
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_RAW))
+
+
+#: A full disk, or a stdout that was closed before the program started.
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF})
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+#: `doctor` found nothing worse than warnings.
+EXIT_WARNINGS = 3
+#: `submit --wait`, `run` and `wait`: the group has failed, or was cancelled.
+EXIT_GROUP_FAILED = 10
+EXIT_GROUP_CANCELLED = 11
+EXIT_INTERRUPTED = 130
+
+
+#: A URL with credentials; a message may repeat it if it was not typed after --redis-url.
+_CREDENTIALS = re.compile(r"\S*://(?!\*\*\*@).*@\S*", re.DOTALL)
+_LONGEST_WORD = 300
+#: Typed words that a message shortens; longer than any name, and than most paths.
+_OVERLONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+#: The word of an error of stdout itself.
+OUTPUT_FAILED = "OutputFailed"
+
+
+class Interrupted(BatchqError):
+    """The user pressed Ctrl-C; the message says what keeps running."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+class Trouble(NamedTuple):
+    """An error as shown. `word` is for programs: NotFound, Conflict, UsageError …"""
+
+    word: str
+    message: str
+    hint: str
+    exit_code: int
+
+    def as_text(self) -> str:
+        """Return at most two lines, for people."""
+        lines = [f"error: {self.message}"]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """Return one line, for programs."""
+        return json.dumps(
+            {"error": {"code": self.word, "message": self.message, "hint": self.hint}},
+            ensure_ascii=False,
+        )
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """Return what the user learns of `error`; None if it is a bug."""
+    found = _trouble(error)
+    if found is None:
+        return None
+    message = _CREDENTIALS.sub("a URL", found.message)
+    return found._replace(message=_OVERLONG.sub(_cut, message))
+
+
+def _cut(word: re.Match[str]) -> str:
+    return f"{word[0][:_LONGEST_WORD]}... ({len(word[0])} characters)"
+
+
+def _trouble(error: BaseException) -> Trouble | None:
+    match error:
+        case BatchqError():
+            return Trouble(type(error).__name__, error.message, error.hint, error.exit_code)
+        case click.UsageError():
+            message = _restyled(error.format_message())
+            return Trouble("UsageError", message, _see_help(error), EXIT_USAGE)
+        case click.ClickException():
+            return Trouble("Error", _restyled(error.format_message()), "", error.exit_code)
+        case click.Abort():
+            return Trouble("Interrupted", "interrupted", "", EXIT_INTERRUPTED)
+        case OSError() if error.errno in _CANNOT_WRITE:
+            return Trouble(
+                OUTPUT_FAILED,
+                f"the answer cannot be written: {error.strerror}",
+                "" if error.errno == errno.EBADF else "free some space, or write elsewhere",
+                EXIT_ERROR,
+            )
+        case _:
+            return None
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON; it may be too wrong to be parsed."""
+    words = list(arguments)
+    if "--" in words:
+        words = words[: words.index("--")]
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    return any(
+        word in ("-ojson", "--output=json") or (word in ("-o", "--output") and following == "json")
+        for word, following in pairs
+    )
+
+
+@contextmanager
+def on_interrupt(message: str, *, hint: str = "") -> Iterator[None]:
+    """Raise Interrupted with `message` if the user presses Ctrl-C in this context."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message, hint=hint) from None
+
+
+def _restyled(sentence: str) -> str:
+    """Adapt a sentence of click: no capital at the beginning, no full stop at the end, and choices
+    in one line.
+    """
+    sentence = " ".join(sentence.split())
+    first, rest = sentence[:1], sentence[1:]
+    # Words such as PodGroup keep their capital.
+    lower = sentence.partition(" ")[0][1:].islower()
+    return (first.lower() if lower else first) + rest.removesuffix(".")
+
+
+def _see_help(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("--redis-url", "--no-color"):
+        return f"{error.option_name} goes before the command: batchq {error.option_name} …"
+    return f"see `{error.ctx.command_path} --help`" if error.ctx else "see `batchq --help`"
+
+
+def replace_closed_streams() -> None:
+    """Replace each standard stream that the process was started without.
+
+    Reading returns nothing, and stderr is discarded. Writing an answer to stdout fails, as in other
+    programs, because the answer matters.
+    """
+    # In the order of their numbers, because an opened file gets the lowest free one.
+    if sys.stdin is None:
+        sys.stdin = _null(os.O_RDONLY, "r")
+    if sys.stdout is None:
+        sys.stdout = _null(os.O_RDONLY, "w")
+    if sys.stderr is None:
+        sys.stderr = _null(os.O_WRONLY, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Characters that the encoding lacks are escaped, as on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def drop_stdout() -> None:
+    """Discard further output to stdout, including what is left in its buffer at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, sys.stdout.fileno())
+    finally:
+        os.close(null)
+
+
+def _null(flags: int, mode: Literal["r", "w"]) -> TextIO:
+    return os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8")
+
+
+_OPTION = "--redis-url"
+#: A URL of hosts and a path that cannot contain a password, even if mistyped.
+_HARMLESS = re.compile(
+    r"(rediss?(\+sentinel)?://[\w.-]+(:[0-9]+)?(,[\w.-]+(:[0-9]+)?)*(/[\w.-]*)*"
+    r"|unix://(/[\w. -]+)+)"
+)
+
+
+def hide_password(words: Sequence[str]) -> None:
+    """Restart the program without `--redis-url URL` if the URL may contain a password.
+
+    Returns if there is nothing to hide. The new process gets the URL in its environment.
+    """
+    place, length, url = _url_in(words)
+    if not length or _HARMLESS.fullmatch(url):
+        return
+    from batchq.paths import URL_VARIABLE
+
+    # The interpreter's own arguments, before ours, stay as they are.
+    ours = len(sys.orig_argv) - len(words)
+    kept = [*sys.orig_argv[:ours], *words[:place], *words[place + length :]]
+    sys.stdout.flush()
+    # It is this same program.
+    os.execve(sys.executable, kept, {**os.environ, URL_VARIABLE: url})  # noqa: S606
+
+
+def _url_in(words: Sequence[str]) -> tuple[int, int, str]:
+    """Return the position of the option before the command, its number of words, and the URL."""
+    for place, word in enumerate(words):
+        if word == _OPTION and place + 1 < len(words):
+            return place, 2, words[place + 1]
+        if word.startswith(f"{_OPTION}="):
+            return place, 1, word.partition("=")[2]
+        if not word.startswith("-"):
+            break
+    return 0, 0, ""

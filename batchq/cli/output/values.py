@@ -1,4 +1,4 @@
-"""Values on the command line, as click's callbacks: quantities, durations, pairs and kinds."""
+"""Values on the command line, as click callbacks: quantities, durations, pairs and kinds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _SHORT = {
     "check": "AdmissionCheck",
     "checks": "AdmissionCheck",
 }
-#: As the help names them: what people write most first.
+#: The order in messages: the most frequent kinds first.
 _IN_ORDER = (
     *("PodGroup", "Pod", "Queue", "Node", "ResourceQuota", "PriorityClass", "AdmissionCheck"),
 )
-#: What a kind may be called, in lower case.
+#: All names of kinds, in lower case.
 KIND_NAMES = (
     {kind.lower(): kind for kind in KINDS} | {f"{kind.lower()}s": kind for kind in KINDS} | _SHORT
 )
@@ -47,9 +47,9 @@ Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
 def kind_of_word(word: str) -> str:
-    """A kind by its name in any case, in the plural, or by its short name.
+    """Return a kind by its name in any case, in the plural, or by its short name.
 
-    Raises UsageError, with the nearest one.
+    Raises UsageError, with the nearest name.
     """
     kind = KIND_NAMES.get(word.lower())
     if kind is None:
@@ -61,8 +61,8 @@ def kind_of_word(word: str) -> str:
 
 
 def kind_and_name(word: str) -> tuple[str, str]:
-    """What `-o name` prints, `podgroup/default/train` or `queue/default`, as kind and name; any
-    other word names a pod group.
+    """Split what `-o name` prints, `podgroup/default/train` or `queue/default`, into kind and name;
+    any other word names a pod group.
 
     Raises UsageError for three parts that do not begin with a kind.
     """
@@ -70,14 +70,14 @@ def kind_and_name(word: str) -> tuple[str, str]:
     if "/" in rest:
         return kind_of_word(first), rest
     kind = KIND_NAMES.get(first.lower()) if slash else None
-    # `job/train` may be a namespace and a group; a queue has no namespace.
+    # `job/train` may be a namespace and a group; queues have no namespace.
     return ("PodGroup", word) if kind is None or kind in NAMESPACED else (kind, rest)
 
 
 def name_of_kind(kind: str, word: str) -> str:
-    """The name in a word that may have the kind in front, as `-o name` prints it.
+    """Return the name in a word that may begin with the kind, as `-o name` prints it.
 
-    Raises UsageError if that is another kind.
+    Raises UsageError if it begins with another kind.
     """
     found, name = kind_and_name(word)
     if name == word:
@@ -88,45 +88,45 @@ def name_of_kind(kind: str, word: str) -> str:
 
 
 def group_key(word: str, namespace: str) -> str:
-    """The key of a group that is named NAME, NAMESPACE/NAME or podgroup/NAMESPACE/NAME.
+    """Return the key of a group given as NAME, NAMESPACE/NAME or podgroup/NAMESPACE/NAME.
 
-    Raises InvalidInput, or UsageError: also for a word with another namespace than -n gives.
+    Raises InvalidInput, or UsageError, also if -n names another namespace.
     """
     key = key_named(name_of_kind("PodGroup", word), namespace)
     named = key.partition("/")[0]
     if named != namespace and _is_typed("namespace"):
         raise UsageError(
-            f"{key} is of namespace {named}, and -n gives {shown(namespace)}",
-            hint=f"leave out -n, or say `-n {named}`",
+            f"{key} is in namespace {named}, but -n names {shown(namespace)}",
+            hint=f"leave out -n, or write `-n {named}`",
         )
     return key
 
 
 def _is_typed(option: str) -> bool:
-    """Whether the command that runs was given this option."""
+    """Return whether the running command was given this option."""
     context = click.get_current_context(silent=True)
     given = None if context is None else context.get_parameter_source(option)
     return given is not None and given is not click.core.ParameterSource.DEFAULT
 
 
 def group_keys(words: Sequence[str], namespace: str) -> list[str]:
-    """The same for several, each once."""
+    """Return the keys of several groups, without repetitions."""
     return list(dict.fromkeys(group_key(word, namespace) for word in words))
 
 
 def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The kinds that begin like this."""
+    """Complete the name of a kind."""
     return [kind.lower() for kind in KINDS if kind.lower().startswith(incomplete.lower())]
 
 
-#: Fewer bytes than this no process runs with: a unit was forgotten.
+#: A smaller number of bytes is too small for any process: a unit was forgotten.
 _LEAST_BYTES = 1 << 20
-#: So short a walltime without a unit is more likely minutes or hours.
+#: A smaller walltime without a unit probably means minutes or hours.
 _LEAST_SECONDS = 60
 
 
 def as_quantity(resource: str) -> Callback:
-    """Callback of a quantity of `resource`; it stays text, once it is known to be one."""
+    """Return a callback that checks a quantity of `resource` and returns it as text."""
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None:
@@ -139,7 +139,7 @@ def as_quantity(resource: str) -> Callback:
 
 
 def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of a duration; it stays text, once it is known to be one."""
+    """Check a duration; return it as text."""
     if value is not None:
         try:
             parse_duration(value)
@@ -149,8 +149,8 @@ def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of how long a pod may run: `as_duration`, with a warning where the unit is missing
-    and the number is too small to be seconds.
+    """Check a walltime as `as_duration` does, with a warning if the unit is missing and the number
+    is too small for seconds.
     """
     found = as_duration(ctx, param, value)
     if value is not None and value.isdigit() and int(value) < _LEAST_SECONDS:
@@ -163,7 +163,7 @@ def _warn(sentence: str) -> None:
 
 
 def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:
-    """Callback of a JSON text that holds a list, or a map; None if the option is not given."""
+    """Return a callback that parses a JSON list or map; None if the option is not given."""
     wanted = "a JSON list such as [1, 2]" if kind is list else 'a JSON map such as {"a": 1}'
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -181,7 +181,7 @@ def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:
 
 
 def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
-    """Callback of many NAME=VALUE."""
+    """Parse many NAME=VALUE."""
     pairs: dict[str, str] = {}
     for one in value:
         name, equals, text = one.partition("=")
@@ -192,11 +192,13 @@ def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
 
 
 def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
-    """Callback of many NAME=VALUE, where a NAME alone stands for the variable that is set here."""
+    """Parse many NAME=VALUE; NAME alone stands for the variable of this environment."""
     pairs = []
     for one in value:
         if "=" not in one and one not in os.environ:
-            text = f"expected NAME=VALUE, or NAME of what is set here, found {shown(one)}"
+            text = (
+                f"expected NAME=VALUE, or NAME of a variable that is set here, found {shown(one)}"
+            )
             raise click.BadParameter(text)
         pairs.append(one if "=" in one else f"{one}={os.environ[one]}")
     return as_pairs(ctx, param, tuple(pairs))
@@ -205,7 +207,7 @@ def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 def as_resources(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> dict[str, str]:
-    """Callback of many RESOURCE=QUANTITY."""
+    """Parse many RESOURCE=QUANTITY."""
     pairs: dict[str, str] = {}
     for one in value:
         name, equals, text = one.partition("=")
@@ -219,12 +221,12 @@ def as_resources(
 
 
 def seconds_of(duration: str | None) -> float | None:
-    """A checked duration in seconds."""
+    """Return a checked duration in seconds."""
     return None if duration is None else parse_duration(duration) / 1000
 
 
 def left_of(timeout_s: float | None, spent_s: float) -> float | None:
-    """What is left of a time after some of it was spent; None is for ever."""
+    """Return the rest of a timeout, in seconds; None is for ever."""
     return None if timeout_s is None else max(0.0, timeout_s - spent_s)
 
 

@@ -1,1 +1,1 @@
-"""The parts of `batchq simulate`: what is given, which runs are asked for, and what comes out."""
+"""`batchq simulate`: its inputs, its options and its reports."""

@@ -1,4 +1,4 @@
-"""A world, played to its end and shown."""
+"""`batchq simulate`: the command, and the simulation of a world."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo
-from batchq.cli.simulate.gpus import asked_of_pods, pods_options
+from batchq.cli.simulate.gpus import pods_options, pods_request
 from batchq.cli.simulate.inputs import Given, InputKind, given
-from batchq.cli.simulate.job_logs import RunsInOrder, asked_runs, refuse_for
-from batchq.cli.simulate.live import asked_of_live, live_options
+from batchq.cli.simulate.job_logs import RunsInOrder, refuse_for, requested_runs
+from batchq.cli.simulate.live import live_options, live_request
 
 if TYPE_CHECKING:
     from batchq.lab.simulation.player import PlayedWorld
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def simulate_world(
     world: Given, configs: Sequence[Path], *, cycles: int | None, output: str
 ) -> None:
-    """Play it, under the defaults or the one configuration; the answer to stdout, notes to stderr.
+    """Simulate a world under the defaults or one configuration; the report goes to stdout.
 
-    Raises InvalidInput for whatever is wrong with the world or the configuration.
+    Raises InvalidInput if the world or the configuration is wrong.
     """
     from batchq.cli.config import checked_config
     from batchq.lab.simulation.player import MOST_SESSIONS, play
@@ -42,9 +42,9 @@ def simulate_world(
 
 
 def _has_node(text: bytes, source: str) -> bool:
-    """Whether the world has a node, or gets one by a step of its Timeline.
+    """Return whether the world has a node, or gets one by a step of its Timeline.
 
-    Raises InvalidInput for what is no file of manifests.
+    Raises InvalidInput if the file has no manifests.
     """
     from batchq.config.documents import read_documents
 
@@ -94,22 +94,22 @@ _FILE = click.Path(path_type=Path)
     type=_FILE,
     multiple=True,
     metavar="FILE",
-    help="The scheduler's configuration to try; with a log several times: each is one run.",
+    help="A scheduler configuration to try; repeatable with a log, one run each.",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="NAME",
-    help="A log or pods, several times: fcfs, first-fit, easy, easy-sjf or conservative, each one"
-    " run under the default configuration. Without --policy and --config: first-fit.",
+    help="A log or pods: fcfs, first-fit, easy, easy-sjf or conservative; repeatable, one run each,"
+    " under the default configuration. Without --policy and --config: first-fit.",
 )
 @click.option(
     "--cycles",
     type=click.IntRange(min=1),
     metavar="N",
-    help="A world only: stop after N sessions; without it, when nothing can change any more, or"
-    " after 1000.",
+    help="A world only: stop after N sessions.  [default: when nothing can change any more, at most"
+    " 1000]",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=1), metavar="N", help="A log's first N usable jobs; N pods."
@@ -118,27 +118,27 @@ _FILE = click.Path(path_type=Path)
     "--procs",
     type=click.IntRange(min=1),
     metavar="P",
-    help="A log only: the machine's processors, if not what the log says.",
+    help="A log only: the machine's processors.  [default: the log's]",
 )
 @click.option(
     "--pass",
     "passes",
     type=click.Choice(["instant", "event"]),
-    help="A log only: a session for all that happens at one instant (the default), or one after"
-    " each submit and each end.",
+    help="A log only: one session for all events of an instant (the default), or one after each"
+    " submit and each end.",
 )
 @click.option(
     "--by",
     type=click.Choice(["user", "group", "queue"]),
-    help="A log only: each user, group or queue of the log gets a namespace and a queue of its"
-    " own, and the report says how each fared.",
+    help="A log only: give each user, group or queue of the log a namespace and a queue of its own,"
+    " and report on each.",
 )
 @click.option(
     "--queues",
     type=_FILE,
     metavar="FILE",
-    help="With --by: Queues (weight, deserved, capability …) in place of those made, by name;"
-    " one named default is the pattern for the rest.",
+    help="With --by: Queues (weight, deserved, capability …) that replace generated ones, by name;"
+    " one named default is the pattern for the others.",
 )
 @click.option(
     "-o",
@@ -146,19 +146,19 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["table", "json", "csv"]),
     default="table",
     show_default=True,
-    help="How to print what happened; csv of a log or pods, a row for each run.",
+    help="The output format; csv, for a log or pods, has a row for each run.",
 )
 @click.option(
     "--starts",
     type=_FILE,
     metavar="FILE.csv",
-    help="A log or pods: write when each job started (job,submit,start), - in place of the report.",
+    help="A log or pods: write each job's start (job,submit,start); - replaces the report.",
 )
 @click.option(
     "--plot",
     type=_FILE,
     metavar="FILE.png",
-    help="A log or pods: draw utilisation, queue length and waits; .svg and .pdf as well.",
+    help="A log or pods: plot utilisation, queue length and waits; also .svg and .pdf.",
 )
 @pods_options
 @live_options
@@ -180,56 +180,58 @@ def simulate(
     output: str,
     starts: Path | None,
     plot: Path | None,
-    **_of_others: object,
+    **_other_options: object,
 ) -> None:
-    """Play a world, or the log of a real machine, in virtual time.
+    """Simulate a world, or the log of a real machine, in virtual time.
 
-    The real sessions run over queues, nodes and pod groups, without a server and without starting
-    anything.
+    The scheduler's own sessions run over queues, nodes and pod groups, without a server and without
+    starting any process.
 
     WORLD is a file of manifests, or - for standard input. A pod whose template has the annotation
-    batchq/runtime succeeds that long after its start; a document of kind Timeline says what happens
-    from outside and when.
+    batchq/runtime succeeds that long after its start; a document of kind Timeline describes events
+    from outside and their times.
 
-    TRACE is a log in the Standard Workload Format (.swf, .swf.gz): one machine, one queue, and each
-    job a group of one pod with its processors as cpus and its request as walltime. Each --policy
-    and each --config is one run, in the order given; all stand in one table and one plot.
+    TRACE is a log in the Standard Workload Format (.swf, .swf.gz): one machine, one queue, and for
+    each job a group of one pod, with the job's processors as cpus and its request as walltime. Each
+    --policy and each --config is one run, in the order given; all share one table and one plot.
 
-    -o json of one run of a log is one object: jobs, finished, mean_wait_s, median_wait_s,
+    -o json for one run of a log is one object: jobs, finished, mean_wait_s, median_wait_s,
     p95_wait_s, max_wait_s, mean_bounded_slowdown, utilization, makespan_s, evictions; with --by
-    also fairness and tenants. Of several runs it is {"runs": [{"name": …, and the same}]}. Figures
-    are over the jobs that finished, null where there is none. -o csv has the same
-    columns after `run`. --starts has the log's numbers and seconds in the log's order, with several
-    runs a column `run` in front; the start of a job that never started is empty, of one that was
-    evicted it is the last.
+    also fairness and tenants. For several runs it is {"runs": [{"name": …, and the same}]}. Figures
+    are over the jobs that finished, null if there are none. -o csv has the same columns after
+    `run`. --starts has the log's numbers and seconds in the log's order, with several runs after a
+    column `run`; the start is empty for a job that never started, and the last one for a job that
+    was evicted.
 
-    PODS.csv is the table of pods of Alibaba's GPU trace, and --nodes that of its nodes: for each
-    pod a group of one, with cpu, memory and GPUs in thousandths. Each --placement, --policy and
-    --config is one run; without any, both placements. Pods come and go as they did; with --inflate
-    they come until the cluster is more than full, and stay. The report has the GPU allocation
-    ratio, the fragmentation of Weng et al. (USENIX ATC 2023), and how many nodes have free GPUs
-    beside too little cpu or memory. docs/gpu-trace.md says what each means, and has the JSON.
+    PODS.csv is the table of pods of Alibaba's GPU trace, and --nodes that of its nodes: each pod
+    becomes a group of one, with cpu, memory and GPUs in thousandths. Each --placement, --policy and
+    --config is one run; without any, both placements. Pods come and go at their recorded times;
+    with --inflate they come until the cluster is more than full, and stay. The report has the GPU
+    allocation ratio, the fragmentation of Weng et al. (USENIX ATC 2023), and the number of nodes
+    with free GPUs but too little cpu or memory. docs/gpu-trace.md describes the figures and the
+    JSON.
 
-    --from-live takes no file: it begins with what stands in the live server, reads it and changes
-    nothing. What runs and waits ends at its walltime, and nobody submits, answers admission checks
-    or comes back; it tells who starts when and who is evicted, under the configuration that the
-    scheduler goes by and under each --config. docs/what-if.md has the assumptions and the JSON.
+    --from-live takes no file: it begins with the state of the live server, which it reads and does
+    not change. Groups end at their walltimes, no groups are submitted, no admission checks are
+    answered, and no nodes return. It reports when groups start and which are evicted, under the
+    scheduler's own configuration and under each --config. docs/what-if.md has the assumptions and
+    the JSON.
 
-    Exit code 0 whatever waits in the end, 1 if a file or a configuration is wrong, 2 if an option
-    does not go with what is given, 9 if --from-live finds no server, 130 after Ctrl-C.
+    Exit code 0 even if groups still wait at the end, 1 if a file or a configuration is wrong, 2 if
+    an option does not apply to the input, 9 if --from-live finds no server, 130 after Ctrl-C.
     """
-    of_live = asked_of_live(context.params)
-    if of_live is not None:
+    live = live_request(context.params)
+    if live is not None:
         from batchq.cli.simulate.live import simulate_live
 
-        simulate_live(shared, of_live)
+        simulate_live(shared, live)
         return
     found = given(what)
-    of_pods = asked_of_pods(context, found)
-    if of_pods is not None:
+    pods = pods_request(context, found)
+    if pods is not None:
         from batchq.cli.simulate.gpus import simulate_pods
 
-        simulate_pods(found, of_pods, color=shared.color)
+        simulate_pods(found, pods, color=shared.color)
         return
     refuse_for(found, context.params)
     if found.kind is InputKind.WORLD:
@@ -237,8 +239,8 @@ def simulate(
         return
     from batchq.cli.simulate.job_logs import LogRequest, simulate_log
 
-    wish = LogRequest(
-        asked=asked_runs(context),
+    request = LogRequest(
+        asked=requested_runs(context),
         jobs=jobs,
         procs=procs,
         per_event=passes == "event",
@@ -248,4 +250,4 @@ def simulate(
         starts=starts,
         plot=plot,
     )
-    simulate_log(found, wish, color=shared.color)
+    simulate_log(found, request, color=shared.color)

@@ -1,4 +1,4 @@
-"""What is asked of a table of pods, Alibaba's GPU trace, and whether its options go together."""
+"""`batchq simulate PODS.csv`: Alibaba's GPU trace; its options, runs and report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import click
 import msgspec
 
 from batchq.cli.output.render import show_data
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import Interrupted
+from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.simulate.inputs import (
     STDIN,
     Given,
@@ -24,12 +23,12 @@ from batchq.cli.simulate.inputs import (
     write_whole,
 )
 from batchq.cli.simulate.job_logs import (
-    Asked,
     ComparisonRow,
+    RequestedRun,
     Run,
-    Told,
-    asked_runs,
+    RunProgress,
     progress,
+    requested_runs,
     runs_of,
     side_by_side,
     span,
@@ -59,7 +58,7 @@ _PLACEMENTS = ("binpack", "spread")
 _MOST_PERCENT = 1000
 _DEFAULT_SEED = 42
 
-#: Parameter -> the option as it is typed, of those that only a table of pods has.
+#: Parameter -> option, of the options for a table of pods only.
 _OF_PODS = {
     "nodes": "--nodes",
     "placements": "--placement",
@@ -67,7 +66,7 @@ _OF_PODS = {
     "seed": "--seed",
     "walltimes": "--walltimes",
 }
-#: What it has not, of what others have.
+#: Parameter -> option, of the options that do not apply to a table of pods.
 _NOT_OF_PODS = {
     "cycles": "--cycles",
     "procs": "--procs",
@@ -75,14 +74,14 @@ _NOT_OF_PODS = {
     "by": "--by",
     "queues": "--queues",
 }
-#: What has no meaning where pods are tried once and stay.
+#: Options that are meaningless if pods are tried once and stay.
 _NOT_WITH_INFLATE = {"policies": "--policy", "walltimes": "--walltimes", "starts": "--starts"}
 
 
-class AskedOfPods(NamedTuple):
-    """What a command line asks of a table of pods. `inflate` is in percent of the GPUs."""
+class PodsRequest(NamedTuple):
+    """The options of a simulation of a table of pods. `inflate` is in percent of the GPUs."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestedRun, ...]
     nodes: Path
     inflate: int | None
     seed: int
@@ -94,7 +93,7 @@ class AskedOfPods(NamedTuple):
 
 
 def pods_options(command: F) -> F:
-    """The options of a table of pods."""
+    """Add the options of a table of pods."""
     options = (
         click.option(
             "--nodes",
@@ -107,27 +106,27 @@ def pods_options(command: F) -> F:
             "placements",
             type=click.Choice(_PLACEMENTS),
             multiple=True,
-            help="A table of pods only, several times: fill nodes up, or spread pods over them,"
-            " each one run. Without --placement, --policy and --config: both.",
+            help="A table of pods only: fill nodes up, or spread pods over them; repeatable, one"
+            " run each. Without --placement, --policy and --config: both.",
         ),
         click.option(
             "--inflate",
             type=click.IntRange(1, _MOST_PERCENT),
             metavar="PERCENT",
-            help="A table of pods only: pods come in random order and stay, until they ask for so"
-            " much of the cluster's GPUs, as in 130.",
+            help="A table of pods only: pods come in random order and stay, until they request this"
+            " share of the cluster's GPUs, as in 130.",
         ),
         click.option(
             "--seed",
             type=click.IntRange(min=0),
             metavar="N",
-            help=f"With --inflate: another random order; {_DEFAULT_SEED} unless given.",
+            help=f"With --inflate: the seed of the random order.  [default: {_DEFAULT_SEED}]",
         ),
         click.option(
             "--walltimes",
             type=click.Choice(["none", "runtime"]),
-            help="A table of pods only: what pods say that they take at most; nothing (the"
-            " default), or what they took.",
+            help="A table of pods only: the walltime of pods: none (the default), or their actual"
+            " run time.",
         ),
     )
     for option in reversed(options):
@@ -135,29 +134,31 @@ def pods_options(command: F) -> F:
     return command
 
 
-def asked_of_pods(context: click.Context, found: Given) -> AskedOfPods | None:
-    """What is asked of a table of pods; None if something else is given.
+def pods_request(context: click.Context, found: Given) -> PodsRequest | None:
+    """Return the options of a table of pods; None for another input.
 
-    Raises UsageError where options do not go together.
+    Raises UsageError for options that exclude each other.
     """
     given = context.params
     if found.kind is not InputKind.PODS:
         what = f"{found.source} is {found.kind.value}"
-        _refuse(given, _OF_PODS, f"is for a table of pods, and {what}")
+        _refuse(given, _OF_PODS, f"is for a table of pods, but {what}")
         return None
-    _refuse(given, _NOT_OF_PODS, f"does not go with a table of pods, and {found.source} is one")
+    _refuse(
+        given, _NOT_OF_PODS, f"cannot be combined with a table of pods, but {found.source} is one"
+    )
     if given["nodes"] is None:
         raise UsageError(
-            f"{found.source} is a table of pods, and goes with the table of their nodes",
+            f"{found.source} is a table of pods, which needs the table of their nodes",
             hint="add --nodes NODES.csv",
         )
     if given["inflate"] is not None:
-        _refuse(given, _NOT_WITH_INFLATE, "does not go with --inflate")
+        _refuse(given, _NOT_WITH_INFLATE, "cannot be combined with --inflate")
     elif given["seed"] is not None:
-        raise UsageError("--seed goes with --inflate: without it nothing is random")
-    return AskedOfPods(
-        asked=asked_runs(context)
-        or tuple(Asked("--placement", placement) for placement in _PLACEMENTS),
+        raise UsageError("--seed needs --inflate; without it nothing is random")
+    return PodsRequest(
+        asked=requested_runs(context)
+        or tuple(RequestedRun("--placement", placement) for placement in _PLACEMENTS),
         nodes=given["nodes"],
         inflate=given["inflate"],
         seed=_DEFAULT_SEED if given["seed"] is None else given["seed"],
@@ -176,7 +177,7 @@ def _refuse(given: dict[str, Any], options: dict[str, str], why: str) -> None:
 
 
 Values: TypeAlias = Mapping[str, float | None]
-#: Name of a figure, what the table calls it, how it is written, and which value is the best.
+#: A figure's name, its title in the table, how to write it, and which value is the best.
 _Line: TypeAlias = tuple[
     str, str, Callable[[float], str], Callable[[Sequence[float]], float] | None
 ]
@@ -185,14 +186,14 @@ _DAY_S = 86_400
 
 
 class Played(NamedTuple):
-    """One run in which pods came and went as they did."""
+    """One run in which pods came and went at their recorded times."""
 
     name: str
     schedule: Schedule
     use: GpuUse
 
     def values(self) -> Values:
-        """Every figure by its name."""
+        """Return every figure by its name."""
         jobs = self.schedule.jobs
         placed = sum(one.first_start_s is not None for one in jobs)
         levels: tuple[tuple[str, GpuLevel], ...] = (
@@ -208,12 +209,12 @@ class Played(NamedTuple):
         return found
 
     def data(self) -> dict[str, object]:
-        """The same for JSON."""
+        """Return the figures for JSON."""
         return dict(self.values())
 
     @staticmethod
     def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
-        """The lines of the table, a value for each run."""
+        """Return the lines of the table, with a value for each run."""
         lines: list[_Line] = [
             ("jobs", "Pods", _count, None),
             ("placed", "Placed", _count, max),
@@ -244,7 +245,7 @@ class Played(NamedTuple):
         return _rows(lines, columns)
 
     def picture(self) -> GpuPicture:
-        """What to draw of it: days since the first pod came."""
+        """Return what to plot over the days since the first pod came."""
         use = self.use
         start = use.over_time[0].at_s if use.over_time else 0
         middles = [(one.at_s + one.long_s / 2 - start) / _DAY_S for one in use.over_time]
@@ -271,7 +272,7 @@ class Inflated(NamedTuple):
     inflation: Inflation
 
     def values(self) -> Values:
-        """Every figure by its name: how things stood at the end."""
+        """Return every figure at the end, by its name."""
         run, last = self.inflation, self.inflation.last
         failed = run.first_failed
         return {
@@ -285,7 +286,7 @@ class Inflated(NamedTuple):
         }
 
     def data(self) -> dict[str, object]:
-        """The same for JSON, and how it came to that."""
+        """Return the figures for JSON, and the points on the way there."""
         points = [
             {
                 "arrived": point.arrived / self.inflation.capacity,
@@ -299,7 +300,7 @@ class Inflated(NamedTuple):
 
     @staticmethod
     def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
-        """The lines of the table, a value for each run."""
+        """Return the lines of the table, with a value for each run."""
         lines: list[_Line] = [
             ("pods", "Pods that came", _count, None),
             ("arrived", "GPUs asked for", _percent, None),
@@ -316,7 +317,7 @@ class Inflated(NamedTuple):
         return _rows(lines, columns)
 
     def picture(self) -> GpuPicture:
-        """What to draw of it: percents of the cluster's GPUs that had been asked for."""
+        """Return what to plot over the requested percentage of the cluster's GPUs."""
         run, last = self.inflation, self.inflation.last.reading
         points = run.points
         arrived = tuple(100 * one.arrived / run.capacity for one in points)
@@ -328,7 +329,7 @@ class Inflated(NamedTuple):
             name=self.name,
             words=f"{_hundredths(last.allocation)} allocated in the end,"
             f" {_hundredths(last.fragmentation)} fragments",
-            along="GPUs that had been asked for, in % of those that there are",
+            along="requested GPUs, in % of all GPUs",
             allocation=curve([one.reading.allocation for one in points]),
             fragmentation=curve([one.reading.fragmentation for one in points]),
             of_free=curve([one.reading.fragmentation_of_free for one in points]),
@@ -336,19 +337,19 @@ class Inflated(NamedTuple):
         )
 
 
-#: All views of one command are of one kind.
+#: All runs of one command are of one kind.
 Viewed: TypeAlias = Played | Inflated
 
 
 def as_data(views: Sequence[Viewed]) -> dict[str, object]:
-    """What `-o json` prints: one run's figures, or those of all under `runs`."""
+    """Return the JSON form: one run's figures, or those of all runs under `runs`."""
     if len(views) == 1:
         return views[0].data()
     return {"runs": [{"name": one.name, **one.data()} for one in views]}
 
 
 def as_csv(views: Sequence[Viewed]) -> str:
-    """A row for each run; a figure that does not exist is an empty cell."""
+    """Return a row for each run; a missing figure is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", *views[0].values()])
@@ -357,7 +358,7 @@ def as_csv(views: Sequence[Viewed]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 pod`, `8,152 pods`"""
+    """Return e.g. `1 pod` or `8,152 pods`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -400,9 +401,9 @@ def _hundredths(value: float) -> str:
 
 
 class _GpuTables:
-    """The two tables, and what is to be done with them."""
+    """The two tables, and the runs."""
 
-    def __init__(self, found: Given, asked: AskedOfPods) -> None:
+    def __init__(self, found: Given, asked: PodsRequest) -> None:
         self.asked = asked
         self.title = found.path.name
         self.runs: tuple[Run, ...] = runs_of(asked.asked)
@@ -410,11 +411,11 @@ class _GpuTables:
         self.pods: tuple[OpenbPod, ...] = read_pods(found.path, most=asked.jobs)
 
 
-def simulate_pods(found: Given, asked: AskedOfPods, *, color: bool) -> None:
-    """Play them, print what it came to, and write the files that are asked for.
+def simulate_pods(found: Given, asked: PodsRequest, *, color: bool) -> None:
+    """Simulate a table of pods, print the report, and write the requested files.
 
-    Whatever can be wrong is looked at before the first run. Raises InvalidInput, UsageError;
-    Interrupted after Ctrl-C.
+    All inputs are checked before the first run. Raises InvalidInput, UsageError; Interrupted after
+    Ctrl-C.
     """
     _check_files(found, asked)
     tables = _GpuTables(found, asked)
@@ -426,17 +427,17 @@ def simulate_pods(found: Given, asked: AskedOfPods, *, color: bool) -> None:
     try:
         _write_files(tables, starts, views)
     finally:
-        # Where a file cannot be written after all, the runs were not for nothing.
+        # If a file cannot be written after all, the report is printed nevertheless.
         _show(tables, starts, views)
 
 
-def _check_files(found: Given, asked: AskedOfPods) -> None:
+def _check_files(found: Given, asked: PodsRequest) -> None:
     configs = [Path(one.value) for one in asked.asked if one.option == "--config"]
     inputs = [found.path, asked.nodes, *configs]
     if asked.starts is not None and str(asked.starts) == STDIN:
         if asked.output != "table":
             raise UsageError(
-                f"--starts - writes to standard output, and so does -o {asked.output}",
+                f"--starts - writes to standard output, but so does -o {asked.output}",
                 hint="give --starts a file's name, or leave out -o",
             )
     elif asked.starts is not None:
@@ -446,29 +447,32 @@ def _check_files(found: Given, asked: AskedOfPods) -> None:
         check_plot(asked.plot, inputs=inputs)
 
 
-# --- playing --------------------------------------------------------------------------------
+# --- simulation -----------------------------------------------------------------------------
 
 
 def _run(tables: _GpuTables, schedules: list[Schedule], *, color: bool) -> list[Viewed]:
-    """One run after the other; schedules are added where there are any."""
+    """Simulate one run after the other; append its schedule, if it has one."""
     views: list[Viewed] = []
     noun = "pods" if tables.asked.inflate is None else "GPUs"
     with progress(len(tables.runs), color=color, noun=noun) as tell:
         for run in tables.runs:
-            told = Told(run.name, tell)
+            progressed = RunProgress(run.name, tell)
             try:
-                views.append(_inflated(tables, run, told) or _played(tables, run, told, schedules))
+                views.append(
+                    _inflated(tables, run, progressed)
+                    or _played(tables, run, progressed, schedules)
+                )
             except KeyboardInterrupt:
                 place = f" ({len(views) + 1} of {len(tables.runs)})" if len(tables.runs) > 1 else ""
                 raise Interrupted(
                     f"interrupted in run {run.name}{place}, after"
-                    f" {told.finished:,} {noun}; nothing was written"
+                    f" {progressed.finished:,} {noun}; nothing was written"
                 ) from None
     return views
 
 
-def _inflated(tables: _GpuTables, run: Run, told: Told) -> Inflated | None:
-    """None if the pods are to come and go as they did."""
+def _inflated(tables: _GpuTables, run: Run, progressed: RunProgress) -> Inflated | None:
+    """Simulate an inflation; None without --inflate."""
     if tables.asked.inflate is None:
         return None
     inflation = inflate(
@@ -478,12 +482,14 @@ def _inflated(tables: _GpuTables, run: Run, told: Told) -> Inflated | None:
         name=run.name,
         percent=tables.asked.inflate,
         seed=tables.asked.seed,
-        tell=lambda arrived, most: told(arrived // WHOLE_GPU, most // WHOLE_GPU),
+        tell=lambda arrived, most: progressed(arrived // WHOLE_GPU, most // WHOLE_GPU),
     )
     return Inflated(run.name, inflation)
 
 
-def _played(tables: _GpuTables, run: Run, told: Told, schedules: list[Schedule]) -> Played:
+def _played(
+    tables: _GpuTables, run: Run, progressed: RunProgress, schedules: list[Schedule]
+) -> Played:
     load = openb_load(
         tables.nodes,
         tables.pods,
@@ -493,13 +499,13 @@ def _played(tables: _GpuTables, run: Run, told: Told, schedules: list[Schedule])
     )
     watch = GpuWatch(load, [shape_of(pod) for pod in tables.pods])
     schedule = play_load(
-        load, run.config, name=run.name, tell=told, stopwatch=monotonic, look=watch
+        load, run.config, name=run.name, tell=progressed, stopwatch=monotonic, look=watch
     )
     schedules.append(schedule)
     return Played(run.name, schedule, watch.use(run.name))
 
 
-# --- afterwards -----------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------
 
 
 def _write_files(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:
@@ -550,13 +556,13 @@ def _title(tables: _GpuTables) -> str:
 
 
 def _notes(tables: _GpuTables, views: Sequence[Viewed]) -> Iterator[str]:
-    """What is not in the figures, a sentence each."""
+    """Yield what the figures do not show, a sentence each."""
     if tables.asked.inflate is not None:
         return
     unrun = sum(pod.run_s == 0 for pod in tables.pods)
     if unrun:
-        yield f"{counted(unrun, 'pod')} left out: gone in the second of the creation"
+        yield f"{counted(unrun, 'pod')} left out: deleted in the second of their creation"
     for one in views:
         waiting = one.values()["waiting"]
         if waiting:
-            yield f"{one.name}: {counted(int(waiting), 'pod')} never placed, and in no mean"
+            yield f"{one.name}: {counted(int(waiting), 'pod')} never placed, and not in the means"

@@ -1,6 +1,6 @@
-"""Files that a command writes at its end: looked at before the work, written whole or not at all.
+"""The inputs of a simulation, and output files: checked before the work, written whole or not.
 
-A long run should not end in "no such folder", nor Ctrl-C in half a file.
+A long run must not end in "no such folder", and Ctrl-C must not leave half a file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import NamedTuple
 from batchq.config.documents import MOST_BYTES, read_bounded
 from batchq.errors import BatchqError, InvalidInput, UsageError
 
-#: What pictures can be written as, by the end of the file's name.
+#: The formats of plots, by the file's suffix.
 PLOT_FORMATS = ("png", "svg", "pdf")
 
 
 def check_output(path: Path, option: str, *, inputs: Sequence[Path] = ()) -> None:
-    """See to it that a typing error is noticed now, and not after a long run.
+    """Check that a file can be written, so that an error is noticed before a long run.
 
-    Raises InvalidInput where nothing could be written, UsageError where the file is also read.
+    Raises InvalidInput if it cannot, UsageError if the file is also read.
     """
     try:
         _check_place(path, option, inputs)
     except OSError as error:
-        # A folder that this user may not enter, or a name that is too long for one.
+        # A folder that this user may not enter, or a name that is too long.
         raise _unwritable(path, option, error.strerror) from None
 
 
@@ -41,21 +41,23 @@ def _check_place(path: Path, option: str, inputs: Sequence[Path]) -> None:
     if path.is_dir():
         raise InvalidInput(f"{option} {path}: expected a file to write, found a folder")
     if not folder.is_dir():
-        what = "a folder that does not exist" if not folder.exists() else "what is no folder"
+        what = (
+            "a folder that does not exist" if not folder.exists() else "something that is no folder"
+        )
         raise InvalidInput(f"{option} {path}: the file cannot be written: it is in {what}")
     if any(path.resolve() == read.resolve() for read in inputs):
         raise UsageError(f"{option} {path}: that file is read, and would be overwritten")
     if path.exists() and not os.access(path, os.W_OK):
         raise _unwritable(path, option, "Permission denied")
     if not _is_special(path):
-        # Permissions do not tell of a file system that takes nothing.
+        # Permissions do not show that a file system is read-only.
         _beside(path).unlink()
 
 
 def check_plot(path: Path, *, inputs: Sequence[Path] = ()) -> None:
-    """The same of --plot, and that there is something to draw with.
+    """Check --plot, as `check_output` does, and that matplotlib is installed.
 
-    Raises UsageError for a file of another kind, BatchqError where matplotlib is not installed.
+    Raises UsageError for another suffix, BatchqError if matplotlib is missing.
     """
     if path.suffix[1:].lower() not in PLOT_FORMATS:
         ends = ", ".join(f".{name}" for name in PLOT_FORMATS)
@@ -71,9 +73,9 @@ def check_plot(path: Path, *, inputs: Sequence[Path] = ()) -> None:
 
 
 def write_whole(path: Path, content: bytes, option: str) -> None:
-    """Write beside the target, then put it in its place: whoever looks finds the old or the new.
+    """Write a temporary file, then rename it: a reader finds the old content or the new.
 
-    A device or a pipe has no place to be taken, and is written as it is. Raises InvalidInput.
+    A device or a pipe is written directly. Raises InvalidInput.
     """
     try:
         if _is_special(path):
@@ -104,21 +106,21 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """A new empty file in the same folder, of a random name: two runs may write the same file."""
+    """Create an empty file in the same folder, with a random name, since two runs may overlap."""
     handle, name = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name[:100]}.")
     os.close(handle)
     return Path(name)
 
 
 def _usual_mode() -> int:
-    """What a file gets that is simply opened for writing; `mkstemp` lets only its owner read."""
+    """Return the mode of a file opened for writing; `mkstemp` allows only its owner to read it."""
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
 
 
 STDIN = "-"
-#: Remarks alone may be longer; then it begins with a `;` all the same.
+#: Enough to recognise a file. Comments alone may be longer, but those begin with a `;` anyway.
 _LOOKED_AT_BYTES = 64 * 1024
 _GZIP = b"\x1f\x8b"
 _NUMBER = re.compile(rb"-?[0-9]+(\.[0-9]*)?")
@@ -127,14 +129,14 @@ _HEADING_OF_PODS = b"name,cpu_milli,"
 
 
 class InputKind(Enum):
-    """What can be simulated."""
+    """The kinds of input that can be simulated."""
 
     WORLD = "a world"
     SWF = "a log in the Standard Workload Format"
     PODS = "a table of pods"
 
 
-#: Ends of names, in lower case, that say what is in a file.
+#: Suffixes, in lower case, that determine the kind of a file.
 _NAMES = {
     ".swf": InputKind.SWF,
     ".swf.gz": InputKind.SWF,
@@ -147,7 +149,7 @@ _NAMES = {
 
 
 class Given(NamedTuple):
-    """The argument: `source` is what messages call it; `content` is there of a world only."""
+    """The input: `source` is its name in messages; `content` is set for a world only."""
 
     kind: InputKind
     source: str
@@ -156,16 +158,16 @@ class Given(NamedTuple):
 
 
 def given(word: str) -> Given:
-    """Find out what WORLD|TRACE is, `-` being a world on standard input.
+    """Determine the kind of the input; `-` is a world on standard input.
 
-    Raises InvalidInput for what cannot be read; UsageError for a log on standard input: its reader
-    begins anew once it knows whether the log is packed.
+    Raises InvalidInput if it cannot be read, UsageError for a log on standard input, because the
+    reader has to rewind a log after detecting compression.
     """
     if word == STDIN:
         text = sys.stdin.buffer.read(MOST_BYTES + 1)
         if text[:2] == _GZIP or _kind_of_lines(text[:_LOOKED_AT_BYTES]) is not InputKind.WORLD:
             raise UsageError(
-                "standard input is a log, and a log is read from a file",
+                "standard input is a log, which can only be read from a file",
                 hint="give the file's name: batchq simulate TRACE.swf.gz",
             )
         return Given(InputKind.WORLD, "standard input", Path(word), text)
@@ -186,9 +188,9 @@ def _kind_by_name(name: str) -> InputKind | None:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of a file, unpacked if it is packed.
+    """Return the first bytes of a file, decompressed if necessary.
 
-    Raises InvalidInput for a file that is damaged right there, OSError where it cannot be read.
+    Raises InvalidInput if the beginning is damaged, OSError if it cannot be read.
     """
     with path.open("rb") as file:
         first = file.read(_LOOKED_AT_BYTES)
@@ -202,7 +204,7 @@ def _beginning(path: Path) -> bytes:
 
 
 def _kind_of_lines(beginning: bytes) -> InputKind:
-    """By the first line that says something; what is nothing else is taken for a world."""
+    """Determine the kind by the first line that is not empty; the default is a world."""
     first = next((line for line in beginning.splitlines() if line.strip()), b"").strip()
     if first.startswith(_HEADING_OF_PODS):
         return InputKind.PODS

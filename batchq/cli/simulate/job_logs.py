@@ -1,7 +1,7 @@
-"""Which runs a command line asks for, in its order, and whether its options go with what is given.
+"""`batchq simulate TRACE`: which runs are requested, their progress, and their report.
 
-click hands over the values of --policy, of --placement and of --config as a tuple each; that they
-stood in one order is kept here.
+click collects the values of --policy, --placement and --config in a tuple each; this module keeps
+their common order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from batchq.api.times import describe_age
 from batchq.cli.config import checked_config
 from batchq.cli.objects import read_objects
 from batchq.cli.output.render import aligned, one_line, show_data
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import Interrupted
+from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.simulate.inputs import (
     STDIN,
     Given,
@@ -45,11 +44,11 @@ from batchq.lab.workload.jobs import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Ran, Schedule
 
-#: Options that ask for a run, by the name of their parameter.
+#: Parameter -> option, of the options that request a run.
 _RUNS = {"policies": "--policy", "placements": "--placement", "configs": "--config"}
 _ORDER = "batchq.simulate.order"
 
-#: What only a log has, and what only a world: parameter -> the option as it is typed.
+#: Parameter -> option, of the options for logs only, and for worlds only.
 _OF_LOGS = {
     "policies": "--policy",
     "jobs": "--jobs",
@@ -63,68 +62,70 @@ _OF_LOGS = {
 _OF_WORLDS = {"cycles": "--cycles"}
 
 
-class Asked(NamedTuple):
-    """One run: the option that asks for it, and the option's value."""
+class RequestedRun(NamedTuple):
+    """A run as requested: the option, and its value."""
 
     option: str
     value: str
 
 
 class RunsInOrder(click.Command):
-    """A command that remembers how the options that ask for a run followed each other."""
+    """A command that remembers the order of the options that request a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse twice: the first time only for the order."""
+        """Parse twice, the first time only for the order."""
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         ctx.meta[_ORDER] = [param.name for param in order if param.name in _RUNS]
         return super().parse_args(ctx, args)
 
 
-def asked_runs(context: click.Context) -> tuple[Asked, ...]:
-    """Every run that the command line asks for, in its order."""
+def requested_runs(context: click.Context) -> tuple[RequestedRun, ...]:
+    """Return the requested runs, in the order of the command line."""
     values = {name: iter(context.params[name]) for name in _RUNS}
-    return tuple(Asked(_RUNS[name], str(next(values[name]))) for name in context.meta[_ORDER])
+    return tuple(
+        RequestedRun(_RUNS[name], str(next(values[name]))) for name in context.meta[_ORDER]
+    )
 
 
 def refuse_for(given: Given, parameters: Mapping[str, object]) -> None:
-    """Raise UsageError for an option that means nothing for what is given."""
+    """Raise UsageError for an option that does not apply to the input."""
     is_world = given.kind is InputKind.WORLD
     foreign, whose = (_OF_LOGS, "a log") if is_world else (_OF_WORLDS, "a world")
     for name, option in foreign.items():
         if parameters[name] not in (None, ()):
-            raise UsageError(f"{option} is for {whose}, and {given.source} is {given.kind.value}")
+            raise UsageError(f"{option} is for {whose}, but {given.source} is {given.kind.value}")
     if is_world and parameters["output"] == "csv":
-        raise UsageError(f"-o csv is for a log, and {given.source} is {given.kind.value}")
+        raise UsageError(f"-o csv is for a log, but {given.source} is {given.kind.value}")
     configs = parameters["configs"]
     if is_world and isinstance(configs, tuple) and len(configs) > 1:
         raise UsageError(
-            f"{given.source} is a world, which is played once: expected one --config,"
+            f"{given.source} is a world, which is simulated once: expected one --config,"
             f" found {len(configs)}"
         )
     if parameters["queues"] is not None and parameters["by"] is None:
         raise UsageError(
-            "--queues goes with --by user, --by group or --by queue: without it there is one queue"
+            "--queues needs --by user, --by group or --by queue; without it there is one queue"
         )
 
 
-#: Each is a row, a colour and some minutes.
+#: Each run is a row, a colour, and some minutes.
 MOST_RUNS = 20
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """`strategy` is that of queues which state none of their own; None leaves them alone."""
+    """One run. `strategy` is for queues that do not set one; None leaves them unchanged."""
 
     name: str
     config: SchedulerConfig
     strategy: Strategy | None = None
 
 
-def runs_of(asked: Sequence[Asked]) -> tuple[Run, ...]:
-    """Every run in its order, under a name of its own.
+def runs_of(asked: Sequence[RequestedRun]) -> tuple[Run, ...]:
+    """Return the runs in their order, with unique names.
 
-    Raises UsageError for a policy that does not exist, InvalidInput for a wrong configuration.
+    Raises UsageError for an unknown policy, InvalidInput for a wrong configuration.
     """
-    asked = asked or (Asked("--policy", DEFAULT_POLICY),)
+    asked = asked or (RequestedRun("--policy", DEFAULT_POLICY),)
     if len(asked) > MOST_RUNS:
         raise UsageError(f"expected at most {MOST_RUNS} runs in one comparison, found {len(asked)}")
     names = _names(asked)
@@ -132,7 +133,7 @@ def runs_of(asked: Sequence[Asked]) -> tuple[Run, ...]:
 
 
 def queues_of(file: Path | None) -> tuple[Queue, ...]:
-    """The queues of a file of manifests. Raises InvalidInput, also for anything but a Queue."""
+    """Read the queues of a file of manifests. Raises InvalidInput, also for other kinds."""
     if file is None:
         return ()
     queues: dict[str, Queue] = {}
@@ -140,12 +141,12 @@ def queues_of(file: Path | None) -> tuple[Queue, ...]:
         if not isinstance(item, Queue):
             raise InvalidInput(f"{file}: expected Queues, found a {kind_of(item)}")
         if item.metadata.name in queues:
-            raise InvalidInput(f"{file}: queue {item.metadata.name} is there twice")
+            raise InvalidInput(f"{file}: queue {item.metadata.name} is defined twice")
         queues[item.metadata.name] = item
     return tuple(queues.values())
 
 
-def _run(asked: Asked, name: str) -> Run:
+def _run(asked: RequestedRun, name: str) -> Run:
     if asked.option == "--config":
         return Run(name=name, config=checked_config(Path(asked.value)))
     if asked.option == "--placement":
@@ -159,8 +160,8 @@ def _run(asked: Asked, name: str) -> Run:
     return Run(name=name, config=POLICY_CONFIG, strategy=POLICIES[asked.value])
 
 
-def _names(asked: Sequence[Asked]) -> list[str]:
-    """A policy's own name, a file's without its folder; what is there twice is numbered."""
+def _names(asked: Sequence[RequestedRun]) -> list[str]:
+    """Return the policies' names and the files' base names; repeated names are numbered."""
     names: list[str] = []
     for one in asked:
         plain = Path(one.value).name if one.option == "--config" else one.value
@@ -169,18 +170,18 @@ def _names(asked: Sequence[Asked]) -> list[str]:
     return names
 
 
-#: How many jobs of the run have finished, of how many.
+#: Called with the number of finished jobs, and of all jobs.
 Tell = Callable[[int, int], None]
 
-#: Whoever waits no longer than this needs no line.
+#: A shorter run prints no progress line.
 _FIRST_LINE_S = 5.0
 _MOST_BETWEEN_S = 120.0
-#: A bar is drawn no more often.
+#: The shortest time between two drawings of a bar.
 _BETWEEN_DRAWINGS_S = 0.1
 
 
-class Told:
-    """Passes on what is told of one run, and remembers it for who interrupts."""
+class RunProgress:
+    """Passes on the progress of one run, and remembers it for the message of an interrupt."""
 
     def __init__(self, run: str, tell: Callable[[str, int, int], None]) -> None:
         self.run = run
@@ -196,7 +197,7 @@ class Told:
 def progress(
     runs: int, *, color: bool, noun: str = "jobs"
 ) -> Iterator[Callable[[str, int, int], None]]:
-    """Something to tell: run, jobs (or what `noun` says) that have finished, jobs in all."""
+    """Return a function that shows progress: run, finished jobs (or `noun`), all jobs."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield ProgressLines(monotonic, lambda line: echo(line, err=True), noun)
         return
@@ -228,7 +229,7 @@ def progress(
 
 
 class ProgressLines:
-    """A line after some seconds, then ever fewer; owns when the next one is due."""
+    """Prints a line after some seconds, then less and less often."""
 
     def __init__(
         self, clock: Callable[[], float], say: Callable[[str], None], noun: str = "jobs"
@@ -250,7 +251,7 @@ class ProgressLines:
 
 
 class LogResult(NamedTuple):
-    """One run's figures. `tenants` and `fairness` only where tenants were asked for."""
+    """One run's figures. `tenants` and `fairness` are set only with --by."""
 
     name: str
     figures: Figures
@@ -259,7 +260,7 @@ class LogResult(NamedTuple):
 
 
 def result_of(schedule: Schedule, *, by_tenant: bool) -> LogResult:
-    """The figures of one run."""
+    """Compute the figures of one run."""
     if not by_tenant:
         return LogResult(schedule.name, figures_of(schedule))
     tenants = tenants_of(schedule)
@@ -267,20 +268,20 @@ def result_of(schedule: Schedule, *, by_tenant: bool) -> LogResult:
 
 
 def as_data(results: Sequence[LogResult]) -> dict[str, object]:
-    """What `-o json` prints: one run's figures, or those of all under `runs`."""
+    """Return the JSON form: one run's figures, or those of all runs under `runs`."""
     if len(results) == 1:
         return _row(results[0], whole=True)
     return {"runs": [{"name": one.name, **_row(one, whole=True)} for one in results]}
 
 
 def as_csv(results: Sequence[LogResult]) -> str:
-    """A row for each run; a figure that does not exist is an empty cell."""
+    """Return a row for each run; a missing figure is an empty cell."""
     rows = [{"run": one.name, **_row(one, whole=False)} for one in results]
     return _written(rows[0], (row.values() for row in rows))
 
 
 def starts_csv(order: Sequence[int], schedules: Sequence[Schedule]) -> str:
-    """When each job started, in the order of the log's numbers; several runs one after another."""
+    """Return the start of each job, in the order of the log; one run after the other."""
     rows: list[tuple[object, ...]] = []
     for schedule in schedules:
         of_number = {one.number: one for one in schedule.jobs}
@@ -305,7 +306,7 @@ def _row(result: LogResult, *, whole: bool) -> dict[str, object]:
 
 
 def _written(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """CSV as programs read it; None is an empty cell."""
+    """Return CSV for programs; None is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(titles)
@@ -313,9 +314,9 @@ def _written(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
-#: Lines are no longer; with more runs than fit there are several blocks.
+#: The longest line; runs that do not fit are in a further block.
 WIDTH = 80
-#: So many tenants have a line of their own.
+#: How many tenants have a line of their own.
 MOST_TENANTS = 10
 _GAP = 2
 _BEST = "*"
@@ -324,7 +325,7 @@ Value: TypeAlias = float | None
 
 
 class _FigureLine(NamedTuple):
-    """One figure: how it is read off a result, written, and which value of several is the best."""
+    """One figure: how to read it off a result, how to write it, and which value is the best."""
 
     title: str
     value: Callable[[LogResult], Value]
@@ -333,7 +334,7 @@ class _FigureLine(NamedTuple):
 
 
 class ComparisonRow(NamedTuple):
-    """One figure of every run, in the order of the runs; `text` and `best` as above."""
+    """One figure of every run, in the order of the runs; `text` and `best` as in _FigureLine."""
 
     title: str
     values: Sequence[Value]
@@ -342,7 +343,7 @@ class ComparisonRow(NamedTuple):
 
 
 def comparison(results: Sequence[LogResult], *, width: int = WIDTH) -> Iterator[str]:
-    """The table's lines; a star marks the best of a line, where they are not all alike."""
+    """Yield the table's lines; a star marks the best value of a line, unless all are equal."""
     rows = [
         ComparisonRow(line.title, [line.value(one) for one in results], line.text, line.best)
         for line in _lines(results)
@@ -353,7 +354,7 @@ def comparison(results: Sequence[LogResult], *, width: int = WIDTH) -> Iterator[
 def side_by_side(
     names: Sequence[str], rows: Sequence[ComparisonRow], *, width: int = WIDTH
 ) -> Iterator[str]:
-    """A column for each of the names, a line for each of the rows."""
+    """Yield lines with a column for each name and a line for each row."""
     titles = ["", *(row.title for row in rows)]
     columns = _columns(names, rows)
     starred = any(cell.endswith(_BEST) for column in columns for cell in column)
@@ -370,9 +371,9 @@ def side_by_side(
 
 
 def tenants_table(result: LogResult) -> Iterator[str]:
-    """One run's tenants, those first who used the most; the many small ones are summed up."""
+    """Yield one run's tenants, the largest users first; the many small ones are summed up."""
     found = sorted(result.tenants or (), key=lambda one: (-(one.used or 0.0), one.tenant))
-    # One that is summed up takes a line as well, and might as well have its own.
+    # A sum over a single tenant would take a line as well.
     shown = found if len(found) <= MOST_TENANTS + 1 else found[:MOST_TENANTS]
     rows = [_tenant_row(one.tenant, [one]) for one in shown]
     if len(shown) < len(found):
@@ -383,7 +384,7 @@ def tenants_table(result: LogResult) -> Iterator[str]:
 
 
 def span(seconds: float) -> str:
-    """For people: `0s`, `4.5s`, `12m5s`, `2h37m`, `3d4h`."""
+    """Return a duration for people: `0s`, `4.5s`, `12m5s`, `2h37m`, `3d4h`."""
     if seconds < 60 and seconds != int(seconds):
         return f"{seconds:.1f}s"
     return describe_age(round(seconds) * 1000)
@@ -411,7 +412,7 @@ def _lines(results: Sequence[LogResult]) -> Iterator[_FigureLine]:
 
 
 def _columns(names: Sequence[str], rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    """A column for each run, its name on top; where a column has a star, cells keep room for it."""
+    """Return a column per run, headed by its name; cells are padded if the column has a star."""
     marked = [_marked(row) for row in rows]
     columns = []
     for place, name in enumerate(names):
@@ -434,7 +435,7 @@ def _marked(row: ComparisonRow) -> list[str]:
 
 
 def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
-    """As many columns side by side as there is room for, at least one."""
+    """Group columns that fit side by side, at least one per group."""
     block: list[list[str]] = []
     left = room
     for column in columns:
@@ -451,7 +452,7 @@ def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]
 
 
 def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
-    """A line for one tenant, or for several: means over their jobs, else sums."""
+    """Return the line of one tenant or of several: means over their jobs, else sums."""
     weights = [one.finished for one in tenants]
     wait = _mean([one.mean_wait_s for one in tenants], weights)
     slowdown = _mean([one.mean_bounded_slowdown for one in tenants], weights)
@@ -490,9 +491,9 @@ def _percent(value: float) -> str:
 
 
 class LogRequest(NamedTuple):
-    """What the command line asks for; fields are its options."""
+    """The options of a simulation of a log."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestedRun, ...]
     jobs: int | None
     procs: int | None
     per_event: bool
@@ -503,63 +504,63 @@ class LogRequest(NamedTuple):
     plot: Path | None
 
 
-def simulate_log(log: Given, wish: LogRequest, *, color: bool) -> None:
-    """Play it, print what it came to, and write the files that are asked for.
+def simulate_log(log: Given, request: LogRequest, *, color: bool) -> None:
+    """Simulate a log, print the report, and write the requested files.
 
-    Whatever can be wrong is looked at before the first run. Raises InvalidInput, UsageError;
-    Interrupted after Ctrl-C.
+    All inputs are checked before the first run. Raises InvalidInput, UsageError; Interrupted after
+    Ctrl-C.
     """
-    _check_files(log, wish)
-    runs = runs_of(wish.asked)
-    queues = queues_of(wish.queues)
-    trace = read_swf(log.path, processors=wish.procs, most=wish.jobs)
+    _check_files(log, request)
+    runs = runs_of(request.asked)
+    queues = queues_of(request.queues)
+    trace = read_swf(log.path, processors=request.procs, most=request.jobs)
 
     def load(run: Run) -> Load:
         return swf_load(
-            trace, title=log.path.name, strategy=run.strategy, by=wish.by, queues=queues
+            trace, title=log.path.name, strategy=run.strategy, by=request.by, queues=queues
         )
 
-    schedules = _play(runs, load, per_event=wish.per_event, color=color)
-    results = [result_of(one, by_tenant=wish.by is not None) for one in schedules]
-    starts = starts_csv([job.number for job in trace.jobs], schedules) if wish.starts else ""
+    schedules = _play(runs, load, per_event=request.per_event, color=color)
+    results = [result_of(one, by_tenant=request.by is not None) for one in schedules]
+    starts = starts_csv([job.number for job in trace.jobs], schedules) if request.starts else ""
     try:
-        _write_files(wish, starts, schedules)
+        _write_files(request, starts, schedules)
     finally:
-        # Where a file cannot be written after all, the runs were not for nothing.
-        _show(wish, log, trace, results, starts)
+        # If a file cannot be written after all, the report is printed nevertheless.
+        _show(request, log, trace, results, starts)
 
 
-# --- before ---------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------
 
 
-def _check_files(log: Given, wish: LogRequest) -> None:
-    configs = [Path(one.value) for one in wish.asked if one.option == "--config"]
-    inputs = [log.path, *configs, *([wish.queues] if wish.queues else [])]
-    if wish.starts is not None and str(wish.starts) == STDIN:
-        if wish.output != "table":
+def _check_files(log: Given, request: LogRequest) -> None:
+    configs = [Path(one.value) for one in request.asked if one.option == "--config"]
+    inputs = [log.path, *configs, *([request.queues] if request.queues else [])]
+    if request.starts is not None and str(request.starts) == STDIN:
+        if request.output != "table":
             raise UsageError(
-                f"--starts - writes to standard output, and so does -o {wish.output}",
+                f"--starts - writes to standard output, but so does -o {request.output}",
                 hint="give --starts a file's name, or leave out -o",
             )
-    elif wish.starts is not None:
-        check_output(wish.starts, "--starts", inputs=inputs)
-    if wish.plot is not None:
-        check_plot(wish.plot, inputs=inputs)
-        if wish.starts is not None and wish.plot.resolve() == wish.starts.resolve():
-            raise UsageError(f"--plot {wish.plot}: --starts writes the same file")
+    elif request.starts is not None:
+        check_output(request.starts, "--starts", inputs=inputs)
+    if request.plot is not None:
+        check_plot(request.plot, inputs=inputs)
+        if request.starts is not None and request.plot.resolve() == request.starts.resolve():
+            raise UsageError(f"--plot {request.plot}: --starts writes the same file")
 
 
-# --- playing --------------------------------------------------------------------------------
+# --- simulation -----------------------------------------------------------------------------
 
 
 def _play(
     runs: Sequence[Run], load: Callable[[Run], Load], *, per_event: bool, color: bool
 ) -> list[Schedule]:
-    """One run after the other. Raises Interrupted, which says how far it was."""
+    """Simulate one run after the other. Raises Interrupted, which reports the progress."""
     schedules: list[Schedule] = []
     with progress(len(runs), color=color) as tell:
         for run in runs:
-            told = Told(run.name, tell)
+            progressed = RunProgress(run.name, tell)
             try:
                 schedules.append(
                     play_load(
@@ -567,7 +568,7 @@ def _play(
                         run.config,
                         name=run.name,
                         per_event=per_event,
-                        tell=told,
+                        tell=progressed,
                         stopwatch=monotonic,
                     )
                 )
@@ -575,45 +576,45 @@ def _play(
                 place = f" ({len(schedules) + 1} of {len(runs)})" if len(runs) > 1 else ""
                 raise Interrupted(
                     f"interrupted in run {run.name}{place}, when"
-                    f" {_number(told.finished, 'job')} had finished; nothing was written"
+                    f" {_number(progressed.finished, 'job')} had finished; nothing was written"
                 ) from None
     return schedules
 
 
-# --- afterwards -----------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------
 
 
-def _write_files(wish: LogRequest, starts: str, schedules: Sequence[Schedule]) -> None:
-    if wish.starts is not None and str(wish.starts) != STDIN:
-        write_whole(wish.starts, starts.encode(), "--starts")
-    if wish.plot is not None:
+def _write_files(request: LogRequest, starts: str, schedules: Sequence[Schedule]) -> None:
+    if request.starts is not None and str(request.starts) != STDIN:
+        write_whole(request.starts, starts.encode(), "--starts")
+    if request.plot is not None:
         from batchq.lab.workload.figures import picture_of
         from batchq.lab.workload.plot import drawn
 
-        picture = picture_of(schedules, tenants=wish.by is not None)
-        write_whole(wish.plot, drawn(picture, wish.plot.suffix[1:].lower()), "--plot")
+        picture = picture_of(schedules, tenants=request.by is not None)
+        write_whole(request.plot, drawn(picture, request.plot.suffix[1:].lower()), "--plot")
 
 
 def _show(
-    wish: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult], starts: str
+    request: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult], starts: str
 ) -> None:
-    if wish.starts is not None and str(wish.starts) == STDIN:
+    if request.starts is not None and str(request.starts) == STDIN:
         echo(starts, nl=False)
-    elif wish.output == "json":
+    elif request.output == "json":
         show_data(as_data(results), "json")
-    elif wish.output == "csv":
+    elif request.output == "csv":
         echo(as_csv(results), nl=False)
     else:
-        echo("\n".join(_report(wish, log, trace, results)))
+        echo("\n".join(_report(request, log, trace, results)))
         return
     for note in _notes(trace, results):
         echo(note, err=True)
 
 
 def _report(
-    wish: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult]
+    request: LogRequest, log: Given, trace: Trace, results: Sequence[LogResult]
 ) -> Iterator[str]:
-    pass_ = "one session per event" if wish.per_event else "one session per instant"
+    pass_ = "one session per event" if request.per_event else "one session per instant"
     jobs, machine = _number(len(trace.jobs), "job"), _number(trace.processors, "processor")
     yield f"{log.path.name}: {jobs} on {machine}, {pass_}"
     yield from _notes(trace, results)
@@ -623,12 +624,12 @@ def _report(
         if one.tenants is not None:
             yield ""
             of = f" of {one.name}" if len(results) > 1 else ""
-            yield f"By {wish.by}{of}:"
+            yield f"By {request.by}{of}:"
             yield from tenants_table(one)
 
 
 def _notes(trace: Trace, results: Sequence[LogResult]) -> Iterator[str]:
-    """What is not in the figures, a sentence each."""
+    """Yield what the figures do not show, a sentence each."""
     if trace.dropped:
         were = "was" if trace.dropped == 1 else "were"
         yield (
@@ -638,10 +639,9 @@ def _notes(trace: Trace, results: Sequence[LogResult]) -> Iterator[str]:
     for one in results:
         missing = one.figures.jobs - one.figures.finished
         if missing:
-            were = "is" if missing == 1 else "are"
-            yield f"{one.name}: {_number(missing, 'job')} did not finish, and {were} in no mean"
+            yield f"{one.name}: {_number(missing, 'job')} unfinished, and not in the means"
 
 
 def _number(count: int, noun: str) -> str:
-    """`1 job`, `5,000 jobs`"""
+    """Return e.g. `1 job` or `5,000 jobs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What `batchq simulate --from-live` is asked for, and whether its options go together."""
+"""`batchq simulate --from-live`: a look ahead from the state of the live server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
-from batchq.cli.endings import tell_nobody_leads
+from batchq.cli.endings import warn_no_leader
 from batchq.cli.output.options import Globals
 from batchq.cli.output.render import Table, show_data, show_section, show_table
 from batchq.cli.output.tables import lost_text
-from batchq.cli.output.terminal import echo
-from batchq.cli.output.trouble import on_interrupt
+from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.simulate.inputs import check_output, write_whole
 from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError
@@ -40,16 +39,16 @@ from batchq.lab.whatif.future import (
 )
 
 if TYPE_CHECKING:
-    from batchq.client.start_estimates import Deciding
+    from batchq.client.start_estimates import TrialScheduler
     from batchq.config.model import SchedulerConfig
     from batchq.lab.whatif.look_ahead import Tell
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What the configuration that the live scheduler goes by is called.
+#: The name of the configuration that the live scheduler uses.
 LIVE = "live"
-#: Parameter -> the option as it is typed, of those that mean nothing without --from-live.
+#: Parameter -> option, of the options that need --from-live.
 _OF_LIVE = {
     "until": "--until",
     "assume_runtime": "--assume-runtime",
@@ -57,12 +56,12 @@ _OF_LIVE = {
     "differences": "--differences",
     "save": "--save",
 }
-#: Parameters that go with --from-live beside those.
+#: Other parameters that may be combined with --from-live.
 _ALSO = frozenset({"from_live", "configs", "output"})
 
 
-class AskedOfLive(NamedTuple):
-    """What a command line asks of the future; durations in milliseconds."""
+class LiveRequest(NamedTuple):
+    """The options of a look ahead; durations are in milliseconds."""
 
     configs: tuple[Path, ...]
     until_ms: int | None
@@ -74,46 +73,45 @@ class AskedOfLive(NamedTuple):
 
 
 def live_options(command: F) -> F:
-    """The options of --from-live."""
+    """Add the options of --from-live."""
     options = (
         click.option(
             "--from-live",
             is_flag=True,
-            help="Begin with what stands in the live server now, which is read and not changed;"
-            " play it under the live configuration and, side by side, under each --config.",
+            help="Begin with the state of the live server, which is read and not changed; simulate"
+            " it under the live configuration and, side by side, under each --config.",
         ),
         click.option(
             "--until",
             metavar="DURATION",
             callback=_as_duration,
-            help="--from-live only: look so far ahead, as in 6h; without it, until nothing can"
-            " change any more.",
+            help="--from-live only: how far to look ahead, as in 6h.  [default: until nothing can"
+            " change any more]",
         ),
         click.option(
             "--assume-runtime",
             metavar="DURATION",
             callback=_as_duration,
-            help="--from-live only: how long groups without a walltime last; without it they never"
-            " end.",
+            help="--from-live only: how long groups without a walltime run.  [default: for ever]",
         ),
         click.option(
             "--runtime-fraction",
             type=click.FloatRange(0, 1, min_open=True),
             metavar="F",
-            help="--from-live only: groups take so much of their walltime (of what is left of it,"
-            " if they run already); 1 unless given.",
+            help="--from-live only: the fraction of their walltime that groups run (of the rest, if"
+            " they run already).  [default: 1]",
         ),
         click.option(
             "--differences",
             is_flag=True,
-            help="--from-live only: list only groups that fare differently.",
+            help="--from-live only: list only groups whose outcome differs.",
         ),
         click.option(
             "--save",
             type=click.Path(path_type=Path),
             metavar="FILE.yaml",
-            help="--from-live only: write the live state as a world, to be changed and simulated;"
-            " without what its pods run.",
+            help="--from-live only: write the live state as a world that can be edited and"
+            " simulated; commands are left out.",
         ),
     )
     for option in reversed(options):
@@ -121,30 +119,30 @@ def live_options(command: F) -> F:
     return command
 
 
-def asked_of_live(parameters: Mapping[str, Any]) -> AskedOfLive | None:
-    """What is asked of the future; None without --from-live.
+def live_request(parameters: Mapping[str, Any]) -> LiveRequest | None:
+    """Return the options of a look ahead; None without --from-live.
 
-    Raises UsageError where options do not go together, and where nothing is given at all.
+    Raises UsageError for options that exclude each other, and if no input is given.
     """
     if not parameters["from_live"]:
         for name, option in _OF_LIVE.items():
             if parameters[name] not in (None, False):
-                raise UsageError(f"{option} goes with --from-live only")
+                raise UsageError(f"{option} needs --from-live")
         if parameters["what"] is None:
             raise UsageError("expected WORLD, TRACE or --from-live, found none of them")
         return None
     if parameters["what"] is not None:
         raise UsageError(
-            f"--from-live begins with the live state, and goes without {parameters['what']}",
+            f"--from-live begins with the live state, not with {parameters['what']}",
             hint="leave one of them out",
         )
     for name, value in parameters.items():
         if name not in _OF_LIVE and name not in _ALSO and _is_given(name, value):
-            raise UsageError(f"{_typed(name)} does not go with --from-live")
+            raise UsageError(f"{_typed(name)} cannot be combined with --from-live")
     if parameters["output"] == "csv":
         raise UsageError("-o csv is for a log; --from-live has -o table and -o json")
     fraction = parameters["runtime_fraction"]
-    return AskedOfLive(
+    return LiveRequest(
         configs=parameters["configs"],
         until_ms=_ms(parameters["until"]),
         assumed_ms=_ms(parameters["assume_runtime"]),
@@ -160,19 +158,19 @@ def _ms(duration: str | None) -> int | None:
 
 
 def _is_given(name: str, value: object) -> bool:
-    """Whether it was typed: an option of logs or worlds may well have a default."""
+    """Return whether an option was typed; options of logs or worlds may have defaults."""
     source = click.get_current_context().get_parameter_source(name)
     return value not in (None, False, ()) and source is not ParameterSource.DEFAULT
 
 
 def _typed(name: str) -> str:
-    """An option as it is typed, by the name of its parameter."""
+    """Return the option of a parameter."""
     context = click.get_current_context()
     return next(param.opts[-1] for param in context.command.params if param.name == name)
 
 
 def _as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """As `batchq.cli.output.values` has it, which loads the client: worlds and logs need none."""
+    """Check a duration; imported late, because `values` loads the client, which logs need not."""
     if value is None:
         return None
     from batchq.cli.output.values import as_duration
@@ -183,7 +181,7 @@ def _as_duration(ctx: click.Context, param: click.Parameter, value: str | None) 
 def as_data(
     found: WhatIf, lasting: Lasting, *, until_ms: int | None, differences: bool
 ) -> dict[str, object]:
-    """Plain values, in the order of the module's docstring."""
+    """Return the JSON form of a look ahead."""
     each = list(zip(found.names, found.futures, strict=True))
     return {
         "apiVersion": API_VERSION,
@@ -302,12 +300,12 @@ def _written(amounts: Amounts) -> dict[str, str]:
 
 
 def show_tables(found: WhatIf, *, differences: bool, color: bool) -> None:
-    """To stdout: each group, who has to go, who does not start and why, and the sums."""
+    """Print each group, the victims, the groups that do not start and why, and the sums."""
     fates = [fate for fate in found.fates if fate.differs or not differences]
     if fates:
         show_table(_groups(found, fates), color=color)
     elif differences:
-        echo("No group fares differently")
+        echo("The outcome is the same for all groups")
     else:
         echo("No group waits or runs")
     show_section("Evicted", _evicted(found))
@@ -316,13 +314,13 @@ def show_tables(found: WhatIf, *, differences: bool, color: bool) -> None:
 
 
 def notes(found: WhatIf, *, assumed_ms: int | None) -> Iterator[str]:
-    """What was taken for granted, and where a look ahead stopped before the end: a line each."""
+    """Yield the assumptions, and where a look ahead stopped early, one line each."""
     one = found.endless == 1
     who = f"note: {found.endless} {'group has' if one else 'groups have'} no walltime and"
     if found.endless and assumed_ms is None:
         yield f"{who} {'never ends' if one else 'never end'} here; see --assume-runtime"
     elif found.endless and assumed_ms is not None:
-        yield f"{who} {'is' if one else 'are'} taken to last {format_duration(assumed_ms)}"
+        yield f"{who} {'is' if one else 'are'} assumed to run for {format_duration(assumed_ms)}"
     for name, future in zip(found.names, found.futures, strict=True):
         if sentence := _stopped(future):
             yield f"note: {name}: {sentence}"
@@ -338,7 +336,7 @@ def _stopped(future: Future) -> str:
             return f"stopped {ahead} ahead: nothing ends any more, and nothing starts for a day"
         case Stopped.TOO_FAR:
             sessions = counted(future.sessions, "session")
-            return f"stopped {ahead} ahead after {sessions}, though more is due; see --until"
+            return f"stopped {ahead} ahead after {sessions}, before the end; see --until"
         case _:
             return ""
 
@@ -357,7 +355,7 @@ def _groups(found: WhatIf, fates: Sequence[GroupFate]) -> Table:
 
 
 def _by_start(fate: GroupFate) -> tuple[int, int, str]:
-    """Those that run, those that start, those that do not."""
+    """Order running groups first, then groups that start, then those that do not."""
     present, first = fate.present, fate.futures[0]
     if not present.waits:
         return (0, 0, present.key)
@@ -377,7 +375,7 @@ def _row(found: WhatIf, fate: GroupFate, *, alone: bool) -> tuple[str, ...]:
 
 
 def _start(found: WhatIf, present: Present, future: GroupFuture) -> str:
-    """`in 2h5m`, `now`, `runs`, `runs; evicted, again in 1h`, or `no`."""
+    """Return `in 2h5m`, `now`, `runs`, `runs; evicted, again in 1h`, or `no`."""
     evicted = [one for one in _of(found, future) if one.whole]
     if present.waits:
         if future.starts_at is None:
@@ -409,7 +407,7 @@ def _ahead(found: WhatIf, at: int) -> str:
 
 
 def _difference(present: Present, first: GroupFuture, other: GroupFuture) -> str:
-    """In what the second differs from the first, the weightiest alone."""
+    """Return the most important difference between two futures of a group."""
     if first.evictions != other.evictions:
         return "evicted" if other.evictions > first.evictions else "not evicted"
     if first.starts_at != other.starts_at:
@@ -428,7 +426,7 @@ def _shift(first_at: int | None, other_at: int | None, does: str, does_not: str,
     return f"{verb}{age} {'later' if other_at > first_at else 'earlier'}"
 
 
-# --- who has to go, and who does not start --------------------------------------------------------
+# --- victims, and groups that do not start --------------------------------------------------------
 
 
 def _evicted(found: WhatIf) -> list[tuple[str, ...]]:
@@ -450,12 +448,12 @@ def _evicted(found: WhatIf) -> list[tuple[str, ...]]:
 
 
 def _by(eviction: Eviction) -> str:
-    """`default/big (preempt)`, or why it had to go, where nobody took it."""
+    """Return `default/big (preempt)`, or the reason if there is no preemptor."""
     return f"{eviction.by} ({eviction.action})" if eviction.by else eviction.reason
 
 
 def _held_back(found: WhatIf, fates: Sequence[GroupFate]) -> list[tuple[str, ...]]:
-    """Who does not start, and why: one line where that is the same under all configurations."""
+    """Return the groups that do not start, with one line per cause and the configurations."""
     rows: list[tuple[str, ...]] = []
     for fate in fates:
         under: dict[str, list[str]] = {}
@@ -468,14 +466,14 @@ def _held_back(found: WhatIf, fates: Sequence[GroupFate]) -> list[tuple[str, ...
 
 
 def why_not(present: Present, future: GroupFuture) -> str:
-    """Why a group that waits does not start; '' if it does, or need not."""
+    """Return why a waiting group does not start; '' if it does or need not."""
     if not present.waits or future.starts:
         return ""
     if future.phase in TERMINAL:
         return f"ends as {future.phase} ({future.ending})"
     if future.unanswered:
         checks = "check" if len(future.unanswered) == 1 else "checks"
-        return f"waits for {checks} {', '.join(future.unanswered)}, which nobody answers here"
+        return f"waits for {checks} {', '.join(future.unanswered)}, not answered in a simulation"
     if not future.waits_for:
         return "its turn has not come" if future.phase == "Pending" else f"is {future.phase}"
     first = future.waits_for[0]
@@ -486,13 +484,13 @@ def why_not(present: Present, future: GroupFuture) -> str:
 
 
 def _sums(found: WhatIf) -> list[tuple[str, ...]]:
-    """Queue by queue, each under every configuration; the sum over all queues last."""
+    """Return the sums of each queue under each configuration, and last those of all queues."""
     if not found.fates:
         return []
     titles = ("QUEUE", "UNDER", "START", "MEDIAN WAIT", "EVICTIONS", "WORK LOST", "LAST END")
     queues = [*(one.queue for one in found.figures[0] if one.queue != ALL), ALL]
     if len(queues) == 2:
-        # Of the only queue it would be the same again.
+        # With one queue, the sum over all queues is the same.
         queues.remove(ALL)
     rows = [
         _sum_row(found, name, next(one for one in figures if one.queue == queue))
@@ -516,7 +514,7 @@ def _sum_row(found: WhatIf, name: str, figures: QueueFigures) -> tuple[str, ...]
 
 
 def _last_end(found: WhatIf, figures: QueueFigures) -> str:
-    """`in 5h`, or `not seen: 2 go on`."""
+    """Return `in 5h`, or `2 go on` for groups without an end."""
     on = f"{figures.unended} {'goes' if figures.unended == 1 else 'go'} on"
     if figures.last_end_at is None:
         return on if figures.unended else ""
@@ -524,10 +522,10 @@ def _last_end(found: WhatIf, figures: QueueFigures) -> str:
     return f"{ahead}; {on}" if figures.unended else ahead
 
 
-def simulate_live(shared: Globals, asked: AskedOfLive) -> None:
-    """Look ahead and show it: the answer to stdout, notes to stderr.
+def simulate_live(shared: Globals, asked: LiveRequest) -> None:
+    """Look ahead and print the report to stdout, notes to stderr.
 
-    Raises InvalidInput for a configuration that is wrong, StoreUnavailable.
+    Raises InvalidInput for a wrong configuration, StoreUnavailable.
     """
     from batchq.lab.whatif import Lasting, compared
 
@@ -544,17 +542,17 @@ def simulate_live(shared: Globals, asked: AskedOfLive) -> None:
         futures = _futures(shared, asked, deciding, lasting, others)
     _show(shared, asked, compared(deciding.session(), futures), lasting)
     if not led:
-        tell_nobody_leads()
+        warn_no_leader()
 
 
 def _futures(
     shared: Globals,
-    asked: AskedOfLive,
-    deciding: Deciding,
+    asked: LiveRequest,
+    deciding: TrialScheduler,
     lasting: Lasting,
     others: Mapping[str, SchedulerConfig],
 ) -> dict[str, Future]:
-    """By the name of their configuration, the live one first."""
+    """Return the futures by the name of their configuration, the live one first."""
     from batchq.assembly import assemble
     from batchq.lab.whatif import look_ahead
 
@@ -574,7 +572,7 @@ def _futures(
         }
 
 
-def _show(shared: Globals, asked: AskedOfLive, found: WhatIf, lasting: Lasting) -> None:
+def _show(shared: Globals, asked: LiveRequest, found: WhatIf, lasting: Lasting) -> None:
 
     if asked.output == "json":
         until_ms, differences = asked.until_ms, asked.differences
@@ -585,18 +583,18 @@ def _show(shared: Globals, asked: AskedOfLive, found: WhatIf, lasting: Lasting) 
         echo(note, err=True)
 
 
-def _save(deciding: Deciding, lasting: Lasting, file: Path) -> None:
-    """Raises InvalidInput where it cannot be written."""
+def _save(deciding: TrialScheduler, lasting: Lasting, file: Path) -> None:
+    """Write the live state as a world. Raises InvalidInput if the file cannot be written."""
     from batchq.config.documents import print_documents
     from batchq.lab.whatif import as_world
 
     text = print_documents(as_world(deciding.session(), lasting))
     write_whole(file, text.encode(), "--save")
-    echo(f"{file} has the live state; `batchq simulate {file}` plays it", err=True)
+    echo(f"{file} has the live state; `batchq simulate {file}` simulates it", err=True)
 
 
 def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
-    """By the file's name, or by its path where two have the same name.
+    """Return the configurations by file name, or by path if the names repeat.
 
     Raises InvalidInput.
     """
@@ -611,9 +609,9 @@ def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
 
 
 @contextmanager
-def _progress(deciding: Deciding, shared: Globals) -> Iterator[Callable[[str], Tell]]:
-    """Shows on stderr how far each future is: a bar on a terminal, else a line now and then; what
-    is quick is over before.
+def _progress(deciding: TrialScheduler, shared: Globals) -> Iterator[Callable[[str], Tell]]:
+    """Show the progress of each future on stderr: a bar on a terminal, else a line after some
+    seconds.
     """
     groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
     if not sys.stderr.isatty():

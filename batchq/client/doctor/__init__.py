@@ -6,26 +6,102 @@
     for finding in report.findings:
         print(finding.level, finding.subject, finding.found, finding.remedy)
 
-It only reads. `reading` gathers a `State`, a value; each check is a pure function from that to
-its findings; `checks` is the table of them all. What this user may not read is a finding, too.
+It only reads. `read_state` gathers a `State`, a value; each check is a pure function from it to its
+findings; `CHECKS` is the table of all checks. Missing rights to read are a finding, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from batchq.client.doctor.check_table import CHECKS, diagnose
-from batchq.client.doctor.system_state import Finding, Level, Report
+from msgspec import Struct
+
+from batchq.client.doctor.groups_and_pods import dependencies, groups, inboxes, outbox, pods
+from batchq.client.doctor.nodes import (
+    agents,
+    guarantees,
+    leader,
+    nodes,
+    permissions,
+    protocols,
+    reported,
+    schedulers,
+)
+from batchq.client.doctor.servers import (
+    batchq,
+    clock,
+    connections,
+    evicted,
+    eviction,
+    home,
+    latency,
+    ledger,
+    libraries,
+    limits,
+    memory,
+    persistence,
+    records,
+    role,
+    uptime,
+    version,
+    writing,
+)
+from batchq.client.doctor.system_state import Finding, Level, Report, State, read_state
 
 __all__ = ["CHECKS", "Finding", "Level", "Report", "diagnose", "examine"]
 
 
 def examine(url: str | None = None, *, config: Path | None = None) -> Report:
-    """Look at the server behind `url` (as `Client` finds it) and at everything on it.
+    """Examine the server at `url` (resolved as `Client` does) and everything on it.
 
-    `config` is the schedulers' configuration file, for the times by which a wait is too long.
+    `config` is the schedulers' configuration file, for the timeouts that make a wait too long.
     Raises InvalidInput for a malformed URL or file, StoreUnavailable if no server answers.
     """
-    from batchq.client.doctor.system_state import read_state
-
     return diagnose(read_state(url, config))
+
+
+class Check(Struct, frozen=True):
+    """`run` is a pure function; its docstring says what holds on a healthy system."""
+
+    name: str
+    run: Callable[[State], tuple[Finding, ...]]
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("version", version),
+    Check("role", role),
+    Check("eviction", eviction),
+    Check("evicted", evicted),
+    Check("persistence", persistence),
+    Check("writing", writing),
+    Check("memory", memory),
+    Check("connections", connections),
+    Check("latency", latency),
+    Check("uptime", uptime),
+    Check("clock", clock),
+    Check("permissions", permissions),
+    Check("leader", leader),
+    Check("schedulers", schedulers),
+    Check("nodes", nodes),
+    Check("reported", reported),
+    Check("agents", agents),
+    Check("protocols", protocols),
+    Check("guarantees", guarantees),
+    Check("groups", groups),
+    Check("dependencies", dependencies),
+    Check("pods", pods),
+    Check("outbox", outbox),
+    Check("inboxes", inboxes),
+    Check("records", records),
+    Check("ledger", ledger),
+    Check("limits", limits),
+    Check("home", home),
+    Check("libraries", libraries),
+    Check("batchq", batchq),
+)
+
+
+def diagnose(state: State) -> Report:
+    """Return the findings of all checks."""
+    return Report(findings=tuple(finding for check in CHECKS for finding in check.run(state)))

@@ -1,4 +1,4 @@
-"""Checks of groups and pods: what should have gone on by itself, and has not."""
+"""Checks of groups and pods: transitions that are overdue."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unse
 
 _READS = "reading (`+@read`) of batchq's keys"
 
-#: How late anything may be that happens by itself.
+#: How late an automatic transition may be.
 PATIENCE_MS = 1 * MINUTE
-#: How long a group may wait for what can never be before somebody is told.
-HOPELESS_MS = 10 * MINUTE
-#: So many times in a row a group may be rolled back before somebody is told.
-OFTEN = 3
-_HOPELESS = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
+#: How long a group may wait for the impossible before it is reported.
+UNSATISFIABLE_MS = 10 * MINUTE
+#: After how many rollbacks in a row a group is reported.
+MANY_ROLLBACKS = 3
+_UNSATISFIABLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
 
 
 def groups(state: State) -> tuple[Finding, ...]:
-    """No group stays InQueue or Unknown beyond its time, or waits for what can never be."""
+    """No group stays InQueue or Unknown too long, or waits for the impossible."""
     return _all(state, "groups", state.groups(), _of_group, "none is stuck")
 
 
 def dependencies(state: State) -> tuple[Finding, ...]:
-    """No group waits for one that is gone."""
+    """No group waits for a deleted group."""
     uids = {group.metadata.uid for group in state.groups()}
 
     def missing(state: State, group: PodGroup) -> Iterator[Finding]:
@@ -45,22 +45,22 @@ def dependencies(state: State) -> tuple[Finding, ...]:
                     check="dependencies",
                     level=Level.WARNING,
                     subject=f"PodGroup {full_name(group)}",
-                    found=f"waits for {dependency.name}, which is gone",
+                    found=f"waits for {dependency.name}, which was deleted",
                     expected="a group that can still end",
                     remedy="the leader should fail it (DependencyNeverMet); else cancel it:"
                     f" `batchq cancel {full_name(group)}`",
                 )
 
-    return _all(state, "dependencies", state.groups(), missing, "none waits for what is gone")
+    return _all(state, "dependencies", state.groups(), missing, "none waits for a deleted group")
 
 
 def pods(state: State) -> tuple[Finding, ...]:
-    """Bound pods start, and pods that are told to stop do."""
+    """Bound pods start, and stopping pods end, in time."""
     return _all(state, "pods", state.pods(), _of_pod, "all start and stop in time")
 
 
 def outbox(state: State) -> tuple[Finding, ...]:
-    """What has been bound is handed over to its node."""
+    """Every binding was delivered to its node."""
     check = "outbox"
     if state.outbox is None or state.books is None:
         return unseen(check, "the outbox", _READS)
@@ -85,20 +85,20 @@ def outbox(state: State) -> tuple[Finding, ...]:
 
 
 def inboxes(state: State) -> tuple[Finding, ...]:
-    """What nodes say is heard."""
+    """Node reports are applied."""
     check = "inboxes"
-    if state.waiting_facts is None:
-        return unseen(check, "the nodes' inboxes", _READS)
-    read = Counter(node for node, _ in state.waiting_facts)
+    if state.stuck_reports is None:
+        return unseen(check, "the nodes' report queues", _READS)
+    read = Counter(node for node, _ in state.stuck_reports)
     nodes = sorted(read)
     findings = [
         Finding(
             check=check,
             level=Level.WARNING,
             subject=f"Node {node}",
-            found=f"{max(read[node], state.inbox_sizes.get(node, 0))} facts lie in its"
-            " inbox, and none was folded while the doctor looked",
-            expected="folded by the leader within a period",
+            found=f"{max(read[node], state.report_counts.get(node, 0))} reports are in its"
+            " report queue, and none was applied while the doctor looked",
+            expected="applied by the leader within a period",
             remedy=_SEE_LOG,
         )
         for node in nodes
@@ -109,14 +109,14 @@ def inboxes(state: State) -> tuple[Finding, ...]:
             Finding(
                 check=check,
                 level=Level.NOTE,
-                found=f"{unreadable} facts could not be read so far, and were dropped",
+                found=f"{unreadable} node reports could not be read so far, and were dropped",
                 expected="0",
                 remedy="upgrade agents that are more than one version away; see the leader's log"
-                " (`fact.unreadable`) for who wrote them",
+                " (`fact.unreadable`) for their senders",
             )
         )
     late = state.counts.get("superseded", 0)
-    return or_ok(findings, check, f"what nodes say is heard ({late} came too late, ever)")
+    return or_ok(findings, check, f"all node reports are applied ({late} came too late, ever)")
 
 
 def _all(
@@ -144,7 +144,7 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
                     f"InQueue for {describe_age(since)}",
                     f"Running or back to Pending after {describe_age(settings.in_queue_timeout_ms)}"
                     " (inQueueTimeout)",
-                    f"{_SEE_LOG}; `batchq describe {name}` says what its pods wait for",
+                    f"{_SEE_LOG}; `batchq describe {name}` shows what its pods wait for",
                 )
         case PodGroupPhase.UNKNOWN:
             since = state.now_ms - (status.unknown_at or state.now_ms)
@@ -175,12 +175,14 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
             )
         case PodGroupPhase.PENDING:
             waits = state.now_ms - (group.metadata.creation_timestamp or state.now_ms)
-            hopeless = [verdict for verdict in status.reasons if verdict.reason in _HOPELESS]
-            if hopeless and waits > HOPELESS_MS:
+            unsatisfiable = [
+                verdict for verdict in status.reasons if verdict.reason in _UNSATISFIABLE
+            ]
+            if unsatisfiable and waits > UNSATISFIABLE_MS:
                 yield _group(
                     name,
-                    f"waits for {describe_age(waits)}: {hopeless[0].reason}:"
-                    f" {hopeless[0].message()}",
+                    f"waits for {describe_age(waits)}: {unsatisfiable[0].reason}:"
+                    f" {unsatisfiable[0].message()}",
                     "a request that can be met",
                     f"edit or cancel it (`batchq cancel {name}`), or give its queue more",
                 )
@@ -189,7 +191,7 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
 
 
 def _too_large(state: State, group: PodGroup) -> str:
-    """Which of its pods no node could take, were it empty; nothing if each fits on some node."""
+    """Return which of its pods exceeds every node, even an empty one; '' if each fits on some."""
     capacities = [capacity_of(node) for node in state.nodes()]
     if not capacities or group.spec.controller == "external":
         return ""
@@ -214,7 +216,7 @@ def _lacking(request: Amounts, capacity: Amounts) -> Amounts:
 def _left_unschedulable(group: PodGroup) -> bool:
     left = _evicted(group)
     is_so = left is not None and left.reason == Leaving.UNSCHEDULABLE
-    return is_so and group.status.backoff_count >= OFTEN
+    return is_so and group.status.backoff_count >= MANY_ROLLBACKS
 
 
 def _why_it_left(group: PodGroup) -> str:
@@ -252,7 +254,7 @@ def _of_pod(state: State, pod: Pod) -> Iterator[Finding]:
                 check="pods",
                 level=Level.WARNING,
                 subject=subject,
-                found=f"told to stop {describe_age(since)} ago, and still on node {status.node}",
+                found=f"asked to stop {describe_age(since)} ago, and still on node {status.node}",
                 expected=f"gone after its grace and its lease, {describe_age(grace)}",
                 remedy=f"see the agent's log on {status.node}; if that machine is gone for good,"
                 f" `batchq delete node {status.node}`",

@@ -1,4 +1,4 @@
-"""Checks of nodes: whether there are any, and whether each can be given work."""
+"""Checks of nodes and schedulers: whether they are there, alive and able to work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATI
 from batchq.api.objects import Node
 from batchq.api.times import SECOND, describe_age
 from batchq.changes import Overpromised, overpromised
-from batchq.client.cluster import SchedulerSeen, process_of
+from batchq.client.connection import SchedulerSeen, process_of
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 
 _READS = "reading (`+@read`) of batchq's keys"
-#: Three of an agent's usual beats.
+#: Three heartbeat intervals of an agent.
 SILENT_MS = 15 * SECOND
 
 
 def nodes(state: State) -> tuple[Finding, ...]:
-    """There are nodes, they are ready, heard of lately, and take pods."""
+    """Nodes exist, are ready, send heartbeats and accept pods."""
     check = "nodes"
     if state.books is None:
         return unseen(check, "the nodes", _READS)
@@ -49,7 +49,7 @@ def nodes(state: State) -> tuple[Finding, ...]:
 
 
 def protocols(state: State) -> tuple[Finding, ...]:
-    """Agents speak a protocol at most one away from this batchq's."""
+    """Agents use a protocol at most one version away from this batchq's."""
     check = "protocols"
     if state.books is None:
         return unseen(check, "the nodes", _READS)
@@ -63,8 +63,8 @@ def protocols(state: State) -> tuple[Finding, ...]:
                     check=check,
                     level=Level.NOTE if apart == 1 else Level.ERROR,
                     subject=f"Node {node.metadata.name}",
-                    found=f"its agent speaks protocol {said}, this batchq {PROTOCOL}",
-                    expected="the same, or, while an upgrade is under way, the one beside it",
+                    found=f"its agent uses protocol {said}, this batchq {PROTOCOL}",
+                    expected="the same, or an adjacent version during an upgrade",
                     remedy="upgrade the older of the two, step by step if they are further apart",
                 )
             )
@@ -72,10 +72,10 @@ def protocols(state: State) -> tuple[Finding, ...]:
 
 
 def reported(state: State) -> tuple[Finding, ...]:
-    """Since the server's last start every ready node has said what runs on it."""
+    """Every ready node has reported its pods since the server's last start."""
     check = "reported"
     if state.books is None:
-        return unseen(check, "what nodes have said since the server's start", _READS)
+        return unseen(check, "what nodes have reported since the server's start", _READS)
     standing = state.books.standing
     if standing.restarted_at is None:
         return ok(check, "no start of the server is on record")
@@ -86,19 +86,19 @@ def reported(state: State) -> tuple[Finding, ...]:
             check=check,
             level=Level.WARNING if late else Level.NOTE,
             subject=f"Node {node.metadata.name}",
-            found=f"has not said what runs on it since the server's start {describe_age(since_ms)}"
-            " ago; nothing is bound anywhere until it has, or a lease is over",
-            expected="within a few beats",
+            found=f"has not reported its pods since the server's start {describe_age(since_ms)}"
+            " ago; no pods are bound until it has, or until a lease is over",
+            expected="within a few heartbeats",
             remedy="see its agent's log; restart the agent, which adopts what still runs",
         )
         for node in state.nodes()
         if node.status.ready and node.metadata.name not in standing.reported
     ]
-    return or_ok(findings, check, "every ready node has, since the server's start")
+    return or_ok(findings, check, "every ready node has reported since the server's start")
 
 
 def agents(state: State) -> tuple[Finding, ...]:
-    """No agent serves two names, and no name is asked for by two agents."""
+    """No agent serves two nodes, and no node is claimed by two agents."""
     check = "agents"
     if state.books is None:
         return unseen(check, "the nodes", _READS)
@@ -135,8 +135,8 @@ def agents(state: State) -> tuple[Finding, ...]:
 
 _TO_PROCESSES = "look at these processes on its machine; restart the machine if they stay"
 _TO_SPOILED = (
-    "it is back some seconds after the last of it was taken out; if it stays away, see who else has"
-    " the credentials of its worker, and give that others"
+    "it returns some seconds after the last foreign entry is removed; if it does not, find out who"
+    " else has its worker's credentials, and change them"
 )
 
 
@@ -145,7 +145,11 @@ def _of_node(state: State, node: Node) -> Finding | None:
     subject = f"Node {name}"
     heard_at = state.beats.get(name, node.status.heartbeat)
     silent_ms = None if heard_at is None else max(0, state.now_ms - heard_at)
-    heard = "was never heard of" if silent_ms is None else f"heard of {describe_age(silent_ms)} ago"
+    heard = (
+        "without any heartbeat"
+        if silent_ms is None
+        else f"last heartbeat {describe_age(silent_ms)} ago"
+    )
     if node.status.reason and not node.status.ready:
         return Finding(
             check="nodes",
@@ -162,7 +166,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
             subject=subject,
             found=f"not ready, {heard}",
             expected="ready",
-            remedy=f"start its agent (`batchq worker`), or forget it: `batchq delete node {name}`",
+            remedy=f"start its agent (`batchq worker`), or delete it: `batchq delete node {name}`",
         )
     if silent_ms is not None and silent_ms > SILENT_MS:
         return Finding(
@@ -170,7 +174,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
             level=Level.WARNING,
             subject=subject,
             found=f"silent, {heard}",
-            expected=f"a beat within {SILENT_MS // SECOND} s",
+            expected=f"a heartbeat within {SILENT_MS // SECOND} s",
             remedy="see whether its machine is up and its agent runs, and the network between",
         )
     if node.spec.unschedulable:
@@ -178,22 +182,22 @@ def _of_node(state: State, node: Node) -> Finding | None:
             check="nodes",
             level=Level.NOTE,
             subject=subject,
-            found="cordoned: no pods come to it",
-            expected="open, unless somebody works on it",
-            remedy=f"`batchq nodes uncordon {name}` when that is done",
+            found="cordoned: no pods are placed on it",
+            expected="not cordoned, except during maintenance",
+            remedy=f"`batchq nodes uncordon {name}` after the maintenance",
         )
     return None
 
 
-#: A follower this many writes behind does not follow.
+#: A follower with so many writes missing does not keep up.
 FAR_BEHIND = 10_000
 
-#: The roles of conf/acl, by how the names of their users begin.
+#: The roles of conf/acl, as their users' names begin.
 _ROLES = ("scheduler", "worker", "submitter", "operator", "readonly", "read-only", "reader")
 
 
 def permissions(state: State) -> tuple[Finding, ...]:
-    """Who asks, and whether that user may read what the doctor reads."""
+    """The user may read everything that the doctor reads."""
     check, server = "permissions", state.server
     who = f"user {server.user}" if server.user else "this user (ACL WHOAMI is refused)"
     looks = _looks_like(server.user)
@@ -205,19 +209,19 @@ def permissions(state: State) -> tuple[Finding, ...]:
             ("objects and ledger", state.books is not None or state.moving),
             ("the leader", state.schedulers is not None),
             ("the outbox", state.outbox is not None),
-            ("inboxes", state.waiting_facts is not None),
+            ("report queues", state.stuck_reports is not None),
         )
         if not seen
     ]
     if not hidden:
-        return ok(check, f"{who}{looks} may read everything that is looked at")
+        return ok(check, f"{who}{looks} may read everything that is checked")
     return (
         Finding(
             check=check,
             level=Level.NOTE,
             subject=server.user or "",
             found=f"{who}{looks} may not read: {', '.join(hidden)}",
-            expected="a user who may read all that is looked at",
+            expected="a user who may read everything",
             remedy="ask again with an operator's credentials: the checks below see less",
         ),
     )
@@ -242,7 +246,7 @@ def leader(state: State) -> tuple[Finding, ...]:
     waiting = "; one stands by and should take over at once" if found.followers else ""
     remedy = "start one: `batchq scheduler` (several may run), or `batchq up` on this machine"
     if found.followers:
-        remedy = "see the logs of those that stand by, then restart one"
+        remedy = "see the logs of the schedulers on standby, then restart one"
     return (
         Finding(
             check=check,
@@ -255,7 +259,7 @@ def leader(state: State) -> tuple[Finding, ...]:
 
 
 def schedulers(state: State) -> tuple[Finding, ...]:
-    """Those that stand by are of the leader's version, and could begin at once."""
+    """The followers have the leader's version and a mirror that is up to date."""
     check, found = "schedulers", state.schedulers
     if found is None:
         return unseen(check, "which schedulers there are", _READS)
@@ -276,7 +280,7 @@ def _silent(check: str, one: SchedulerSeen) -> Finding:
         check=check,
         level=Level.NOTE,
         subject=process_of(one.identity),
-        found=f"has not said for {describe_age(one.seen_ms_ago)} that it is there",
+        found=f"has not reported itself for {describe_age(one.seen_ms_ago)}",
         expected="every few seconds",
         remedy="it was killed, hangs, or has lost the server: see its log, and start it again",
     )
@@ -305,7 +309,7 @@ def _of_mirror(check: str, one: SchedulerSeen) -> Finding | None:
         subject=process_of(one.identity),
         found=f"stands by and {cold}: it would list everything before its first session",
         expected="a warm mirror",
-        remedy="wait a moment; if it stays so, see its log",
+        remedy="wait a moment; if this does not change, see its log",
     )
 
 
@@ -322,7 +326,7 @@ def _looks_like(user: str | None) -> str:
 
 
 def guarantees(state: State) -> tuple[Finding, ...]:
-    """What is guaranteed to all queues together fits on the ready nodes."""
+    """The guarantees of all queues together fit on the ready nodes."""
     check = "guarantees"
     if state.books is None:
         return unseen(check, "the queues and nodes", _READS)

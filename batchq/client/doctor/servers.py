@@ -1,13 +1,20 @@
-"""Checks of the server: whether it can be relied on to keep what it has acknowledged."""
+"""Checks of the server, of its stored data (ledger, limits, records), and of the installation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from batchq.api.objects import PodGroup, Unreadable, full_name, key_of
 from batchq.api.resources import describe_quantity
 from batchq.api.times import MINUTE, SECOND, describe_age
+from batchq.api.transaction import Event, Ledger
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
+from batchq.core.quota.ledger import title_of
+from batchq.store.books import charges_of, limits_of, of_every_namespace, sums_of
+from batchq.store.rules import Held
 
 OLDEST = (6, 2)
-#: From then on an ACL file can tell reading a key from writing it, as conf/acl does.
+#: The first version whose ACL rules distinguish reading a key from writing it, as conf/acl does.
 ACL_FILES = (7, 0)
 SKEW_MS = 1 * SECOND
 SLOW_US, HANGING_US = 20_000, 500_000
@@ -18,26 +25,26 @@ _INFO = "INFO (`+info`)"
 
 
 def version(state: State) -> tuple[Finding, ...]:
-    """Redis 6.2 or later, or Valkey, by itself."""
+    """Redis 6.2 or later, or Valkey, not part of a cluster."""
     server, check = state.server, "version"
     if not server.informed:
         return unseen(check, "the server's version", _INFO)
     if server.cluster:
         found = f"{server.version}, part of a cluster"
-        remedy = "connect to a server by itself: RQ does not work on a cluster"
-        return _one(check, Level.ERROR, found, "a server by itself", remedy)
+        remedy = "connect to a single server: RQ does not work on a cluster"
+        return _one(check, Level.ERROR, found, "a single server", remedy)
     if server.numbers < OLDEST:
         remedy = "upgrade Redis, or use Valkey, or the server that comes with batchq"
         return _one(check, Level.ERROR, server.version, "Redis 6.2 or later, or Valkey", remedy)
     if server.numbers < ACL_FILES:
-        remedy = "upgrade before you give schedulers, workers and people users of their own"
+        remedy = "upgrade before you create separate users for schedulers, workers and people"
         expected = "7.0 or later, for the ACL files of conf/acl"
         return _one(check, Level.NOTE, server.version, expected, remedy)
     return ok(check, server.version)
 
 
 def role(state: State) -> tuple[Finding, ...]:
-    """The primary, which can be written to."""
+    """The server is a primary, which accepts writes."""
     check, found = "role", state.server.role
     if not found:
         return unseen(check, "whether the server is a primary", _INFO)
@@ -48,7 +55,7 @@ def role(state: State) -> tuple[Finding, ...]:
 
 
 def eviction(state: State) -> tuple[Finding, ...]:
-    """A full server must refuse writes, not forget what it keeps."""
+    """A full server refuses writes instead of evicting keys."""
     check, found = "eviction", state.server.maxmemory_policy
     if found is None:
         return unseen(check, "maxmemory-policy", _INFO)
@@ -61,7 +68,7 @@ def eviction(state: State) -> tuple[Finding, ...]:
 
 
 def evicted(state: State) -> tuple[Finding, ...]:
-    """No key has been thrown away."""
+    """No key was evicted."""
     check, count = "evicted", state.server.evicted_keys
     if count is None:
         return unseen(check, "evicted_keys", _INFO)
@@ -72,7 +79,7 @@ def evicted(state: State) -> tuple[Finding, ...]:
 
 
 def persistence(state: State) -> tuple[Finding, ...]:
-    """What was acknowledged is in a file."""
+    """Acknowledged writes are in a file."""
     check, server = "persistence", state.server
     if server.aof is None:
         return unseen(check, "whether there is an append-only file", _INFO)
@@ -96,11 +103,11 @@ def persistence(state: State) -> tuple[Finding, ...]:
 
 
 def writing(state: State) -> tuple[Finding, ...]:
-    """Its last attempts to write its files went well."""
+    """The server's last writes to its files succeeded."""
     check, server = "writing", state.server
     if server.aof_write_ok is None and server.rdb_save_ok is None:
-        return unseen(check, "how the server's last writes to its disk went", _INFO)
-    remedy = "see the server's log; free its disk, or mend its permissions"
+        return unseen(check, "whether the server's last writes to disk succeeded", _INFO)
+    remedy = "see the server's log; free its disk, or correct its permissions"
     findings: tuple[Finding, ...] = ()
     if server.aof_write_ok is False:
         found = "the last write failed: writes are refused until one succeeds"
@@ -108,11 +115,11 @@ def writing(state: State) -> tuple[Finding, ...]:
     if server.rdb_save_ok is False:
         level = Level.WARNING if server.aof else Level.ERROR
         findings += _one(check, level, "the last save failed", "ok", remedy, "RDB file")
-    return or_ok(findings, check, "the last writes to its files went well")
+    return or_ok(findings, check, "the last writes to its files succeeded")
 
 
 def memory(state: State) -> tuple[Finding, ...]:
-    """There is room left."""
+    """The server has free memory."""
     check, server = "memory", state.server
     if server.used_bytes is None or server.maxmemory_bytes is None:
         return unseen(check, "how much memory the server uses", _INFO)
@@ -127,7 +134,7 @@ def memory(state: State) -> tuple[Finding, ...]:
 
 
 def connections(state: State) -> tuple[Finding, ...]:
-    """There are connections left, and nobody was turned away."""
+    """The server has free connections and has rejected none."""
     check, server = "connections", state.server
     if server.clients is None:
         return unseen(check, "how many clients the server has", _INFO)
@@ -137,13 +144,13 @@ def connections(state: State) -> tuple[Finding, ...]:
     if most and server.clients >= NEARLY_ALL * most:
         return _one(check, Level.WARNING, found, f"below {NEARLY_ALL:.0%}", remedy)
     if server.rejected_connections:
-        found = f"{server.rejected_connections} connections were turned away since the start"
+        found = f"{server.rejected_connections} connections were rejected since the start"
         return _one(check, Level.WARNING, found, "0", remedy)
     return ok(check, found)
 
 
 def latency(state: State) -> tuple[Finding, ...]:
-    """It answers soon."""
+    """The server answers quickly."""
     check = "latency"
     pings = sorted(state.server.pings_us)
     median = pings[len(pings) // 2]
@@ -157,19 +164,21 @@ def latency(state: State) -> tuple[Finding, ...]:
 
 
 def uptime(state: State) -> tuple[Finding, ...]:
-    """It has been up for a while."""
+    """The server was not restarted recently."""
     check, seconds = "uptime", state.server.uptime_s
     if seconds is None:
-        return unseen(check, "since when the server is up", _INFO)
+        return unseen(check, "the server's uptime", _INFO)
     found = f"up for {describe_age(seconds * SECOND)}"
     if seconds * SECOND >= RESTARTED_MS:
         return ok(check, found)
     remedy = "nothing if you started it; else see its log, and the kernel's for a killed process"
-    return _one(check, Level.NOTE, f"{found}: it was started lately", "10 minutes or more", remedy)
+    return _one(
+        check, Level.NOTE, f"{found}: it was restarted recently", "10 minutes or more", remedy
+    )
 
 
 def clock(state: State) -> tuple[Finding, ...]:
-    """This machine's wall clock and the server's agree."""
+    """The clocks of this machine and the server agree."""
     check, skew = "clock", state.server.skew_ms
     if abs(skew) <= SKEW_MS:
         return ok(check, f"this machine's clock is within {SKEW_MS} ms of the server's ({skew} ms)")
@@ -199,7 +208,7 @@ NOTHING_BYTES = 100 * 1024**2
 
 
 def home(state: State) -> tuple[Finding, ...]:
-    """There is room for the embedded server's data, and nobody else can read it."""
+    """The embedded server's data has free disk space and is private."""
     check, facts = "home", state.home
     if facts is None:
         return ok(check, "the server is not this machine's embedded one")
@@ -222,7 +231,7 @@ def home(state: State) -> tuple[Finding, ...]:
             check=check,
             level=Level.WARNING,
             subject=path,
-            found=f"its mode is {mode:o}: others may look into it",
+            found=f"its mode is {mode:o}: other users may read it",
             expected="700",
             remedy=f"chmod 700 {path}",
         )
@@ -232,7 +241,7 @@ def home(state: State) -> tuple[Finding, ...]:
 
 
 def libraries(state: State) -> tuple[Finding, ...]:
-    """RQ and redis-py are of versions that batchq works with."""
+    """The versions of RQ and redis-py are supported."""
     check = "libraries"
     findings = [
         Finding(
@@ -251,7 +260,7 @@ def libraries(state: State) -> tuple[Finding, ...]:
 
 
 def batchq(state: State) -> tuple[Finding, ...]:
-    """The schedulers are of this batchq's version."""
+    """The schedulers have this batchq's version."""
     check = "batchq"
     others = sorted(
         {one.version for one in (state.schedulers.there if state.schedulers else ())}
@@ -276,3 +285,204 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
+
+
+_READS = "reading (`+@read +multi +exec`) of batchq's keys"
+_REMEDY = (
+    "save the output of `batchq doctor -o json` and report it: either batchq has a bug, or another"
+    " program writes its keys. An excess charge is returned when its holder has ended"
+)
+
+
+def ledger(state: State) -> tuple[Finding, ...]:
+    """The ledger's sums match its charges, and the charges match the objects."""
+    check, books = "ledger", state.books
+    if books is None:
+        return _not_compared(state, check)
+    counted = sums_of(books.charges)
+    findings = list(_differing_sums(books.ledger, counted))
+    findings += _differing_charges(charges_of(books.objects), books.charges, _titles(state))
+    return or_ok(findings, check, f"{len(books.charges)} charges recounted, all agree")
+
+
+def limits(state: State) -> tuple[Finding, ...]:
+    """The limits of admissions match queues, quotas and nodes."""
+    check, books = "limits", state.books
+    if books is None:
+        return _not_compared(state, check)
+    stated = limits_of(books.objects) | of_every_namespace(books.limits)
+    findings = [
+        _difference(
+            check,
+            f"{scope} {name}",
+            _limit_text(name, books.limits.get(scope, {}).get(name)),
+            _limit_text(name, stated.get(scope, {}).get(name)),
+            "apply the object again (`batchq apply`); if the difference stays, save the output of"
+            " `batchq doctor -o json` and report it",
+        )
+        for scope in sorted({*stated, *books.limits})
+        for name in sorted({*stated.get(scope, {}), *books.limits.get(scope, {})})
+        if stated.get(scope, {}).get(name) != books.limits.get(scope, {}).get(name)
+    ]
+    return or_ok(findings, check, f"{len(books.limits)} limits, all as their objects state them")
+
+
+def _differing_sums(kept: Ledger, counted: Ledger) -> Iterator[Finding]:
+    for scope in sorted({*kept, *counted}):
+        ours, theirs = kept.get(scope, {}), counted.get(scope, {})
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name, 0) != theirs.get(name, 0):
+                yield _difference(
+                    "ledger",
+                    f"{scope} {name}",
+                    f"the sum is {describe_quantity(name, ours.get(name, 0))}",
+                    f"{describe_quantity(name, theirs.get(name, 0))}, as its charges add up",
+                    _REMEDY,
+                )
+
+
+def _differing_charges(
+    expected: Mapping[str, Held], found: Mapping[str, Held], titles: Mapping[str, str]
+) -> Iterator[Finding]:
+    nothing: Held = ((), {})
+    for holder in sorted({*expected, *found}):
+        (scopes, should), (in_scopes, does) = (
+            expected.get(holder, nothing),
+            found.get(holder, nothing),
+        )
+        subject = _title(holder, titles)
+        for name in sorted({*should, *does}):
+            if should.get(name, 0) != does.get(name, 0):
+                yield _difference(
+                    "ledger",
+                    f"{subject} {name}",
+                    f"is charged {describe_quantity(name, does.get(name, 0))}",
+                    f"{describe_quantity(name, should.get(name, 0))}, as its object says",
+                    _REMEDY,
+                )
+        if should and does and set(scopes) != set(in_scopes):
+            yield _difference(
+                "ledger",
+                subject,
+                f"is charged in {', '.join(in_scopes)}",
+                ", ".join(scopes),
+                _REMEDY,
+            )
+
+
+def _titles(state: State) -> dict[str, str]:
+    """Return a readable name for each holder."""
+    titles = {f"node:{node.metadata.name}": f"Node {node.metadata.name}" for node in state.nodes()}
+    for group in state.groups():
+        title = f"PodGroup {full_name(group)}"
+        titles[f"group:{group.metadata.uid}"] = title
+        titles[f"object:{group.metadata.uid}"] = f"{title} (as an object)"
+    for pod in state.pods():
+        titles[f"pod:{pod.metadata.uid}"] = f"Pod {full_name(pod)}"
+    return titles
+
+
+def _title(holder: str, titles: Mapping[str, str]) -> str:
+    """Return the name of a holder; `group:<uid>:<scope>` is a group's extra charge, in the scope of
+    groups whose end it waits for.
+    """
+    kind, _, rest = holder.partition(":")
+    uid, _, scope = rest.partition(":")
+    group = titles.get(f"{kind}:{uid}")
+    if holder in titles or group is None:
+        return titles.get(holder, holder)
+    return f"{group} (in {title_of(scope)})"
+
+
+def _limit_text(name: str, units: int | None) -> str:
+    return "no limit" if units is None else describe_quantity(name, units)
+
+
+def _difference(check: str, subject: str, found: str, expected: str, remedy: str) -> Finding:
+    return Finding(
+        check=check,
+        level=Level.ERROR,
+        subject=subject,
+        found=found,
+        expected=expected,
+        remedy=remedy,
+    )
+
+
+def _not_compared(state: State, check: str) -> tuple[Finding, ...]:
+    if not state.moving:
+        return unseen(check, f"the {check}", _READS)
+    return (
+        Finding(
+            check=check,
+            level=Level.NOTE,
+            found="not compared: the server is written to faster than it can be read",
+            expected="fewer writes",
+            remedy="try again when the server is less busy",
+        ),
+    )
+
+
+_READS_RECORDS = "reading (`+@read`) of batchq's keys"
+
+
+def records(state: State) -> tuple[Finding, ...]:
+    """Every stored record can be read."""
+    check = "records"
+    if state.unreadable is None:
+        return unseen(check, "the records", _READS_RECORDS)
+    findings = [_finding(check, one) for one in state.unreadable]
+    findings += [_mended(check, one) for one in state.mended]
+    findings += _shared_uids(check, state)
+    return or_ok(findings, check, "all can be read")
+
+
+def _shared_uids(check: str, state: State) -> list[Finding]:
+    """Return findings for groups that share a uid; the scheduler uses the first of them by name."""
+    first: dict[str, PodGroup] = {}
+    findings = []
+    for group in state.groups():
+        other = first.setdefault(group.metadata.uid, group)
+        if other is not group:
+            name, namespace = group.metadata.name, group.metadata.namespace
+            findings.append(
+                Finding(
+                    check=check,
+                    level=Level.ERROR,
+                    subject=f"PodGroup {key_of(group)}",
+                    found=f"has the uid of PodGroup {key_of(other)}, and never starts",
+                    expected="a uid of its own",
+                    remedy="delete it, and submit it again:"
+                    f" `batchq delete podgroup {name} -n {namespace}`",
+                )
+            )
+    return findings
+
+
+def _mended(check: str, one: Event) -> Finding:
+    return Finding(
+        check=check,
+        level=Level.NOTE,
+        subject=f"{one.kind} {one.key}",
+        found=f"could not be read, and was repaired by the leader: {one.message}",
+        expected="what batchq writes",
+        remedy="nothing, it is repaired; find out which program wrote it (`ACL LOG`, `MONITOR`)",
+    )
+
+
+def _finding(check: str, one: Unreadable) -> Finding:
+    return Finding(
+        check=check,
+        # Only people read events.
+        level=Level.NOTE if one.kind == "Event" else Level.ERROR,
+        subject=f"{one.kind} {one.key}".strip(),
+        found=f"is unreadable and ignored: {one.why}",
+        expected="what batchq writes",
+        remedy=_remedy(one),
+    )
+
+
+def _remedy(one: Unreadable) -> str:
+    if one.is_object:
+        return f"delete it, and submit or apply it again: `{one.deletion}`"
+    return one.remedy

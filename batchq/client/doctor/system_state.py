@@ -1,4 +1,4 @@
-"""A finding: what a check has seen, what it should have seen, and what to do."""
+"""The findings of the doctor, and the state of a system that its checks examine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from batchq import __version__
 from batchq.api.node_report import AGENT_ANNOTATION, Serves
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota, Unreadable
 from batchq.api.transaction import Delivery, Event
-from batchq.client.cluster import Schedulers, schedulers
-from batchq.client.connection import target_of
+from batchq.client.connection import Schedulers, schedulers, target_of
 from batchq.config.load import load_config
 from batchq.core.session.settings import Settings
 from batchq.errors import StoreUnavailable
@@ -47,8 +46,8 @@ from batchq.store.redis import RedisStore
 
 
 class Level(StrEnum):
-    """How bad it is, in rising order: `ok` is as it should be, a `note` is worth knowing, a
-    `warning` will be trouble, an `error` is.
+    """The severity, in rising order: `ok` is as it should be, a `note` is worth knowing, a
+    `warning` will cause trouble, an `error` does now.
     """
 
     OK = "ok"
@@ -63,9 +62,9 @@ class Level(StrEnum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """`subject` is what it is about (a node, a group, a setting), empty for the whole system.
+    """A result of a check. `subject` is a node, a group or a setting; empty for the whole system.
 
-    `expected` and `remedy` are empty where everything is as it should be.
+    `expected` and `remedy` are empty if all is well.
     """
 
     check: str
@@ -77,27 +76,27 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """All findings, by check in the order of the table; every check has one at least."""
+    """All findings, by check in the order of the table; every check has at least one."""
 
     findings: tuple[Finding, ...]
 
     @property
     def worst(self) -> Level:
-        """The level of the worst of them."""
+        """The level of the worst finding."""
         return max((finding.level for finding in self.findings), key=lambda level: level.rank)
 
     def count(self, level: Level) -> int:
-        """How many findings are of a level."""
+        """Return the number of findings of a level."""
         return sum(finding.level is level for finding in self.findings)
 
 
 def ok(check: str, found: str) -> tuple[Finding, ...]:
-    """All is as it should be."""
+    """Return the finding that all is well."""
     return (Finding(check=check, level=Level.OK, found=found),)
 
 
 def unseen(check: str, what: str, permission: str) -> tuple[Finding, ...]:
-    """This user may not look."""
+    """Return the finding that this user lacks a right to read."""
     return (
         Finding(
             check=check,
@@ -110,13 +109,13 @@ def unseen(check: str, what: str, permission: str) -> tuple[Finding, ...]:
 
 
 def or_ok(findings: Iterable[Finding], check: str, found: str) -> tuple[Finding, ...]:
-    """The findings, or that there are none."""
+    """Return the findings, or the finding that all is well."""
     return tuple(findings) or ok(check, found)
 
 
 class HomeFacts(Struct, frozen=True, kw_only=True):
-    """The folder that holds the embedded server's data. `open_to` are those of its folders that
-    others may look into, each with its mode.
+    """The directory of the embedded server's data. `open_to` maps those of its directories that
+    other users may read to their modes.
     """
 
     path: str
@@ -125,7 +124,7 @@ class HomeFacts(Struct, frozen=True, kw_only=True):
 
 
 class Installed(Struct, frozen=True, kw_only=True):
-    """A library: the version that is installed, and the range that batchq works with."""
+    """A library: the installed version, and the range that batchq supports."""
 
     name: str
     version: str
@@ -134,11 +133,12 @@ class Installed(Struct, frozen=True, kw_only=True):
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """None stands for what this user may not read; `home` is None for a server elsewhere.
+    """Everything that the checks examine. None stands for what this user may not read; `home` is
+    None for a server elsewhere.
 
-    `books` is also None where `moving` says that the server was written to faster than it could
-    be read. `waiting_facts` are the facts, as (node, subject), that nodes have left and that were
-    not folded while the doctor looked.
+    `books` is also None if `moving`: the server was written to faster than it could be read.
+    `stuck_reports` are node reports, as (node, subject), that were not applied while the doctor
+    looked.
     """
 
     now_ms: int
@@ -148,41 +148,41 @@ class State(Struct, frozen=True, kw_only=True):
     schedulers: Schedulers | None = None
     books: Books | None = None
     moving: bool = False
-    #: What is stored and cannot be read.
+    #: Stored records that cannot be read.
     unreadable: tuple[Unreadable, ...] | None = ()
-    #: What a leader has told of late of what it has mended.
+    #: The leader's recent events about repairs.
     mended: tuple[Event, ...] = ()
-    #: Node -> when it was last heard of.
+    #: Node -> time of its last heartbeat.
     beats: Mapping[str, int | None] = {}
-    #: Node, the agent that serves it, and another that lays claim to it.
+    #: Node, the agent that serves it, and another agent that claims it.
     contested: tuple[tuple[str, str, str], ...] = ()
     outbox: tuple[Delivery, ...] | None = None
-    waiting_facts: tuple[tuple[str, str], ...] | None = None
-    #: How many facts lie in all in the inboxes of these nodes, where that is known.
-    inbox_sizes: Mapping[str, int] = {}
-    #: What went wrong how often, ever: `superseded` facts, `unreadable` ones.
+    stuck_reports: tuple[tuple[str, str], ...] | None = None
+    #: The length of each of these nodes' report queues, if known.
+    report_counts: Mapping[str, int] = {}
+    #: How often errors occurred, ever: `superseded` and `unreadable` reports.
     counts: Mapping[str, int] = {}
     home: HomeFacts | None = None
     libraries: tuple[Installed, ...] = ()
 
     def nodes(self) -> list[Node]:
-        """All nodes, by name."""
+        """Return all nodes, by name."""
         return [item for item in self._of("Node") if isinstance(item, Node)]
 
     def groups(self) -> list[PodGroup]:
-        """All groups, by key."""
+        """Return all groups, by key."""
         return [item for item in self._of("PodGroup") if isinstance(item, PodGroup)]
 
     def pods(self) -> list[Pod]:
-        """All pods, by uid."""
+        """Return all pods, by uid."""
         return [item for item in self._of("Pod") if isinstance(item, Pod)]
 
     def queues(self) -> list[Queue]:
-        """All queues, by name."""
+        """Return all queues, by name."""
         return [item for item in self._of("Queue") if isinstance(item, Queue)]
 
     def quotas(self) -> list[ResourceQuota]:
-        """All quotas, by key."""
+        """Return all quotas, by key."""
         return [item for item in self._of("ResourceQuota") if isinstance(item, ResourceQuota)]
 
     def _of(self, kind: str) -> list[Object]:
@@ -190,15 +190,15 @@ class State(Struct, frozen=True, kw_only=True):
         return [found[key] for key in sorted(found)]
 
 
-#: Name of a library -> the versions that batchq works with, as in pyproject.toml.
+#: Library -> the versions that batchq supports, as in pyproject.toml.
 RANGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "rq": ((2, 12), (3,)),
     "redis": ((6, 2), (9,)),
 }
-#: How long what lies in an inbox is given to be folded.
-FOLDED_WITHIN_S = 3.0
+#: How long the leader is given to apply waiting reports.
+APPLIED_WITHIN_S = 3.0
 _LOOK_AGAIN_S = 0.2
-#: So far back, and among so many of the latest events, what was mended is told of.
+#: Repairs this recent, among the latest events, are reported.
 _MENDED_WITHIN_MS = 60 * 60 * 1000
 _EVENTS_LOOKED_AT = 1_000
 
@@ -206,16 +206,16 @@ T = TypeVar("T")
 
 
 def read_state(url: str | None, config: Path | None) -> State:
-    """Everything, as it is now.
+    """Read everything that the checks need.
 
-    Raises InvalidInput for a malformed URL or a wrong file, StoreUnavailable if no server answers.
+    Raises InvalidInput for a malformed URL or file, StoreUnavailable if no server answers.
     """
     settings = load_config(config).settings
     target = target_of(url)
     store = open_for_inspection(target)
     try:
         server = look_at_server(store)
-        # First: the leader may have mended them by the time that all else is read.
+        # First, because the leader may repair damaged keys while the rest is read.
         store.link.waits_for_mending = False
         damaged = _seen(lambda: damaged_keys(store.link))
         if damaged is not None:
@@ -223,7 +223,7 @@ def read_state(url: str | None, config: Path | None) -> State:
         seen = _seen(lambda: (read_books(store), store.beats()), is_damaged=bool(damaged))
         books, beats = seen or (None, {})
         nodes = _nodes(books)
-        posted = _seen(lambda: _left_lying(store, [node.metadata.name for node in nodes]))
+        reports = _seen(lambda: _stuck_reports(store, [node.metadata.name for node in nodes]))
         if damaged is not None:
             names = [node.metadata.name for node in nodes]
             damaged += _seen(lambda: damaged_in_nodes(store, names)) or []
@@ -243,10 +243,10 @@ def read_state(url: str | None, config: Path | None) -> State:
             unreadable=_unreadable(damaged, books),
             mended=_seen(lambda: _mended(store)) or (),
             beats=beats,
-            contested=tuple(_contested(nodes, posted or ())),
+            contested=tuple(_contested(nodes, reports or ())),
             outbox=_seen(lambda: tuple(store.outbox())),
-            waiting_facts=_places(posted),
-            inbox_sizes=_sizes(store, posted),
+            stuck_reports=_report_places(reports),
+            report_counts=_sizes(store, reports),
             counts=_seen(store.counts) or {},
             home=_home_facts(find_home()) if target == default_url(find_home()) else None,
             libraries=tuple(_installed(name) for name in RANGES),
@@ -256,8 +256,8 @@ def read_state(url: str | None, config: Path | None) -> State:
 
 
 def _seen(question: Callable[[], T], *, is_damaged: bool = False) -> T | None:
-    """The answer; None where this user may not ask, or where a key stands in the way that cannot
-    be read, which is a finding of its own. `is_damaged`: one is known to.
+    """Return the answer; None if this user may not ask, or if a damaged key prevents the answer.
+    The damage is a finding of its own. `is_damaged`: a damaged key is known.
     """
     try:
         return permitted(question)
@@ -273,12 +273,12 @@ def _unreadable(
     if damaged is None:
         return None
     of_books = () if books is None else books.unreadable
-    # A key as a whole is among the damaged ones.
+    # A damaged key as a whole is in `damaged` already.
     return (*damaged, *(one for one in of_books if one.is_object or one.remedy))
 
 
 def _mended(store: RedisStore) -> tuple[Event, ...]:
-    """What a leader has told of late, the newest last."""
+    """Return the leader's recent events about repairs, the newest last."""
     since = store.now_ms() - _MENDED_WITHIN_MS
     latest = store.events(most=_EVENTS_LOOKED_AT)
     return tuple(one for one in latest if one.reason in MENDED and one.at >= since)
@@ -289,36 +289,36 @@ def _nodes(books: Books | None) -> list[Node]:
     return [node for node in found.values() if isinstance(node, Node)]
 
 
-def _left_lying(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReport]:
-    """What lay in the inboxes and still does after a while; at once if there is nothing."""
-    first = lying = posted_by(store, nodes)
-    deadline = monotonic() + FOLDED_WITHIN_S
-    while lying and monotonic() < deadline:
+def _stuck_reports(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReport]:
+    """Return the reports that stay in their queues for a while; at once if there are none."""
+    first = stuck = posted_by(store, nodes)
+    deadline = monotonic() + APPLIED_WITHIN_S
+    while stuck and monotonic() < deadline:
         sleep(_LOOK_AGAIN_S)
         now = {(one.node, one.subject, one.stored) for one in posted_by(store, nodes)}
-        lying = [one for one in first if (one.node, one.subject, one.stored) in now]
-    return lying
+        stuck = [one for one in first if (one.node, one.subject, one.stored) in now]
+    return stuck
 
 
 def _contested(
-    nodes: Sequence[Node], posted: Sequence[WaitingReport]
+    nodes: Sequence[Node], reports: Sequence[WaitingReport]
 ) -> list[tuple[str, str, str]]:
     served: Mapping[str, str] = {
         node.metadata.name: node.metadata.annotations.get(AGENT_ANNOTATION, "") for node in nodes
     }
     return [
         (one.node, served[one.node], one.fact.agent)
-        for one in posted
+        for one in reports
         if isinstance(one.fact, Serves) and served[one.node] not in ("", one.fact.agent)
     ]
 
 
-def _places(posted: Sequence[WaitingReport] | None) -> tuple[tuple[str, str], ...] | None:
-    return None if posted is None else tuple((one.node, one.subject) for one in posted)
+def _report_places(reports: Sequence[WaitingReport] | None) -> tuple[tuple[str, str], ...] | None:
+    return None if reports is None else tuple((one.node, one.subject) for one in reports)
 
 
-def _sizes(store: RedisStore, posted: Sequence[WaitingReport] | None) -> Mapping[str, int]:
-    nodes = sorted({one.node for one in posted or ()})
+def _sizes(store: RedisStore, reports: Sequence[WaitingReport] | None) -> Mapping[str, int]:
+    nodes = sorted({one.node for one in reports or ()})
     return _seen(lambda: sizes_of_inboxes(store, nodes)) or {}
 
 
@@ -337,6 +337,6 @@ def _installed(name: str) -> Installed:
     try:
         found = version(name)
     except PackageNotFoundError:
-        # Put into the path without its metadata: whatever it is, nobody knows its version.
+        # Installed without metadata: the version is unknown.
         found = "unknown"
     return Installed(name=name, version=found, least=least, below=below)

@@ -1,4 +1,4 @@
-"""States for tests of the checks: a healthy one, and what is changed in it."""
+"""States for tests of the doctor's checks: a healthy one, and changes to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.client.cluster import Leading, Schedulers, SchedulerSeen
+from batchq.client.connection import Leading, Schedulers, SchedulerSeen
 from batchq.client.doctor.system_state import HomeFacts, Installed, State
 from batchq.store.books import charges_of, limits_of, sums_of
 from batchq.store.inspection import Books, ServerFacts
@@ -58,12 +58,12 @@ HOME = HomeFacts(path="/var/batchq", free_bytes=50 * 1024**3)
 
 
 def a_server(**facts: Any) -> ServerFacts:
-    """The healthy server, but for these."""
+    """Return a healthy server with these changes."""
     return structs.replace(SERVER, **facts)
 
 
 def node(name: str = "n1", **changes: Any) -> Node:
-    """A node of four cpus that was heard of a second ago."""
+    """Return a node of four cpus whose last heartbeat was a second ago."""
     heartbeat = changes.pop("heartbeat", NOW - 1_000)
     annotations = changes.pop("annotations", {"batchq/agent": f"{name}:1:1"})
     reason = changes.pop("reason", "")
@@ -76,7 +76,7 @@ def node(name: str = "n1", **changes: Any) -> Node:
 
 
 def running(name: str = "train", **pod: Any) -> tuple[PodGroup, Pod]:
-    """A group with one pod that runs on n1."""
+    """Return a group with one pod that runs on n1."""
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,
         admission=1,
@@ -89,7 +89,7 @@ def running(name: str = "train", **pod: Any) -> tuple[PodGroup, Pod]:
 
 
 def waiting(name: str = "waits", *, age_ms: int = MINUTE, **status: Any) -> PodGroup:
-    """A Pending group of that age."""
+    """Return a Pending group of this age."""
     spec = status.pop("spec", {})
     return a_group(name, created=NOW - age_ms, status=PodGroupStatus(**status), **spec)
 
@@ -98,7 +98,7 @@ HEALTHY: tuple[Object, ...] = (a_queue(capability={"cpu": 8}), a_quota(cpu=6), n
 
 
 def books_of(*objects: Object) -> Books:
-    """Books that agree with the objects."""
+    """Return books that agree with the objects."""
     by_kind: dict[str, dict[str, Object]] = {
         kind: {} for kind in ("Queue", "ResourceQuota", "Node", "PodGroup", "Pod")
     }
@@ -110,7 +110,7 @@ def books_of(*objects: Object) -> Books:
 
 
 def a_state(*objects: Object, **changes: Any) -> State:
-    """A healthy system with these objects (a usual set, if none are given), but for `changes`."""
+    """Return a healthy system with these objects (or default ones), with these changes."""
     healthy = State(
         now_ms=NOW,
         version="0.1.0",
@@ -118,7 +118,7 @@ def a_state(*objects: Object, **changes: Any) -> State:
         schedulers=SCHEDULERS,
         books=books_of(*(objects or HEALTHY)),
         outbox=(),
-        waiting_facts=(),
+        stuck_reports=(),
         home=HOME,
         libraries=(
             Installed(name="rq", version="2.12.0", least=(2, 12), below=(3,)),

@@ -1,4 +1,4 @@
-"""Each check on states made by hand: what is found, how bad it is, and that a remedy is told."""
+"""Each check of the doctor on constructed states: the finding, its level and its remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchq.api.node_report import SPOILED
 from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
-from batchq.client.cluster import Leading, Schedulers
+from batchq.client.connection import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
 from batchq.client.doctor.system_state import Finding, Installed, State
 from batchq.core.session.snapshot import ContactStanding
@@ -63,7 +63,7 @@ def with_sum(scope: str, resource: str, units: int) -> State:
 
 
 def with_charge(holder: str, scope: str, units: int) -> State:
-    """A charge that its object does not say; the sums agree with it."""
+    """Return a state with a charge that differs from its object; the sums include the charge."""
     books = a_state().books
     assert books is not None
     charges = {**books.charges, holder: ((scope,), {"cpu": units})}
@@ -97,7 +97,7 @@ def depending(condition: str) -> State:
 
 
 def twins() -> State:
-    """Two groups of one uid."""
+    """Return a state with two groups of one uid."""
     first, second = waiting("first"), waiting("second")
     metadata = structs.replace(second.metadata, uid=first.metadata.uid)
     return beside_the_healthy(first, structs.replace(second, metadata=metadata))
@@ -108,7 +108,7 @@ MENDED = Event(
     kind="Ledger", key="cluster cpu", reason="Recounted", message="counted anew: 5", at=NOW
 )
 
-#: What is wrong -> the state, the check that finds it, how bad, about what, and words of it.
+#: Problem -> the state, the check that finds it, its level, the subject, and words of the finding.
 UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     "an object that cannot be read is deleted by its name": (
         a_state(unreadable=(UNREADABLE,)),
@@ -118,7 +118,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         twins(),
         *("records", ERROR, "PodGroup default/second", "the uid of PodGroup default/first"),
     ),
-    "what a leader has mended is worth knowing": (
+    "repairs by the leader are worth knowing": (
         a_state(mended=(MENDED,)),
         *("records", NOTE, "Ledger cluster cpu", "counted anew"),
     ),
@@ -174,9 +174,9 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(server=a_server(clients=8_000)),
         *("connections", WARNING, "", "8000 clients of 10000"),
     ),
-    "connections were turned away": (
+    "connections were rejected": (
         a_state(server=a_server(rejected_connections=2)),
-        *("connections", WARNING, "", "2 connections were turned away"),
+        *("connections", WARNING, "", "2 connections were rejected"),
     ),
     "the server is slow": (
         a_state(server=a_server(pings_us=(100, 30_000, 30_000, 30_000, 40_000))),
@@ -186,7 +186,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(server=a_server(pings_us=(600_000,) * 5)),
         *("latency", WARNING, "", "PING takes 600.0 ms"),
     ),
-    "the server was started lately": (
+    "the server was restarted recently": (
         a_state(server=a_server(uptime_s=90)),
         *("uptime", NOTE, "", "up for 1m30s"),
     ),
@@ -224,7 +224,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "a scheduler was killed": (
         with_follower(seen_ms_ago=12_000),
-        *("schedulers", NOTE, "pid 2 on b", "has not said for 12s that it is there"),
+        *("schedulers", NOTE, "pid 2 on b", "has not reported itself for 12s"),
     ),
     "a follower does not follow": (
         with_follower(behind=12_000),
@@ -237,7 +237,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "one node is not ready": (
         a_state(node(), node("n2", ready=False, heartbeat=NOW - 5 * MINUTE)),
-        *("nodes", WARNING, "Node n2", "not ready, heard of 5m ago"),
+        *("nodes", WARNING, "Node n2", "not ready, last heartbeat 5m ago"),
     ),
     "an agent has taken its node out of service": (
         a_state(node(), node("n2", ready=False, reason="processes cannot be killed: 7")),
@@ -249,11 +249,11 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "a node has fallen silent": (
         a_state(node(), node("n2", heartbeat=NOW - 16_000)),
-        *("nodes", WARNING, "Node n2", "silent, heard of 16s ago"),
+        *("nodes", WARNING, "Node n2", "silent, last heartbeat 16s ago"),
     ),
     "the latest beat counts, wherever it stands": (
         a_state(node(heartbeat=NOW), beats={"n1": NOW - 20_000}),
-        *("nodes", WARNING, "Node n1", "silent, heard of 20s ago"),
+        *("nodes", WARNING, "Node n1", "silent, last heartbeat 20s ago"),
     ),
     "a node is cordoned": (
         a_state(node(), node("n2", cordoned=True)),
@@ -265,23 +265,23 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "an agent is one protocol ahead": (
         a_state(node(annotations={"batchq/protocol": "2"})),
-        *("protocols", NOTE, "Node n1", "its agent speaks protocol 2, this batchq 1"),
+        *("protocols", NOTE, "Node n1", "its agent uses protocol 2, this batchq 1"),
     ),
     "an agent is two protocols ahead": (
         a_state(node(annotations={"batchq/protocol": "3"})),
-        *("protocols", ERROR, "Node n1", "its agent speaks protocol 3, this batchq 1"),
+        *("protocols", ERROR, "Node n1", "its agent uses protocol 3, this batchq 1"),
     ),
     "a node has not reported since the server's start": (
         with_standing(restarted_at=NOW - 10_000),
-        *("reported", NOTE, "Node n1", "has not said what runs on it since the server's start 10s"),
+        *("reported", NOTE, "Node n1", "has not reported its pods since the server's start 10s"),
     ),
     "a node does not report at all": (
         with_standing(restarted_at=NOW - 2 * MINUTE),
-        *("reported", WARNING, "Node n1", "has not said what runs on it since the server's start"),
+        *("reported", WARNING, "Node n1", "has not reported its pods since the server's start"),
     ),
-    "facts could not be read": (
+    "node reports could not be read": (
         a_state(counts={"unreadable": 3, "superseded": 9}),
-        *("inboxes", NOTE, "", "3 facts could not be read"),
+        *("inboxes", NOTE, "", "3 node reports could not be read"),
     ),
     "one agent serves two names": (
         a_state(
@@ -312,13 +312,13 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         ),
         *("groups", WARNING, "PodGroup default/waits", "Unknown for 7m"),
     ),
-    "a group waits for what can never be": (
+    "a group waits for the impossible": (
         with_hopeless(Waiting.EXCEEDS_MAX_QUOTA, age_ms=11 * MINUTE),
         *("groups", WARNING, "PodGroup default/big", "waits for 11m: ExceedsMaxQuota"),
     ),
-    "a group waits for one that is gone": (
+    "a group waits for a deleted group": (
         depending("ok"),
-        *("dependencies", WARNING, "PodGroup default/second", "waits for first, which is gone"),
+        *("dependencies", WARNING, "PodGroup default/second", "waits for first, which was deleted"),
     ),
     "a bound pod does not start": (
         bound(2 * MINUTE),
@@ -326,15 +326,15 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "a pod does not stop": (
         on_n1(terminating=True, terminating_at=NOW - 5 * MINUTE),
-        *("pods", WARNING, "Pod default/train-w-0", "told to stop 5m ago, and still on node n1"),
+        *("pods", WARNING, "Pod default/train-w-0", "asked to stop 5m ago, and still on node n1"),
     ),
     "a delivery lies in the outbox": (
         bound(2 * MINUTE, outbox=(Delivery(pod="train-1-0", attempt=1, node="n1"),)),
         *("outbox", WARNING, "Pod default/train-w-0", "not yet handed to node n1"),
     ),
-    "facts lie in an inbox": (
-        a_state(waiting_facts=(("n1", "node"), ("n1", "u-1-0-1"))),
-        *("inboxes", WARNING, "Node n1", "2 facts lie in its inbox"),
+    "reports stay in a report queue": (
+        a_state(stuck_reports=(("n1", "node"), ("n1", "u-1-0-1"))),
+        *("inboxes", WARNING, "Node n1", "2 reports are in its report queue"),
     ),
     "a sum is not that of its charges": (
         with_sum("queue:default", "cpu", 3000),
@@ -348,7 +348,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         with_charge("pod:train-1-0", "node:n1", 2000),
         *("ledger", ERROR, "Pod default/train-w-0 cpu", "is charged 2"),
     ),
-    "somebody is charged who is gone": (
+    "a deleted group is charged": (
         with_charge("group:gone", "queue:default", 2000),
         *("ledger", ERROR, "group:gone cpu", "is charged 2"),
     ),
@@ -360,7 +360,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         with_limit("queue:default", 99_000),
         *("limits", ERROR, "queue:default cpu", "99"),
     ),
-    "a limit is left of a node that is gone": (
+    "a deleted node has a limit": (
         with_limit("node:gone", 4000),
         *("limits", ERROR, "node:gone cpu", "4"),
     ),
@@ -420,7 +420,7 @@ def test_every_check_says_what_it_wants() -> None:
     assert [check.name for check in CHECKS if not check.run.__doc__] == []
 
 
-#: What looks like one of the above and is none.
+#: States that resemble one of the above but are healthy.
 HEALTHY_AFTER_ALL: dict[str, tuple[State, str]] = {
     "a server without a limit of memory": (
         a_state(server=a_server(maxmemory_bytes=0, used_bytes=10**12)),
@@ -448,13 +448,13 @@ HEALTHY_AFTER_ALL: dict[str, tuple[State, str]] = {
         with_hopeless(Waiting.WAITING_FOR_RESOURCES, age_ms=10_000 * MINUTE),
         "groups",
     ),
-    "the end of a group that is gone meets `any`": (depending("any"), "dependencies"),
+    "the end of a deleted group meets `any`": (depending("any"), "dependencies"),
     "a pod that has just been bound": (bound(MINUTE // 2), "pods"),
     "a delivery of this moment": (
         bound(100, outbox=(Delivery(pod="train-1-0", attempt=1, node="n1"),)),
         "outbox",
     ),
-    "a delivery of a pod that is gone, which its node will drop": (
+    "a delivery of a deleted pod, which its node will drop": (
         a_state(outbox=(Delivery(pod="gone-1-0", attempt=1, node="n1"),)),
         "outbox",
     ),
@@ -467,7 +467,7 @@ HEALTHY_AFTER_ALL: dict[str, tuple[State, str]] = {
         with_standing(restarted_at=NOW - 2 * MINUTE, reported=frozenset({"n1"})),
         "reported",
     ),
-    "facts that came too late, as is their right": (a_state(counts={"superseded": 9}), "inboxes"),
+    "reports that came too late, as they may": (a_state(counts={"superseded": 9}), "inboxes"),
     "nobody stands by": (with_leader(4_000), "schedulers"),
     "an agent that names no protocol": (a_state(node(annotations={})), "protocols"),
     "a node that is not ready holds no capacity": (
@@ -510,7 +510,7 @@ def test_a_check_without_permission_is_a_note_naming_the_missing_permission() ->
             books=None,
             unreadable=None,
             outbox=None,
-            waiting_facts=None,
+            stuck_reports=None,
         )
     )
     hidden = {one.check for one in report.findings if one.found.startswith("cannot see")}
@@ -523,14 +523,14 @@ def test_a_check_without_permission_is_a_note_naming_the_missing_permission() ->
     } == {True}
 
 
-def test_a_store_that_never_rests_is_said_not_to_be_compared() -> None:
+def test_a_constantly_changing_ledger_is_reported_as_not_compared() -> None:
     state = a_state(books=None, moving=True)
     [finding] = of_check(state, "ledger")
     assert (finding.level, finding.found.startswith("not compared")) == (NOTE, True)
 
 
-def test_a_thousand_differences_are_a_thousand_findings() -> None:
+def test_every_difference_is_a_finding() -> None:
     books = books_of(*(node(f"n{number}") for number in range(1000)))
     state = a_state(books=structs.replace(books, charges={}, ledger={}))
-    # cpu, memory and pods of each.
+    # cpu, memory and pods of each group.
     assert len(of_check(state, "ledger")) == 3000

@@ -1,4 +1,4 @@
-"""The doctor on a real server: what it reads, that it only reads, and that it is not deceived."""
+"""The doctor on a real server: it reads only, and reports no differences on a busy server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.builders import a_group
 from tests.client.stage import Stage
 from tests.harness.server import Server
 
-#: The commands that change nothing, of those that the doctor's library sends.
+#: The commands of the doctor's library that change nothing.
 ONLY_READ = {
     *("ping", "info", "time", "get", "hget", "hmget", "hgetall", "hkeys", "hscan"),
     *("xread", "xrange", "xrevrange", "xinfo|stream", "hlen", "multi", "exec"),
@@ -68,10 +68,10 @@ def test_the_doctor_sends_only_reading_commands(
     assert sent <= ONLY_READ
 
 
-def test_only_facts_left_unfolded_in_an_inbox_are_reported(
+def test_only_reports_that_stay_in_the_report_queue_are_reported(
     stage: Stage, server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchq.client.doctor.system_state.FOLDED_WITHIN_S", 0.3)
+    monkeypatch.setattr("batchq.client.doctor.system_state.APPLIED_WITHIN_S", 0.3)
     serves = Serves(agent="other:9:9", resources={"cpu": 1000})
     raw.hset("{bq}:inbox:n1", "node", encode(serves))
     [finding] = of_check(server.url, "inboxes")
@@ -81,7 +81,7 @@ def test_only_facts_left_unfolded_in_an_inbox_are_reported(
     assert finding.level is Level.OK
 
 
-def test_the_schedulers_that_attend_are_judged(stage: Stage, server: Server) -> None:
+def test_schedulers_that_report_themselves_are_examined(stage: Stage, server: Server) -> None:
     attend(stage.store, "h:1:x", version="9.9.9", mirrored=0)
     [finding] = of_check(server.url, "batchq")
     assert finding.found == "this is batchq 0.1.0, schedulers are 9.9.9"
@@ -110,7 +110,7 @@ def test_the_schedulers_that_attend_are_judged(stage: Stage, server: Server) -> 
         ),
     ],
 )
-def test_a_user_with_few_rights_is_told_what_it_cannot_see(
+def test_a_user_with_few_rights_gets_a_note_for_each_unreadable_part(
     stage: Stage,
     server: Server,
     raw: redis.Redis,
@@ -160,7 +160,7 @@ def test_the_ranges_of_libraries_are_those_of_the_package() -> None:
 
 
 class Busy:
-    """Writers that admit and release groups, as fast as they can, until they are told to stop."""
+    """Threads that admit and release groups as fast as they can, until `stop`."""
 
     def __init__(self, open_redis: Callable[[], RedisStore], count: int = 2) -> None:
         self._stop = threading.Event()
@@ -189,12 +189,12 @@ class Busy:
                 group = a_group(f"g{number}-{turn}", uid=f"u{number}-{turn}")
                 for transaction in charged_and_released(store, group):
                     assert not store.commit([transaction], request_id=ids.new_uid()).refused
-        except BaseException as error:  # told by the test, in whose thread it can be raised
+        except BaseException as error:  # raised later in the thread of the test
             self.errors.append(error)
 
 
 def charged_and_released(store: RedisStore, group: Any) -> Iterator[Transaction]:
-    """A group that is charged a cpu when it is made, and nothing when it is deleted."""
+    """Yield the creation of a group that is charged a cpu, and its deletion without charge."""
     key, uid = f"default/{group.metadata.name}", group.metadata.uid
     amounts = {"cpu": 1000, "pods": 1000, "podgroups": 1000}
     charged = structs.replace(group, status=PodGroupStatus(charge=amounts))
@@ -235,5 +235,5 @@ def test_a_busy_healthy_system_never_shows_a_difference(
             ]
             assert wrong == []
     assert busy.errors == []
-    # It was busy: something was written between most of the looks.
+    # The server was busy: most of the looks had writes between them.
     assert len(set(revisions)) > 30

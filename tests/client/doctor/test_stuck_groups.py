@@ -1,4 +1,4 @@
-"""Groups that come back to Pending again and again, because no node takes their pods."""
+"""Groups that return to Pending repeatedly because no node takes their pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.doctor.made import a_state, node, waiting
 
 
 def waiting_for(*, controller: str = "batchq", **requests: str | int) -> PodGroup:
-    """A group of this moment with one pod of that size."""
+    """Return a new group with one pod of this size."""
     group = waiting("wide", age_ms=0, spec={"tasks": (a_task(requests=requests),)})
     spec = structs.replace(group.spec, controller=controller)  # type: ignore[arg-type]
     return structs.replace(group, spec=spec)
@@ -37,14 +37,14 @@ def told(state: State) -> Finding:
     return found
 
 
-def test_a_pod_that_fits_no_single_node_is_told_though_the_sum_would_do() -> None:
+def test_a_pod_that_fits_no_single_node_is_reported_even_if_the_sum_suffices() -> None:
     found = told(on_nodes(waiting_for(cpu=10), a=4, b=4, c=2, d=1))
     assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/wide")
     assert found.found == "a pod of task w asks for cpu 10, and the largest node has cpu 4"
     assert "`batchq cancel default/wide`" in found.remedy
 
 
-def test_a_resource_that_no_node_has_is_told() -> None:
+def test_a_resource_that_no_node_has_is_reported() -> None:
     found = told(on_nodes(waiting_for(gpu=1), a=4))
     assert found.found == "a pod of task w asks for gpu 1, and the largest node has gpu 0"
 
@@ -57,7 +57,7 @@ def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() ->
     )
 
 
-def test_a_group_that_is_rolled_back_again_and_again_is_told() -> None:
+def test_a_group_rolled_back_repeatedly_is_reported() -> None:
     found = told(rolled_back(3))
     assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/back")
     assert found.found == (

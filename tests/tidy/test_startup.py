@@ -15,7 +15,7 @@ HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
 ALLOWED_PACKAGES = {"batchq", "click"}
 ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
 #: `copy` and `pickle` ask in vain for a module of Jython's.
-NEVER_THERE = {"org"}
+NEVER_THERE = {"_wmi", "org"}
 #: Of the standard library, what costs more than the whole command.
 SLOW = {"asyncio", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml", "xmlrpc"}
 

@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
-run: $(VENV)/.installed  ## see it work: four pods draw a picture on a server of your own
+run: $(VENV)/.installed  ## demo: four pods draw a picture on a local stack
 	@$(BIN)/batchq run conf/examples/mandelbrot.yaml
 
 # Most of the suite waits for leases to end and processes to start, so four at a time fit two cores.
@@ -42,7 +42,7 @@ check: $(VENV)/.installed-test  ## format, lint, types and architecture, without
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-test  ## the benchmarks, each beside something else
+bench: $(VENV)/.installed-test  ## the benchmarks, each compared with an alternative
 	$(BIN)/python -m benchmarks
 
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
@@ -56,7 +56,7 @@ swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kill
 	BATCHQ_MUTATIONS=91000 $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
 	$(BIN)/pytest -m slow
 
-format: $(VENV)/.installed-test  ## format the code and mend what can be mended
+format: $(VENV)/.installed-test  ## format the code and apply automatic fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 

@@ -63,6 +63,21 @@ def test_links_lead_somewhere_from(document: Path) -> None:
     assert [link for link in local if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_the_files_that_a_document_names_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:batchq|actions|tests|conf|docs|benchmarks)/[\w./-]+\.\w+)[`:]", text)
+    assert sorted({name for name in named if not (ROOT / name).exists()}) == []
+
+
+def test_the_modules_of_the_two_ways_through_the_code_exist() -> None:
+    text = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\s((?:\w+/)+\w+\.(?:py|lua))\s", text))
+    assert len(named) > 15
+    folders = (ROOT / "batchq", ROOT / "batchq" / "core")
+    assert [each for each in sorted(named) if not any((f / each).exists() for f in folders)] == []
+
+
 def anchors_of(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub and the site name them."""
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
 from itertools import dropwhile, islice
-from operator import itemgetter
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
@@ -31,7 +29,7 @@ from batchq.api.resources import Amounts, describe, larger
 from batchq.core.forecast.node_timeline import Room
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.other_heads import OtherHeads
-from batchq.core.pending.queue import blockers, is_kept_out, waits_in_line
+from batchq.core.pending.queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
 from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.placement import find_node
@@ -48,8 +46,8 @@ from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.pods import shape_of_extra, wanted_ordinals
-from batchq.core.session.session import Key, Session
-from batchq.core.session.state import EquivalenceClass, GroupState, PendingQueue, is_admitted
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, bind, create_pods, reserve
 
@@ -254,32 +252,13 @@ def _behind(
         from_head = dropwhile(lambda group: group is not head, _one_line(session))
         behind: Iterator[GroupState] = islice(from_head, 1, None)
     else:
-        line = session.queues[name].line
-        crowds = line.crowds.values()
-        tried = [one for one in crowds if not (awake and is_kept_out(session, one))]
-        behind = _after(session, session.group_key(head), line, tried, _drained(session, name))
+        key, also = session.group_key(head), _drained(session, name)
+        behind = groups_after(session, name, key, also, kept_out=not awake)
     for group in behind:
         if name == ROOT and _strategy(session, group).type == "StrictFIFO":
             return
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
-
-
-def _after(
-    session: Session,
-    key: Key,
-    line: PendingQueue,
-    crowds: Sequence[EquivalenceClass],
-    drained: Sequence[GroupState],
-) -> Iterator[GroupState]:
-    """Who comes after a place in line: of these crowds, of those that stand alone, and of those
-    that run and stand in line.
-    """
-    singles = sorted([*line.in_order(), *drained], key=session.group_key)
-    alone = [(session.group_key(group), group) for group in singles]
-    lines = [crowd.members.pairs_after(key) for crowd in crowds]
-    lines.append(pair for pair in alone if pair[0] > key)
-    return (group for _, group in merge(*lines, key=itemgetter(0)))
 
 
 def _one_line(session: Session) -> list[GroupState]:
@@ -386,9 +365,8 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
 
 def _in_line(session: Session, name: str) -> Iterator[GroupState]:
     """Those of a queue who wait in line, but for those that a full limit keeps out anyway."""
-    line = session.queues[name].line
-    tried = [crowd for crowd in line.crowds.values() if not is_kept_out(session, crowd)]
-    for group in _after(session, (), line, tried, _drained(session, name)):
+    also = _drained(session, name)
+    for group in groups_after(session, name, (), also, kept_out=False):
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
 

@@ -11,7 +11,7 @@ of that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -19,19 +19,19 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.core.forecast.node_timeline import nodes_decide
-from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import (
     blockers,
+    candidates,
+    candidates_in_one_line,
     gives_way,
-    is_kept_out,
-    is_of_crowd,
-    refuse_crowd,
+    refuse,
+    refuse_behind,
     waits_in_line,
 )
 from batchq.core.pending.waiting_for_nodes import keep_places, note_first_waiting
 from batchq.core.placement.elastic import GrowingGroups, is_drained, start_extras, waiting_shapes
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
-from batchq.core.placement.node_refusals import NODE_REFUSALS, wanted_of
+from batchq.core.placement.node_refusals import wanted_of
 from batchq.core.placement.placement import explain_no_node, gang_of
 from batchq.core.placement.trial import PLUGIN as NODES
 from batchq.core.placement.trial import seek
@@ -49,9 +49,9 @@ from batchq.core.quota.limit_checks import exceeds_ready_beside_siblings, over_l
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces, Wanted
 from batchq.core.session.pods import wanted_ordinals
-from batchq.core.session.session import Key, Session
+from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import EquivalenceClass, GroupState
+from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, reserve, roll_back
 
@@ -174,16 +174,22 @@ def _serve_queues(
     """Serve the queue with the lowest share first; shares follow each admission."""
     several = len(session.queues) > 1
     heads_matter = several and not everybody_gets_all_back(session)
-    walks = _walks(session, drained, heads_matter=heads_matter)
-    turns = FairShareSelector(session, walks)
+    lines = candidates(
+        session, drained, whole=lambda name: heads_matter or _is_strict_queue(session, name)
+    )
+    turns = FairShareSelector(session, lines)
     headed: set[str] = set()
     # 1. Fairness names the queue; its first group that is not skipped is tried.
-    for name, group in _candidates(session, turns, walks, heads_matter=heads_matter):
+    while (name := turns.next()) is not None:
+        group = lines[name].next()
+        if group is None:
+            turns.drop(name)
+            continue
         if _try(session, group, growing):
             continue
         if _is_out_of_line(session, group):
             # 2. No group waits for one that is out of line, nor for those refused like it.
-            walks[name].pass_over()
+            lines[name].pass_over()
         elif _is_strict_queue(session, name):
             # 3. The queue stops at its head, for which capacity may be reserved against others.
             turns.drop(name)
@@ -192,85 +198,25 @@ def _serve_queues(
                 set_aside(session, group)
         else:
             # 4. The groups behind go on; against other queues, the first refused group is the head.
-            walks[name].pass_over()
+            lines[name].pass_over()
             if several and name not in headed:
                 headed.add(name)
                 set_aside_from_borrowers(session, group)
-
-
-def _candidates(
-    session: Session,
-    turns: FairShareSelector,
-    walks: Mapping[str, PendingIterator],
-    *,
-    heads_matter: bool,
-) -> Iterator[tuple[str, GroupState]]:
-    """Yield the next queue and its next group until no queue has a turn left.
-
-    Where no head matters, classes that a full limit keeps out are skipped: the first groups may
-    have taken what was freed for many.
-    """
-    while (name := turns.next()) is not None:
-        walk = walks[name]
-        group = _next_pending(walk)
-        if not heads_matter and not _is_strict_queue(session, name):
-            while walk.crowd is not None and is_kept_out(session, walk.crowd):
-                walk.pass_over()
-                group = _next_pending(walk)
-        if group is None:
-            turns.drop(name)
-        else:
-            yield name, group
-
-
-def _walks(
-    session: Session, drained: Mapping[str, list[GroupState]], *, heads_matter: bool
-) -> dict[str, PendingIterator]:
-    """Return an iterator over each pending queue that is not empty.
-
-    Where no head matters, classes that a full limit keeps out are left out.
-    """
-    freed: dict[str, list[EquivalenceClass]] = {}
-    for crowd in session.carried.watches.freed(session.ledger.sums):
-        freed.setdefault(crowd.queue, []).append(crowd)
-    for crowd in session.get(NODE_REFUSALS).freed(session):
-        freed.setdefault(crowd.queue, []).append(crowd)
-    walks = {}
-    for name, queue in session.queues.items():
-        line = queue.line
-        if heads_matter or _is_strict_queue(session, name):
-            crowds = list(line.crowds.values())
-        else:
-            crowds = [*line.restless.values(), *freed.get(name, ())]
-        singles = [*line.in_order(), *drained.get(name, ())]
-        if crowds or singles:
-            walks[name] = PendingIterator(crowds, singles, session.group_key)
-    return walks
-
-
-def _next_pending(walk: PendingIterator) -> GroupState | None:
-    while (group := walk.next()) is not None:
-        if group.phase == PodGroupPhase.PENDING or group.next_pod is not None:
-            return group
-    return None
 
 
 def _serve_one_line(
     session: Session, drained: Mapping[str, list[GroupState]], growing: GrowingGroups
 ) -> None:
     """Serve all groups in one line, which stops at the head of a strict queue."""
-    crowds = [crowd for queue in session.queues.values() for crowd in queue.line.crowds.values()]
-    singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
-    singles += [group for groups in drained.values() for group in groups]
-    walk = PendingIterator(crowds, singles, session.group_key)
-    while (group := _next_pending(walk)) is not None:
+    line = candidates_in_one_line(session, drained)
+    while (group := line.next()) is not None:
         if _try(session, group, growing):
             continue
         if not _is_out_of_line(session, group) and _is_strict_queue(session, group.queue):
             _stop_at(session, group, session.queues, drained)
             set_aside(session, group)
             return
-        walk.pass_over()
+        line.pass_over()
 
 
 def _is_out_of_line(session: Session, group: GroupState) -> bool:
@@ -347,14 +293,8 @@ def _keep_reasons(
     """Keep the reasons of a group for its whole class, unless they are its own or it is the head of
     a strict queue.
     """
-    kept = session.as_kept(verdicts)
-    is_alone = is_of_crowd(group) and kept.are_own
     is_head = _is_strict_queue(session, group.queue) and waits_in_line(verdicts)
-    if is_of_crowd(group) and not is_alone and not is_head:
-        refuse_crowd(session, group, kept, wanted=wanted)
-    else:
-        group.is_refused_alone = is_alone
-        session.refuse(group, kept)
+    refuse(session, group, verdicts, wanted=wanted, is_head=is_head)
 
 
 def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdict, ...] | None:
@@ -453,33 +393,4 @@ def _wait_behind(
     if "backfill" not in session.actions:
         strategy = "StrictFIFO"
     told = structs.replace(_BEHIND[strategy], passing=passing)
-    line, head_key = session.queues[name].line, session.group_key(head)
-    for crowd in list(line.crowds.values()):
-        if crowd.behind == told.detail and is_kept_out(session, crowd):
-            # Its verdicts say so already, and it sleeps.
-            continue
-        _crowd_waits_behind(session, crowd, head_key, told)
-    for group in line.in_order():
-        if group.phase == PodGroupPhase.PENDING and session.group_key(group) > head_key:
-            verdicts = blockers(session, group)
-            behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
-            session.refuse(group, (*verdicts, *behind))
-    for group in drained:
-        if session.group_key(group) > head_key:
-            session.refuse(group, (told,))
-
-
-def _crowd_waits_behind(
-    session: Session, crowd: EquivalenceClass, head_key: Key, told: Verdict
-) -> None:
-    key = head_key
-    while (following := crowd.members.after(key)) is not None:
-        key, group = following
-        if group.status is not group.record.status:
-            return
-        verdicts = session.as_kept(blockers(session, group))
-        behind = told if not verdicts or verdicts.wait_in_line else None
-        if not verdicts.are_own:
-            refuse_crowd(session, group, verdicts, behind)
-            return
-        session.refuse(group, (*verdicts, behind) if behind else verdicts)
+    refuse_behind(session, name, head, told, drained)

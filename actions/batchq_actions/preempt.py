@@ -42,7 +42,7 @@ class Preempt:
         # 3. Preemptors without victims are left out before fair shares are worked out, which costs
         #    more than looking for victims.
         claimants = gang_claimants(session, partial(_hopes, session))
-        if claimants.crowds or any(has_victims(session, group) for group in claimants.groups):
+        if claimants.may_any(partial(has_victims, session)):
             # 4. One preemptor after the other, the queue with the lowest share first.
             serve_claimants(session, claimants, partial(serve_gang, action=self.name))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
@@ -15,9 +14,9 @@ from batchq.api.reasons import (
     turn_of,
 )
 from batchq.core.pending.inadmissible import InadmissibleGroups
-from batchq.core.pending.queue import is_of_crowd, refuse_crowd, standing_aside
+from batchq.core.pending.queue import queues_to_tell, refuse_strayed, tell_classes
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, PendingQueue, reasons_said_by
+from batchq.core.session.state import GroupState, reasons_said_by
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import set_condition
 
@@ -58,10 +57,10 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
     start. Queues get equal shares, so that a queue with very many groups does not delay the
     reasons of the others.
     """
-    _refuse_strayed(session)
-    told, lines = list(session.refusals.told.items()), list(session.lines())
+    refuse_strayed(session)
+    told = list(session.refusals.told.items())
     queues = {session.groups[uid].queue for uid, _ in told}
-    queues |= {next(iter(line.unread.values())).queue for line in lines if line.unread}
+    queues |= queues_to_tell(session)
     budget = _Budget(most, len(queues))
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
     for uid, refusals in told:
@@ -76,22 +75,12 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
             _write(session, group, verdicts)
         else:
             later.append((group, verdicts))
-    _write_classes(session, lines, budget)
+    _write_classes(session, budget)
     budget.share_the_rest()
     for group, verdicts in later:
         if budget.allows(group.queue):
             _write(session, group, verdicts)
-    _write_classes(session, lines, budget)
-
-
-def _refuse_strayed(session: Session) -> None:
-    """Refuse the groups of queues that do not exist."""
-    for group in session.carried.strayed.singles.values():
-        if group.phase == PodGroupPhase.PENDING:
-            session.refuse(group, standing_aside(session, group))
-    for crowd in list(session.carried.strayed.restless.values()):
-        if is_of_crowd(crowd.first):
-            refuse_crowd(session, crowd.first, session.dated(standing_aside(session, crowd.first)))
+    _write_classes(session, budget)
 
 
 def _park(
@@ -101,37 +90,20 @@ def _park(
         session.lay_down(group)
 
 
-def _write_classes(session: Session, lines: Sequence[PendingQueue], budget: _Budget) -> None:
-    for line in lines:
-        for crowd in list(line.unread.values()):
-            if not _write_class(session, line, crowd, budget):
-                break
+def _write_classes(session: Session, budget: _Budget) -> None:
+    """Write what groups that wait alike were told with those whose records do not say so."""
 
-
-def _write_class(
-    session: Session, line: PendingQueue, crowd: EquivalenceClass, budget: _Budget
-) -> bool:
-    """Write the verdicts of an equivalence class to those members whose records differ; return
-    whether the budget sufficed.
-    """
-    if crowd.told is None:
+    def write(group: GroupState, told: Blockers) -> bool:
+        if not budget.allows(group.queue):
+            return False
+        session.refuse(group, told)
+        _write(session, group, told[:MOST_REASONS_KEPT])
         return True
-    verdicts = crowd.told[:MOST_REASONS_KEPT]
-    for (causes, turn), members in list(crowd.said.items()):
-        if (turn and turn == crowd.told.turn) or causes == crowd.told.causes:
-            continue
-        some = next(iter(members.values()))
-        if _is_as_good(some.record.status.reasons, verdicts):
-            continue
-        for group in list(members.values()):
-            if group.status is not group.record.status or group.uid in session.refusals.told:
-                continue
-            if not budget.allows(crowd.queue):
-                return False
-            session.refuse(group, crowd.told)
-            _write(session, group, verdicts)
-    line.unread.pop(crowd.asks, None)
-    return True
+
+    def is_as_good(group: GroupState, told: Blockers) -> bool:
+        return _is_as_good(group.record.status.reasons, told[:MOST_REASONS_KEPT])
+
+    tell_classes(session, write, is_as_good)
 
 
 def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:

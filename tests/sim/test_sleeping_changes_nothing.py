@@ -33,10 +33,10 @@ from tests.worlds.play import MOST_SESSIONS
 
 
 class Sleepless(InadmissibleGroups):
-    """Where nobody sleeps: every group is asked about in every session, and every crowd."""
+    """Where nobody sleeps: every group is asked about in every session, and every class."""
 
     def may_sleep(self) -> bool:
-        """Crowds stay awake."""
+        """Classes stay awake."""
         return False
 
     def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> bool:
@@ -64,7 +64,7 @@ class Solitary(SchedulerCache):
     ) -> PluginRegistry:
         """Groups that ask for the same are asked one by one."""
         panel = super().panel(plugins, instrument, of_session)
-        panel.goes_by_requests = panel.limits_decide = False
+        panel.may_form_classes = panel.limits_decide = False
         return panel
 
 

@@ -9,7 +9,7 @@ Groups are kept by what becomes of them:
 | kept in  | who                                                    | costs a session    |
 |----------|--------------------------------------------------------|--------------------|
 | `busy`   | whoever holds, is owed or runs anything, or has clocks | a few looks each   |
-| a crowd  | records that wait, alike                               | nothing, asleep    |
+| a class  | records that wait, alike                               | nothing, asleep    |
 | a line   | others that wait, one by one                           | a look each        |
 | asleep   | out of line until something happens (batchq.core.pending.inadmissible) | nothing    |
 | over     | ended, until their time to be forgotten comes          | nothing            |
@@ -144,11 +144,11 @@ class SchedulerCache:
         self._seen, self._touched = snapshot, session.effects.touched
         woken = parking.wake(session, changed)
         for uid in woken:
-            if (group := self.groups.get(uid)) is not None and group.crowd is None:
+            if (group := self.groups.get(uid)) is not None and group.peers is None:
                 self._line_up(session, group)
         if self._world != parking.world:
             self._world = parking.world
-            self._wake_crowds()
+            self._wake_classes()
         session.put(NODE_REFUSALS, self.node_refusals)
         session.put(ENDED, self.ended)
         self.node_refusals.begin(session)
@@ -337,8 +337,8 @@ class SchedulerCache:
             kept.pop(uid, None)
         if self.by_key.get(state.key) is state:
             del self.by_key[state.key]
-        if state.crowd is not None:
-            self._leave_crowd(state)
+        if state.peers is not None:
+            self._leave_class(state)
         else:
             self._line_of(state).discard(uid)
         self.machines.give(state)
@@ -407,11 +407,11 @@ class SchedulerCache:
             left_out = self._left_out(session, group)
             if left_out == group.left_out:
                 continue
-            if group.crowd is None:
+            if group.peers is None:
                 group.leave_out(left_out)
                 continue
-            # Its crowd knows it by what it asks for.
-            self._leave_crowd(group)
+            # Its class knows it by what it asks for.
+            self._leave_class(group)
             group.leave_out(left_out)
             self._line_up(session, group)
 
@@ -446,13 +446,13 @@ class SchedulerCache:
         queue = self.queues.get(group.queue)
         return self.strayed if queue is None else queue.line
 
-    def _leave_crowd(self, group: GroupState) -> None:
-        crowd = group.crowd
-        assert crowd is not None
+    def _leave_class(self, group: GroupState) -> None:
+        peers = group.peers
+        assert peers is not None
         self._line_of(group).leave(group)
-        if not len(crowd):
-            self.watches.remove(crowd)
-            self.node_refusals.wake(crowd)
+        if not len(peers):
+            self.watches.remove(peers)
+            self.node_refusals.wake(peers)
 
     def divide_classes(self, session: Session) -> None:
         """Take the groups out of their classes that a plugin refuses, and may not refuse all groups
@@ -465,12 +465,12 @@ class SchedulerCache:
             return
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
             singles = [group for group in line.singles.values() if group.bare]
-            members = [group for crowd in line.crowds.values() for group in crowd.members]
+            members = [group for peers in line.classes.values() for group in peers.members]
             for group in members:
                 group.is_refused_alone = False
                 is_alone = _is_refused(session, dividing, group)
                 if is_alone or not (lasts or _keeps_its_place(session, group)):
-                    self._leave_crowd(group)
+                    self._leave_class(group)
                     group.line_key = None
                     if is_alone:
                         line.add(group)
@@ -481,14 +481,14 @@ class SchedulerCache:
                     line.discard(group.uid)
                     line.join(group, session.group_key(group))
 
-    def _wake_crowds(self) -> None:
+    def _wake_classes(self) -> None:
         """Whatever all groups are judged by has changed."""
         self.watches.clear()
         self.node_refusals.wake_all()
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
-            for crowd in line.crowds.values():
-                crowd.sleeps, crowd.watches = False, None
-                line.restless[crowd.asks] = crowd
+            for peers in line.classes.values():
+                peers.sleeps, peers.watches = False, None
+                line.restless[peers.asks] = peers
 
     def _is_over(self, uid: str) -> bool:
         group = self.groups.get(uid)
@@ -540,8 +540,8 @@ class SchedulerCache:
         back, self._owing = self._owing - owing, owing
         for uid in sorted(owing):
             group = self.groups.get(uid)
-            if group is not None and group.crowd is not None:
-                self._leave_crowd(group)
+            if group is not None and group.peers is not None:
+                self._leave_class(group)
                 self._line_up(session, group)
         for uid in sorted(back):
             group = self.groups.get(uid)

@@ -79,10 +79,10 @@ class PluginRegistry:
         #: Whether a waiting group keeps its place while its record and the priority classes stay.
         self.order_lasts = all(one.traits.order_lasts for one in self.points["groupOrder"])
         #: Whether groups that ask for the same are answered the same while limits are full.
-        self.goes_by_requests = Rule.CAPACITY in self.enforced
+        self.may_form_classes = Rule.CAPACITY in self.enforced
         #: Whether a class is refused nothing but what never fits, and what a limit has no
         #: capacity for.
-        self.limits_decide = self.goes_by_requests and all(
+        self.limits_decide = self.may_form_classes and all(
             one.traits.refuses_by is RefusesBy.LEDGER for one in self.for_classes
         )
 

@@ -1,18 +1,19 @@
-"""Crowds: groups of one queue that are nothing but records that wait, and ask for the same.
+"""Classes: groups of one queue that are nothing but records that wait, and ask for the same.
 
 The limits answer all of them alike, so a session asks about one of them, and looks at the next
-only if that one got in. A crowd that is refused because a limit is full *sleeps* for as long as
+only if that one got in. A class that is refused because a limit is full *sleeps* for as long as
 that one limit is: it watches a single number, as a solver watches a literal of each clause
 (Moskewicz et al., "Chaff", DAC 2001), and costs a session nothing.
 
-What a crowd was told may be older than what its members would be told now: there may be other
+What a class was told may be older than what its members would be told now: there may be other
 reasons by then beside the one that it watches. Who asks for a group's reasons gets fresh ones.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchq.core.cache.chunks import Ordered
@@ -22,73 +23,122 @@ _Shown: TypeAlias = tuple[Key, int, GroupState, EquivalenceClass | None, int]
 
 
 class PendingIterator:
-    """One pass along a line, from the front. A crowd can be passed over from where it has come to,
-    and taken up again there. Nobody joins or leaves a crowd meanwhile.
+    """One pass along a line, from the front. A class can be passed over from where it has come to,
+    and taken up again there. Nobody joins or leaves a class meanwhile.
     """
 
     def __init__(
         self,
-        crowds: Iterable[EquivalenceClass],
+        classes: Iterable[EquivalenceClass],
         singles: Iterable[GroupState],
         key: Callable[[GroupState], Key],
         passed: Iterable[EquivalenceClass] = (),
     ) -> None:
-        """`passed`: crowds that are passed over from the start."""
-        #: Key, 0 for a group that stands for itself and 1 for one of a crowd, group, crowd and its
+        """`passed`: classes that are passed over from the start."""
+        #: Key, 0 for a group that stands for itself and 1 for one of a class, group, class and its
         #: place in that.
         self._heap: list[_Shown] = [(key(group), 0, group, None, 0) for group in singles]
-        for crowd in crowds:
-            place = crowd.members.start
-            if (first := crowd.members.at(place)) is not None:
-                self._heap.append((first[0], 1, first[1], crowd, place))
+        for peers in classes:
+            place = peers.members.start
+            if (first := peers.members.at(place)) is not None:
+                self._heap.append((first[0], 1, first[1], peers, place))
         heapq.heapify(self._heap)
         self._passed: dict[Key, EquivalenceClass] = {
-            (crowd.queue, crowd.asks): crowd for crowd in passed
+            (peers.queue, peers.asks): peers for peers in passed
         }
-        #: The group that was shown last: its key, and its place in its crowd.
+        #: The group that was shown last: its key, and its place in its class.
         self._last: Key = ()
         self._place = 0
         self._shown: GroupState | None = None
-        #: Its crowd, if it was shown as one of that, and more of it is to come.
-        self.crowd: EquivalenceClass | None = None
+        #: Its class, if it was shown as one of that, and more of it is to come.
+        self.peers: EquivalenceClass | None = None
 
     def next(self) -> GroupState | None:
         """The next group; None at the end."""
-        heap, crowd = self._heap, self.crowd
-        if crowd is not None:
+        heap, peers = self._heap, self.peers
+        if peers is not None:
             place = self._place + 1
-            following = crowd.members.at(place)
+            following = peers.members.at(place)
             if following is not None:
                 key, group = following
                 if not heap or key < heap[0][0]:
-                    # The usual case: many of one crowd, one after the other.
+                    # The usual case: many of one class, one after the other.
                     self._last, self._place, self._shown = key, place, group
                     return group
-                heapq.heappush(heap, (key, 1, group, crowd, place))
+                heapq.heappush(heap, (key, 1, group, peers, place))
         if not heap:
-            self.crowd = None
+            self.peers = None
             return None
-        self._last, _, group, self.crowd, self._place = heapq.heappop(heap)
+        self._last, _, group, self.peers, self._place = heapq.heappop(heap)
         self._shown = group
         return group
 
     def pass_over(self) -> None:
         """Show no more of the class of the last group; nothing happens if it was refused alone."""
-        if self.crowd is not None and self._shown is not None and not self._shown.is_refused_alone:
-            self._passed[self.crowd.queue, self.crowd.asks] = self.crowd
-            self.crowd = None
+        if self.peers is not None and self._shown is not None and not self._shown.is_refused_alone:
+            self._passed[self.peers.queue, self.peers.asks] = self.peers
+            self.peers = None
+
+    def has_changed(self, refused: Container[str]) -> bool:
+        """Return whether the last group was shown as one of its class and is not refused as that
+        is: it has been changed, or it is one of those `refused` by themselves, by uid.
+        """
+        group = self._shown
+        if self.peers is None or group is None:
+            return False
+        is_member = group.peers is not None and group.status is group.record.status
+        return not is_member or group.uid in refused
 
     def take_up(self) -> None:
         """Show the rest of those that were passed over."""
-        for crowd in self._passed.values():
-            place = crowd.members.place_after(self._last)
-            if (following := crowd.members.at(place)) is not None:
-                heapq.heappush(self._heap, (following[0], 1, following[1], crowd, place))
+        for peers in self._passed.values():
+            place = peers.members.place_after(self._last)
+            if (following := peers.members.at(place)) is not None:
+                heapq.heappush(self._heap, (following[0], 1, following[1], peers, place))
         self._passed = {}
 
 
+@dataclass(frozen=True, slots=True)
+class ClassSelection:
+    """Classes whose members are to be tried, and others of the same queues, whose members are tried
+    only once something has changed.
+    """
+
+    tried: Sequence[EquivalenceClass] = ()
+    later: Sequence[EquivalenceClass] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.tried)
+
+    def with_groups(
+        self,
+        groups: Iterable[GroupState],
+        *,
+        line_of: Callable[[str], str],
+        key: Callable[[GroupState], Key],
+    ) -> dict[str, PendingIterator]:
+        """Return the members of the classes and these groups, in order, by the line of their
+        queue.
+        """
+        singles: dict[str, list[GroupState]] = {}
+        tried: dict[str, list[EquivalenceClass]] = {}
+        later: dict[str, list[EquivalenceClass]] = {}
+        for group in groups:
+            singles.setdefault(line_of(group.queue), []).append(group)
+        for peers in self.tried:
+            tried.setdefault(line_of(peers.queue), []).append(peers)
+        for peers in self.later:
+            later.setdefault(line_of(peers.queue), []).append(peers)
+        return {
+            name: PendingIterator(
+                tried.get(name, ()), singles.get(name, ()), key, later.get(name, ())
+            )
+            for name in dict.fromkeys((*singles, *tried))
+        }
+
+
 class WakeUpIndex:
-    """Which crowds sleep on which number: (scope, resource) -> those that watch it, the one that
+    """Which classes sleep on which number: (scope, resource) -> those that watch it, the one that
     asks for least last.
     """
 
@@ -106,17 +156,17 @@ class WakeUpIndex:
         self._places.clear()
         self._unplaced.clear()
 
-    def add(self, crowd: EquivalenceClass, watches: tuple[str, str], most: int) -> None:
+    def add(self, peers: EquivalenceClass, watches: tuple[str, str], most: int) -> None:
         """It sleeps as long as that sum is above `most`."""
         self._count += 1
-        self._places[crowd] = (watches, (most, self._count))
-        self._unplaced.append(crowd)
+        self._places[peers] = (watches, (most, self._count))
+        self._unplaced.append(peers)
 
-    def remove(self, crowd: EquivalenceClass) -> None:
+    def remove(self, peers: EquivalenceClass) -> None:
         """It does not any more; nothing happens if it did not."""
-        if crowd in self._places:
+        if peers in self._places:
             self._put_in_place()
-            watches, place = self._places.pop(crowd)
+            watches, place = self._places.pop(peers)
             self._watching[watches].remove(place)
 
     def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[EquivalenceClass]:
@@ -125,15 +175,15 @@ class WakeUpIndex:
         found: list[tuple[int, EquivalenceClass]] = []
         for (scope, resource), watching in self._watching.items():
             used = sums.get(scope, {}).get(resource, 0)
-            for (most, count), crowd in watching.pairs_backwards():
+            for (most, count), peers in watching.pairs_backwards():
                 if used > most:
                     break
-                found.append((count, crowd))
+                found.append((count, peers))
         found.sort(key=lambda entry: entry[0])
-        return [crowd for _, crowd in found]
+        return [peers for _, peers in found]
 
     def _put_in_place(self) -> None:
-        for crowd in sorted(self._unplaced, key=lambda crowd: self._places[crowd][1]):
-            watches, place = self._places[crowd]
-            self._watching.setdefault(watches, Ordered()).add(place, crowd)
+        for peers in sorted(self._unplaced, key=lambda peers: self._places[peers][1]):
+            watches, place = self._places[peers]
+            self._watching.setdefault(watches, Ordered()).add(place, peers)
         self._unplaced.clear()

@@ -80,7 +80,7 @@ class InadmissibleGroups:
         return self._seen.keys()
 
     def may_sleep(self) -> bool:
-        """Whether crowds may sleep, too."""
+        """Whether classes may sleep, too."""
         return True
 
     def still_sleeps(self, group: GroupState) -> bool:

@@ -1,23 +1,39 @@
-"""What keeps a Pending group from being admitted right now."""
+"""The pending queue: which groups are tried next, why a group is not admitted, and what a refusal
+means for the groups that ask for the same.
+
+Actions call `candidates` for the groups to try, `blockers` for what keeps one of them out, and
+`refuse` to keep the answer. That groups which ask for the same are asked about once, and sleep
+while a limit keeps them out (batchq.core.pending.equivalence), is seen by none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
-from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.api.resources import Amounts
+from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.extension.points import Registration
 from batchq.core.pending.eligibility import stands_aside
+from batchq.core.pending.equivalence import ClassSelection, PendingIterator
 from batchq.core.pending.inadmissible import only_the_world_helps
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.session.node_state import Wanted
-from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, Headroom, PendingQueue
+from batchq.core.session.session import Key, Session
+from batchq.core.session.state import (
+    EquivalenceClass,
+    GroupState,
+    Headroom,
+    PendingQueue,
+    QueueState,
+)
 
 #: At no version of the ledger, nothing.
 _NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
@@ -25,9 +41,9 @@ _NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Every refusal: what puts it out of line, and what the ledger and the limits say."""
-    crowd = group.crowd
-    if crowd is not None and group.status is group.record.status:
-        return _with_own(session, group, _of_crowd(session, crowd, group))
+    peers = group.peers
+    if peers is not None and group.status is group.record.status:
+        return _with_own(session, group, _of_class(session, peers, group))
     if group.uid in session.pending.parked:
         return session.pending.parked[group.uid]
     if alike(session, group):
@@ -39,9 +55,309 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return (*aside, *gives_way(session, group), *_inadmissible(session, group))
 
 
-def is_of_crowd(group: GroupState) -> bool:
+class Candidates:
+    """The groups of a queue that an action is to try, in order; owned by the action."""
+
+    def __init__(self, session: Session, groups: PendingIterator, *, whole: bool) -> None:
+        self._session = session
+        self._groups = groups
+        self._whole = whole
+
+    def next(self) -> GroupState | None:
+        """Return the next group that waits; None at the end."""
+        groups = self._groups
+        while (group := groups.next()) is not None:
+            if group.phase != PodGroupPhase.PENDING and group.next_pod is None:
+                continue
+            peers = None if self._whole else groups.peers
+            if peers is None or not is_kept_out(self._session, peers):
+                return group
+            # What was freed for many may have been taken by the first of them.
+            groups.pass_over()
+        return None
+
+    def pass_over(self) -> None:
+        """Leave out the groups that the refusal of the last group holds for, too."""
+        self._groups.pass_over()
+
+
+def candidates(
+    session: Session,
+    also: Mapping[str, Sequence[GroupState]],
+    *,
+    whole: Callable[[str], bool],
+) -> dict[str, Candidates]:
+    """Return the candidates of each queue that has any.
+
+    `also` names groups by queue that run and stand in line with their next pod. A queue that is
+    not `whole` leaves out the groups that a limit or the nodes kept out before, and still do.
+    """
+    freed: dict[str, list[EquivalenceClass]] = {}
+    for peers in session.carried.watches.freed(session.ledger.sums):
+        freed.setdefault(peers.queue, []).append(peers)
+    for peers in session.get(NODE_REFUSALS).freed(session):
+        freed.setdefault(peers.queue, []).append(peers)
+    found = {}
+    for name, queue in session.queues.items():
+        line = queue.line
+        if is_whole := whole(name):
+            classes = list(line.classes.values())
+        else:
+            classes = [*line.restless.values(), *freed.get(name, ())]
+        singles = [*line.in_order(), *also.get(name, ())]
+        if classes or singles:
+            groups = PendingIterator(classes, singles, session.group_key)
+            found[name] = Candidates(session, groups, whole=is_whole)
+    return found
+
+
+def candidates_in_one_line(
+    session: Session, also: Mapping[str, Sequence[GroupState]]
+) -> Candidates:
+    """Return the candidates of all queues in one order."""
+    classes = [peers for queue in session.queues.values() for peers in queue.line.classes.values()]
+    singles = [group for queue in session.queues.values() for group in queue.line.in_order()]
+    singles += [group for groups in also.values() for group in groups]
+    return Candidates(session, PendingIterator(classes, singles, session.group_key), whole=True)
+
+
+def refuse(
+    session: Session,
+    group: GroupState,
+    verdicts: tuple[Verdict, ...],
+    *,
+    wanted: Wanted | None = None,
+    is_head: bool = False,
+) -> None:
+    """Keep why a group waits. It is kept for all groups that ask for the same, too, unless a plugin
+    refuses this one alone, or it `is_head`, for which others wait.
+
+    `wanted`: what nodes were asked for, if it is they that refused.
+    """
+    kept = session.as_kept(verdicts)
+    is_alone = is_in_class(group) and kept.are_own
+    if is_in_class(group) and not is_alone and not is_head:
+        refuse_class(session, group, kept, wanted=wanted)
+    else:
+        group.is_refused_alone = is_alone
+        session.refuse(group, kept)
+
+
+def refuse_behind(
+    session: Session, name: str, head: GroupState, told: Verdict, also: Sequence[GroupState]
+) -> None:
+    """Keep for the groups of a queue behind a head that they wait for it, but for those that are
+    out of line anyway. `also`: groups that run and stand in line with their next pod.
+    """
+    line, head_key = session.queues[name].line, session.group_key(head)
+    for peers in list(line.classes.values()):
+        # A class that sleeps has been told.
+        if peers.behind != told.detail or not is_kept_out(session, peers):
+            _refuse_class_behind(session, peers, head_key, told)
+    for group in line.in_order():
+        if group.phase == PodGroupPhase.PENDING and session.group_key(group) > head_key:
+            verdicts = blockers(session, group)
+            behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
+            session.refuse(group, (*verdicts, *behind))
+    for group in also:
+        if session.group_key(group) > head_key:
+            session.refuse(group, (told,))
+
+
+def _refuse_class_behind(
+    session: Session, peers: EquivalenceClass, head_key: Key, told: Verdict
+) -> None:
+    key = head_key
+    while (following := peers.members.after(key)) is not None:
+        key, group = following
+        if group.status is not group.record.status:
+            return
+        verdicts = session.as_kept(blockers(session, group))
+        behind = told if not verdicts or verdicts.wait_in_line else None
+        if not verdicts.are_own:
+            refuse_class(session, group, verdicts, behind)
+            return
+        session.refuse(group, (*verdicts, behind) if behind else verdicts)
+
+
+def groups_after(
+    session: Session,
+    name: str,
+    key: Key,
+    also: Iterable[GroupState],
+    *,
+    kept_out: bool,
+) -> Iterator[GroupState]:
+    """Return the groups of a queue after a place in line, in order, and those of `also` among them;
+    without `kept_out` not those that a full limit or the nodes still keep out.
+    """
+    line = session.queues[name].line
+    classes = [one for one in line.classes.values() if kept_out or not is_kept_out(session, one)]
+    singles = sorted([*line.in_order(), *also], key=session.group_key)
+    alone = [(session.group_key(group), group) for group in singles]
+    lines = [peers.members.pairs_after(key) for peers in classes]
+    lines.append(pair for pair in alone if pair[0] > key)
+    return (group for _, group in merge(*lines, key=itemgetter(0)))
+
+
+def select(
+    session: Session,
+    hopes: Callable[[str], Callable[[GroupState], bool] | None],
+    *,
+    may: Callable[[GroupState], bool],
+    lacks: Callable[[Blockers], bool],
+) -> ClassSelection:
+    """Return the classes of those queues in which any hopes, whose members `may` claim and lack
+    what they were told they lack.
+
+    `hopes` maps a queue to a test of a group (None: nothing in it hopes); one group is tested for
+    all that have the same claim on others.
+    """
+    tried: list[EquivalenceClass] = []
+    later: list[EquivalenceClass] = []
+    for name, queue in session.queues.items():
+        kinds = queue.line.kinds
+        hope = hopes(name) if kinds else None
+        if hope is None:
+            continue
+        hoping: list[EquivalenceClass] = []
+        others: list[EquivalenceClass] = []
+        any_hopes = False
+        for alike in kinds.values():
+            first = next(iter(alike.values())).first
+            is_hopeful = hope(first)
+            any_hopes = any_hopes or is_hopeful
+            if may(first):
+                lacking = [one for one in alike.values() if one.told and lacks(one.told)]
+                (hoping if is_hopeful else others).extend(lacking)
+        if any_hopes:
+            tried += hoping
+            later += others
+    return ClassSelection(tried, later)
+
+
+def asked_in_classes(
+    session: Session, queue: QueueState, could_be_let_in: Callable[[GroupState], bool]
+) -> Amounts:
+    """Return what the classes of a queue ask for whose members stand in line, without those that
+    this session has let in. One member is asked about for all.
+    """
+    line = queue.line
+    for peers in list(line.restless.values()):
+        if _is_kept_by_shared_limits_alone(session, peers):
+            line.count(peers, counts=True)
+        elif is_in_class(peers.first):
+            line.count(peers, counts=could_be_let_in(peers.first))
+    return line.asked
+
+
+def _is_kept_by_shared_limits_alone(session: Session, peers: EquivalenceClass) -> bool:
+    """Whether it stands in line whatever is full by now: it has been found that it could fit, and
+    that nothing puts it out of line; nor does its namespace, which has no limits.
+    """
+    world = session.pending.generation
+    return (
+        session.pending.limits_decide
+        and peers.could_in == world
+        and peers.asides_in == world
+        and not peers.aside
+        and namespace_scope(peers.first.namespace) not in session.ledger.limits
+    )
+
+
+def let_in_of_classes(session: Session) -> dict[str, list[Amounts]]:
+    """Return by queue what those members of classes asked for that this session has let in."""
+    found: dict[str, list[Amounts]] = {}
+    for group in session.effects.touched.values():
+        still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
+        if group.peers is not None and group.peers.counted and not still_waits:
+            found.setdefault(group.queue, []).append(group.reservation)
+    return found
+
+
+class WaitingAlike(NamedTuple):
+    """Groups of one class whose records say the same: the queue that they name, how many, one of
+    them, and the one of the class that has waited for longest.
+    """
+
+    queue: str
+    groups: int
+    example: GroupState
+    oldest: GroupState
+
+
+def waiting_alike(session: Session) -> Iterator[WaitingAlike]:
+    """Yield the members of all classes that the session has not changed, without a look at each."""
+    moved: dict[EquivalenceClass, set[str]] = {}
+    for group in session.effects.touched.values():
+        if group.peers is not None:
+            moved.setdefault(group.peers, set()).add(group.uid)
+    for peers in (one for line in session.lines() for one in line.classes.values()):
+        gone = moved.get(peers, set())
+        # They are alike but for their turn, so the first of them has waited for longest.
+        oldest = next((group for group in peers.members if group.uid not in gone), None)
+        for members in peers.said.values() if oldest is not None else ():
+            example = next((group for uid, group in members.items() if uid not in gone), None)
+            if example is not None and oldest is not None:
+                count = len(members) - sum(uid in members for uid in gone)
+                yield WaitingAlike(peers.queue, count, example, oldest)
+
+
+def refuse_strayed(session: Session) -> None:
+    """Keep for groups of missing queues why they are out of line."""
+    for group in session.carried.strayed.singles.values():
+        if group.phase == PodGroupPhase.PENDING:
+            session.refuse(group, standing_aside(session, group))
+    for peers in list(session.carried.strayed.restless.values()):
+        if is_in_class(peers.first):
+            refuse_class(session, peers.first, session.dated(standing_aside(session, peers.first)))
+
+
+def queues_to_tell(session: Session) -> set[str]:
+    """Return the queues with classes of which some records may not say what they were told."""
+    return {next(iter(line.unread.values())).queue for line in session.lines() if line.unread}
+
+
+def tell_classes(
+    session: Session,
+    write: Callable[[GroupState, Blockers], bool],
+    still_says: Callable[[GroupState, Blockers], bool],
+) -> None:
+    """Have what each class was told written with the members whose records do not say so.
+
+    `write` returns False if it writes no more groups of that queue.
+    """
+    for line in list(session.lines()):
+        for peers in list(line.unread.values()):
+            if not _tell_class(session, peers, write, still_says):
+                break
+            if peers.told is not None:
+                line.unread.pop(peers.asks, None)
+
+
+def _tell_class(
+    session: Session,
+    peers: EquivalenceClass,
+    write: Callable[[GroupState, Blockers], bool],
+    still_says: Callable[[GroupState, Blockers], bool],
+) -> bool:
+    told = peers.told
+    for (causes, turn), members in list(peers.said.items()) if told is not None else ():
+        if told is None or (turn and turn == told.turn) or causes == told.causes:
+            continue
+        if still_says(next(iter(members.values())), told):
+            continue
+        for group in list(members.values()):
+            if group.status is not group.record.status or group.uid in session.refusals.told:
+                continue
+            if not write(group, told):
+                return False
+    return True
+
+
+def is_in_class(group: GroupState) -> bool:
     """Return whether a group waits with others that ask for the same, and has not been changed."""
-    return group.crowd is not None and group.status is group.record.status
+    return group.peers is not None and group.status is group.record.status
 
 
 def _with_own(
@@ -64,13 +380,13 @@ def _refusals(
     return [verdict for entry in plugins for verdict in entry.function(session, group)]
 
 
-def _of_crowd(session: Session, crowd: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
-    if crowd.sleeps and crowd.verdicts is not None and is_kept_out(session, crowd):
-        return crowd.verdicts
-    aside = _crowd_aside(session, crowd, group)
+def _of_class(session: Session, peers: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
+    if peers.sleeps and peers.verdicts is not None and is_kept_out(session, peers):
+        return peers.verdicts
+    aside = _class_aside(session, peers, group)
     if not aside:
-        return () if _fits(session, crowd, group) else _ask_of_crowd(session, crowd, group)
-    key = ("aside", *group.asks, crowd.asks)
+        return () if _fits(session, peers, group) else _ask_of_class(session, peers, group)
+    key = ("aside", *group.asks, peers.asks)
     version, verdicts = session.pending.last_verdicts.get(key, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated((*aside, *_ask(session, group)))
@@ -78,12 +394,12 @@ def _of_crowd(session: Session, crowd: EquivalenceClass, group: GroupState) -> t
     return verdicts
 
 
-def _ask_of_crowd(
-    session: Session, crowd: EquivalenceClass, group: GroupState
+def _ask_of_class(
+    session: Session, peers: EquivalenceClass, group: GroupState
 ) -> tuple[Verdict, ...]:
     verdicts = _refused_alike(session, group)
     if all(_passes(verdict) for verdict in verdicts):
-        crowd.could_in = session.pending.generation
+        peers.could_in = session.pending.generation
     return verdicts
 
 
@@ -96,25 +412,25 @@ def _passes(verdict: Verdict) -> bool:
     return verdict.reason == Waiting.WAITING_FOR_QUOTA
 
 
-def _fits(session: Session, crowd: EquivalenceClass, group: GroupState) -> bool:
-    """Whether every limit has room for one of a crowd, and nothing else could be said against it.
+def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
+    """Whether every limit has room for one of a class, and nothing else could be said against it.
 
     It is what `admissible` comes to, without asking anybody: many are let in one after the other.
     """
     ledger = session.ledger
-    if not session.pending.limits_decide or crowd.could_in != session.pending.generation:
+    if not session.pending.limits_decide or peers.could_in != session.pending.generation:
         return False
     if ledger.unused or ledger.aside:
         return False
-    if crowd.bounds is None or crowd.bounds.limits is not ledger.limits:
+    if peers.bounds is None or peers.bounds.limits is not ledger.limits:
         if session.pending.last_verdicts.get(group.asks, _NOT_TOLD)[0] == ledger.version:
             # It has just been asked, so there is an answer.
             return False
-        crowd.bounds = _bounds_for(ledger, group)
-    for sums, resource, most in crowd.bounds.most:
+        peers.bounds = _bounds_for(ledger, group)
+    for sums, resource, most in peers.bounds.most:
         if sums.get(resource, 0) > most:
             return False
-    return crowd.bounds.are_all
+    return peers.bounds.are_all
 
 
 def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
@@ -151,45 +467,40 @@ def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
 
-    Asked once a session for each group, or crowd: none of it changes within one.
+    Asked once a session for each group, or class: none of it changes within one.
     """
-    crowd = group.crowd
-    if crowd is not None and group.status is group.record.status:
-        return _crowd_aside(session, crowd, group)
+    peers = group.peers
+    if peers is not None and group.status is group.record.status:
+        return _class_aside(session, peers, group)
     verdicts = session.pending.ineligible.get(group.uid)
     if verdicts is None:
         is_known = _is_known_to_stand_in_line(session, group)
         if is_known and not session.plugins.passing:
             return ()
         session.pending.evaluated += 1
-        found = [] if is_known else _lasting_refusals(session, group)
-        if not found and group.bare and group.status is group.record.status:
-            group.in_line_at = session.pending.generation
-        found += _refusals(session, session.plugins.passing, group)
+        if is_known:
+            found = _refusals(session, session.plugins.passing, group)
+        else:
+            found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
         is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
         if is_reserved and "enqueue" in session.actions:
             # It has what it asks for, and waits for leave to start. (Without enqueue nobody needs
             # any.)
             found += session.refusals_at("permit", group)
         verdicts = session.pending.ineligible[group.uid] = tuple(found)
+        if not found and group.bare and group.status is group.record.status:
+            group.in_line_at = session.pending.generation
     return verdicts
 
 
-def _lasting_refusals(session: Session, group: GroupState) -> list[Verdict]:
-    """Return what puts a group out of line until its record or the world changes."""
-    return [*stands_aside(session, group), *_refusals(session, session.plugins.lasting, group)]
-
-
-def _crowd_aside(
-    session: Session, crowd: EquivalenceClass, group: GroupState
+def _class_aside(
+    session: Session, peers: EquivalenceClass, group: GroupState
 ) -> tuple[Verdict, ...]:
-    if crowd.asides_in != session.pending.generation:
+    if peers.asides_in != session.pending.generation:
         session.pending.evaluated += 1
-        crowd.aside, crowd.asides_in = (
-            tuple(_lasting_refusals(session, group)),
-            session.pending.generation,
-        )
-    return crowd.aside
+        found = [*stands_aside(session, group), *_refusals(session, session.plugins.lasting, group)]
+        peers.aside, peers.asides_in = tuple(found), session.pending.generation
+    return peers.aside
 
 
 def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
@@ -242,19 +553,19 @@ def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
     return known.wait_in_line
 
 
-# --- Crowds ---------------------------------------------------------------------------------------
+# --- Classes --------------------------------------------------------------------------------------
 
 
-def is_kept_out(session: Session, crowd: EquivalenceClass) -> bool:
-    """Whether what a sleeping crowd was refused for has not changed."""
-    if not crowd.sleeps:
+def is_kept_out(session: Session, peers: EquivalenceClass) -> bool:
+    """Whether what a sleeping class was refused for has not changed."""
+    if not peers.sleeps:
         return False
-    if session.get(NODE_REFUSALS).holds(crowd):
-        return session.get(NODE_REFUSALS).keeps_out(session, crowd)
-    return crowd.watches is None or session.ledger.used(*crowd.watches) > crowd.most
+    if session.get(NODE_REFUSALS).holds(peers):
+        return session.get(NODE_REFUSALS).keeps_out(session, peers)
+    return peers.watches is None or session.ledger.used(*peers.watches) > peers.most
 
 
-def refuse_crowd(
+def refuse_class(
     session: Session,
     group: GroupState,
     verdicts: Blockers,
@@ -266,53 +577,53 @@ def refuse_crowd(
 
     `wanted`: what nodes were asked for, if it is they that refused.
     """
-    crowd = group.crowd
-    assert crowd is not None
+    peers = group.peers
+    assert peers is not None
     kind = "" if behind is None else behind.detail
-    if crowd.told is not None and crowd.verdicts is verdicts and crowd.behind == kind:
+    if peers.told is not None and peers.verdicts is verdicts and peers.behind == kind:
         return
-    crowd.verdicts, crowd.behind = verdicts, kind
+    peers.verdicts, peers.behind = verdicts, kind
     line = _line_of(session, group)
     told = verdicts if behind is None else session.dated((*verdicts, behind))
-    if crowd.tell(told):
-        line.unread[crowd.asks] = crowd
-    line.count(crowd, counts=verdicts.wait_in_line)
-    _fall_asleep(session, crowd, group, verdicts, wanted)
-    if crowd.sleeps:
-        line.restless.pop(crowd.asks, None)
+    if peers.tell(told):
+        line.unread[peers.asks] = peers
+    line.count(peers, counts=verdicts.wait_in_line)
+    _fall_asleep(session, peers, group, verdicts, wanted)
+    if peers.sleeps:
+        line.restless.pop(peers.asks, None)
     else:
-        line.restless[crowd.asks] = crowd
+        line.restless[peers.asks] = peers
 
 
-def wake_crowd(session: Session, group: GroupState) -> None:
-    """Let the crowd of a group be asked again; nothing happens if it is of none."""
-    crowd = group.crowd
-    if crowd is None:
+def wake_class(session: Session, group: GroupState) -> None:
+    """Let the class of a group be asked again; nothing happens if it is of none."""
+    peers = group.peers
+    if peers is None:
         return
-    session.carried.watches.remove(crowd)
-    session.get(NODE_REFUSALS).wake(crowd)
-    crowd.sleeps, crowd.watches = False, None
-    _line_of(session, group).restless[crowd.asks] = crowd
+    session.carried.watches.remove(peers)
+    session.get(NODE_REFUSALS).wake(peers)
+    peers.sleeps, peers.watches = False, None
+    _line_of(session, group).restless[peers.asks] = peers
 
 
 def _fall_asleep(
     session: Session,
-    crowd: EquivalenceClass,
+    peers: EquivalenceClass,
     group: GroupState,
     verdicts: Blockers,
     wanted: Wanted | None,
 ) -> None:
-    session.carried.watches.remove(crowd)
-    session.get(NODE_REFUSALS).wake(crowd)
-    crowd.sleeps, crowd.watches = False, None
+    session.carried.watches.remove(peers)
+    session.get(NODE_REFUSALS).wake(peers)
+    peers.sleeps, peers.watches = False, None
     if not session.pending.classes_may_sleep:
         return
     if wanted is not None:
-        crowd.sleeps = True
-        session.get(NODE_REFUSALS).sleep(crowd, wanted)
+        peers.sleeps = True
+        session.get(NODE_REFUSALS).sleep(peers, wanted)
         return
     if not verdicts.wait_in_line:
-        crowd.sleeps = only_the_world_helps(session, verdicts)
+        peers.sleeps = only_the_world_helps(session, verdicts)
         return
     for scope in group.scopes:
         if scope.startswith("ns:"):
@@ -322,9 +633,9 @@ def _fall_asleep(
             if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
                 continue
             if session.ledger.used(scope, resource) + need > limit:
-                crowd.sleeps, crowd.watches = True, (scope, resource)
-                crowd.most = limit - need
-                session.carried.watches.add(crowd, crowd.watches, crowd.most)
+                peers.sleeps, peers.watches = True, (scope, resource)
+                peers.most = limit - need
+                session.carried.watches.add(peers, peers.watches, peers.most)
                 return
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.core.forecast.timeline import timeline_of
-from batchq.core.pending.queue import is_of_crowd, standing_aside, waits_in_line, wake_crowd
+from batchq.core.pending.queue import is_in_class, standing_aside, waits_in_line, wake_class
 from batchq.core.placement.feasibility import fits_when_empty
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.placement.placement import gang_of
@@ -54,7 +54,7 @@ def _seek_and_hold(session: Session) -> None:
             hold(session, group)
             if group.uid in session.nodes.kept:
                 # It is to be tried, though another one that asks for the same finds no nodes now.
-                wake_crowd(session, group)
+                wake_class(session, group)
 
 
 def _promised(session: Session) -> Iterator[GroupState]:
@@ -117,7 +117,7 @@ def _has_reservation(session: Session, group: GroupState) -> bool:
 
 def note_first_waiting(session: Session) -> None:
     """Note since when the first in line of a queue waits for nothing but nodes."""
-    queues = {crowd.queue for crowd in session.get(NODE_REFUSALS).sleepers()}
+    queues = {peers.queue for peers in session.get(NODE_REFUSALS).sleepers()}
     queues.update(
         session.groups[uid].queue
         for uid, told in session.refusals.told.items()
@@ -141,8 +141,8 @@ def _first_in_line(session: Session, queue: str) -> GroupState | None:
     line = session.queues[queue].line
     firsts = [
         first
-        for crowd in line.crowds.values()
-        if crowd.counted and (first := next(filter(is_of_crowd, crowd.members), None)) is not None
+        for peers in line.classes.values()
+        if peers.counted and (first := next(filter(is_in_class, peers.members), None)) is not None
     ]
     firsts += [
         group

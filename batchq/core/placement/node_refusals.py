@@ -42,7 +42,7 @@ class _Refused(NamedTuple):
 
 
 class NodeRefusals:
-    """Gangs that no nodes took, and the crowds that sleep for that.
+    """Gangs that no nodes took, and the classes that sleep for that.
 
     Lasts from session to session and belongs to one scheduler; it changes no decision.
     """
@@ -105,46 +105,46 @@ class NodeRefusals:
             alike[wanted] = None
         return verdict
 
-    # Crowds that sleep for want of nodes ----------------------------------------------------------
+    # Classes that sleep for want of nodes ---------------------------------------------------------
 
-    def sleep(self, crowd: EquivalenceClass, wanted: Wanted) -> None:
-        """Let a crowd sleep until nodes may take its gangs."""
-        self._asleep.setdefault(wanted, {})[crowd] = None
-        self._wants[crowd] = wanted
+    def sleep(self, peers: EquivalenceClass, wanted: Wanted) -> None:
+        """Let a class sleep until nodes may take its gangs."""
+        self._asleep.setdefault(wanted, {})[peers] = None
+        self._wants[peers] = wanted
 
-    def wake(self, crowd: EquivalenceClass) -> None:
-        """Wake a crowd; nothing happens if it does not sleep here."""
-        wanted = self._wants.pop(crowd, None)
+    def wake(self, peers: EquivalenceClass) -> None:
+        """Wake a class; nothing happens if it does not sleep here."""
+        wanted = self._wants.pop(peers, None)
         if wanted is not None:
-            del self._asleep[wanted][crowd]
+            del self._asleep[wanted][peers]
             if not self._asleep[wanted]:
                 del self._asleep[wanted]
 
     def wake_all(self) -> None:
-        """Let no crowd sleep here any more."""
+        """Let no class sleep here any more."""
         self._asleep.clear()
         self._wants.clear()
 
-    def holds(self, crowd: EquivalenceClass) -> bool:
-        """Return whether a crowd sleeps here."""
-        return crowd in self._wants
+    def holds(self, peers: EquivalenceClass) -> bool:
+        """Return whether a class sleeps here."""
+        return peers in self._wants
 
-    def keeps_out(self, session: Session, crowd: EquivalenceClass) -> bool:
-        """Return whether a crowd that sleeps here would still find no nodes."""
-        wanted = self._wants.get(crowd)
+    def keeps_out(self, session: Session, peers: EquivalenceClass) -> bool:
+        """Return whether a class that sleeps here would still find no nodes."""
+        wanted = self._wants.get(peers)
         return wanted is not None and self.find(session, wanted) is not None
 
     def sleepers(self) -> Iterable[EquivalenceClass]:
-        """The crowds that sleep here."""
+        """The classes that sleep here."""
         return self._wants.keys()
 
     def freed(self, session: Session) -> list[EquivalenceClass]:
-        """Return the crowds that nodes may take now, in the order in which they fell asleep."""
+        """Return the classes that nodes may take now, in the order in which they fell asleep."""
         return [
-            crowd
-            for wanted, crowds in list(self._asleep.items())
+            peers
+            for wanted, classes in list(self._asleep.items())
             if self.find(session, wanted) is None
-            for crowd in crowds
+            for peers in classes
         ]
 
 

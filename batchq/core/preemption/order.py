@@ -18,8 +18,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
 from batchq.api.times import format_instant
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
-from batchq.core.pending.equivalence import PendingIterator
-from batchq.core.pending.queue import blockers, is_of_crowd, standing_aside
+from batchq.core.pending.queue import blockers, standing_aside
 from batchq.core.preemption.candidates import (
     AT_ACTION_START,
     DECIDED,
@@ -55,10 +54,9 @@ from batchq.core.preemption.search import (
 )
 from batchq.core.quota.fair_shares import deserved_of_queues, note_admission
 from batchq.core.quota.limit_checks import over_any_limit
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
@@ -104,7 +102,7 @@ def serve_claimants(
     Claimants that ask for the same as one that has just failed are not tried, until something has
     changed: with thousands of them waiting, a session would do little else.
     """
-    walks = _walks(session, claimants)
+    walks = claimants.by_queue(session)
     if not walks:
         return
     # Asked before anybody is evicted: what queues deserve does not change by that.
@@ -121,8 +119,7 @@ def serve_claimants(
             continue
         asks = (group.queue, group.namespace, group.priority, group.phase, group.shape.claim)
         key = (*asks, tuple((shape.shape, shape.task.replicas) for shape in group.tasks))
-        of_crowd = walks[name].crowd is not None
-        if of_crowd and (not is_of_crowd(group) or group.uid in session.refusals.told):
+        if walks[name].has_changed(session.refusals.told):
             # It is not as those are any more, and stands for itself if it claims anything.
             continue
         if key not in failed:
@@ -137,26 +134,6 @@ def serve_claimants(
             failed.add(key)
         walks[name].pass_over()
         halted[name] = walks[name]
-
-
-def _walks(session: Session, claimants: Claimants) -> dict[str, PendingIterator]:
-    """The claimants of each queue, or of all where none comes before another."""
-    groups: dict[str, list[GroupState]] = {}
-    crowds: dict[str, list[EquivalenceClass]] = {}
-    hopeless: dict[str, list[EquivalenceClass]] = {}
-    in_queues = bool(session.plugins.points["queueOrder"])
-    for group in claimants.groups:
-        groups.setdefault(group.queue if in_queues else ROOT, []).append(group)
-    for crowd in claimants.crowds:
-        crowds.setdefault(crowd.queue if in_queues else ROOT, []).append(crowd)
-    for crowd in claimants.hopeless:
-        hopeless.setdefault(crowd.queue if in_queues else ROOT, []).append(crowd)
-    return {
-        name: PendingIterator(
-            crowds.get(name, ()), groups.get(name, ()), session.group_key, hopeless.get(name, ())
-        )
-        for name in dict.fromkeys((*groups, *crowds))
-    }
 
 
 def serve_gang(
@@ -302,10 +279,7 @@ def _is_preceded(session: Session, group: GroupState) -> bool:
     return any(
         one.phase == PodGroupPhase.PENDING and not one.reserved and rank_of(one) < rank
         for queue in session.queues.values()
-        for one in (
-            *queue.line.in_order(),
-            *(crowd.first for crowd in queue.line.crowds.values()),
-        )
+        for one in queue.line.firsts()
     )
 
 

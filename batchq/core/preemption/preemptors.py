@@ -6,16 +6,17 @@ it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, of_pod, total
 from batchq.core.pending.eligibility import stops_of
-from batchq.core.pending.queue import standing_aside
+from batchq.core.pending.equivalence import ClassSelection, PendingIterator
+from batchq.core.pending.queue import select, standing_aside
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
     start_extras,
@@ -30,9 +31,10 @@ from batchq.core.preemption.protection import may_evict
 from batchq.core.preemption.search import Fit, fit_of
 from batchq.core.quota.head_reservation import keeping_off, room_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
+from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim, is_admitted
+from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
@@ -44,13 +46,23 @@ _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
 
 @dataclass(frozen=True, slots=True)
 class Claimants:
-    """Groups one by one, and crowds, each member of which is one: those that hope, and those that
-    would have to see others decided about first.
-    """
+    """Groups that may have others evicted: some one by one, and some that wait alike."""
 
     groups: list[GroupState]
-    crowds: list[EquivalenceClass] = field(default_factory=list)
-    hopeless: list[EquivalenceClass] = field(default_factory=list)
+    alike: ClassSelection = field(default_factory=ClassSelection)
+
+    def may_any(self, test: Callable[[GroupState], bool]) -> bool:
+        """Return whether any of them may pass a test, which those that wait alike have passed."""
+        return bool(self.alike) or any(map(test, self.groups))
+
+    def by_queue(self, session: Session) -> dict[str, PendingIterator]:
+        """Return the claimants of each queue, or of all where no queue comes before another."""
+        in_queues = bool(session.plugins.points["queueOrder"])
+        return self.alike.with_groups(
+            self.groups,
+            line_of=lambda queue: queue if in_queues else ROOT,
+            key=session.group_key,
+        )
 
 
 class PodRequest(NamedTuple):
@@ -86,7 +98,13 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
         and _waits_for_room(session, group)
         and may_claim(session, group)
     ]
-    return Claimants(groups, *_crowds(session, hopes))
+    alike = select(
+        session,
+        lambda name: _hope_in(session, hopes, name),
+        may=lambda group: may_evict(session, group),
+        lacks=_lacks_room,
+    )
+    return Claimants(groups, alike)
 
 
 def may_claim(session: Session, group: GroupState) -> bool:
@@ -96,42 +114,13 @@ def may_claim(session: Session, group: GroupState) -> bool:
     return may_evict(session, group) and not stops_of(session, group)
 
 
-def _crowds(
-    session: Session, hopes: Hopes
-) -> tuple[list[EquivalenceClass], list[EquivalenceClass]]:
-    """Those that hope, and the others of the same queues; crowds are many, and their kinds few."""
-    hopeful: list[EquivalenceClass] = []
-    hopeless: list[EquivalenceClass] = []
-    for name, queue in session.queues.items():
-        kinds = queue.line.kinds
-        could_have = hopes(name) if kinds else None
-        if could_have is None:
-            continue
-        hoping: list[tuple[PodRequest, Mapping[Any, EquivalenceClass]]] = []
-        others: list[tuple[PodRequest, Mapping[Any, EquivalenceClass]]] = []
-        for alike in kinds.values():
-            wish = _wish_of(session, next(iter(alike.values())).first)
-            (hoping if could_have(wish) else others).append((wish, alike))
-        if hoping:
-            hopeful += _that_lack_room(hoping)
-            hopeless += _that_lack_room(others)
-    return hopeful, hopeless
-
-
-def _wish_of(session: Session, group: GroupState) -> PodRequest:
-    return PodRequest(group.priority, group.reservation, may_evict(session, group))
-
-
-def _that_lack_room(
-    kinds: Iterable[tuple[PodRequest, Mapping[Any, EquivalenceClass]]],
-) -> list[EquivalenceClass]:
-    return [
-        one
-        for wish, alike in kinds
-        if wish.may_evict
-        for one in alike.values()
-        if one.told and _lacks_room(one.told)
-    ]
+def _hope_in(session: Session, hopes: Hopes, name: str) -> Callable[[GroupState], bool] | None:
+    could_have = hopes(name)
+    if could_have is None:
+        return None
+    return lambda group: could_have(
+        PodRequest(group.priority, group.reservation, may_evict(session, group))
+    )
 
 
 def _lacks_room(told: Blockers) -> bool:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
-from functools import total_ordering
+from functools import partial, total_ordering
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
@@ -33,8 +33,13 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.times import HOUR
-from batchq.api.transaction import POD_GROUPS, namespace_scope, queue_scope
-from batchq.core.pending.queue import blockers, is_of_crowd, waits_in_line
+from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.core.pending.queue import (
+    asked_in_classes,
+    blockers,
+    let_in_of_classes,
+    waits_in_line,
+)
 from batchq.core.preemption.pledges import (
     leaves_whole,
     standing_pledges,
@@ -43,7 +48,7 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.state import EquivalenceClass, GroupState, QueueState, is_admitted
+from batchq.core.session.state import GroupState, is_admitted
 
 #: What no share counts: the number of pods (unless a queue says so), and that of groups.
 APART = frozenset({PODS, POD_GROUPS})
@@ -375,13 +380,16 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     for group, _ in standing_pledges(session):
         if group.queue in asked:
             asked[group.queue].append(_counted_with_victims(session, group))
-    let_in = _let_in(session)
+    let_in = let_in_of_classes(session)
+    could_be_let_in = partial(_could_be_let_in, session)
     demands = {}
     for name, queue in session.queues.items():
         ledger = session.ledger.sums.get(queue_scope(name), {})
         alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
         in_line = (group.reservation for group in alone)
-        together = minus(_asked_by_crowds(session, queue), total(let_in.get(name, ())))
+        together = minus(
+            asked_in_classes(session, queue, could_be_let_in), total(let_in.get(name, ()))
+        )
         demands[name] = total([ledger, together, *in_line, *asked[name]])
     return demands
 
@@ -404,41 +412,6 @@ def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
         and (leaves_whole(pledge, group) or not _is_in_line(session, group))
     )
     return smaller(charged, owed)
-
-
-def _asked_by_crowds(session: Session, queue: QueueState) -> Amounts:
-    """What those ask for that wait alike, and keep their places."""
-    line = queue.line
-    for crowd in list(line.restless.values()):
-        if _is_kept_by_shared_limits_alone(session, crowd):
-            line.count(crowd, counts=True)
-        elif is_of_crowd(crowd.first):
-            line.count(crowd, counts=_could_be_let_in(session, crowd.first))
-    return line.asked
-
-
-def _is_kept_by_shared_limits_alone(session: Session, crowd: EquivalenceClass) -> bool:
-    """Whether it stands in line whatever is full by now: it has been found that it could fit, and
-    that nothing puts it out of line; nor does its namespace, which has no limits.
-    """
-    world = session.pending.generation
-    return (
-        session.pending.limits_decide
-        and crowd.could_in == world
-        and crowd.asides_in == world
-        and not crowd.aside
-        and namespace_scope(crowd.first.namespace) not in session.ledger.limits
-    )
-
-
-def _let_in(session: Session) -> dict[str, list[Amounts]]:
-    """Queue -> what those of its crowds ask for that this session has let in."""
-    found: dict[str, list[Amounts]] = {}
-    for group in session.effects.touched.values():
-        still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
-        if group.crowd is not None and group.crowd.counted and not still_waits:
-            found.setdefault(group.queue, []).append(group.reservation)
-    return found
 
 
 def _is_in_line(session: Session, group: GroupState) -> bool:

@@ -61,7 +61,7 @@ class Refusals(MutableMapping[str, Blockers]):
         if found is None:
             group = self._groups[uid]
             if group.status is group.record.status:
-                found = self._parked.get(uid) or (group.crowd and group.crowd.told)  # type: ignore[assignment]
+                found = self._parked.get(uid) or (group.peers and group.peers.told)  # type: ignore[assignment]
             if found is None:
                 raise KeyError(uid)
         return found

@@ -67,7 +67,7 @@ class RegisteredPlugins(Protocol):
     for_groups: Sequence[Registration[Any]]
     dividing: Sequence[Registration[Any]]
     order_lasts: bool
-    goes_by_requests: bool
+    may_form_classes: bool
     limits_decide: bool
 
     @property
@@ -170,7 +170,7 @@ class Session:
         self.gates_hold = Rule.SCHEDULING_GATES in plugins.enforced
         self.pending = PendingGroups(
             inadmissible,
-            classes_may_form=plugins.goes_by_requests and _enqueue_comes_first(actions),
+            classes_may_form=plugins.may_form_classes and _enqueue_comes_first(actions),
             limits_decide=plugins.limits_decide,
         )
         self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
@@ -332,7 +332,7 @@ class Session:
         for that.
         """
         for group in self.effects.touched.values():
-            if group.queue not in self.queues or group.crowd is not None:
+            if group.queue not in self.queues or group.peers is not None:
                 continue
             line = self.queues[group.queue].line
             line.discard(group.uid)
@@ -353,7 +353,7 @@ class Session:
     def anybody_sleeps(self) -> bool:
         """Whether what anybody was told may be older than this session."""
         return bool(self.pending.parked) or any(
-            crowd.sleeps for line in self.lines() for crowd in line.crowds.values()
+            peers.sleeps for line in self.lines() for peers in line.classes.values()
         )
 
     def lay_down(self, group: GroupState) -> None:

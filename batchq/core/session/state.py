@@ -62,7 +62,6 @@ class GroupState:
         "_on_nodes",
         "bare",
         "chain",
-        "crowd",
         "gates_hold",
         "given_pods",
         "given_shape",
@@ -74,6 +73,7 @@ class GroupState:
         "line_key",
         "min_member",
         "next_pod",
+        "peers",
         "placed",
         "pods",
         "priority",
@@ -143,7 +143,7 @@ class GroupState:
         #: Its next pod, while it runs and stands in line with nothing but that.
         self.next_pod: TaskShape | None = None
         #: Those who wait as it does, if it is one of them (batchq.core.pending.equivalence).
-        self.crowd: EquivalenceClass | None = None
+        self.peers: EquivalenceClass | None = None
         #: Whether a plugin has refused it in this session, and not all that ask for the same.
         self.is_refused_alone = False
         #: The state of the world in which it was found settled, and until when.
@@ -492,7 +492,7 @@ def _counts(pod: Pod) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Where there is room for one more of a crowd: as long as none of these sums is above what
+    """Where there is room for one more of a class: as long as none of these sums is above what
     stands beside its resource. `are_all`: nothing else bounds them; if not, there never is.
 
     Good for as long as the ledger goes by the same `limits`; the sums are the ledger's own.
@@ -561,7 +561,7 @@ class EquivalenceClass:
 
     @property
     def reservation(self) -> Amounts:
-        """What each member asks for; only of a crowd that is not empty."""
+        """What each member asks for; only of a class that is not empty."""
         return self.first.reservation
 
     @property
@@ -590,33 +590,33 @@ _NOTHING: Said = ((), "")
 
 
 class PendingQueue:
-    """The groups of one queue that wait, in their order: crowds, and others one by one."""
+    """The groups of one queue that wait, in their order: classes, and others one by one."""
 
-    __slots__ = ("_key", "_sorted", "asked", "crowds", "kinds", "restless", "singles", "unread")
+    __slots__ = ("_key", "_sorted", "asked", "classes", "kinds", "restless", "singles", "unread")
 
     def __init__(self) -> None:
-        self.crowds: dict[Key, EquivalenceClass] = {}
+        self.classes: dict[Key, EquivalenceClass] = {}
         #: The same by what they claim and who they are to claim it: priority, class, reservation.
         self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
         #: Those of them that do not sleep.
         self.restless: dict[Key, EquivalenceClass] = {}
-        #: Those of which some members' records may not say what the crowd was told.
+        #: Those of which some members' records may not say what the class was told.
         self.unread: dict[Key, EquivalenceClass] = {}
         #: By uid; in no order.
         self.singles: dict[str, GroupState] = {}
-        #: What the crowds that stand in line ask for.
+        #: What the classes that stand in line ask for.
         self.asked: dict[str, int] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
     def __len__(self) -> int:
-        return len(self.singles) + sum(map(len, self.crowds.values()))
+        return len(self.singles) + sum(map(len, self.classes.values()))
 
     def __bool__(self) -> bool:
-        return bool(self.singles or self.crowds)
+        return bool(self.singles or self.classes)
 
     def __iter__(self) -> Iterator[GroupState]:
-        lines = [crowd.members.pairs() for crowd in self.crowds.values()]
+        lines = [peers.members.pairs() for peers in self.classes.values()]
         alone = ((self._key(group), group) for group in self.in_order())
         return (group for _, group in heapq.merge(*lines, alone, key=_first))
 
@@ -629,6 +629,12 @@ class PendingQueue:
         if self._sorted is None:
             self._sorted = sorted(self.singles.values(), key=self._key)
         return self._sorted
+
+    def firsts(self) -> Iterator[GroupState]:
+        """Yield each group that stands for itself, and the first of each class."""
+        yield from self.in_order()
+        for peers in self.classes.values():
+            yield peers.first
 
     def add(self, group: GroupState) -> None:
         """Let a group stand for itself."""
@@ -643,53 +649,53 @@ class PendingQueue:
     def join(self, group: GroupState, line_key: Key) -> None:
         """Let a group wait with those that ask for the same."""
         key = equivalence_of(group)
-        crowd = self.crowds.get(key)
-        if crowd is None:
-            crowd = self.crowds[key] = self.restless[key] = EquivalenceClass(key, group.queue)
-            self.kinds.setdefault(kind_of(group), {})[key] = crowd
-        group.crowd, group.line_key = crowd, line_key
-        crowd.members.add(line_key, group)
-        reasons, (heard, said, members) = group.record.status.reasons, crowd.heard
+        peers = self.classes.get(key)
+        if peers is None:
+            peers = self.classes[key] = self.restless[key] = EquivalenceClass(key, group.queue)
+            self.kinds.setdefault(kind_of(group), {})[key] = peers
+        group.peers, group.line_key = peers, line_key
+        peers.members.add(line_key, group)
+        reasons, (heard, said, members) = group.record.status.reasons, peers.heard
         if reasons is heard:
             # Most say what the one before says, in the very same words.
             group.told = said
         else:
             said = reasons_said_by(group)
-            members = crowd.said.setdefault(said, {})
-            crowd.heard = (reasons, said, members)
+            members = peers.said.setdefault(said, {})
+            peers.heard = (reasons, said, members)
         members[group.uid] = group
-        self.unread[key] = crowd
-        if crowd.counted:
+        self.unread[key] = peers
+        if peers.counted:
             self._ask_for(group.reservation, 1)
 
     def leave(self, group: GroupState) -> None:
-        """Take a group out of its crowd."""
-        crowd = group.crowd
-        assert crowd is not None
-        crowd.members.remove(group.line_key)
-        of_it = crowd.said[reasons_said_by(group)]
+        """Take a group out of its class."""
+        peers = group.peers
+        assert peers is not None
+        peers.members.remove(group.line_key)
+        of_it = peers.said[reasons_said_by(group)]
         del of_it[group.uid]
         if not of_it:
-            del crowd.said[reasons_said_by(group)]
-            crowd.heard = (None, _NOTHING, {})
-        if crowd.counted:
+            del peers.said[reasons_said_by(group)]
+            peers.heard = (None, _NOTHING, {})
+        if peers.counted:
             self._ask_for(group.reservation, -1)
-        group.crowd = None
-        if not len(crowd):
-            self._forget(crowd, kind_of(group))
+        group.peers = None
+        if not len(peers):
+            self._forget(peers, kind_of(group))
 
-    def _forget(self, crowd: EquivalenceClass, kind: Key) -> None:
-        """A crowd that is empty."""
-        for crowds in (self.crowds, self.restless, self.unread, self.kinds[kind]):
-            crowds.pop(crowd.asks, None)
+    def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
+        """A class that is empty."""
+        for classes in (self.classes, self.restless, self.unread, self.kinds[kind]):
+            classes.pop(peers.asks, None)
         if not self.kinds[kind]:
             del self.kinds[kind]
 
-    def count(self, crowd: EquivalenceClass, *, counts: bool) -> None:
-        """Whether what a crowd asks for counts in the demand from now on."""
-        if crowd.counted != counts:
-            crowd.counted = counts
-            self._ask_for(crowd.reservation, len(crowd) if counts else -len(crowd))
+    def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
+        """Whether what a class asks for counts in the demand from now on."""
+        if peers.counted != counts:
+            peers.counted = counts
+            self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
 
     def _ask_for(self, amounts: Amounts, count: int) -> None:
         for name, units in times(amounts, count).items():

@@ -18,11 +18,12 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus, times, units_per_whole
 from batchq.api.transaction import queue_scope
 from batchq.core.pending.eligibility import is_active
+from batchq.core.pending.queue import WaitingAlike, waiting_alike
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass, GroupState
+from batchq.core.session.state import GroupState
 
 #: The label of all queues that do not exist; their names are arbitrary user input.
 NO_QUEUE = ""
@@ -80,13 +81,8 @@ def levels_of(session: Session) -> Levels:
     for group in _single_groups(session):
         if group.status.phase not in TERMINAL and group.uid not in session.effects.expired:
             counts.get(group.record.spec.queue, nowhere).add(group)
-    moved: dict[EquivalenceClass, set[str]] = {}
-    for group in session.effects.touched.values():
-        if group.crowd is not None:
-            moved.setdefault(group.crowd, set()).add(group.uid)
-    for line in session.lines():
-        for crowd in line.crowds.values():
-            counts.get(crowd.queue, nowhere).add_crowd(crowd, moved.get(crowd, set()))
+    for alike in waiting_alike(session):
+        counts.get(alike.queue, nowhere).add_alike(alike)
     everywhere = counts | ({NO_QUEUE: nowhere} if nowhere.groups else {})
     return Levels(
         at_ms=session.now_ms,
@@ -163,23 +159,16 @@ class _QueueSums:
         if is_pending:
             self._add_pending(group, first)
 
-    def add_crowd(self, crowd: EquivalenceClass, moved: set[str]) -> None:
-        """Count the unchanged groups of an equivalence class without a look at each."""
-        # Members differ only in their turn, so the first has waited longest.
-        oldest = next((group for group in crowd.members if group.uid not in moved), None)
-        for members in crowd.said.values() if oldest is not None else ():
-            some = next((group for uid, group in members.items() if uid not in moved), None)
-            if some is None or oldest is None:
-                continue
-            count = len(members) - sum(uid in members for uid in moved)
-            phase: PodGroupPhase = some.status.phase
-            reasons = some.status.reasons
-            first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
-            self.groups[phase] = self.groups.get(phase, 0) + count
-            self.waiting[phase, first] = self.waiting.get((phase, first), 0) + count
-            if first in _COMPETING:
-                self.waiting_since = _earlier(self.waiting_since, oldest.queue_time)
-            _add_up(self.asked, times(some.shape.reservation, count))
+    def add_alike(self, alike: WaitingAlike) -> None:
+        """Count groups that wait alike, and whose records say the same."""
+        phase: PodGroupPhase = alike.example.status.phase
+        reasons = alike.example.status.reasons
+        first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION
+        self.groups[phase] = self.groups.get(phase, 0) + alike.groups
+        self.waiting[phase, first] = self.waiting.get((phase, first), 0) + alike.groups
+        if first in _COMPETING:
+            self.waiting_since = _earlier(self.waiting_since, alike.oldest.queue_time)
+        _add_up(self.asked, times(alike.example.shape.reservation, alike.groups))
 
     def _add_pending(self, group: GroupState, first: Waiting) -> None:
         status = group.status

@@ -1,4 +1,4 @@
-"""Groups that wait alike: who is one of a crowd, how a line is walked, and what wakes whom."""
+"""Groups that wait alike: who is one of a class, how a line is walked, and what wakes whom."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _opened(*world: Any) -> Session:
     return assemble(SchedulerConfig()).open(a_snapshot(*world), 0)
 
 
-def _crowds(session: Session, queue: str = "default") -> list[list[str]]:
-    """The names of those who wait together, each crowd in its order."""
+def _classes(session: Session, queue: str = "default") -> list[list[str]]:
+    """The names of those who wait together, each class in its order."""
     line = session.queues[queue].line
     return [
-        [group.record.metadata.name for group in crowd.members] for crowd in line.crowds.values()
+        [group.record.metadata.name for group in peers.members] for peers in line.classes.values()
     ]
 
 
@@ -34,10 +34,10 @@ def test_groups_of_one_queue_that_ask_for_the_same_wait_together_in_their_order(
         a_group("large", 1, cpu=2, created=3),
         a_group("first", 1, created=1),
     )
-    assert sorted(_crowds(session)) == [["first", "second"], ["large"]]
+    assert sorted(_classes(session)) == [["first", "second"], ["large"]]
 
 
-def test_another_namespace_priority_or_queue_is_another_crowd() -> None:
+def test_another_namespace_priority_or_queue_is_another_class() -> None:
     session = _opened(
         a_queue("default"),
         a_queue("other"),
@@ -47,8 +47,8 @@ def test_another_namespace_priority_or_queue_is_another_crowd() -> None:
         a_group("three", 1, priority_class_name="high"),
         a_group("four", 1, queue="other"),
     )
-    assert sorted(_crowds(session)) == [["one"], ["three"], ["two"]]
-    assert _crowds(session, "other") == [["four"]]
+    assert sorted(_classes(session)) == [["one"], ["three"], ["two"]]
+    assert _classes(session, "other") == [["four"]]
 
 
 def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_itself() -> None:
@@ -60,7 +60,7 @@ def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_its
         a_group("classless", 1, priority_class_name="none"),
         a_group("plain", 1),
     )
-    assert _crowds(session) == [["plain"]]
+    assert _classes(session) == [["plain"]]
     alone = session.queues["default"].line.singles.values()
     assert sorted(group.record.metadata.name for group in alone) == [
         "classless",
@@ -69,17 +69,17 @@ def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_its
     ]
 
 
-def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_crowd() -> None:
+def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_class() -> None:
     session = _opened(
         a_queue("default"),
         *(a_group(f"small-{number}", 1, created=2 * number) for number in range(3)),
         *(a_group(f"large-{number}", 1, cpu=2, created=2 * number + 1) for number in range(3)),
     )
     line = session.queues["default"].line
-    assert _names(PendingIterator(line.crowds.values(), (), session.group_key)) == [
+    assert _names(PendingIterator(line.classes.values(), (), session.group_key)) == [
         *("small-0", "large-0", "small-1", "large-1", "small-2", "large-2"),
     ]
-    walk = PendingIterator(line.crowds.values(), (), session.group_key)
+    walk = PendingIterator(line.classes.values(), (), session.group_key)
     assert _next(walk) == "small-0"
     walk.pass_over()
     assert [_next(walk), _next(walk)] == ["large-0", "large-1"]
@@ -88,10 +88,10 @@ def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_crow
     assert _names(walk) == ["small-2", "large-2"]
 
 
-def test_a_walk_may_begin_with_crowds_passed_over() -> None:
+def test_a_walk_may_begin_with_classes_passed_over() -> None:
     session = _opened(a_queue("default"), a_group("one", 1), a_group("two", 1, cpu=2))
     line = session.queues["default"].line
-    first, second = line.crowds.values()
+    first, second = line.classes.values()
     walk = PendingIterator([first], (), session.group_key, [second])
     assert _names(walk) == ["one"]
     walk.take_up()
@@ -128,7 +128,7 @@ def test_those_wake_whose_number_has_come_down_far_enough() -> None:
     assert watches.freed({}) == [large, elsewhere]
 
 
-def test_a_crowd_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
+def test_a_class_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
     watches, cpu = WakeUpIndex(), ("cluster", "cpu")
     small, large, other = (EquivalenceClass((name,), "q") for name in ("small", "large", "other"))
     watches.add(large, cpu, 60)
@@ -142,13 +142,13 @@ def test_a_crowd_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
     assert watches.freed({}) == []
 
 
-def test_a_crowd_sleeps_on_the_limit_that_is_full_and_new_members_are_told_the_same() -> None:
+def test_a_class_sleeps_on_the_limit_that_is_full_and_new_members_are_told_the_same() -> None:
     scheduler = assemble(SchedulerConfig())
     world = [a_node(cpu=FULL), a_queue("default")]
     waiting = [a_group(f"g{number}", 1, created=number) for number in range(FULL + 2)]
     session = scheduler.decide(a_snapshot(*world, *waiting), 0)
-    (crowd,) = session.queues["default"].line.crowds.values()
-    assert (crowd.sleeps, crowd.watches, crowd.most) == (True, ("cluster", "cpu"), 3_000)
+    (peers,) = session.queues["default"].line.classes.values()
+    assert (peers.sleeps, peers.watches, peers.most) == (True, ("cluster", "cpu"), 3_000)
     told = {name: session.by_key[f"default/{name}"].status.reasons for name in ("g4", "g5")}
     assert told["g4"] == told["g5"]
     assert [verdict.subject for verdict in told["g4"]] == ["the cluster"]

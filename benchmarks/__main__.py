@@ -1,10 +1,18 @@
-"""`python -m benchmarks [NAME …]`: run all of them, or those named."""
+"""`python -m benchmarks [NAME …]`: run all of them, or those named.
+
+However it ends, by Ctrl-C or SIGTERM too, it leaves no process behind that it started.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
+
+import psutil
 
 ALL = (
     "kueue",
@@ -21,22 +29,54 @@ ALL = (
     "thousand",
     "flood",
 )
+_PR_SET_CHILD_SUBREAPER = 36
 
-if {"--help", "-h"} & set(sys.argv[1:]):
-    names = ", ".join((*ALL, "kueue-large"))
-    print(f"python -m benchmarks [NAME ...]; all of them, if none is named: {names}")
-    sys.exit(0)
 
-# Whoever runs them all has time for the longest, too.
-if not sys.argv[1:]:
-    os.environ.setdefault("BATCHQ_BENCH_MOST", "1000000")
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parents end, so that they can be found at the end."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-for name in sys.argv[1:] or ALL:
-    match name:
-        case "kueue-large":
-            import_module("benchmarks.kueue").main(["large-scale"])
-        case _ if name in ALL:
-            import_module(f"benchmarks.{name}").main()
-        case _:
-            names = ", ".join((*ALL, "kueue-large"))
-            sys.exit(f"there is no benchmark {name!r}; there are: {names}")
+
+def end_children() -> None:
+    """Kill all descendants, and those that they fork meanwhile."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            child.kill()
+        psutil.wait_procs(children)
+
+
+def on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Leave as Ctrl-C does, through every `finally`."""
+    sys.exit(128 + number)
+
+
+def run(names: list[str]) -> None:
+    """Run the named benchmarks, or all of them."""
+    # A run of all of them has time for the longest, too.
+    if not names:
+        os.environ.setdefault("BATCHQ_BENCH_MOST", "1000000")
+    for name in names or ALL:
+        match name:
+            case "kueue-large":
+                import_module("benchmarks.kueue").main(["large-scale"])
+            case _ if name in ALL:
+                import_module(f"benchmarks.{name}").main()
+            case _:
+                known = ", ".join((*ALL, "kueue-large"))
+                sys.exit(f"there is no benchmark {name!r}; there are: {known}")
+
+
+if __name__ == "__main__":
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        names = ", ".join((*ALL, "kueue-large"))
+        print(f"python -m benchmarks [NAME ...]; all of them, if none is named: {names}")
+        sys.exit(0)
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        run(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        end_children()

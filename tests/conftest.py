@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,11 @@ import redis
 
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
+
+# A shell without job control ignores SIGINT for what it runs in the background, and so would every
+# process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def exit_code_of(record: Record) -> int:
 
 
 @pytest.mark.e2e
-def test_a_scheduler_says_once_that_it_waits_for_its_server_and_ends_when_told_to(
+def test_a_scheduler_logs_once_that_it_waits_for_its_server_and_ends_on_request(
     start: Start,
 ) -> None:
     waiting = start("waiting")
@@ -93,7 +93,7 @@ def test_a_scheduler_says_once_that_it_waits_for_its_server_and_ends_when_told_t
 
 
 @pytest.mark.e2e
-def test_a_server_that_comes_later_is_welcome(start: Start, home: Home) -> None:
+def test_a_scheduler_waits_for_a_server_that_starts_later(start: Start, home: Home) -> None:
     waiting = start("waiting")
     until(lambda: said(waiting, "store.unavailable") == 1)
     ensure_server(home)
@@ -112,7 +112,9 @@ def test_a_leader_makes_the_default_queue_and_limits_objects_per_namespace(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_it_resigns(start: Start, store: RedisStore, how: signal.Signals) -> None:
+def test_a_leader_that_is_asked_to_end_resigns(
+    start: Start, store: RedisStore, how: signal.Signals
+) -> None:
     leader = start("leader")
     until(lambda: said(leader, "leader.elected") == 1, within_s=20)
     os.kill(leader.pid, how)
@@ -172,7 +174,7 @@ class BrokenCycle(Cycle):
         raise InvariantBroken("node n1 holds 5 cpu of 4 after Bind(default-train-0)")
 
 
-def test_our_own_mistake_ends_the_process_with_70_and_its_story(store: RedisStore) -> None:
+def test_an_internal_error_ends_the_process_with_70_and_a_traceback(store: RedisStore) -> None:
     ending = Termination()
     with capture_logs() as lines:
         code = app._serve(store, BrokenCycle(), Reload(None), ending, lease_ms=1000)

@@ -73,7 +73,7 @@ def test_a_second_call_finds_the_first_ones_server(home: Home) -> None:
     assert first.pid == second.pid
 
 
-def test_many_at_once_share_one_server(home: Home) -> None:
+def test_simultaneous_calls_share_one_server(home: Home) -> None:
     with ThreadPoolExecutor(6) as pool:
         servers = list(pool.map(lambda _: ensure_server(home), range(6)))
     assert len({server.pid for server in servers}) == 1
@@ -140,7 +140,7 @@ def test_a_server_that_does_not_answer_is_not_doubled(
     assert ensure_server(home).pid == server.pid
 
 
-def test_a_pid_that_somebody_else_has_now_is_not_killed(home: Home) -> None:
+def test_a_pid_that_another_process_has_now_is_not_killed(home: Home) -> None:
     server = ensure_server(home)
     record = detached.read_record(embedded.record_path(home))
     assert record is not None
@@ -160,7 +160,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_killed(home: Home) -> None:
         os.waitpid(stranger, 0)
 
 
-def test_a_lost_record_is_written_anew(home: Home) -> None:
+def test_a_lost_record_is_written_again(home: Home) -> None:
     server = ensure_server(home)
     embedded.record_path(home).unlink()
     ensure_server(home)
@@ -221,7 +221,7 @@ def test_a_lost_password_is_named_and_the_server_can_be_stopped(home: Home, free
 
 
 @pytest.mark.parametrize("text", ["", "two words", "ü", "x\r\n\0"])
-def test_a_file_that_is_no_password_is_named(home: Home, text: str) -> None:
+def test_an_invalid_password_file_is_named(home: Home, text: str) -> None:
     home.prepare()
     home.password.write_text(text)
     with pytest.raises(InvalidInput, match=r"run/password: expected one line, the password of"):
@@ -247,7 +247,7 @@ def test_a_port_that_does_not_exist_is_refused(home: Home) -> None:
         ensure_server(home, port=70000)
 
 
-def test_no_program_at_all_is_said_with_what_to_do(
+def test_a_missing_server_program_is_reported_with_a_hint(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

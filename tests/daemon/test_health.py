@@ -90,7 +90,7 @@ def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
         until(lambda: watched.why_not_live() == watched.why_not_ready() == "")
 
 
-def test_a_server_that_is_away_makes_it_unready_and_no_restart_would_help() -> None:
+def test_an_unavailable_server_makes_it_unready_but_stays_alive() -> None:
     away = threading.Event()
 
     def turn() -> TurnReport:
@@ -109,7 +109,7 @@ def test_a_server_that_is_away_makes_it_unready_and_no_restart_would_help() -> N
         until(lambda: watched.why_not_ready() == "")
 
 
-def test_a_server_that_hangs_makes_it_unready_before_anybody_has_given_up() -> None:
+def test_a_hanging_server_makes_it_unready_before_the_call_fails() -> None:
     hangs, let_go = threading.Event(), threading.Event()
 
     def turn() -> TurnReport:

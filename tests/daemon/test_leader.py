@@ -66,7 +66,7 @@ def test_the_only_candidate_leads_and_keeps_leading(store: RedisStore) -> None:
     only.stop()
 
 
-def test_a_second_candidate_waits_and_says_so_once(store: RedisStore) -> None:
+def test_a_second_candidate_waits_and_logs_it_once(store: RedisStore) -> None:
     first, second = candidate(store, "first"), candidate(store, "second", lease_ms=30)
     first.start()
     until(lambda: first.epoch() is not None)

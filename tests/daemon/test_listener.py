@@ -72,7 +72,7 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
     assert "9464" in refused.value.hint
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_a_port_in_use_is_refused_in_one_sentence() -> None:
     with closing(listen(Address("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidInput) as refused:
@@ -98,7 +98,7 @@ def test_other_paths_and_other_methods_are_refused(listener: Listener) -> None:
         assert get(f"{listener.url}/hello", method=method)[0] == 405
 
 
-def test_an_invalid_request_is_refused_and_does_no_harm(listener: Listener) -> None:
+def test_an_invalid_request_is_refused_and_later_ones_are_answered(listener: Listener) -> None:
     assert raw(listener, b"\x00\xff rubbish\r\n\r\n").startswith(b"Bad HTTP")
     assert b"414" in raw(listener, b"GET /" + b"a" * 70_000)
     assert b"431" in raw(listener, b"GET /hello HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n")
@@ -131,7 +131,7 @@ def test_a_trickling_client_is_cut_off_all_the_same(listener: Listener) -> None:
         until(is_cut_off)
 
 
-def test_a_stop_cuts_off_who_is_still_asking() -> None:
+def test_a_stop_cuts_off_open_connections() -> None:
     listener = Listener(listen(Address("127.0.0.1", 0)), {}, longest_s=3_600, patience_s=10)
     listener.start()
     with connected(listener) as connection:
@@ -142,7 +142,7 @@ def test_a_stop_cuts_off_who_is_still_asking() -> None:
     assert not listener.alive
 
 
-def test_one_that_was_never_started_gives_its_port_back() -> None:
+def test_a_listener_that_never_started_frees_its_port() -> None:
     listening = listen(Address("127.0.0.1", 0))
     port = listening.getsockname()[1]
     Listener(listening, {}).stop()

@@ -21,7 +21,7 @@ def test_a_held_lock_is_not_given_to_another(tmp_path: Path) -> None:
     os.close(again)
 
 
-def test_a_waiter_out_of_time_is_told_which_action_the_lock_keeps_it_from(tmp_path: Path) -> None:
+def test_a_lock_timeout_names_the_blocked_action(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path / "lock", wait_s=1, doing="start the stack"),
         pytest.raises(Conflict, match="cannot start the stack: another process has been at it"),

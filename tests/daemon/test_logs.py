@@ -79,7 +79,7 @@ def test_a_full_disk_does_not_stop_the_process() -> None:
         assert output.lost == 2
 
 
-def test_lost_lines_are_told_when_there_is_room_again() -> None:
+def test_lost_lines_are_reported_when_the_disk_has_space_again() -> None:
     class Tight(io.StringIO):
         full = True
 

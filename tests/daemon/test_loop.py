@@ -116,7 +116,7 @@ def test_many_wakes_during_a_turn_are_one_turn_after_it() -> None:
     assert turns.count == 2
 
 
-def test_turns_keep_their_distance_however_often_they_are_woken() -> None:
+def test_turns_keep_their_distance_after_any_number_of_wakes() -> None:
     turns = Turns()
     with running(turns, apart_ms=30) as loop:
         while turns.count < 5:
@@ -164,7 +164,7 @@ def test_hurried_turns_are_no_further_apart_than_others() -> None:
     assert turns.began[1] - turns.ended[0] < 0.4
 
 
-def test_wakes_of_many_threads_never_block_each_other_nor_a_stop() -> None:
+def test_wakes_from_many_threads_block_neither_each_other_nor_a_stop() -> None:
     turns = Turns()
     with running(turns, period_ms=1) as loop:
 
@@ -188,7 +188,7 @@ def test_the_loop_wakes_when_something_is_due() -> None:
     assert turns.began[1] - turns.ended[0] >= 0.03
 
 
-def test_an_overdue_instant_does_not_make_the_loop_turn_again_and_again() -> None:
+def test_an_overdue_instant_does_not_make_the_loop_spin() -> None:
     turns = Turns(lambda _: TurnReport(due_in_ms=-5))
     with running(turns, period_ms=50):
         until(lambda: turns.count == 3)
@@ -218,7 +218,7 @@ def test_a_loop_on_time_is_not_pushed() -> None:
     assert turns.count == 1
 
 
-def test_a_store_that_is_away_is_asked_less_often_and_said_once() -> None:
+def test_an_unavailable_store_is_asked_less_often_and_logged_once() -> None:
     def refuse(number: int) -> TurnReport:
         if number < 6:
             raise StoreUnavailable("the server is not running")
@@ -236,7 +236,7 @@ def test_a_store_that_is_away_is_asked_less_often_and_said_once() -> None:
     assert min(gaps[1:]) >= 0.01
 
 
-def test_a_turn_that_hangs_is_told_with_how_long_and_where() -> None:
+def test_a_hanging_turn_is_logged_with_duration_and_place() -> None:
     let_go = threading.Event()
     turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
     with capture_logs() as lines, running(turns, period_ms=10) as loop:
@@ -252,7 +252,7 @@ def test_a_turn_that_hangs_is_told_with_how_long_and_where() -> None:
     assert complaints[1]["for_s"] >= 0.2
 
 
-def test_a_turn_that_waits_for_a_store_that_hangs_is_an_outage_and_no_turn_that_hangs() -> None:
+def test_a_turn_that_waits_for_a_hanging_store_is_an_outage() -> None:
     let_go = threading.Event()
 
     def ask(number: int) -> TurnReport:
@@ -276,7 +276,7 @@ def test_a_turn_that_waits_for_a_store_that_hangs_is_an_outage_and_no_turn_that_
     assert set(asked) == turns.threads
 
 
-def test_a_turn_is_not_said_to_have_ended_before_it_is_said_to_hang() -> None:
+def test_the_log_reports_a_hang_before_its_end() -> None:
     let_go = threading.Event()
     turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
 
@@ -294,14 +294,14 @@ def test_a_turn_is_not_said_to_have_ended_before_it_is_said_to_hang() -> None:
     assert set(events(lines)[:-1]) == {"session.hangs"}
 
 
-def test_a_turn_that_takes_some_periods_is_not_said_to_hang() -> None:
+def test_a_turn_of_several_periods_is_not_reported_as_hanging() -> None:
     turns = Turns(lambda number: turned(number != 1 or not threading.Event().wait(0.05)))
     with capture_logs() as lines, running(turns, period_ms=20):
         until(lambda: turns.count >= 3)
     assert events(lines) == []
 
 
-def test_our_own_mistake_is_told_and_no_further_turn_is_taken() -> None:
+def test_an_internal_error_is_reported_and_no_further_turn_runs() -> None:
     met: list[BaseException] = []
 
     def broken(number: int) -> TurnReport:
@@ -348,7 +348,7 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     until(lambda: not loop.alive)
 
 
-def test_stopped_twice_and_before_its_start_it_is_content() -> None:
+def test_a_loop_may_be_stopped_twice_and_before_its_start() -> None:
     turns = Turns()
     loop = Loop(turns, settings=Settings(), outage=Outage(), crashed=print)
     loop.stop()

@@ -26,7 +26,7 @@ def watched() -> Watched:
 # --- Waiting groups -------------------------------------------------------------------------------
 
 
-def test_a_gated_group_is_told_apart_from_one_that_finds_no_room(watched: Watched) -> None:
+def test_gated_groups_are_counted_apart_from_groups_that_do_not_fit(watched: Watched) -> None:
     watched.ready(a_node(cpu=4))
     watched.apply(a_queue("small", capability={"cpu": 1}))
     watched.submit("gated", scheduling_gates=GATE)
@@ -58,7 +58,7 @@ def test_a_gate_counts_behind_a_more_fundamental_reason(watched: Watched) -> Non
     assert seen.value("gated_groups", queue="default") == 1
 
 
-def test_the_oldest_of_those_gated_and_of_those_in_line_have_ages(watched: Watched) -> None:
+def test_the_oldest_gated_and_the_oldest_waiting_group_have_ages(watched: Watched) -> None:
     watched.ready(a_node(cpu=1))
     watched.submit("gated", scheduling_gates=GATE)
     watched.later(5_000)
@@ -80,7 +80,7 @@ def test_the_oldest_of_those_gated_and_of_those_in_line_have_ages(watched: Watch
     assert seen.value("oldest_waiting_seconds", queue="default") == 4.5
 
 
-def test_whatever_somebody_types_as_a_queue_makes_one_series(watched: Watched) -> None:
+def test_unknown_queue_names_share_one_series(watched: Watched) -> None:
     for number in range(3):
         watched.apply(a_queue(f"typo-{number}"))
         watched.submit(f"g{number}", queue=f"typo-{number}")
@@ -148,7 +148,7 @@ def test_a_queue_shows_what_it_may_have_holds_and_asks_for_in_cores_and_bytes(
     assert seen.value("queue_weight", queue="team") == 3
 
 
-def test_amounts_reserved_without_a_pod_on_a_node_are_told_apart(watched: Watched) -> None:
+def test_reserved_amounts_are_shown_apart_from_those_on_nodes(watched: Watched) -> None:
     watched.ready(a_node(cpu=4), a_node("n2", cpu=4, cordoned=True))
     task = _set(a_task("w", 1), template=_set(a_task("w", 1).template, node_selector={"x": "y"}))
     watched.submit("nowhere", tasks=(task,))

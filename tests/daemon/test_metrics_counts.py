@@ -58,7 +58,7 @@ def test_evictions_are_counted_once_with_what_they_cost(watched: Watched) -> Non
     assert seen.value("lost_resource_seconds_total", queue="default", resource="cpu") == 120
 
 
-def test_a_pod_that_was_told_to_stop_and_then_lost_is_one_eviction(watched: Watched) -> None:
+def test_a_pod_that_was_stopping_and_then_lost_is_one_eviction(watched: Watched) -> None:
     watched.ready(a_node(cpu=1, heartbeat=watched.clock.at_ms))
     watched.submit("g")
     watched.until_idle()
@@ -145,7 +145,7 @@ def test_a_refused_admission_is_a_refusal_and_no_admission() -> None:
     assert seen.value("admission_wait_seconds_count", queue="default") == 1
 
 
-def test_sessions_are_told_apart_by_what_came_of_them(watched: Watched) -> None:
+def test_sessions_are_counted_by_their_result(watched: Watched) -> None:
     watched.ready(a_node(cpu=1))
     watched.submit("g")
     watched.turn()
@@ -182,7 +182,7 @@ def test_a_standby_scheduler_exports_nothing_of_groups_and_queues(watched: Watch
     assert seen.value("sessions_total", result="changed") == 1
 
 
-def test_reloads_outages_mirror_and_configuration_are_told(watched: Watched) -> None:
+def test_reloads_outages_mirror_and_configuration_are_exported(watched: Watched) -> None:
     seen = watched.scrape()
     assert seen.value("config_last_reload_successful") == 1
     assert seen.value("config_info", hash="0badcafe") == 1
@@ -227,7 +227,7 @@ def test_levels_are_worked_out_once_in_a_while_only(watched: Watched) -> None:
     assert watched.scrape().value("groups", queue="default", phase="Pending") == 2
 
 
-def test_every_measure_is_told_and_nothing_else(watched: Watched) -> None:
+def test_exactly_the_defined_metrics_are_exported(watched: Watched) -> None:
     told = {
         line.split()[2] for line in watched.scrape().text.splitlines() if line.startswith("# TYPE")
     }

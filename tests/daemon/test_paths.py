@@ -98,7 +98,7 @@ def test_a_home_of_another_user_is_refused_in_a_sentence(home: Home, part: str) 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders to another user")
-def test_no_command_speaks_to_a_socket_in_another_users_folder(
+def test_no_command_uses_a_socket_in_another_users_folder(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATCHQ_HOME", str(home.root))
@@ -112,7 +112,7 @@ def test_no_command_speaks_to_a_socket_in_another_users_folder(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_home_that_is_closed_to_this_user_is_told_in_a_sentence(
+def test_a_home_closed_to_this_user_is_refused_in_a_sentence(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATCHQ_HOME", str(home.root))
@@ -128,7 +128,7 @@ def test_a_home_that_is_closed_to_this_user_is_told_in_a_sentence(
         os.seteuid(0)
 
 
-def test_no_command_speaks_to_a_socket_in_a_short_folder_that_somebody_else_prepared(
+def test_no_command_uses_a_socket_in_a_short_folder_that_another_user_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trap = tmp_path / "trap"
@@ -153,7 +153,7 @@ def test_a_home_below_a_file_is_refused_in_a_sentence() -> None:
         Home(Path("/dev/null/home")).prepare()
 
 
-def test_a_short_folder_that_somebody_else_prepared_is_refused(
+def test_a_short_folder_that_another_user_prepared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trap = tmp_path / "trap"
@@ -164,7 +164,7 @@ def test_a_short_folder_that_somebody_else_prepared_is_refused(
         Home(tmp_path / ("x" * 120)).prepare()
 
 
-def test_the_url_said_comes_before_the_variable_and_that_before_the_own_server() -> None:
+def test_an_explicit_url_precedes_the_variable_and_the_own_server() -> None:
     home = Home(Path("/srv/b q"))
     environ = {"BATCHQ_REDIS_URL": "redis://there/0"}
     assert resolve_url("redis://said/0", home, environ=environ) == "redis://said/0"
@@ -173,7 +173,7 @@ def test_the_url_said_comes_before_the_variable_and_that_before_the_own_server()
     assert default_url(home) == "unix:///srv/b%20q/run/batchq.sock"
 
 
-def test_the_url_may_stand_in_a_file_that_others_need_not_see(tmp_path: Path) -> None:
+def test_the_url_may_be_in_a_private_file(tmp_path: Path) -> None:
     home, path = Home(Path("/srv")), tmp_path / "url"
     path.write_text("redis://alice:secret@there/0\n")
     environ = {"BATCHQ_REDIS_URL_FILE": str(path)}
@@ -191,7 +191,7 @@ def test_the_url_may_stand_in_a_file_that_others_need_not_see(tmp_path: Path) ->
         (b"\xff", "it is no text"),
     ],
 )
-def test_a_file_of_a_url_that_is_none_is_told_without_what_stands_there(
+def test_an_invalid_url_file_is_refused_without_quoting_its_content(
     tmp_path: Path, content: bytes | None, found: str
 ) -> None:
     path = tmp_path / "url"

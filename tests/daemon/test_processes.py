@@ -88,7 +88,7 @@ def test_a_record_survives_writing_and_a_broken_one_is_none(tmp_path: Path) -> N
     assert detached.read_record(tmp_path / "none.json") is None
 
 
-def test_the_tail_of_a_log_is_its_last_lines_since_a_place(tmp_path: Path) -> None:
+def test_the_tail_of_a_log_is_its_last_lines_after_an_offset(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("old\n" * 5000)
     since = detached.size_of(log)

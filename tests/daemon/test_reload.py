@@ -55,7 +55,7 @@ def told(reload: Reload, store: RedisStore) -> list[tuple[str, str]]:
     return [(event.reason, event.message) for event in events]
 
 
-def test_at_first_it_goes_by_what_stands_in_the_file(path: Path) -> None:
+def test_at_the_start_the_file_is_in_effect(path: Path) -> None:
     reload = Reload(path)
     assert period_ms(reload) == 2000
     assert reload.current.scheduler.settings.schedule_period_ms == 2000
@@ -63,7 +63,7 @@ def test_at_first_it_goes_by_what_stands_in_the_file(path: Path) -> None:
     assert reload.take_up() is None
 
 
-def test_without_a_file_it_goes_by_the_defaults_for_ever() -> None:
+def test_without_a_file_the_defaults_apply_for_good() -> None:
     reload = Reload(None)
     assert reload.current.config == SchedulerConfig()
     assert looks(reload) == [False, False]
@@ -114,7 +114,7 @@ def test_a_reload_that_is_asked_for_need_not_wait(path: Path) -> None:
     assert reload.look(asked=True)
 
 
-def test_a_wrong_file_changes_nothing_and_is_told_once_with_line_and_nearest_name(
+def test_an_invalid_file_changes_nothing_and_is_reported_once_with_line_and_nearest_name(
     path: Path, redis_store: RedisStore
 ) -> None:
     judged: list[bool] = []
@@ -135,7 +135,9 @@ def test_a_wrong_file_changes_nothing_and_is_told_once_with_line_and_nearest_nam
     assert told(reload, redis_store) == [("ReloadFailed", f"{problem}{STAYS}")]
 
 
-def test_after_a_wrong_file_the_right_one_is_told_too(path: Path, redis_store: RedisStore) -> None:
+def test_a_valid_file_after_an_invalid_one_is_reported_too(
+    path: Path, redis_store: RedisStore
+) -> None:
     judged: list[bool] = []
     reload = Reload(path, reloaded=judged.append)
     for text in ("actions: 5\n", "schedulePeriod: 2s\n", "schedulePeriod: 3s\n"):
@@ -149,7 +151,7 @@ def test_after_a_wrong_file_the_right_one_is_told_too(path: Path, redis_store: R
     ]
 
 
-def test_a_file_that_is_gone_is_told_and_followed_again_when_it_is_back(
+def test_a_missing_file_is_reported_and_watched_again_when_it_returns(
     path: Path, redis_store: RedisStore
 ) -> None:
     reload = Reload(path)
@@ -165,7 +167,7 @@ def test_a_file_that_is_gone_is_told_and_followed_again_when_it_is_back(
     ]
 
 
-def test_an_equivalent_file_in_other_words_is_not_taken_up(path: Path) -> None:
+def test_an_equivalent_file_is_not_taken_up(path: Path) -> None:
     reload = Reload(path)
     replace(path, "# as it was\nschedulePeriod: 2000ms\n")
     assert looks(reload) == [False, False]
@@ -247,7 +249,7 @@ class Away(RedisStore):
         return done
 
 
-def test_a_reload_that_could_not_be_told_is_told_later_and_once(
+def test_an_outcome_that_could_not_be_written_is_written_later_and_once(
     path: Path, redis_store: RedisStore
 ) -> None:
     reload, away = Reload(path), Away(redis_store.url)
@@ -294,7 +296,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     assert len(events) < 20
 
 
-def test_a_promise_broken_by_a_reload_is_told_once(path: Path, redis_store: RedisStore) -> None:
+def test_a_promise_broken_by_a_reload_is_reported_once(path: Path, redis_store: RedisStore) -> None:
     reload = Reload(path)
     off = "plugins: {preEnqueue: {disabled: [gates]}}\n"
     for text in (off, f"{off}schedulePeriod: 3s\n"):

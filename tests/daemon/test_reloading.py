@@ -186,7 +186,7 @@ def digests(log: Path) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in pattern.finditer(log.read_text())]
 
 
-def test_under_load_no_session_is_lost_and_none_goes_by_half_of_a_configuration(
+def test_under_load_no_session_is_lost_and_none_uses_half_of_a_configuration(
     home: Home, path: Path, notes: Notes
 ) -> None:
     stack.up(home, UpOptions(agents=1, resources=SMALL, config=path))
@@ -274,7 +274,7 @@ def test_a_standby_scheduler_reloads_too_and_publishes_when_it_leads(
         detached.end(second, patience_s=15)
 
 
-def test_a_scheduler_killed_during_a_reload_goes_by_the_file_when_it_is_back(
+def test_a_scheduler_killed_during_a_reload_uses_the_file_after_its_restart(
     home: Home, path: Path, notes: Notes
 ) -> None:
     options = UpOptions(agents=0, config=path)
@@ -291,7 +291,7 @@ def test_a_scheduler_killed_during_a_reload_goes_by_the_file_when_it_is_back(
     store.close()
 
 
-def test_a_user_who_asks_for_a_reload_hears_its_outcome(
+def test_a_requested_reload_returns_its_outcome(
     home: Home, path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.up(home, UpOptions(agents=0, config=path))
@@ -344,7 +344,7 @@ def catches(status: str, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_where_no_scheduler_runs_nobody_can_be_asked(home: Home) -> None:
+def test_a_reload_without_a_scheduler_is_refused(home: Home) -> None:
     home.prepare()
     report = stack.up(home, UpOptions(agents=0))
     with Client(default_url(home)) as client:

@@ -28,7 +28,7 @@ def test_too_large_a_file_is_emptied_and_its_content_set_aside(tmp_path: Path) -
     assert (tmp_path / "a.log.1").read_text() == "second line\n"
 
 
-def test_while_another_process_does_it_nobody_waits(tmp_path: Path) -> None:
+def test_a_rotation_in_progress_delays_no_other_process(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     descriptor = opened(path)
     os.write(descriptor, b"x" * 100)
@@ -69,7 +69,7 @@ def test_a_stream_bounds_its_own_file(tmp_path: Path) -> None:
     assert stream.lost == 0
 
 
-def test_a_process_is_told_which_file_is_its_own(tmp_path: Path) -> None:
+def test_a_process_gets_the_name_of_its_log_file(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     script = "import os; print(os.environ['BATCHQ_LOG_FILE'])"
     pid = spawn([sys.executable, "-c", script], log=log, environ={"PATH": os.environ["PATH"]})

@@ -41,7 +41,7 @@ def test_later_agents_divide_what_is_left() -> None:
     }
 
 
-def test_when_nothing_is_left_it_says_so() -> None:
+def test_a_fully_divided_machine_is_refused() -> None:
     with pytest.raises(Conflict) as caught:
         divide(MACHINE, {"a": {"cpu": 2000}, "b": {"cpu": 1000, "memory": GIB}}, ["c"])
     assert caught.value.message == (

@@ -57,7 +57,7 @@ def kill(report: StackReport, name: str) -> None:
     until(lambda: detached.reap(pid) is not None or detached.birth_of(pid) != birth)
 
 
-def test_a_port_and_so_a_password_are_refused_while_processes_run_that_know_none(
+def test_a_port_is_refused_while_processes_run_without_a_password(
     home: Home,
 ) -> None:
     stack.up(home, SMALL)
@@ -78,7 +78,7 @@ def test_up_starts_everything_and_a_second_up_finds_it(home: Home) -> None:
     assert states(stack.status(home)) == ["running"] * 4
 
 
-def test_when_it_returns_somebody_leads_and_every_node_is_there(home: Home) -> None:
+def test_up_returns_when_a_scheduler_leads_and_all_nodes_are_ready(home: Home) -> None:
     report = stack.up(home, SMALL)
     store = open_store(default_url(home))
     leader = store.leader()
@@ -120,7 +120,7 @@ def test_more_agents_may_join(home: Home) -> None:
     assert states(stack.up(home, SMALL)) == ["running", "running", "running", "started"]
 
 
-def test_agents_divide_the_machine_where_nothing_is_said(home: Home) -> None:
+def test_agents_divide_the_machine_by_default(home: Home) -> None:
     report = stack.up(home, UpOptions(agents=1))
     assert report.parts[2].detail.startswith("cpu=")
     with pytest.raises(Conflict, match="no cpu or memory of this machine is left for") as caught:
@@ -238,7 +238,7 @@ def test_a_server_elsewhere_that_is_not_there_starts_nothing(home: Home) -> None
     assert list(home.run.glob("*.json")) == []
 
 
-def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot keep state in"):
         stack.up(Home(tmp_path / "file"))

@@ -21,7 +21,7 @@ class Clock:
         return f"{seconds} s of work"
 
 
-def test_all_calls_of_a_session_are_one_sum() -> None:
+def test_all_calls_of_a_session_add_up() -> None:
     clock = Clock()
     stopwatch = Stopwatch(clock)
     gates = stopwatch.plugin("gates", "preEnqueue", clock.work)

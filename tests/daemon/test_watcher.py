@@ -35,7 +35,7 @@ class Flood:
         return True
 
 
-def test_a_change_is_told_and_quiet_is_told_too() -> None:
+def test_changes_and_quiet_periods_are_both_reported() -> None:
     flag, told = Flag(), list[str]()
     service = watcher(
         flag,
@@ -52,7 +52,7 @@ def test_a_change_is_told_and_quiet_is_told_too() -> None:
     assert not service.alive
 
 
-def test_a_flood_of_changes_is_told_a_few_times() -> None:
+def test_a_flood_of_changes_is_reported_a_few_times() -> None:
     told: list[float] = []
     service = watcher(
         Flood(),
@@ -66,7 +66,7 @@ def test_a_flood_of_changes_is_told_a_few_times() -> None:
     assert told[3] - told[0] >= 0.06
 
 
-def test_a_store_that_is_away_is_asked_with_patience_and_watched_again_when_it_is_back() -> None:
+def test_the_watcher_backs_off_from_an_unavailable_store_and_resumes() -> None:
     flag, told = Flag(), list[str]()
     flag.away = True
     service = watcher(

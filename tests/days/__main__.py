@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from tests.days.making import STRATEGIES, day_of, manifests
-from tests.days.play import Failure, Told, result_of, results_of
+from tests.days.play import Failure, Outcome, result_of, results_of
 
 _MOST_SHOWN = 30
 
@@ -57,18 +57,18 @@ def _replay(seed: int, strategy: str, path: Path | None) -> int:
 
 def _swarm(asked: argparse.Namespace) -> int:
     began = time.monotonic()
-    told: dict[str, list[Told]] = {name: [] for name in STRATEGIES}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in STRATEGIES}
     failed = 0
     seeds = range(asked.first, asked.first + asked.days)
     for result in results_of(seeds, processes=asked.processes):
-        if isinstance(result, Told):
-            told[result.strategy].append(result)
+        if isinstance(result, Outcome):
+            outcomes[result.strategy].append(result)
             continue
         failed += 1
         if failed <= _MOST_SHOWN:
             _tell(f"day {result.seed} under {result.strategy}: {result.why}")
             _tell(f"    python -m tests.days --day {result.seed} --strategy {result.strategy}")
-    for line in table(told):
+    for line in table(outcomes):
         _tell(line)
     took_s = time.monotonic() - began
     _tell(
@@ -78,10 +78,10 @@ def _swarm(asked: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def table(told: dict[str, list[Told]]) -> list[str]:
+def table(outcomes: dict[str, list[Outcome]]) -> list[str]:
     """Return a line for each strategy: how much was played, and the mean waits side by side."""
     lines = ["strategy      days  groups    pods  sessions  mean wait s  clairvoyant s  ratio"]
-    for name, days in told.items():
+    for name, days in outcomes.items():
         pods = sum(one.pods for one in days)
         if not pods:
             continue

@@ -34,7 +34,7 @@ MOST_SESSIONS = 20_000
 _MAY_FAIL_FOR = frozenset({"WalltimeExceeded"})
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class Outcome(Struct, frozen=True, kw_only=True):
     """The outcome of a day under one strategy.
 
     Waits are seconds from when a group waits only for others and resources until a pod's first
@@ -112,7 +112,7 @@ class _Watched:
         return report
 
 
-class DayStage(WorldRun):
+class DayRun(WorldRun):
     """A world in which some pods fail, and every session is checked."""
 
     def __init__(self, world: World, fails: Mapping[str, int]) -> None:
@@ -126,13 +126,13 @@ class DayStage(WorldRun):
         self._cycle = _Watched(self._cycle, Instants(config))  # type: ignore[assignment]
 
 
-def play(day: Day, strategy: str) -> Told:
+def play(day: Day, strategy: str) -> Outcome:
     """Play a day. Raises Broken if a rule is violated, or something has not run by the end."""
     text = yaml.safe_dump_all(manifests(day, strategy), sort_keys=False)
     fails = {
         f"{one.key}-t-0": one.fails_after_s for one in day.works if one.fails_after_s is not None
     }
-    stage = DayStage(read_world(text, f"day {day.seed}"), fails)
+    stage = DayRun(read_world(text, f"day {day.seed}"), fails)
     played = stage.run(MOST_SESSIONS, bounded=True)
     if played.exhausted:
         raise Broken(f"the day has not come to rest after {MOST_SESSIONS} sessions")
@@ -142,7 +142,7 @@ def play(day: Day, strategy: str) -> Told:
         raise Broken(f"a step was refused: {refused[0]}")
     ends = _ends(stage)
     waits, easy = waits_of(day, played.outcome), Easy(day).play()
-    return Told(
+    return Outcome(
         seed=day.seed,
         strategy=strategy,
         groups=len(day.works),
@@ -195,7 +195,7 @@ def waits_of(day: Day, outcome: WorldOutcome) -> dict[tuple[str, int], int]:
     return found
 
 
-def result_of(asked: tuple[int, str]) -> Told | Failure:
+def result_of(asked: tuple[int, str]) -> Outcome | Failure:
     """Return the outcome or the failure of a seed's day under a strategy."""
     seed, strategy = asked
     try:
@@ -204,7 +204,7 @@ def result_of(asked: tuple[int, str]) -> Told | Failure:
         return Failure(seed, strategy, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
 
 
-def results_of(seeds: Iterable[int], *, processes: int) -> Iterator[Told | Failure]:
+def results_of(seeds: Iterable[int], *, processes: int) -> Iterator[Outcome | Failure]:
     """Yield the results of every day under every strategy, in order, from several processes."""
     asked = [(seed, strategy) for seed in seeds for strategy in STRATEGIES]
     if processes == 1:

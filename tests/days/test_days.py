@@ -8,7 +8,7 @@ import pytest
 
 from tests.days.easy import Easy
 from tests.days.making import STRATEGIES, Day, Loss, Work, day_of, manifests
-from tests.days.play import Told, result_of
+from tests.days.play import Outcome, result_of
 from tests.effort import usually
 
 DAYS = range(usually(1, 2))
@@ -17,7 +17,7 @@ DAYS = range(usually(1, 2))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_group_that_can_run_has_run_by_the_end_of_the_day(strategy: str) -> None:
     results = [result_of((seed, strategy)) for seed in DAYS]
-    failed = [one.why for one in results if not isinstance(one, Told)]
+    failed = [one.why for one in results if not isinstance(one, Outcome)]
     assert failed == []
 
 
@@ -34,19 +34,19 @@ def test_the_days_have_all_that_users_and_machines_do() -> None:
     assert {cut.kind for day in days for cut in day.cuts} == {"ResourceQuota", "Queue"}
 
 
-def test_a_day_told_to_batchq_names_its_nodes_queues_and_groups_once() -> None:
+def test_the_manifests_of_a_day_name_nodes_queues_and_groups_once() -> None:
     day = day_of(0)
-    told = manifests(day, "mixed")
-    kinds = [one["kind"] for one in told]
+    outcomes = manifests(day, "mixed")
+    kinds = [one["kind"] for one in outcomes]
     assert kinds.count("Node") == len(day.nodes)
     assert kinds.count("Queue") == 3
-    steps = next(one["spec"] for one in told if one["kind"] == "Timeline")
+    steps = next(one["spec"] for one in outcomes if one["kind"] == "Timeline")
     applied = [step["apply"]["kind"] for step in steps if "apply" in step]
     assert applied.count("PodGroup") == len(day.works)
     assert [int(step["at"][:-1]) for step in steps] == sorted(int(s["at"][:-1]) for s in steps)
 
 
-def test_the_clairvoyant_lets_pass_what_ends_before_the_head_starts_and_nothing_else() -> None:
+def test_the_clairvoyant_backfills_only_jobs_that_end_before_the_head_starts() -> None:
     """`wide` can start at 100: a job of 90 s starts before it, a job of 200 s waits."""
     day = _day(
         _work("busy", 0, cpu=3, runtime_s=100),
@@ -63,7 +63,7 @@ def test_the_clairvoyant_lets_pass_what_ends_before_the_head_starts_and_nothing_
     }
 
 
-def test_the_clairvoyant_begins_again_what_a_lost_node_ran() -> None:
+def test_the_clairvoyant_restarts_the_pods_of_a_lost_node() -> None:
     day = _day(_work("one", 0, cpu=4, runtime_s=100), _work("next", 1, cpu=4, runtime_s=10),
                losses=(Loss("n1", 50, 80),))  # fmt: skip
     easy = Easy(day)

@@ -49,6 +49,6 @@ def test_the_retries_of_ten_thousand_pods_are_remembered_those_that_failed_most(
     assert list(kept)[-2:] == ["9998", "11999"]
 
 
-def test_fewer_are_remembered_as_they_are() -> None:
+def test_fewer_retries_are_remembered_unchanged() -> None:
     counts = {"7": 2, "3": 1}
     assert bounded_spent(counts) is counts

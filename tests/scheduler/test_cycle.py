@@ -75,7 +75,7 @@ def _stored(raw: redis.Redis) -> dict[bytes, int]:
     return sizes
 
 
-def test_room_freed_by_one_group_goes_to_the_next_in_the_same_turn(stack: Stack) -> None:
+def test_resources_freed_by_one_group_go_to_the_next_in_the_same_turn(stack: Stack) -> None:
     stack.ready(a_node(cpu=2))
     stack.apply(_group("first", 2), _group("second", 2))
     stack.until_idle()
@@ -100,7 +100,7 @@ def test_a_quota_cut_behind_the_sessions_back_is_caught_by_the_store(stack: Stac
     assert stack.pods() == []
 
 
-def test_a_group_that_no_longer_fits_goes_back_and_its_pods_with_it(stack: Stack) -> None:
+def test_a_group_that_no_longer_fits_is_rolled_back_with_its_pods(stack: Stack) -> None:
     stack.ready(a_node("n1", cpu=4), a_node("n2", cpu=4))
     stack.apply(a_quota(cpu=8), _group("first", 4), _group("second", 4))
     stack.until_idle()
@@ -136,7 +136,7 @@ def test_a_group_that_fits_on_no_node_backs_off_longer_each_time(
     assert stack.store.ledger().keys() == {"capacity", "objects:default"}
 
 
-def test_a_gang_that_does_not_start_in_time_goes_back(stack: Stack) -> None:
+def test_a_gang_that_does_not_start_in_time_is_rolled_back(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     stack.apply(_group("g", 2))
     stack.until_idle()
@@ -148,7 +148,7 @@ def test_a_gang_that_does_not_start_in_time_goes_back(stack: Stack) -> None:
     assert all(pod.status.terminating for pod in stack.pods())
 
 
-def test_a_failed_pod_is_tried_again_after_its_backoff_and_then_fails_for_good(
+def test_a_failed_pod_is_retried_after_its_backoff_and_then_fails_for_good(
     stack: Stack,
 ) -> None:
     stack.ready(a_node(cpu=4))
@@ -174,7 +174,7 @@ def test_a_failed_pod_is_tried_again_after_its_backoff_and_then_fails_for_good(
     assert finished.message == "1 of 1 pods failed; the first, g-w-0, exited with 3"
 
 
-def test_a_silent_node_is_written_off_and_its_pods_go_elsewhere(stack: Stack) -> None:
+def test_pods_of_a_silent_node_are_lost_and_bound_elsewhere(stack: Stack) -> None:
     heard = stack.clock.at_ms
     stack.ready(a_node("n1", cpu=4))
     stack.apply(_group("g", 2))
@@ -215,7 +215,7 @@ def test_a_cancelled_group_stops_its_pods_and_keeps_their_charge_until_they_end(
     assert stack.store.ledger().keys() == {"capacity"}
 
 
-def test_a_drained_queue_sends_its_groups_back_with_their_place_in_line(stack: Stack) -> None:
+def test_groups_of_a_drained_queue_return_to_pending_with_their_queue_time(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     stack.apply(a_queue("q"), _group("g", 2, queue="q"))
     queue_time = stack.group("g").status.queue_time
@@ -260,7 +260,7 @@ def test_a_finished_group_is_forgotten_when_its_time_is_over(stack: Stack) -> No
 
 
 @pytest.mark.parametrize("turns", [1, 5])
-def test_turns_in_which_nothing_changes_write_nothing(stack: Stack, turns: int) -> None:
+def test_turns_without_changes_write_nothing(stack: Stack, turns: int) -> None:
     stack.ready(a_node(cpu=1))
     stack.apply(_group("in"), _group("out", 1), _group("later", 1))
     stack.until_idle()
@@ -276,7 +276,7 @@ def _node(stack: Stack, name: str) -> Node:
     return found
 
 
-def test_a_pod_of_the_next_attempt_is_told_why_the_last_one_was_stopped(stack: Stack) -> None:
+def test_a_pod_of_the_next_attempt_has_the_reason_of_the_last_stop(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     stack.apply(_group("g"))
     stack.until_idle()
@@ -287,7 +287,7 @@ def test_a_pod_of_the_next_attempt_is_told_why_the_last_one_was_stopped(stack: S
     assert (pod.status.attempt, pod.status.last_reason) == (2, "NodeLost")
 
 
-def test_a_pod_of_the_next_admission_is_told_why_the_group_had_to_leave(stack: Stack) -> None:
+def test_a_pod_of_the_next_admission_has_the_reason_of_the_groups_last_stop(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     stack.apply(_group("g"))
     stack.until_idle()

@@ -44,7 +44,7 @@ def test_an_external_group_without_nodes_or_pods_is_admitted_and_charged_to_its_
     }
 
 
-def test_an_external_group_takes_no_room_on_nodes_from_others(stack: Stack) -> None:
+def test_an_external_group_uses_nothing_of_the_nodes(stack: Stack) -> None:
     stack.ready(a_node(cpu=4))
     in_queue(stack, external())
     pods = (Task(name="w", template=PodTemplate(command=("true",), requests=amounts(cpu=4))),)
@@ -147,7 +147,7 @@ def test_a_gang_runs_once_min_member_pods_do_and_completes_when_all_have(stack: 
     assert stack.store.ledger() == {}
 
 
-def test_a_gang_fails_at_its_first_failure_and_its_consumer_is_told_to_stop(stack: Stack) -> None:
+def test_a_gang_fails_at_its_first_failure_and_its_consumer_must_stop(stack: Stack) -> None:
     in_queue(stack, external(min_member=2))
     token = claim(stack)
     report(stack, token, "running", pod="a")

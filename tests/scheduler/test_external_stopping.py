@@ -53,14 +53,14 @@ def test_suspended_it_is_pending_at_once_and_charged_until_its_consumer_has_stop
     assert stack.store.ledger()["queue:default"] == CHARGED
 
 
-def test_a_renewal_says_stop_before_the_scheduler_has_looked(stack: Stack) -> None:
+def test_a_renewal_asks_to_stop_before_the_next_session(stack: Stack) -> None:
     in_queue(stack, external())
     token = claim(stack)
     stack.commit(changes.suspend(stack.store, "default/e", now_ms=stack.clock.at_ms))
     assert renew(stack, token).stop_reason == "Suspended"
 
 
-def test_one_who_does_not_answer_when_told_to_stop_is_waited_for_to_the_end_of_the_grace(
+def test_a_silent_consumer_has_until_the_end_of_the_grace_to_stop(
     stack: Stack,
 ) -> None:
     in_queue(stack, external())
@@ -97,7 +97,7 @@ def test_cancelled_it_is_charged_and_cannot_be_deleted_until_its_consumer_has_st
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_past_its_walltime_it_has_failed_and_its_consumer_is_told_to_stop(
+def test_past_its_walltime_it_has_failed_and_its_consumer_must_stop(
     stack: Stack, replicas: int
 ) -> None:
     tasks = (Task(name="w", replicas=replicas),)
@@ -145,7 +145,7 @@ def test_a_consumer_may_report_that_work_has_stopped_until_the_grace_is_over(sta
     assert refusal(stack, report, tokens[1], "evicted").endswith("the group was requeued")
 
 
-def test_its_spec_cannot_be_edited_while_somebody_may_still_run_it(stack: Stack) -> None:
+def test_its_spec_cannot_be_edited_while_a_consumer_may_still_run_it(stack: Stack) -> None:
     in_queue(stack, external())
     token = claim(stack)
     suspend(stack)
@@ -155,7 +155,7 @@ def test_its_spec_cannot_be_edited_while_somebody_may_still_run_it(stack: Stack)
     stack.apply(external(cpu=5, suspend=True))
 
 
-def test_a_cut_counts_what_was_told_to_stop_and_spares_the_others(stack: Stack) -> None:
+def test_a_cut_counts_stopping_pods_and_spares_other_groups(stack: Stack) -> None:
     stack.apply(a_queue("q", capability={"cpu": 8}))
     in_queue(stack, external("first", queue="q"))
     stack.clock.at_ms += SECOND

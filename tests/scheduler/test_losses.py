@@ -69,7 +69,7 @@ def test_a_preempted_pod_does_not_wait_for_earlier_losses() -> None:
     assert requeued(decided) == ["default/g-w-0"]
 
 
-def test_a_pod_that_is_written_off_counts_it() -> None:
+def test_a_lost_pod_counts_the_loss() -> None:
     decided = decide(a_node(cpu=1), *a_running_group("g"), leases={"g-1-0": 0}, now_ms=10 * MINUTE)
     (pod,) = decided.session.groups["g"].pods.values()
     assert (pod.status.phase, pod.status.losses) == (PodPhase.EVICTED, 1)
@@ -84,7 +84,7 @@ def test_a_pod_that_is_written_off_counts_it() -> None:
         (PodOutcome(exit_code=0), 2),
     ],
 )
-def test_a_pod_that_its_node_stopped_for_want_of_the_server_counts_it(
+def test_a_pod_stopped_by_its_node_without_the_server_counts_as_lost(
     outcome: PodOutcome, losses: int
 ) -> None:
     pod = a_pod(a_group("g"), phase=PodPhase.RUNNING, node="n1", losses=2)
@@ -104,12 +104,12 @@ def told(*objects: Any, **more: Any) -> list[str]:
     ]
 
 
-def test_one_pod_is_told_in_the_singular() -> None:
+def test_events_name_one_pod_in_the_singular() -> None:
     assert "Bound: 1 pod to n1" in told(a_node(cpu=4), a_group("g", 1))
     assert "Bound: 2 pods to n1" in told(a_node(cpu=4), a_group("g", 2))
 
 
-def test_one_pod_that_is_lost_or_has_to_stop_is_told_in_the_singular() -> None:
+def test_events_name_one_lost_or_stopped_pod_in_the_singular() -> None:
     silent = {"leases": {"g-1-0": 0}, "now_ms": 10 * MINUTE}
     assert "NodeLost: 1 pod written off" in told(a_node(cpu=4), *a_running_group("g"), **silent)
     stopping = told(a_node(cpu=4), *a_running_group("g", suspend=True))

@@ -78,7 +78,7 @@ def test_a_guarantee_set_meanwhile_is_not_given_away(waiting: Stack) -> None:
     assert (waiting.store.ledger(), waiting.store.charges()) == before
 
 
-def test_a_group_refused_for_an_edit_that_left_room_is_admitted_in_the_next_turn(
+def test_a_group_refused_for_a_harmless_edit_is_admitted_in_the_next_turn(
     waiting: Stack,
 ) -> None:
     report = turn_with(waiting, a_quota("elsewhere", cpu=1))

@@ -94,6 +94,6 @@ def test_traits_of_another_type_are_refused_by_name(monkeypatch: pytest.MonkeyPa
         assemble(SchedulerConfig(plugins=(PluginEntry(name="picky"),)))
 
 
-def test_the_defaults_promise_nothing() -> None:
+def test_the_defaults_declare_no_traits() -> None:
     assert traits_of(AtPreEnqueue()) == PluginTraits()
     assert PluginTraits().lifted_by is None

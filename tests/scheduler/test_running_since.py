@@ -63,9 +63,7 @@ def test_a_pod_that_waits_for_its_next_attempt_has_not_started() -> None:
 
 
 @pytest.mark.parametrize(("said_s", "since"), [(3, 10), (500, 60)])
-def test_whatever_a_clock_says_it_ran_neither_before_it_was_let_in_nor_after_now(
-    said_s: int, since: int
-) -> None:
+def test_a_start_is_neither_before_the_admission_nor_after_now(said_s: int, since: int) -> None:
     gang = a_gang(1)
     assert since_s(seen(gang, a_start(gang, 0, said_s))) == since
 

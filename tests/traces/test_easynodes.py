@@ -21,7 +21,7 @@ def jobs(seed: int, count: int, *, nodes: int, cpu: int) -> list[NodeJob]:
     return found
 
 
-def test_a_plain_easy_on_nodes_keeps_its_promises_and_one_in_sums_does_not() -> None:
+def test_a_plain_easy_on_nodes_keeps_its_reservations_and_one_in_sums_does_not() -> None:
     late = {True: 0, False: 0}
     for seed in range(20):
         load = jobs(seed, 60, nodes=6, cpu=4)
@@ -34,7 +34,7 @@ def test_a_plain_easy_on_nodes_keeps_its_promises_and_one_in_sums_does_not() -> 
     assert late[True] > 0
 
 
-def test_a_head_starts_on_its_nodes_no_later_than_it_was_promised() -> None:
+def test_a_head_starts_on_its_nodes_no_later_than_reserved() -> None:
     """The daemon's own sessions on 100 nodes of 4 cpus; half of the jobs request whole nodes."""
     load = jobs(7, 250, nodes=100, cpu=4)
     starts, promised = play(load)

@@ -79,7 +79,7 @@ def test_a_tenant_that_always_asks_for_more_gets_a_share_by_weight(text: str) ->
     assert (schedule.evictions, schedule.refused) == (0, 0)
 
 
-def test_a_late_tenant_waits_for_jobs_to_end_where_none_is_evicted() -> None:
+def test_without_evictions_a_late_tenant_waits_for_jobs_to_end() -> None:
     """The machine is full of jobs of 100 s; from 50 s on, half of it is due to the late tenant."""
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
@@ -88,7 +88,7 @@ def test_a_late_tenant_waits_for_jobs_to_end_where_none_is_evicted() -> None:
     assert (schedule.evictions, schedule.lost_s) == (0, 0)
 
 
-def test_where_somebody_is_evicted_who_comes_late_has_its_part_within_a_grace() -> None:
+def test_with_evictions_a_late_tenant_has_its_share_within_a_grace() -> None:
     early = [job(number, 0, 1, 100, queue="early") for number in range(1, 25)]
     late = [job(number, 50, 1, 10, queue="late") for number in range(25, 31)]
     schedule = played(taking_back(a_load(*early, *late, cpus=12)), EVICTING)
@@ -99,7 +99,7 @@ def test_where_somebody_is_evicted_who_comes_late_has_its_part_within_a_grace() 
     assert all(one.end_s is not None for one in schedule.jobs)
 
 
-def test_the_due_of_who_is_away_is_everybodys() -> None:
+def test_the_due_of_an_absent_tenant_goes_to_the_others() -> None:
     """`b` arrives at 100 s: until then everything is due to `a`, and then half of it."""
     first = [job(number, 0, 1, 10, queue="a") for number in range(1, 241)]
     second = [job(number, 100, 1, 10, queue="b") for number in range(241, 301)]
@@ -111,9 +111,7 @@ def test_the_due_of_who_is_away_is_everybodys() -> None:
 
 
 @pytest.mark.parametrize(("text", "evicts"), [(CALM, False), (EVICTING, True)])
-def test_real_groups_lose_nothing_whether_anybody_is_evicted_or_not(
-    text: str, evicts: bool
-) -> None:
+def test_groups_of_a_real_log_finish_with_and_without_evictions(text: str, evicts: bool) -> None:
     log = real_log("SDSC-SP2-1998-4.2-cln")
     load = swf_load(read_swf(log, processors=128, most=300), by="group")
     schedule = played(taking_back(load), text)

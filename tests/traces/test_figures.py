@@ -85,7 +85,7 @@ def test_an_unfinished_job_counts_as_a_job_and_in_nothing_else() -> None:
     assert (figures.mean_wait_s, figures.makespan_s, figures.utilization) == (0.0, 10, 0.25)
 
 
-def test_the_makespan_begins_with_the_first_submit_even_of_who_never_ran() -> None:
+def test_the_makespan_begins_with_the_first_submit_even_of_a_job_that_never_ran() -> None:
     assert figures_of(schedule_of(ran(1, 0, None, 10), ran(2, 5, 5, 10))).makespan_s == 15
 
 
@@ -94,7 +94,7 @@ def test_a_job_cut_at_its_walltime_is_counted_for_the_time_it_ran() -> None:
     assert (figures.utilization, figures.mean_bounded_slowdown) == (80 / 200, 50 / 40)
 
 
-def test_without_anybody_there_are_no_figures() -> None:
+def test_without_jobs_there_are_no_figures() -> None:
     figures = figures_of(schedule_of())
     assert (figures.jobs, figures.finished, figures.mean_wait_s) == (0, 0, None)
     assert (figures.utilization, figures.makespan_s, figures.p95_wait_s) == (None, None, None)

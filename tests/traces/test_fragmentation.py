@@ -18,7 +18,7 @@ NO_GPU = Place(name="c", cpu=64000, memory=10, gpu=0, labels={})
 TAKE_ALL_CPU = {"cpu": 4000, "memory": 1, "gpu": 500, "pods": 1000}
 
 
-def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
+def test_free_gpu_is_a_fragment_for_pods_that_lack_cores_beside_it() -> None:
     # On b, the pod with a whole GPU finds too few cores: a quarter of the 1000 is fragmented.
     reading = GpuMeter([TWO_GPUS, ONE_GPU, NO_GPU], WORKLOAD).reading()
     assert (reading.capacity, reading.allocated, reading.fragmented) == (3000, 0, 250)
@@ -27,7 +27,7 @@ def test_free_gpu_is_a_fragment_to_who_finds_too_little_beside_it() -> None:
     assert (reading.stranded, reading.stranded_gpu) == (0, 0)
 
 
-def test_taken_amounts_leave_fragments_and_returned_amounts_mend_them() -> None:
+def test_allocations_create_fragments_and_releases_remove_them() -> None:
     meter = GpuMeter([TWO_GPUS, ONE_GPU], WORKLOAD)
     before = meter.reading()
     meter.take("a", TAKE_ALL_CPU)
@@ -62,7 +62,7 @@ def test_halves_of_two_gpus_are_a_whole_one_as_nodes_count_amounts() -> None:
     assert meter.reading().fragmented == 0
 
 
-def test_to_who_asks_for_no_gpu_all_that_is_free_is_a_fragment() -> None:
+def test_all_free_gpu_is_a_fragment_for_pods_without_gpu() -> None:
     only_cpu = Shape(cpu=1000, memory=1, gpu=0)
     meter = GpuMeter([TWO_GPUS], (SHARE, SHARE, only_cpu))
     assert meter.reading().fragmented == Fraction(2000, 3)

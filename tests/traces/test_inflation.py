@@ -35,7 +35,7 @@ def curve(run: Inflation) -> list[tuple[int, int, int, Fraction]]:
     ]
 
 
-def test_binpack_leaves_a_node_whole_for_who_needs_one() -> None:
+def test_binpack_leaves_a_whole_node_for_a_pod_that_needs_one() -> None:
     run = inflated("binpack", 75)
     assert curve(run) == [
         (0, 0, 0, 0),
@@ -46,7 +46,7 @@ def test_binpack_leaves_a_node_whole_for_who_needs_one() -> None:
     assert (run.capacity, run.last.pods, run.first_failed) == (8000, 3, None)
 
 
-def test_spread_does_not_and_who_finds_no_node_is_withdrawn() -> None:
+def test_spread_does_not_and_an_unplaced_pod_is_withdrawn() -> None:
     run = inflated("spread", 75)
     assert curve(run) == [
         (0, 0, 0, 0),
@@ -57,7 +57,7 @@ def test_spread_does_not_and_who_finds_no_node_is_withdrawn() -> None:
     assert (run.last.pods, run.first_failed) == (3, 6000)
 
 
-def test_nothing_stays_promised_to_who_was_withdrawn() -> None:
+def test_a_withdrawn_pod_leaves_no_reservation() -> None:
     # Small, small, large; large, small, small; small, large: if the large pods' GPUs stayed
     # reserved, the fifth small pod would find none.
     run = inflated("spread", 200)

@@ -7,7 +7,7 @@ from batchq.lab.workload.schedule import MOST_STEPS, WAITING, Meter, Sample
 CPU = ("a", "cpu")
 
 
-def test_a_short_time_is_told_second_by_second() -> None:
+def test_a_short_time_has_one_step_per_second() -> None:
     meter = Meter(100)
     meter.add(CPU, 4, 100)
     meter.add(WAITING, 2, 101)
@@ -19,7 +19,7 @@ def test_a_short_time_is_told_second_by_second() -> None:
     )
 
 
-def test_a_long_time_is_told_in_steps_of_equal_length_and_the_mean_over_each() -> None:
+def test_a_long_time_has_steps_of_equal_length_with_the_mean_of_each() -> None:
     meter = Meter(0)
     meter.add(CPU, 1, 0)
     meter.add(CPU, 2, MOST_STEPS + 1)

@@ -65,7 +65,7 @@ def test_the_first_percents_of_an_inflation_are_placed_whole(folder: Path) -> No
     assert len(run.points) == 3
 
 
-def test_the_first_pods_find_room_at_once_on_a_few_of_the_nodes(folder: Path) -> None:
+def test_the_first_pods_are_placed_at_once_on_a_few_of_the_nodes(folder: Path) -> None:
     nodes = read_nodes(folder / "openb_node_list_gpu_node.csv")[::60]
     pods = read_pods(folder / "openb_pod_list_default.csv", most=60)
     load = openb_load(nodes, pods)

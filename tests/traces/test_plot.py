@@ -61,7 +61,7 @@ def words_of(svg: bytes) -> list[str]:
     return re.findall(r"<!-- (.+?) -->", svg.decode())
 
 
-def test_a_png_is_as_wide_as_said_and_has_something_in_it() -> None:
+def test_a_png_has_the_stated_size_and_is_not_empty() -> None:
     content = drawn(picture("fcfs"), "png")
     # 12 inches of 120 dots; a title of 0.5, a legend line of 0.25, panels of 2.5, 2.5 and 3.4.
     assert png_size(content) == (1440, round(9.15 * 120))
@@ -102,12 +102,12 @@ def test_the_same_runs_give_the_same_bytes(form: str) -> None:
     assert drawn(shown, form) == drawn(shown, form)
 
 
-def test_a_run_in_which_nothing_finished_is_drawn_and_said_so() -> None:
+def test_a_run_in_which_nothing_finished_is_drawn_and_labelled() -> None:
     words = words_of(drawn(picture_of([schedule()], tenants=True), "svg"))
     assert "easy: nothing finished" in words
 
 
-def test_more_runs_than_colours_are_told_apart_by_their_dashes() -> None:
+def test_more_runs_than_colours_differ_by_their_dashes() -> None:
     names = [f"run {number}" for number in range(10)]
     shown = picture_of([schedule(name=name) for name in names])
     svg = drawn(shown, "svg").decode()

@@ -139,7 +139,7 @@ def test_a_start_the_policy_forbids_is_not_explained() -> None:
     assert found.causes == {"processes": 0, "allowance": 0, "latency": 0, "overhead": 0, "open": 1}
 
 
-def test_a_chain_of_promises_is_stretched_by_the_walltimes_allowance() -> None:
+def test_a_chain_of_reservations_is_stretched_by_the_allowance_of_walltimes() -> None:
     # The second has a reservation at 100, the third at 200; the fourth would end at 202 beside
     # them. With 3 s more for each (300 of the log's), the third's reservation is later by as much.
     jobs = (job(1, 0, 100, 3), job(2, 1, 100, 3), job(3, 2, 100, 4), job(4, 5, 197, 1))
@@ -178,7 +178,7 @@ def test_so_many_that_comparing_takes_too_long_are_refused() -> None:
     assert refused.value.message == "--against compares at most 5000 jobs, and these are 5001"
 
 
-def test_a_comparison_is_told_in_words_and_as_json() -> None:
+def test_a_comparison_prints_as_text_and_as_json() -> None:
     jobs = (job(1, 0, 10, 3), job(2, 1, 50, 4), job(3, 5, 20, 1))
     plan = plan_of(*jobs, policy="fcfs")
     bounds = (0.5, 35.0, 5.5)

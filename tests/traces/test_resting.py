@@ -46,7 +46,7 @@ def sessions_without_actions(load: Load, monkeypatch: pytest.MonkeyPatch) -> int
     return len(found)
 
 
-def test_gangs_of_one_queue_are_one_line_of_equals() -> None:
+def test_gangs_of_one_queue_are_a_queue_of_equals() -> None:
     load = full_and_empty(job(3, 2, 1, 5, pods=3), with_spec(job(4, 2, 1, 5, pods=3), min_member=3))
     assert is_queue_of_equals(load, POLICY_CONFIG)
 
@@ -63,11 +63,11 @@ def test_gangs_of_one_queue_are_one_line_of_equals() -> None:
         ),
     ],
 )
-def test_with_anybody_else_among_them_they_are_not(other: Arrival) -> None:
+def test_with_any_other_group_they_are_not(other: Arrival) -> None:
     assert not is_queue_of_equals(full_and_empty(other), POLICY_CONFIG)
 
 
-def test_groups_of_a_queue_with_a_guarantee_are_not_one_line_of_equals() -> None:
+def test_a_queue_with_a_guarantee_is_not_a_queue_of_equals() -> None:
     queue = Queue(metadata=Metadata(name="default"), spec=QueueSpec(guarantee={"cpu": 1000}))
     assert not is_queue_of_equals(structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG)
 
@@ -77,7 +77,7 @@ def test_by_other_actions_they_are_not() -> None:
     assert not is_queue_of_equals(full_and_empty(), config)
 
 
-def test_each_start_spares_a_look_at_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_start_saves_an_evaluation_of_waiting_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     short_first = a_load(job(1, 0, 4, 10), job(2, 1, 1, 10), policy="easy-sjf")
     assert sessions_without_actions(short_first, monkeypatch) == 2
 
@@ -90,7 +90,7 @@ def sessions_by_then(load: Load) -> list[int]:
     return found
 
 
-def test_an_end_that_makes_room_for_nobody_is_seen_by_the_next_session() -> None:
+def test_an_end_after_which_nothing_fits_needs_no_session() -> None:
     sizes = ((1, 0, 3, 30, 40), (2, 0, 1, 5, 20), (3, 1, 2, 5, 20))
     load = a_load(*(job(*one, walltime_s=asked) for *one, asked in sizes), policy="easy")
     # At 0 two start together; at 1 one arrives; at 5 one ends, but nothing fits; at 30 the third
@@ -99,7 +99,7 @@ def test_an_end_that_makes_room_for_nobody_is_seen_by_the_next_session() -> None
     assert sessions_by_then(load) == [1, 1, 1, 2, 2]
 
 
-def test_where_room_is_all_that_counts_a_start_is_seen_by_the_next_session() -> None:
+def test_if_only_resources_count_a_start_needs_no_session() -> None:
     # The last job ends with its walltime, which needs a session anyway.
     assert sessions_by_then(full_and_empty()) == [1, 1, 2, 3]
 
@@ -139,7 +139,7 @@ def a_line(shapes: Sequence[tuple[int, ...]], policy: str) -> Load:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "first-fit", "easy", "conservative"])
-def test_a_play_that_spares_sessions_comes_to_the_same_as_one_that_spares_none(
+def test_skipping_sessions_does_not_change_the_schedule(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def comes_to(load: Load, *, spares: bool, watch: bool) -> Schedule:
@@ -185,12 +185,12 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
         ),
     ],
 )
-def test_elsewhere_room_is_not_all_that_counts(load: Load, config: SchedulerConfig) -> None:
+def test_other_loads_do_not_wait_only_for_resources(load: Load, config: SchedulerConfig) -> None:
     assert is_queue_of_equals(load, config)
     assert not waits_only_for_resources(load, config)
 
 
-def test_among_several_queues_everybody_is_looked_at_again(
+def test_with_several_queues_all_groups_are_evaluated_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     load = full_and_empty(job(3, 2, 1, 5, queue="other"))

@@ -63,7 +63,7 @@ def sample(at_s: int, long_s: int = 100, *, waiting: float = 0.0, **cpus: float)
 # --- over time ------------------------------------------------------------------------------
 
 
-def test_lines_begin_with_the_first_submit_and_tell_parts_of_the_machine() -> None:
+def test_lines_begin_with_the_first_submit_and_show_parts_of_the_machine() -> None:
     usage = (sample(5000, a=4), sample(5100, a=1, b=1, waiting=3), sample(5200, waiting=0.5))
     picture = picture_of([schedule(ran(1, submit_s=5000), usage=usage)])
     [utilisation], [waiting] = picture.utilisation, picture.waiting
@@ -81,7 +81,7 @@ def test_runs_of_different_lengths_have_the_same_steps_and_their_own_ends() -> N
     assert (second.at_s, second.values) == ((15, 45), (0.5, 0.0))
 
 
-def test_a_long_log_is_told_in_no_more_steps_than_can_be_told_apart() -> None:
+def test_a_long_log_has_a_bounded_number_of_steps() -> None:
     usage = tuple(sample(10 * place, 10, a=place % 2) for place in range(1000))
     [line] = picture_of([schedule(usage=usage)]).utilisation
     assert len(line.values) == 120
@@ -125,7 +125,7 @@ def test_sizes_fall_into_powers_of_two_and_waits_into_quantiles() -> None:
 # --- tenants --------------------------------------------------------------------------------
 
 
-def test_only_who_asks_for_tenants_gets_them_and_then_the_six_with_most_work() -> None:
+def test_tenants_are_drawn_on_request_and_only_the_six_with_most_work() -> None:
     jobs = [ran(number, tenant=f"user-{number}", run_s=10 * number) for number in range(1, 9)]
     one = schedule(*jobs, usage=(sample(0),))
     assert picture_of([one]).tenants == ()
@@ -161,7 +161,7 @@ def test_a_step_that_is_cut_short_counts_for_what_it_is() -> None:
     assert entitled(one, 100) == [{"a": 0.5}, {"a": 0.5}]
 
 
-def test_a_machine_is_shared_out_by_weight_and_nobody_gets_more_than_it_wants() -> None:
+def test_a_machine_is_divided_by_weight_and_no_tenant_gets_more_than_it_wants() -> None:
     assert shared_out(10, {"a": 9, "b": 9}, {}) == {"a": 5, "b": 5}
     assert shared_out(10, {"a": 9, "b": 9}, {"a": 4}) == {"a": 8, "b": 2}
     assert shared_out(10, {"a": 9, "b": 2, "c": 9}, {}) == {"b": 2, "a": 4, "c": 4}
@@ -180,7 +180,7 @@ def test_the_index_is_one_where_all_are_alike_and_one_nth_where_one_has_all() ->
     assert (jain([]), jain([0.0])) == (None, None)
 
 
-def test_fairness_is_over_the_slowdowns_of_tenants_of_whom_a_job_has_finished() -> None:
+def test_fairness_covers_the_slowdowns_of_tenants_with_finished_jobs() -> None:
     # a has a slowdown of 1 and b of 2; c has none.
     jobs = (
         ran(1, tenant="a"),

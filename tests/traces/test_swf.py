@@ -89,7 +89,7 @@ def test_only_the_first_jobs_after_the_filter_are_read(tmp_path: Path) -> None:
     assert [job.number for job in trace.jobs] == [2, 3]
 
 
-def test_a_packed_log_is_known_by_its_content(tmp_path: Path) -> None:
+def test_a_gzipped_log_is_recognised_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(gzip.compress(f"; MaxNodes: 8 (two cabinets)\n{job_line()}".encode()))
     assert read_swf(path).processors == 8

@@ -31,7 +31,7 @@ def end(**outcome: Any) -> Ended:
     return Ended(pod="g-1-0", attempt=1, outcome=PodOutcome(**outcome), author="horse")
 
 
-class Office:
+class Reports:
     """A store with one group of one pod, and a node-report processor."""
 
     def __init__(self, **status: Any) -> None:
@@ -79,50 +79,50 @@ class Office:
 
 
 @pytest.fixture
-def office() -> Office:
-    return Office()
+def reports() -> Reports:
+    return Reports()
 
 
 # --- Claims ---------------------------------------------------------------------------------
 
 
-def test_a_bound_pod_is_claimed_once(office: Office) -> None:
-    assert words(office.hear(CLAIM)) == ["done"]
-    status = office.pod().status
+def test_a_bound_pod_is_claimed_once(reports: Reports) -> None:
+    assert words(reports.hear(CLAIM)) == ["done"]
+    status = reports.pod().status
     assert (status.phase, status.started_at, status.holder) == (PodPhase.RUNNING, 7, "horse")
     other = StartClaim(pod="g-1-0", attempt=1, author="another horse")
-    assert words(office.hear(other)) == ["superseded"]
-    assert office.pod().status.holder == "horse"
+    assert words(reports.hear(other)) == ["superseded"]
+    assert reports.pod().status.holder == "horse"
 
 
-def test_a_claim_that_is_folded_again_changes_nothing_and_is_not_counted(office: Office) -> None:
-    office.hear(CLAIM)
-    revision = office.pod().metadata.revision
-    assert words(office.hear(CLAIM)) == ["done"]
-    assert office.pod().metadata.revision == revision
+def test_a_start_claim_applied_twice_changes_nothing_and_is_not_counted(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    revision = reports.pod().metadata.revision
+    assert words(reports.hear(CLAIM)) == ["done"]
+    assert reports.pod().metadata.revision == revision
 
 
-def test_another_attempt_another_node_and_another_pod_claim_nothing(office: Office) -> None:
+def test_another_attempt_another_node_and_another_pod_claim_nothing(reports: Reports) -> None:
     for fact, node in (
         (StartClaim(pod="g-1-0", attempt=2, author="horse"), "n1"),
         (CLAIM, "n2"),
         (StartClaim(pod="g-1-9", attempt=1, author="horse"), "n1"),
     ):
-        assert words(office.hear(fact, node=node)) == ["superseded"]
-    assert office.phase() == ("Bound", "")
+        assert words(reports.hear(fact, node=node)) == ["superseded"]
+    assert reports.phase() == ("Bound", "")
 
 
 def test_a_pod_that_is_to_stop_is_evicted_instead_of_claimed() -> None:
-    office = Office(terminating=True, reason="Suspended")
-    assert words(office.hear(CLAIM)) == ["done"]
-    assert office.phase() == ("Evicted", "Suspended")
-    assert office.store.ledger().get("node:n1", {}) == {}
+    reports = Reports(terminating=True, reason="Suspended")
+    assert words(reports.hear(CLAIM)) == ["done"]
+    assert reports.phase() == ("Evicted", "Suspended")
+    assert reports.store.ledger().get("node:n1", {}) == {}
 
 
 def test_a_pod_that_was_bound_before_the_server_was_restarted_is_not_started(
-    office: Office,
+    reports: Reports,
 ) -> None:
-    answer = claim(office.pod(), "n1", CLAIM, now_ms=7, generation=1)
+    answer = claim(reports.pod(), "n1", CLAIM, now_ms=7, generation=1)
     assert isinstance(answer, Transaction)
     after = answer.writes[0].value
     assert isinstance(after, Pod)
@@ -132,56 +132,56 @@ def test_a_pod_that_was_bound_before_the_server_was_restarted_is_not_started(
 # --- Ends -----------------------------------------------------------------------------------
 
 
-def test_the_end_frees_what_the_pod_held(office: Office) -> None:
-    office.hear(CLAIM)
-    assert office.store.ledger()["node:n1"] == {"cpu": 1000}
-    assert words(office.hear(end(exit_code=0))) == ["done"]
-    assert office.store.ledger().get("node:n1", {}) == {}
-    assert office.phase() == ("Succeeded", "")
+def test_the_end_frees_what_the_pod_held(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    assert reports.store.ledger()["node:n1"] == {"cpu": 1000}
+    assert words(reports.hear(end(exit_code=0))) == ["done"]
+    assert reports.store.ledger().get("node:n1", {}) == {}
+    assert reports.phase() == ("Succeeded", "")
 
 
-def test_an_end_is_folded_once_and_what_contradicts_it_is_superseded(office: Office) -> None:
-    office.hear(CLAIM)
-    assert words(office.hear(end(exit_code=3, how="exited with 3"))) == ["done"]
-    assert words(office.hear(end(exit_code=3))) == ["done"]
-    assert words(office.hear(Ended(pod="g-1-0", attempt=1, outcome=LOST))) == ["superseded"]
-    status = office.pod().status
+def test_an_end_is_applied_once_and_contradicting_ends_are_superseded(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    assert words(reports.hear(end(exit_code=3, how="exited with 3"))) == ["done"]
+    assert words(reports.hear(end(exit_code=3))) == ["done"]
+    assert words(reports.hear(Ended(pod="g-1-0", attempt=1, outcome=LOST))) == ["superseded"]
+    status = reports.pod().status
     assert (status.phase, status.failures, status.message) == ("Failed", 1, "exited with 3")
-    assert [event.reason for event in office.store.events()] == ["Failed"]
+    assert [event.reason for event in reports.store.events()] == ["Failed"]
 
 
-def test_a_superseded_attempt_ends_nothing(office: Office) -> None:
-    office.hear(CLAIM)
+def test_a_superseded_attempt_ends_nothing(reports: Reports) -> None:
+    reports.hear(CLAIM)
     old = Ended(pod="g-1-0", attempt=2, outcome=PodOutcome(exit_code=0))
-    assert words(office.hear(old)) == ["superseded"]
-    assert words(office.hear(end(exit_code=0), node="n2")) == ["superseded"]
-    assert office.phase() == ("Running", "")
+    assert words(reports.hear(old)) == ["superseded"]
+    assert words(reports.hear(end(exit_code=0), node="n2")) == ["superseded"]
+    assert reports.phase() == ("Running", "")
 
 
-def test_an_end_that_comes_after_the_pod_was_written_off_is_superseded(office: Office) -> None:
-    office.hear(CLAIM)
-    office.change(phase=PodPhase.EVICTED, reason="NodeLost")
-    assert words(office.hear(end(exit_code=0))) == ["superseded"]
-    assert office.phase() == ("Evicted", "NodeLost")
+def test_an_end_that_comes_after_the_pod_was_written_off_is_superseded(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    reports.change(phase=PodPhase.EVICTED, reason="NodeLost")
+    assert words(reports.hear(end(exit_code=0))) == ["superseded"]
+    assert reports.phase() == ("Evicted", "NodeLost")
 
 
-def test_a_server_that_forgot_the_claim_still_gets_the_success(office: Office) -> None:
-    assert words(office.hear(end(exit_code=0))) == ["again"]
-    assert words(office.hear(end(exit_code=0))) == ["done"]
-    assert office.phase() == ("Succeeded", "")
+def test_a_server_that_forgot_the_claim_still_gets_the_success(reports: Reports) -> None:
+    assert words(reports.hear(end(exit_code=0))) == ["again"]
+    assert words(reports.hear(end(exit_code=0))) == ["done"]
+    assert reports.phase() == ("Succeeded", "")
 
 
-def test_an_order_to_stop_that_overtakes_the_end_is_heard(office: Office) -> None:
-    office.hear(CLAIM)
-    office.change(terminating=True, reason="Preempted")
-    assert words(office.hear(end(exit_code=1))) == ["done"]
-    assert office.phase() == ("Evicted", "Preempted")
+def test_an_order_to_stop_that_overtakes_the_end_is_heard(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    reports.change(terminating=True, reason="Preempted")
+    assert words(reports.hear(end(exit_code=1))) == ["done"]
+    assert reports.phase() == ("Evicted", "Preempted")
 
 
-def test_a_node_that_talks_without_end_is_cut_short(office: Office) -> None:
-    office.hear(CLAIM)
-    office.hear(end(exit_code=1, stopped="x" * 100_000, message="y" * 100_000))
-    status = office.pod().status
+def test_a_node_that_talks_without_end_is_cut_short(reports: Reports) -> None:
+    reports.hear(CLAIM)
+    reports.hear(end(exit_code=1, stopped="x" * 100_000, message="y" * 100_000))
+    status = reports.pod().status
     assert (len(status.reason), len(status.message)) == (64, 2_000)
 
 
@@ -189,22 +189,22 @@ def test_a_node_that_talks_without_end_is_cut_short(office: Office) -> None:
 
 
 def test_an_attempt_that_the_server_has_forgotten_goes_on() -> None:
-    office = Office(phase=PodPhase.PENDING, node="")
+    reports = Reports(phase=PodPhase.PENDING, node="")
     runs = Runs(pod="g-1-0", attempt=2, author="horse", started_at=5)
-    assert words(office.hear(runs)) == ["again"]
-    assert words(office.hear(runs)) == ["done"]
-    status = office.pod().status
+    assert words(reports.hear(runs)) == ["again"]
+    assert words(reports.hear(runs)) == ["done"]
+    status = reports.pod().status
     assert (status.phase, status.node, status.attempt) == ("Running", "n1", 2)
     assert (status.started_at, status.holder) == (5, "horse")
-    assert office.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
+    assert reports.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}
 
 
-def test_a_run_on_another_node_or_of_an_evicted_attempt_does_not_go_on(office: Office) -> None:
+def test_a_run_on_another_node_or_of_an_evicted_attempt_does_not_go_on(reports: Reports) -> None:
     runs = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5)
-    assert words(office.hear(runs, node="n2")) == ["superseded"]
-    office.change(phase=PodPhase.EVICTED)
-    office.change(phase=PodPhase.PENDING, node="", attempt=2)
-    assert words(office.hear(runs)) == ["superseded"]
+    assert words(reports.hear(runs, node="n2")) == ["superseded"]
+    reports.change(phase=PodPhase.EVICTED)
+    reports.change(phase=PodPhase.PENDING, node="", attempt=2)
+    assert words(reports.hear(runs)) == ["superseded"]
 
 
 # --- The node itself ------------------------------------------------------------------------
@@ -214,11 +214,11 @@ def serves(**changed: Any) -> Serves:
     return Serves(**{"agent": "host:1:1", "resources": {"cpu": 4000}, **changed})
 
 
-def test_a_node_is_made_of_what_its_agent_offers(office: Office) -> None:
+def test_a_node_is_made_of_what_its_agent_offers(reports: Reports) -> None:
     taint = Taint(key="own", effect="NoSchedule")
     fact = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,))
-    assert words(office.hear(fact)) == ["done"]
-    node = office.node()
+    assert words(reports.hear(fact)) == ["done"]
+    node = reports.node()
     assert node.spec.resources == {"cpu": 4000}
     assert node.spec.taints == (taint,)
     assert node.metadata.labels == {"disk": "fast"}
@@ -228,35 +228,35 @@ def test_a_node_is_made_of_what_its_agent_offers(office: Office) -> None:
         "batchq/protocol": "1",
     }
     assert (node.status.ready, node.status.heartbeat) == (True, 7)
-    assert office.store.ledger()["capacity"] == {"cpu": 4000, "pods": 1_000_000_000_000}
+    assert reports.store.ledger()["capacity"] == {"cpu": 4000, "pods": 1_000_000_000_000}
 
 
-def test_an_offer_that_changes_nothing_writes_nothing(office: Office) -> None:
-    office.hear(serves())
-    revision = office.node().metadata.revision
-    assert words(office.hear(serves(), now_ms=9)) == ["done"]
-    assert office.node().metadata.revision == revision
+def test_an_offer_that_changes_nothing_writes_nothing(reports: Reports) -> None:
+    reports.hear(serves())
+    revision = reports.node().metadata.revision
+    assert words(reports.hear(serves(), now_ms=9)) == ["done"]
+    assert reports.node().metadata.revision == revision
 
 
-def test_a_node_is_left_by_the_agent_that_serves_it_and_by_no_other(office: Office) -> None:
-    office.hear(serves())
-    office.hear(Leaves(agent="host:2:2"))
-    assert office.node().status.ready
-    office.hear(Leaves(agent="host:1:1"))
-    assert not office.node().status.ready
-    assert "capacity" not in office.store.ledger()
+def test_a_node_is_left_by_the_agent_that_serves_it_and_by_no_other(reports: Reports) -> None:
+    reports.hear(serves())
+    reports.hear(Leaves(agent="host:2:2"))
+    assert reports.node().status.ready
+    reports.hear(Leaves(agent="host:1:1"))
+    assert not reports.node().status.ready
+    assert "capacity" not in reports.store.ledger()
 
 
-def test_an_agent_that_takes_its_node_out_of_service_says_why_until_it_is_back(
-    office: Office,
+def test_an_agent_that_takes_its_node_out_of_service_states_the_reason(
+    reports: Reports,
 ) -> None:
-    office.hear(serves())
-    office.hear(Leaves(agent="host:1:1", reason="processes cannot be killed: 7" + 1000 * "x"))
-    assert not office.node().status.ready
-    assert office.node().status.reason == ("processes cannot be killed: 7" + 1000 * "x")[:200]
-    office.hear(serves())
-    assert office.node().status.ready
-    assert office.node().status.reason == ""
+    reports.hear(serves())
+    reports.hear(Leaves(agent="host:1:1", reason="processes cannot be killed: 7" + 1000 * "x"))
+    assert not reports.node().status.ready
+    assert reports.node().status.reason == ("processes cannot be killed: 7" + 1000 * "x")[:200]
+    reports.hear(serves())
+    assert reports.node().status.ready
+    assert reports.node().status.reason == ""
 
 
 @pytest.mark.parametrize(
@@ -270,35 +270,35 @@ def test_an_agent_that_takes_its_node_out_of_service_says_why_until_it_is_back(
     ],
 )
 def test_impossible_resources_or_labels_of_a_node_are_not_offered(
-    office: Office, offer: dict[str, Any]
+    reports: Reports, offer: dict[str, Any]
 ) -> None:
-    assert words(office.hear(serves(**offer))) == ["superseded"]
-    assert office.store.get("Node", "n1") is None
+    assert words(reports.hear(serves(**offer))) == ["superseded"]
+    assert reports.store.get("Node", "n1") is None
 
 
-def test_a_name_that_no_node_can_have_is_not_made(office: Office) -> None:
-    assert words(office.hear(serves(), node="N 1")) == ["superseded"]
+def test_a_name_that_no_node_can_have_is_not_made(reports: Reports) -> None:
+    assert words(reports.hear(serves(), node="N 1")) == ["superseded"]
 
 
-def test_a_node_of_an_older_agent_keeps_its_protocol(office: Office) -> None:
-    office.hear(serves(protocol=0))
-    assert office.node().metadata.annotations["batchq/protocol"] == "0"
+def test_a_node_of_an_older_agent_keeps_its_protocol(reports: Reports) -> None:
+    reports.hear(serves(protocol=0))
+    assert reports.node().metadata.annotations["batchq/protocol"] == "0"
 
 
 # --- Leaders --------------------------------------------------------------------------------
 
 
-def test_a_succeeded_leader_folds_nothing(office: Office) -> None:
-    former = office.store.next_epoch()
-    office.store.next_epoch()
-    assert words(office.hear(CLAIM, serves(), epoch=former)) == ["again", "again"]
-    assert office.phase() == ("Bound", "")
+def test_a_succeeded_leader_applies_nothing(reports: Reports) -> None:
+    former = reports.store.next_epoch()
+    reports.store.next_epoch()
+    assert words(reports.hear(CLAIM, serves(), epoch=former)) == ["again", "again"]
+    assert reports.phase() == ("Bound", "")
 
 
-def test_facts_of_many_are_folded_in_one_commit(office: Office) -> None:
+def test_reports_of_many_nodes_are_applied_in_one_commit(reports: Reports) -> None:
     old = StartClaim(pod="g-1-0", attempt=9, author="old")
-    assert words(office.hear(serves(), old, CLAIM)) == ["superseded", "done", "done"]
-    assert office.phase() == ("Running", "")
+    assert words(reports.hear(serves(), old, CLAIM)) == ["superseded", "done", "done"]
+    assert reports.phase() == ("Running", "")
 
 
 def words(folded: ReportResult) -> list[str]:
@@ -308,7 +308,7 @@ def words(folded: ReportResult) -> list[str]:
     return done + ["again"] * len(folded.again)
 
 
-def test_long_after_a_restart_nobody_is_believed_to_run_what_the_server_does_not_know() -> None:
+def test_long_after_a_restart_unknown_running_attempts_are_superseded() -> None:
     group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
     waiting = a_pod(group, phase=PodPhase.PENDING)
     claimed = Runs(pod=waiting.metadata.uid, attempt=7, author="horse", started_at=0)

@@ -102,7 +102,7 @@ def test_a_follower_tells_how_far_its_mirror_is(redis_store: RedisStore) -> None
     assert follower.turn.mirrored == 1
 
 
-def test_those_who_attend_are_listed_until_they_depart(redis_store: RedisStore) -> None:
+def test_present_schedulers_are_listed_until_they_depart(redis_store: RedisStore) -> None:
     attend(redis_store, "b:2:x", version="0.2.0", mirrored=None)
     attend(redis_store, "a:1:x", version="0.1.0", mirrored=7)
     first, second = attending(redis_store)
@@ -188,7 +188,7 @@ def test_a_killed_leader_is_succeeded_within_two_leases(
 
 
 @pytest.mark.e2e
-def test_a_scheduler_that_ends_in_peace_departs(pair: dict[str, Record], store: RedisStore) -> None:
+def test_a_scheduler_that_ends_normally_departs(pair: dict[str, Record], store: RedisStore) -> None:
     leader = store.leader()
     assert leader is not None
     [other] = set(pair) - {leader.identity}

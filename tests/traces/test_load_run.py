@@ -16,7 +16,7 @@ from tests.builders import RECLAIMS
 from tests.traces.loads import a_load, job, played, starts
 
 
-def test_jobs_start_when_there_is_room_and_end_when_their_time_is_over() -> None:
+def test_jobs_start_when_they_fit_and_end_after_their_run_time() -> None:
     schedule = played(a_load(job(1, 5, 3, 100), job(2, 10, 3, 50), job(3, 20, 1, 10)))
     assert starts(schedule) == {1: 5, 2: 105, 3: 20}
     assert [one.end_s for one in schedule.jobs] == [105, 155, 30]
@@ -32,7 +32,7 @@ def test_jobs_start_when_there_is_room_and_end_when_their_time_is_over() -> None
         ("conservative", {1: 0, 2: 100, 3: 130, 4: 4, 5: 54}),
     ],
 )
-def test_a_policy_decides_who_passes_the_blocked_head(
+def test_a_policy_decides_which_jobs_pass_the_blocked_head(
     policy: str, expected: dict[int, int]
 ) -> None:
     """On 4 cpus, the first leaves one free; the second needs all of them and is the head."""
@@ -71,7 +71,7 @@ def test_a_gang_of_several_pods_is_one_job() -> None:
 # --- one pass per event ----------------------------------------------------------------------
 
 
-def test_per_event_a_submit_comes_before_ends_that_nobody_predicted() -> None:
+def test_per_event_a_submit_comes_before_unpredicted_ends() -> None:
     jobs = (
         job(1, 0, 2, 100, walltime_s=200),
         job(2, 1, 4, 10),
@@ -148,7 +148,7 @@ def test_a_job_without_a_run_time_runs_on_and_the_play_ends() -> None:
     assert ends == [(0, None), (None, None), (2, 12)]
 
 
-def test_a_load_of_nobody_is_played_at_once() -> None:
+def test_an_empty_load_is_played_at_once() -> None:
     schedule = played(a_load())
     assert (schedule.jobs, schedule.usage, schedule.sessions) == ((), (), 0)
 
@@ -196,11 +196,11 @@ def sessions_at_each_instant(policy: str) -> list[int]:
     return sessions[:11]
 
 
-def test_an_instant_at_which_only_those_come_who_find_no_room_takes_no_session() -> None:
+def test_arrivals_that_do_not_fit_need_no_session() -> None:
     assert sessions_at_each_instant("easy") == [1] * 11
 
 
-def test_where_short_ones_come_first_it_takes_one_session() -> None:
+def test_in_shortest_first_order_an_arrival_needs_one_session() -> None:
     # The start takes two sessions: one binds, and the next sees the pod run.
     assert sessions_at_each_instant("easy-sjf") == list(range(2, 13))
 

@@ -50,7 +50,7 @@ def is_ready(store: RedisStore, name: str) -> bool:
 
 
 @pytest.mark.usefixtures("service")
-def test_facts_posted_while_no_scheduler_led_are_folded_by_the_next_leader(
+def test_reports_posted_while_no_scheduler_led_are_applied_by_the_next_leader(
     redis_store: RedisStore, election: Election
 ) -> None:
     redis_store.inboxes.post("n1", SERVES)
@@ -64,9 +64,7 @@ def test_facts_posted_while_no_scheduler_led_are_folded_by_the_next_leader(
 
 
 @pytest.mark.usefixtures("service")
-def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
-    redis_store: RedisStore, election: Election
-) -> None:
+def test_a_former_leader_applies_nothing(redis_store: RedisStore, election: Election) -> None:
     former = redis_store.lead("one", 0)
     redis_store.lead("two", 60_000)
     redis_store.inboxes.post("n1", SERVES)
@@ -79,7 +77,7 @@ def test_a_leader_that_was_succeeded_without_knowing_folds_nothing(
 
 
 @pytest.mark.usefixtures("service")
-def test_a_fact_whose_bell_was_lost_is_folded_by_the_next_sweep(
+def test_a_report_whose_notification_was_lost_is_applied_by_the_next_sweep(
     redis_store: RedisStore, election: Election, raw: redis.Redis
 ) -> None:
     election.epoch = redis_store.lead("one", 60_000)
@@ -89,7 +87,7 @@ def test_a_fact_whose_bell_was_lost_is_folded_by_the_next_sweep(
     until(lambda: not is_ready(redis_store, "n1"))
 
 
-def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
+def test_the_service_survives_a_restart_of_its_server(tmp_path: object) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         store = RedisStore(server.url)
         epoch = store.lead("one", 600_000)
@@ -107,7 +105,7 @@ def test_a_clerk_outlives_its_server(tmp_path: object) -> None:
         store.close()
 
 
-def test_superseded_facts_are_told_counted_and_taken_out(redis_store: RedisStore) -> None:
+def test_superseded_reports_are_logged_counted_and_removed(redis_store: RedisStore) -> None:
     desk = NodeReportReader(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
     inboxes = redis_store.inboxes
@@ -127,7 +125,7 @@ def test_superseded_facts_are_told_counted_and_taken_out(redis_store: RedisStore
     assert redis_store.inboxes.look(["n1", "n2"]) == []
 
 
-def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
+def test_a_flood_of_superseded_reports_is_counted_and_displaces_no_events(
     redis_store: RedisStore,
 ) -> None:
     desk = NodeReportReader(redis_store, RandomIds())
@@ -139,7 +137,9 @@ def test_a_flood_of_superseded_facts_is_counted_and_washes_no_events_away(
     assert len(redis_store.events(most=1_000)) <= 60
 
 
-def test_unreadable_facts_do_not_stop_the_clerk(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_unreadable_reports_do_not_stop_the_service(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
     raw.hset("{bq}:inbox:n1", mapping={"a": "nonsense", "b": '{"fact":"of the future"}'})
     redis_store.inboxes.post("n1", SERVES)
     NodeReportReader(redis_store, RandomIds()).turn(None)
@@ -147,7 +147,7 @@ def test_unreadable_facts_do_not_stop_the_clerk(redis_store: RedisStore, raw: re
     assert redis_store.counts() == {"unreadable": 2}
 
 
-def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: RedisStore) -> None:
+def test_a_thousand_simultaneous_starts_are_applied_at_once(redis_store: RedisStore) -> None:
     bound = [pod(number, phase=PodPhase.BOUND, attempt=1, node="n1") for number in range(1_000)]
     redis_store.commit([writing(put(one)) for one in bound], request_id="1")
     for one in bound:
@@ -158,7 +158,7 @@ def test_a_thousand_pods_that_start_at_once_are_folded_at_once(redis_store: Redi
     assert redis_store.inboxes.pending("n1") == []
 
 
-def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(
+def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
     redis_store: RedisStore,
 ) -> None:
     calls: list[None] = []
@@ -179,7 +179,7 @@ def test_the_loop_is_told_of_room_freed_by_an_end_or_a_node_but_not_by_a_claim(
     assert told == [1, 1, 2, 2]
 
 
-def test_a_node_is_rung_when_its_claim_is_folded_and_not_for_an_end(
+def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     desk = NodeReportReader(redis_store, RandomIds())

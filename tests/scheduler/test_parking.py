@@ -64,18 +64,18 @@ def _write(stack: Stack, groups: list[PodGroup]) -> None:
     stack.commit(Transaction(subject="many", writes=writes))
 
 
-def _told(stack: Stack, queue: str) -> list[PodGroup]:
+def _with_reasons(stack: Stack, queue: str) -> list[PodGroup]:
     """Return the groups of a queue with stored reasons."""
     groups = [one for one in stack.store.list("PodGroup") if isinstance(one, PodGroup)]
     return [one for one in groups if one.spec.queue == queue and one.status.reasons]
 
 
-def _asked(report: CycleReport) -> int:
+def _evaluated(report: CycleReport) -> int:
     """Return for how many groups, about, the session asked plugins."""
     return 0 if report.rested else report.session.pending.evaluated
 
 
-def _asleep(stack: Stack) -> None:
+def _park_all(stack: Stack) -> None:
     """Run sessions until one has nothing to do; then all inadmissible groups are parked."""
     stack.until_idle()
     stack.turn()
@@ -90,13 +90,13 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
     assert first.session.pending.evaluated == 10_001
     # Reasons are written in portions, so that groups that can start do not wait for them.
     assert len(first.intents) == MOST_WRITTEN == 10_000
-    _asleep(stack)
+    _park_all(stack)
 
     # After a change, a session evaluates only this one group.
     stack.apply(_group("small"))
     report = stack.turn()
     assert not report.rested
-    assert _asked(report) == 1
+    assert _evaluated(report) == 1
     assert [type(intent).__name__ for intent in report.intents] == [
         "AdmitGroup",
         "CreatePods",
@@ -108,11 +108,11 @@ def test_ten_thousand_gated_and_ten_thousand_impossible_groups_are_not_asked_aga
         changes.open_gate(stack.store, "default/gated-77", "data", now_ms=stack.clock.at_ms)
     )
     report = stack.turn()
-    assert _asked(report) == 1
+    assert _evaluated(report) == 1
     assert report.session.by_key["default/gated-77"].status.admission == 1
 
 
-def test_the_words_of_a_crowded_queue_do_not_keep_those_of_others_waiting() -> None:
+def test_the_reasons_of_a_crowded_queue_do_not_delay_those_of_others() -> None:
     stack = _stack()
     stack.apply(a_queue("crowded"), a_queue("other"))
     stack.go_by(replace(assemble(SchedulerConfig()), most_written=100))
@@ -122,12 +122,12 @@ def test_the_words_of_a_crowded_queue_do_not_keep_those_of_others_waiting() -> N
     _write(stack, [_gated(f"some-{number}", queue="other") for number in range(10)])
     first = stack.turn()
     assert len(first.intents) == 100
-    assert len(_told(stack, "other")) == 40
+    assert len(_with_reasons(stack, "other")) == 40
     stack.until_idle()
-    assert len(_told(stack, "crowded")) == 300
+    assert len(_with_reasons(stack, "crowded")) == 300
 
 
-def test_a_session_to_which_nothing_has_happened_decides_nothing_at_all() -> None:
+def test_a_session_without_changes_decides_nothing() -> None:
     stack = _stack()
     stack.apply(_group("runs", cpu=4), _group("waits", cpu=4), _gated("gated"))
     stack.until_idle()
@@ -143,17 +143,17 @@ def test_a_group_is_evaluated_again_until_its_refusal_is_written() -> None:
     stack = _stack()
     stack.apply(_gated("gated"))
     report = stack.turn()
-    assert _asked(report) == 1
+    assert _evaluated(report) == 1
     # Only a session that finds the reasons written parks the group.
-    assert _asked(stack.turn()) == 1
+    assert _evaluated(stack.turn()) == 1
     stack.apply(_group("small"))
-    assert _asked(stack.turn()) == 1
+    assert _evaluated(stack.turn()) == 1
 
 
 def test_a_deleted_group_leaves_nothing_in_the_session() -> None:
     stack = _stack()
     stack.apply(_gated("gated"), _group("large", cpu=5), _gated("kept"))
-    _asleep(stack)
+    _park_all(stack)
     assert sorted(stack.turn().session.pending.parked) == [
         stack.group(n).metadata.uid for n in _KEPT
     ]
@@ -258,16 +258,16 @@ _WAKERS: dict[str, tuple[list[Any], PodGroup, Callable[[Stack], None], str]] = {
 
 
 @pytest.mark.parametrize("why", _WAKERS)
-def test_a_group_sleeps_while_it_is(why: str) -> None:
+def test_a_group_is_parked_while_it_is(why: str) -> None:
     world, group, wake, phase = _WAKERS[why]
     stack = _stack()
     stack.apply(*world, group)
-    _asleep(stack)
+    _park_all(stack)
     stack.apply(_group("passes-by", cpu="100m"))
     stack.turn()
     # The change also unparks groups with the same cause; no other group was evaluated.
     stack.apply(_group("passes-by-too", cpu="100m"))
-    assert _asked(stack.turn()) == 1
+    assert _evaluated(stack.turn()) == 1
     wake(stack)
     report = stack.turn()
     assert "sleeper" in {
@@ -279,7 +279,7 @@ def test_a_group_sleeps_while_it_is(why: str) -> None:
     assert (stored.status.reserved_at is not None) == (phase != "Failed")
 
 
-def test_a_group_that_backs_off_sleeps_until_its_time_has_come() -> None:
+def test_a_group_that_backs_off_is_parked_until_its_back_off_ends() -> None:
     # With overcommit, groups are admitted without a look at nodes.
     stack = _stack(SchedulerConfig(settings=Settings(overcommit=2000)))
     stack.ready(a_node("away", cpu=4, labels={"zone": "b"}, cordoned=True))
@@ -292,22 +292,22 @@ def test_a_group_that_backs_off_sleeps_until_its_time_has_come() -> None:
     stack.turn()
     stack.clock.at_ms += 9_999
     stack.apply(_group("passes-by"))
-    assert _asked(stack.turn()) == 1
+    assert _evaluated(stack.turn()) == 1
     stack.clock.at_ms += 1
     stack.turn()
     assert stack.group("picky").status.admission == 2
 
 
-def test_the_importance_of_a_class_wakes_everybody_and_changes_nothing_for_gates() -> None:
+def test_a_changed_priority_class_unparks_all_groups_but_opens_no_gates() -> None:
     stack = _stack()
     stack.apply(_gated("gated"))
-    _asleep(stack)
+    _park_all(stack)
     stack.apply(a_priority("high", 7))
     report = stack.turn()
-    assert (_asked(report), report.intents) == (1, ())
+    assert (_evaluated(report), report.intents) == (1, ())
 
 
-def test_a_dependent_wakes_when_the_last_process_of_its_dependency_has_ended(
+def test_a_dependent_is_unparked_when_the_last_process_of_its_dependency_has_ended(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack()
@@ -318,12 +318,12 @@ def test_a_dependent_wakes_when_the_last_process_of_its_dependency_has_ended(
     stack.start_pods()
     after = (Dependency(name="first", condition="any"),)
     stack.apply(_group("second", depends_on=after))
-    _asleep(stack)
+    _park_all(stack)
     stack.commit(changes.cancel(stack.store, "default/first", now_ms=stack.clock.at_ms))
-    _asleep(stack)
+    _park_all(stack)
     one, other = stack.pods(PodPhase.RUNNING)
     stack.move(one, phase=PodPhase.EVICTED)
-    _asleep(stack)
+    _park_all(stack)
     assert stack.group("second").status.phase == "Pending"
     # The session that sees the last process gone admits it.
     stack.move(other, phase=PodPhase.EVICTED)

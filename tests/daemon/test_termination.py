@@ -41,13 +41,13 @@ def test_a_signal_that_comes_during_the_wait_ends_it(ending: Termination) -> Non
     timer.join()
 
 
-def test_the_first_word_counts(ending: Termination) -> None:
+def test_the_first_requested_exit_code_counts(ending: Termination) -> None:
     ending.ask(70)
     ending.ask(0)
     assert (ending.wait(), ending.wait(1)) == (70, 70)
 
 
-def test_more_wishes_than_a_pipe_holds_do_no_harm(ending: Termination) -> None:
+def test_more_requests_than_a_pipe_holds_do_not_block(ending: Termination) -> None:
     for _ in range(70_000):
         ending.ask(3)
     assert ending.wait() == 3

@@ -31,7 +31,7 @@ def _alone(scheduler: Scheduler) -> Scheduler:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_crowds_are_counted_as_their_members_are(seed: int) -> None:
+def test_classes_are_counted_like_their_members(seed: int) -> None:
     config = read_config(described(seed).config_text, "scheduler.yaml")
     snapshot, now_ms = _snapshot(seed, config), 10**9
     together = levels_of(assemble(config).decide(snapshot, now_ms))

@@ -39,7 +39,7 @@ class ServedStore(MemoryStore):
     def hear_of(self, node: str, at_ms: int) -> None:
         """The node was heard of then."""
         self._beats[node] = max(at_ms, self._beats.get(node, 0))
-        self._shelf.set_beats(dict(self._beats))
+        self._table.set_beats(dict(self._beats))
 
     @property
     def epoch(self) -> int:

@@ -171,7 +171,7 @@ def test_unreadable_text_is_refused_each_time(text: bytes) -> None:
 
 
 def test_the_reader_knows_every_part_of_a_group() -> None:
-    assert records._Stored.__struct_fields__ == PodGroup.__struct_fields__
+    assert records._StoredGroup.__struct_fields__ == PodGroup.__struct_fields__
     for kind, names in (*records._DICTS.items(), *records._TEXTS.items()):
         assert set(names) <= set(kind.__struct_fields__)
 

@@ -310,8 +310,8 @@ def set_check(
     status = next((one for one in _STATUSES if one.lower() == status.lower()), status)
     with shared.connect() as client, report(output) as done:
         changed = client.checks.set(key, status, reason or "", message, check=check)
-        said = f"check {check} is {status}" + (f" ({reason})" if reason else "")
-        action = said if changed else f"{said} already"
+        answer = f"check {check} is {status}" + (f" ({reason})" if reason else "")
+        action = answer if changed else f"{answer} already"
         done("PodGroup", key, action, f"podgroup {key}: {action}")
 
 
@@ -359,23 +359,23 @@ def serve(shared: Globals, controller: str, holder: str | None, lease: str, outp
 
 def _report_held(client: Client, watch: CheckWatch) -> tuple[str, ...]:
     """Report on stderr which checks are kept active here or elsewhere; return those kept here."""
-    held, mine = watch.held, watch.controller_name
+    held, controller = watch.held, watch.controller_name
     listed = [(one, one.record) for one in client.checks.records() if one.record is not None]
     others = [
         f"{one.name} is kept active by {record.status.holder}"
         for one, record in listed
-        if record.spec.controller_name == mine and one.active and one.name not in held
+        if record.spec.controller_name == controller and one.active and one.name not in held
     ]
     if held:
         echo("; ".join([f"keeping {', '.join(held)} active", *others]), err=True)
     elif others:
         echo(f"{'; '.join(others)}: standing by until then", err=True)
-    elif any(record.spec.controller_name == mine for _, record in listed):
-        echo(f"the checks of controller {mine} are free: acquiring them", err=True)
+    elif any(record.spec.controller_name == controller for _, record in listed):
+        echo(f"the checks of controller {controller} are free: acquiring them", err=True)
     else:
         known = ", ".join(sorted({record.spec.controller_name for _, record in listed}))
-        there = f"known controllers: {known}" if known else "there are no checks at all"
-        text = f"there is no AdmissionCheck of controller {mine} ({there})"
+        known_text = f"known controllers: {known}" if known else "there are no checks at all"
+        text = f"there is no AdmissionCheck of controller {controller} ({known_text})"
         echo(f"{text}: standing by until one is applied", err=True)
     return held
 

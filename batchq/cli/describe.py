@@ -258,7 +258,7 @@ def _priority(value: int, name: str) -> str:
 def show_node(client: Client, node: Node) -> None:
     """Print its state, capacity and usage, and its pods."""
     name = node.metadata.name
-    heard = next(
+    heartbeat = next(
         (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
     )
     show_fields(
@@ -266,7 +266,10 @@ def show_node(client: Client, node: Node) -> None:
             ("Node", name),
             ("State", _state(node)),
             ("Cordoned", "yes: no pods are placed here" if node.spec.unschedulable else ""),
-            ("Heard", "" if heard is None else f"{describe_age(client.now_ms() - heard)} ago"),
+            (
+                "Heard",
+                "" if heartbeat is None else f"{describe_age(client.now_ms() - heartbeat)} ago",
+            ),
             ("Labels", _pairs(node.metadata.labels)),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
             ("Memory limit", tables.memory_limit(node)),

@@ -42,9 +42,9 @@ def print_results(results: Sequence[Result], *, err: bool = False) -> None:
     for result in results:
         ending = ending_text(result.phase, result.reason, result.message)
         line = f"podgroup {result.key} {result.phase}"
-        told = not result.reached and ending not in ("", result.phase)
+        explains = not result.reached and ending not in ("", result.phase)
         # One line even in a pipe, so that a pod's message cannot imitate another group's line.
-        echo(one_line(f"{line} ({ending})" if told else line), err=err)
+        echo(one_line(f"{line} ({ending})" if explains else line), err=err)
 
 
 def warn_if_no_leader(client: Client, keys: Sequence[str]) -> None:

@@ -275,8 +275,8 @@ class _Tables:
             case "ResourceQuota":
                 return tables.quotas_table(cast(Sequence[ResourceQuota], objects), client.ledger())
             case "AdmissionCheck":
-                there = [check for check in client.checks.records() if check.name in names]
-                return checks_table(there, client.now_ms())
+                existing = [check for check in client.checks.records() if check.name in names]
+                return checks_table(existing, client.now_ms())
             case _:
                 return tables.plain_table(objects)
 
@@ -290,8 +290,8 @@ def _shown_as(client: Client) -> Callable[[Sequence[PodGroup]], GroupPage]:
 
     def shown(groups: Sequence[PodGroup]) -> GroupPage:
         found = (views.get(key_of(group)) for group in groups)
-        there = tuple(view for view in found if view is not None)
-        return GroupPage(views=there, at=overview.at)
+        existing = tuple(view for view in found if view is not None)
+        return GroupPage(views=existing, at=overview.at)
 
     return shown
 

@@ -123,10 +123,10 @@ def _listed_checks(checks: Sequence[str]) -> str:
 def _awaited(awaits: Awaiting) -> str:
     """Return e.g. `2 pods of default/a have ended, within 30s`."""
     whose = ", ".join(_few(awaits.groups, _MOST_AHEAD))
-    whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
+    victims_text = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
     have = "has" if awaits.pods == 1 or (not awaits.pods and len(awaits.groups) == 1) else "have"
     within = -(-awaits.within_ms // SECOND) * SECOND
-    return f"{whom} {have} ended, within {format_duration(within)}"
+    return f"{victims_text} {have} ended, within {format_duration(within)}"
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:

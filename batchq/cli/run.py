@@ -434,7 +434,7 @@ def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[
     rows: list[tuple[str, ...]] = [("GROUP", "PHASE", "PODS", "WAIT", "RUN", "EXIT CODES")]
     for view in views:
         namespace, _, name = view.key.partition("/")
-        mine = [
+        pods_of_group = [
             pod
             for pod in pods
             if pod.metadata.namespace == namespace and pod.spec.pod_group == name
@@ -446,7 +446,7 @@ def summary_rows(views: Sequence[GroupView], pods: Sequence[Pod]) -> list[tuple[
                 f"{view.pods.succeeded}/{view.pods.wanted}",
                 _span(view.created_at, view.started_at or view.finished_at),
                 _span(view.started_at, view.finished_at),
-                exit_codes(mine),
+                exit_codes(pods_of_group),
             )
         )
     return rows

@@ -59,11 +59,11 @@ def follow(
             client.get("PodGroup", key)
     with client.patiently(), display(sys.stderr if err else sys.stdout, color=color) as shown:
         while True:
-            there = {view.key: view for view in client.overview().groups()}
-            gone = [key for key in keys if key not in there]
+            views_by_key = {view.key: view for view in client.overview().groups()}
+            gone = [key for key in keys if key not in views_by_key]
             if gone:
                 raise NotFound(f"PodGroup {gone[0]} was deleted while it was followed")
-            views = [there[key] for key in keys]
+            views = [views_by_key[key] for key in keys]
             shown.show(views)
             if all(has_ended(view) for view in views):
                 break

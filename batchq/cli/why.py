@@ -79,10 +79,10 @@ def _sentence(why: Why) -> str:
             state = f"{why.key} is {phase} for {age}{where}"
     if why.phase in TERMINAL:
         return state
-    news = f"; {why.next}" if why.next else ""
-    if not news and not why.reasons and why.phase == PodGroupPhase.PENDING:
-        news = "; nothing prevents its start any more"
-    return state + news
+    next_step = f"; {why.next}" if why.next else ""
+    if not next_step and not why.reasons and why.phase == PodGroupPhase.PENDING:
+        next_step = "; nothing prevents its start any more"
+    return state + next_step
 
 
 def _fields(why: Why) -> list[tuple[str, str]]:

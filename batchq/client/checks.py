@@ -247,20 +247,20 @@ class Checks:
     def _groups(self, group: str, namespace: str) -> Sequence[PodGroup]:
         if group:
             return [find(self._store, PodGroup, key_named(group, namespace or DEFAULT))]
-        there = self._store.list("PodGroup", namespace=namespace)
+        stored = self._store.list("PodGroup", namespace=namespace)
         return [
             item
-            for item in there
+            for item in stored
             if isinstance(item, PodGroup) and item.status.phase not in TERMINAL
         ]
 
     def _tree(self) -> QueueTree:
-        there = self._store.list("Queue")
-        return QueueTree(item for item in there if isinstance(item, Queue))
+        stored = self._store.list("Queue")
+        return QueueTree(item for item in stored if isinstance(item, Queue))
 
     def _known(self) -> dict[str, AdmissionCheck]:
-        there = self._store.list("AdmissionCheck")
-        return {item.metadata.name: item for item in there if isinstance(item, AdmissionCheck)}
+        stored = self._store.list("AdmissionCheck")
+        return {item.metadata.name: item for item in stored if isinstance(item, AdmissionCheck)}
 
 
 def _listed(name: str, queue: str, known: dict[str, AdmissionCheck], now_ms: int) -> ListedCheck:
@@ -520,11 +520,11 @@ class CheckWatch:
         found: list[CheckRequest] = []
         for uid in self._changed:
             group = self._groups[uid]
-            there = self._uids.get(key_of(group)) == uid
+            exists = self._uids.get(key_of(group)) == uid
             for name, one in held.items():
                 last = self._last_requests.setdefault(uid, {})
-                found += _requests_of(group, name, one.record.spec.parameters, last, there=there)
-            if not there:
+                found += _requests_of(group, name, one.record.spec.parameters, last, exists=exists)
+            if not exists:
                 del self._groups[uid]
                 self._last_requests.pop(uid, None)
         self._changed.clear()
@@ -537,13 +537,13 @@ def _requests_of(
     parameters: Mapping[str, str],
     last_requests: dict[str, _LastRequest],
     *,
-    there: bool,
+    exists: bool,
 ) -> Iterator[CheckRequest]:
     """Yield the requests about one check of a group, and record them."""
     last = last_requests.get(name)
     state = next((one for one in group.status.checks if one.name == name), None)
     kind: Kind | None
-    if not there:
+    if not exists:
         kind = None if last is None else "finished"
     elif state is None:
         kind = None if last is None or last.kind in _OVER else "dropped"
@@ -593,8 +593,12 @@ def _kind_of(group: PodGroup, state: CheckState, last: _LastRequest | None) -> K
 
 
 def _was_reserved(group: PodGroup) -> bool:
-    said = {one.type: one.status for one in group.status.conditions}
-    return group.status.admission > 0 or "Evicted" in said or said.get("QuotaReserved") == "True"
+    statuses = {one.type: one.status for one in group.status.conditions}
+    return (
+        group.status.admission > 0
+        or "Evicted" in statuses
+        or statuses.get("QuotaReserved") == "True"
+    )
 
 
 class _Keeper:
@@ -627,8 +631,8 @@ class _Keeper:
     def held(self) -> dict[str, _Held]:
         """Return the checks whose unexpired lease is ours, by name."""
         now = monotonic()
-        there = sorted(self._held.items())
-        return {name: one for name, one in there if now < one.until}
+        held = sorted(self._held.items())
+        return {name: one for name, one in held if now < one.until}
 
     def check(self) -> None:
         """Raise the lasting failure that has ended the thread, if there is one."""

@@ -123,8 +123,8 @@ def with_objects(snapshot: Snapshot, objects: Mapping[tuple[str, str], Object | 
         over = {key: item for (other, key), item in objects.items() if other == kind}
         if over:
             found: dict[str, Object | None] = {key_of(one): one for one in _all(snapshot, kind)}
-            there = {**found, **over}
-            in_order = [there[key] for key in sorted(there)]
+            found_objects = {**found, **over}
+            in_order = [found_objects[key] for key in sorted(found_objects)]
             changed[field] = tuple(item for item in in_order if item is not None)
     return structs.replace(snapshot, **changed)
 
@@ -292,8 +292,10 @@ def victims(session: Session, without: Session, keys: Collection[str]) -> list[V
                     rolled_back[key] = intent
             case _:
                 pass
-    there = [key for key in dict.fromkeys((*evicted, *rolled_back)) if key not in keys]
-    return [_victim(session, key, evicted.get(key, []), rolled_back.get(key)) for key in there]
+    found_objects = [key for key in dict.fromkeys((*evicted, *rolled_back)) if key not in keys]
+    return [
+        _victim(session, key, evicted.get(key, []), rolled_back.get(key)) for key in found_objects
+    ]
 
 
 def delayed(session: Session, without: Session, gone: Collection[str]) -> list[str]:
@@ -384,9 +386,9 @@ def _awaiting(session: Session, group: GroupState) -> Awaiting | None:
 
 
 def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    said = session.refusals.get(group.uid) or group.status.reasons
-    if said or group.phase != PodGroupPhase.PENDING:
-        return said
+    known = session.refusals.get(group.uid) or group.status.reasons
+    if known or group.phase != PodGroupPhase.PENDING:
+        return known
     return ranked(list(blockers(session, group) or refused_by_nodes(session, group)))
 
 
@@ -420,8 +422,8 @@ def _open_checks(group: GroupState) -> tuple[str, ...]:
 def _ending(group: GroupState) -> str:
     if group.phase not in TERMINAL:
         return ""
-    said = [one for one in group.status.conditions if one.type == "Finished"]
-    return ": ".join(part for one in said for part in (one.reason, one.message) if part)
+    known = [one for one in group.status.conditions if one.type == "Finished"]
+    return ": ".join(part for one in known for part in (one.reason, one.message) if part)
 
 
 # --- victims ----------------------------------------------------------------------------------

@@ -146,9 +146,11 @@ def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:
                 latest[pod.metadata.name] = pod
     pods = [pod for pod in latest.values() if _matches(pod, group, wanted)]
     if wanted and not pods:
-        there = [pod.metadata.name for pod in _in_order(latest.values())]
+        existing = [pod.metadata.name for pod in _in_order(latest.values())]
         key = f"{group.metadata.namespace}/{group.metadata.name}"
-        raise NotFound(f"PodGroup {key} has no pod {wanted[:80]!r}", hint=name_hint(wanted, there))
+        raise NotFound(
+            f"PodGroup {key} has no pod {wanted[:80]!r}", hint=name_hint(wanted, existing)
+        )
     return _in_order(pod for pod in pods if pod.status.attempt)
 
 

@@ -221,8 +221,8 @@ class Overview:
         """Return one queue in detail, or None. The root has a page even if it is not stored."""
         if name == ROOT and name not in self._session.queues:
             root = Queue(metadata=Metadata(name=ROOT))
-            there = sorted((*self._snapshot.queues, root), key=lambda queue: queue.metadata.name)
-            snapshot = structs.replace(self._snapshot, queues=tuple(there))
+            existing = sorted((*self._snapshot.queues, root), key=lambda queue: queue.metadata.name)
+            snapshot = structs.replace(self._snapshot, queues=tuple(existing))
             return Overview(snapshot, self.at).queue_page(name)
         views, tree = queue_views(self._session), self._session.tree
         view = next((one for one in views if one.name == name), None)
@@ -252,9 +252,11 @@ class Overview:
         siblings = [view.queue, *(tree.records[name] for name in tree.siblings(view.name))]
         weights = {}
         for resource in view.resources:
-            silent = [one.spec.weight for one in siblings if resource not in one.spec.deserved]
+            sibling_weights = [
+                one.spec.weight for one in siblings if resource not in one.spec.deserved
+            ]
             if resource not in view.queue.spec.deserved:
-                weights[resource] = (view.queue.spec.weight, sum(silent))
+                weights[resource] = (view.queue.spec.weight, sum(sibling_weights))
         return weights
 
     def _view(self, group: GroupState) -> GroupView:

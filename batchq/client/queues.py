@@ -66,13 +66,13 @@ class QueueView(Struct, frozen=True, kw_only=True):
     def resources(self) -> list[str]:
         """Resources that it holds, deserves or limits, by name; pods only if they are deserved."""
         spec = self.queue.spec
-        there = {
+        used = {
             resource
             for amounts in (self.charged, self.deserved)
             for resource, units in amounts.items()
             if units and resource not in (PODS, POD_GROUPS)
         }
-        return sorted({*there, *spec.deserved, *spec.guarantee, *spec.capability})
+        return sorted({*used, *spec.deserved, *spec.guarantee, *spec.capability})
 
 
 class Loan(Struct, frozen=True):
@@ -138,19 +138,19 @@ def first_to_go(session: Session, name: str) -> list[FirstToGo]:
     groups; among these by lowest priority, largest share of the queue, latest start, uid. Groups
     that are stopping already are left out; groups that a policy protects are not.
     """
-    there = [
+    groups = [
         group
         for group in session.groups.values()
         if name in group.chain and group.phase not in TERMINAL and group.charge()
     ]
-    there = [group for group in there if not _is_leaving(session, group)]
-    there.sort(key=victim_key)
-    there.sort(key=lambda group: share_path(session, group.queue), reverse=True)
-    there.sort(key=lambda group: group.priority)
-    extras = [(group, _beyond_minimum(group)) for group in there]
+    groups = [group for group in groups if not _is_leaving(session, group)]
+    groups.sort(key=victim_key)
+    groups.sort(key=lambda group: share_path(session, group.queue), reverse=True)
+    groups.sort(key=lambda group: group.priority)
+    extras = [(group, _beyond_minimum(group)) for group in groups]
     return [
         *(_first_to_go(group, pods, whole=False) for group, pods in extras if pods),
-        *(_first_to_go(group, _on_nodes(group), whole=True) for group in there),
+        *(_first_to_go(group, _on_nodes(group), whole=True) for group in groups),
     ]
 
 

@@ -425,8 +425,8 @@ def with_working_dir(groups: Iterable[PodGroup], folder: str) -> list[PodGroup]:
 
 
 def _task_in(task: Task, folder: str) -> Task:
-    there = task.template.working_dir
-    if there.startswith("/"):
+    own_folder = task.template.working_dir
+    if own_folder.startswith("/"):
         return task
-    path = f"{folder.rstrip('/')}/{there}" if there not in ("", ".") else folder
+    path = f"{folder.rstrip('/')}/{own_folder}" if own_folder not in ("", ".") else folder
     return structs.replace(task, template=structs.replace(task.template, working_dir=path))

@@ -57,8 +57,8 @@ def pod_named(reader: Reader, key: str) -> Pod:
     pods = [pod for pod in reader.list("Pod", namespace=space) if isinstance(pod, Pod)]
     named = [pod for pod in pods if bare in (pod.metadata.name, pod.metadata.uid)]
     if not named:
-        there = [f"{space}/{pod.metadata.name}" for pod in pods]
-        raise NotFound(f"Pod {space}/{bare[:80]} does not exist", hint=name_hint(key, there))
+        existing = [f"{space}/{pod.metadata.name}" for pod in pods]
+        raise NotFound(f"Pod {space}/{bare[:80]} does not exist", hint=name_hint(key, existing))
     return max(named, key=lambda pod: (pod.status.admission, pod.metadata.uid))
 
 

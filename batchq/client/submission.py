@@ -328,9 +328,9 @@ class Submission(Iterator[Outcome]):
         if doubtful:
             # A taken name is reported first; the batch under way may have taken it.
             self._settle_batch()
-            there = self._stored([item for item, _ in doubtful])
+            stored = self._stored([item for item, _ in doubtful])
             for item, problem in doubtful:
-                self._decide(item, there.get(key_of(item.group)), problem)
+                self._decide(item, stored.get(key_of(item.group)), problem)
         batch.sent, batch.request_id, batch.answer = sent, self._ids.new_uid(), None
 
     def _send_ahead(self, batch: _Batch) -> None:
@@ -401,19 +401,19 @@ class Submission(Iterator[Outcome]):
             self._read_rivals(
                 [item for item, refusal in in_conflict if _is_of_another(item, refusal)]
             )
-            there = self._stored([item for item, _ in in_conflict])
+            stored = self._stored([item for item, _ in in_conflict])
             for item, one in in_conflict:
-                self._settle_conflict(item, there.get(key_of(item.group)), one)
+                self._settle_conflict(item, stored.get(key_of(item.group)), one)
 
     def _settle_dry_run(self, batch: _Batch) -> None:
         """Settle each item of the wave as the server would, without sending it."""
-        there = self._stored([item for item, _ in batch.sent])
+        stored = self._stored([item for item, _ in batch.sent])
         self._read_rivals([item for item, _ in batch.sent])
         for item, transaction in batch.sent:
             key = key_of(item.group)
             problem = self._name_conflict(item)
-            if key in there:
-                self._decide(item, there[key], already_exists(there[key]))
+            if key in stored:
+                self._decide(item, stored[key], already_exists(stored[key]))
             elif problem is not None:
                 item.outcome = Refused(place=item.place, error=problem)
             elif self._arrivals.is_noted(key):

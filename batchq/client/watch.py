@@ -131,16 +131,16 @@ class Watch:
         self._connections = self._store.link.connections
         # The cursor comes first, so that changes during the list are seen again and recognised.
         cursor, _ = self._store.watch(None, 0)
-        before, self._known, news = self._known, {}, []
+        before, self._known, found = self._known, {}, []
         for kind in self._kinds:
             for item in self._store.list(kind, namespace=self._namespace):
                 place, revision = (kind, key_of(item)), item.metadata.revision
                 self._known[place] = revision
                 if before.pop(place, 0) != revision:
-                    news.append(_change(*place, revision, item))
-        news += [_change(kind, key, revision, None) for (kind, key), revision in before.items()]
+                    found.append(_change(*place, revision, item))
+        found += [_change(kind, key, revision, None) for (kind, key), revision in before.items()]
         self._cursor = cursor
-        return news
+        return found
 
     def _is_new(self, change: Change) -> bool:
         place = change.kind, change.key
@@ -253,18 +253,18 @@ def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> i
     """
     deadline = None if timeout_s is None else monotonic() + timeout_s
     watch = Watch(store, ("Pod",))
-    there: set[str] = set()
+    present: set[str] = set()
     block_ms = 0
     while True:
         for change in watch.poll(block_ms):
             pod = change.value
             on_it = isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE
-            (there.add if on_it else there.discard)(change.key)
+            (present.add if on_it else present.discard)(change.key)
         left_ms = _LOOK_EVERY_MS
         if deadline is not None:
             left_ms = min(left_ms, round((deadline - monotonic()) * 1000))
-        if not there or left_ms <= 0:
-            return len(there)
+        if not present or left_ms <= 0:
+            return len(present)
         block_ms = left_ms
 
 
@@ -298,7 +298,7 @@ def _await_change(
     results: dict[str, Result],
 ) -> None:
     """Return when one of the groups may have changed."""
-    mine = set(uids.values())
+    own_uids = set(uids.values())
     look_at = monotonic() + _LOOK_EVERY_MS / 1000
     while (now := monotonic()) < look_at:
         if deadline is not None and now >= deadline:
@@ -306,7 +306,7 @@ def _await_change(
         until = look_at if deadline is None else min(look_at, deadline)
         changes = watch.poll(max(1, round((until - now) * 1000)))
         for change in changes:
-            if change.key in uids or change.key.partition("-")[0] in mine:
+            if change.key in uids or change.key.partition("-")[0] in own_uids:
                 return
 
 

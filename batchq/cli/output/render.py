@@ -272,9 +272,9 @@ def report(form: str) -> Iterator[Done]:
 
 def show_fields(fields: Iterable[tuple[str, str]]) -> None:
     """Write `Name:  value` lines, aligned; fields without a value are left out."""
-    there = [(name, value) for name, value in fields if value]
-    width = max((len(name) for name, _ in there), default=0) + 1
-    for name, value in there:
+    shown = [(name, value) for name, value in fields if value]
+    width = max((len(name) for name, _ in shown), default=0) + 1
+    for name, value in shown:
         echo(f"{name + ':':<{width}}  {one_line(value)}")
 
 

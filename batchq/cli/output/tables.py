@@ -71,8 +71,8 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
 def pods_text(view: GroupView) -> str:
     """Return `3/4`: the pods that run or have succeeded, of all pods."""
     pods = view.pods
-    there = pods.succeeded if view.phase in TERMINAL else pods.running + pods.succeeded
-    return f"{there}/{pods.wanted}"
+    started = pods.succeeded if view.phase in TERMINAL else pods.running + pods.succeeded
+    return f"{started}/{pods.wanted}"
 
 
 def where_or_why(view: GroupView) -> str:
@@ -88,14 +88,14 @@ def where_or_why(view: GroupView) -> str:
         place = f"#{view.position}" if view.position is not None else ""
         parts = (place, why, _awaited_in_list(view), _eviction_text(view, why))
         return " · ".join(part for part in parts if part)
-    there = [",".join(view.nodes)]
+    details = [",".join(view.nodes)]
     if view.phase == PodGroupPhase.IN_QUEUE:
         started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
-        there += [why or started, _awaited_in_list(view)]
+        details += [why or started, _awaited_in_list(view)]
     elif view.phase == PodGroupPhase.UNKNOWN:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
-        there.append(why or left)
-    return "; ".join(part for part in (*there, *view.gated) if part)
+        details.append(why or left)
+    return "; ".join(part for part in (*details, *view.gated) if part)
 
 
 def first_reason(view: GroupView) -> str:
@@ -130,9 +130,9 @@ def _awaited_in_list(view: GroupView) -> str:
 def awaited_text(awaits: Awaited) -> str:
     """Return `waits for 3 pods of default/a, default/b to stop (until 2026-01-31T12:01:30Z)`."""
     whose = ", ".join(awaits.groups)
-    whom = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
+    victims_text = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
     until = "" if awaits.until is None else f" (until {format_instant(awaits.until)})"
-    return f"waits for {whom} to stop{until}"
+    return f"waits for {victims_text} to stop{until}"
 
 
 def evictions_text(view: GroupView) -> str:
@@ -257,12 +257,12 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
 
     A queue whose parent is missing is at the left edge.
     """
-    there = {view.name for view in views}
+    names = {view.name for view in views}
     last = {view.parent: view.name for view in views}
     before: dict[str, str] = {}
     found = []
     for view in views:
-        inner = view.parent in there
+        inner = view.parent in names
         above = before.get(view.parent, "")
         if not lines:
             before[view.name] = f"{above}  "
@@ -272,7 +272,7 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
         branch = ("└─ " if is_last else "├─ ") if inner else ""
         rest = ("   " if is_last else "│  ") if inner else ""
         before[view.name] = f"{above}{rest}"
-        has_below = any(child in there for child in view.children)
+        has_below = any(child in names for child in view.children)
         found.append((f"{above}{branch}{view.name}", f"{above}{rest}{'│' if has_below else ''}"))
     return found
 

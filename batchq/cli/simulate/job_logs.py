@@ -426,8 +426,8 @@ def _columns(names: Sequence[str], rows: Sequence[ComparisonRow]) -> list[list[s
 
 
 def _marked(row: ComparisonRow) -> list[str]:
-    there = [value for value in row.values if value is not None]
-    best = row.best(there) if row.best and there and len(set(row.values)) > 1 else None
+    known = [value for value in row.values if value is not None]
+    best = row.best(known) if row.best and known and len(set(row.values)) > 1 else None
     return [
         "-" if value is None else row.text(value) + (_BEST if value == best else "")
         for value in row.values

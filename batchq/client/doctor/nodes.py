@@ -55,15 +55,15 @@ def protocols(state: State) -> tuple[Finding, ...]:
         return unseen(check, "the nodes", _READS)
     findings = []
     for node in state.nodes():
-        said = node.metadata.annotations.get(PROTOCOL_ANNOTATION, "")
-        apart = abs(int(said) - PROTOCOL) if said.isdigit() else 0
+        version = node.metadata.annotations.get(PROTOCOL_ANNOTATION, "")
+        apart = abs(int(version) - PROTOCOL) if version.isdigit() else 0
         if node.status.ready and apart:
             findings.append(
                 Finding(
                     check=check,
                     level=Level.NOTE if apart == 1 else Level.ERROR,
                     subject=f"Node {node.metadata.name}",
-                    found=f"its agent uses protocol {said}, this batchq {PROTOCOL}",
+                    found=f"its agent uses protocol {version}, this batchq {PROTOCOL}",
                     expected="the same, or an adjacent version during an upgrade",
                     remedy="upgrade the older of the two, step by step if they are further apart",
                 )
@@ -145,7 +145,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
     subject = f"Node {name}"
     heard_at = state.beats.get(name, node.status.heartbeat)
     silent_ms = None if heard_at is None else max(0, state.now_ms - heard_at)
-    heard = (
+    heartbeat = (
         "without any heartbeat"
         if silent_ms is None
         else f"last heartbeat {describe_age(silent_ms)} ago"
@@ -164,7 +164,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
             check="nodes",
             level=Level.WARNING,
             subject=subject,
-            found=f"not ready, {heard}",
+            found=f"not ready, {heartbeat}",
             expected="ready",
             remedy=f"start its agent (`batchq worker`), or delete it: `batchq delete node {name}`",
         )
@@ -173,7 +173,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
             check="nodes",
             level=Level.WARNING,
             subject=subject,
-            found=f"silent, {heard}",
+            found=f"silent, {heartbeat}",
             expected=f"a heartbeat within {SILENT_MS // SECOND} s",
             remedy="see whether its machine is up and its agent runs, and the network between",
         )

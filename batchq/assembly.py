@@ -192,7 +192,7 @@ def _make(maker: Maker, settings: Mapping[str, object]) -> Plugin:
     try:
         plugin: Plugin = maker(**settings)
     except TypeError as error:
-        raise Malformed((), f"the plugin cannot be made with that: {error}") from error
+        raise Malformed((), f"the plugin cannot be created with these settings: {error}") from error
     return plugin
 
 

@@ -209,9 +209,9 @@ def _is_stopping(pod: Pod) -> bool:
 def _end_of(pod: Pod, now_ms: int) -> Transaction:
     """Return the transaction that asks a pod on a node to stop, or deletes any other."""
     uid, value = pod.metadata.uid, None
-    message = f"Pod {full_name(pod)} has no group any more: it is deleted"
+    message = f"Pod {full_name(pod)} has lost its group: it is  deleted"
     if pod.status.phase in ON_NODE:
-        message = f"Pod {full_name(pod)} has no group any more: it is asked to stop"
+        message = f"Pod {full_name(pod)} has lost its group: it is  asked to stop"
         status = structs.replace(
             pod.status, terminating=True, terminating_at=now_ms, reason=GROUP_GONE
         )

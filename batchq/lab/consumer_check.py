@@ -167,7 +167,7 @@ class CheckEnvironment:
         while not true():
             self._replace()
             if time.monotonic() >= deadline:
-                said = f"; it said: {self._last_output}" if self._last_output else ""
+                said = f"; its last output: {self._last_output}" if self._last_output else ""
                 raise Broken(f"{what} (waited {within_s:.0f} s{said})")
             time.sleep(_POLL_S)
 
@@ -182,11 +182,11 @@ class CheckEnvironment:
     def pause(self, seconds: float) -> None:
         """Wait, and keep the consumers running."""
         over_at = time.monotonic() + seconds
-        self.await_(lambda: time.monotonic() >= over_at, "time stands still", after_s=seconds)
+        self.await_(lambda: time.monotonic() >= over_at, "the pause did not end", after_s=seconds)
 
     def await_work(self, name: str) -> None:
         """Wait until the work of the group runs."""
-        self.await_(lambda: self.works(name), f"nobody has started the work of {name}")
+        self.await_(lambda: self.works(name), f"no consumer has started the work of {name}")
 
     def clear(self, names: Sequence[str]) -> None:
         """Cancel submitted groups, so that the next promise starts with an empty queue."""
@@ -305,7 +305,7 @@ def stops(environment: CheckEnvironment) -> None:
     environment.client.suspend("held")
     environment.await_(
         lambda: not environment.group("held").status.claim.is_open,
-        "suspended, its claim goes on",
+        "its claim stays open after a suspension",
         after_s=environment.ttl_s("held") + GRACE_S,
     )
     if environment.works("held"):
@@ -324,7 +324,7 @@ def shares(environment: CheckEnvironment) -> None:
         environment.submit(name, gated=True)
     environment.run_consumers(2)
     environment.await_(
-        lambda: any(map(environment.works, _SHARED)), "nobody has started any of six groups"
+        lambda: any(map(environment.works, _SHARED)), "no consumer has started any of six groups"
     )
     # Gives a consumer that ignores the other time to start a group twice.
     environment.pause(_ALONE_S)
@@ -374,7 +374,7 @@ def keeps_to_its_queue(environment: CheckEnvironment) -> None:
     environment.submit("yours-too")
     environment.await_phase("yours-too", _COMPLETED)
     if environment.group("not-yours").status.claim.phase != "None":
-        raise Broken("told to serve queue served, it has claimed a group of queue others")
+        raise Broken("configured for queue served, it has claimed a group of queue others")
     ours = environment.group("batchqs-own").status
     if ours.phase != _PENDING:
         raise Broken(f"a group that batchq runs itself is {ours.phase}, and there is no node")
@@ -386,7 +386,7 @@ PROMISES: tuple[tuple[str, Callable[[CheckEnvironment], None], tuple[str, ...]],
     ("reports running while the work runs", reports_running, ("runs",)),
     ("reports failed work as failed", reports_failure, ("fails",)),
     ("renews its claim while the work outlasts it", renews, ("long",)),
-    ("stops the work when the group is suspended, and gives it back", stops, ("held",)),
+    ("stops the work when the group is suspended, and releases it", stops, ("held",)),
     ("two of them never run one group at once", shares, _SHARED),
     ("killed (-9), its work ends with it", dies_with_its_work, ("killed",)),
     ("killed (-9), its claim lapses and another finishes the group", is_replaced, ("taken-over",)),

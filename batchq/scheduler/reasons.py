@@ -91,7 +91,7 @@ def _park(
 
 
 def _write_classes(session: Session, budget: _Budget) -> None:
-    """Write what groups that wait alike were told with those whose records do not say so."""
+    """Write the verdicts of an equivalence class to those members whose records differ."""
 
     def write(group: GroupState, told: Blockers) -> bool:
         if not budget.allows(group.queue):

@@ -54,7 +54,7 @@ CONTENT = [
     ("none", "none: the world cannot be read: No such file or directory"),
     (".", ".: the world cannot be read: Is a directory"),
     ("prose", "prose, line 1: expected a mapping of fields, found 'this is no manifest'"),
-    ("unsized.swf", "the log does not say how many processors its machine has (MaxProcs)"),
+    ("unsized.swf", "the log does not state its machine's number of processors (MaxProcs)"),
     ("log.swf --config none.yaml", "none.yaml: the configuration cannot be read: No such file"),
     ("log.swf --policy easy --config broken.yaml", "actions[1]: there is no action 'alocate'"),
     ("log.swf --by user --queues none.yaml", "none.yaml: the file cannot be read: No such file"),

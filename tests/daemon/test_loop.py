@@ -45,7 +45,7 @@ class Turns:
 
 
 def turned(anyway: bool) -> TurnReport:
-    """What a turn reports that has waited for something, in vain or not."""
+    """Return an empty report after a wait, whatever its result."""
     del anyway
     return TurnReport()
 

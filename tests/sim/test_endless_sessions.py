@@ -48,7 +48,7 @@ def test_sessions_that_undo_each_other_are_an_error_that_names_both_decisions() 
     with pytest.raises(EndlessSessions) as caught:
         stage_of(ToAndFro()).run(100, bounded=True)
     assert caught.value.message == (
-        "at 0s sessions do not come to an end (10 so far): one decides that default/g is InQueue,"
+        "at 0s sessions do not end (10 so far): one decides that default/g is InQueue,"
         " a later one that default/g goes back to Pending (Preempted)"
     )
     assert caught.value.exit_code == 1

@@ -104,7 +104,7 @@ def test_a_gzipped_log_is_recognised_by_its_content(tmp_path: Path) -> None:
         ),
         (f"; MaxProcs: 8\n{job_line(submit='soon')}", "line 2: expected a number, found 'soon'"),
         (f"; MaxProcs: 8\n{job_line()}{job_line()}", "line 3: job 1 is there twice"),
-        (job_line(), "the log does not say how many processors its machine has (MaxProcs)"),
+        (job_line(), "the log does not state its machine's number of processors (MaxProcs)"),
         ("; MaxProcs: 8\n", "expected jobs in the Standard Workload Format, found none"),
         (
             f"; MaxProcs: 2\n{job_line()}",

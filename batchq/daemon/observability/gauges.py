@@ -160,7 +160,7 @@ class _QueueSums:
             self._add_pending(group, first)
 
     def add_alike(self, alike: WaitingAlike) -> None:
-        """Count groups that wait alike, and whose records say the same."""
+        """Count the unchanged groups of an equivalence class without a look at each."""
         phase: PodGroupPhase = alike.example.status.phase
         reasons = alike.example.status.reasons
         first = reasons[0].reason if reasons else Waiting.PENDING_EVALUATION

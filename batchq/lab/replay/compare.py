@@ -229,7 +229,7 @@ def check_comparable(plan: ReplayPlan) -> None:
         raise UsageError(
             f"--against compares at most {MOST_COMPARED} jobs, and these are"
             f" {len(plan.trace.jobs)}",
-            hint="--jobs says how many, --skip where they begin",
+            hint="--jobs sets their number, --skip the first",
         )
 
 

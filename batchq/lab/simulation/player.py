@@ -54,7 +54,7 @@ def endless_sessions_error(stories: Sequence[CycleStory]) -> EndlessSessions:
     """Return the error for the sessions of one instant, the last of which still decided."""
     done, undone = _last_undone(stories) or (_describe(stories[-2]), _describe(stories[-1]))
     return EndlessSessions(
-        f"at {stories[-1].time}s sessions do not come to an end ({len(stories)} so far):"
+        f"at {stories[-1].time}s sessions do not end ({len(stories)} so far):"
         f" one decides that {done}, a later one that {undone}",
         hint="a rule of the scheduler or of a plugin contradicts another one; please report it",
     )
@@ -77,7 +77,7 @@ def _gains(story: CycleStory) -> dict[str, str]:
     gains = {group: f"{group} reserves its quota" for group in story.reserved}
     gains |= {group: f"{group} is InQueue" for group in story.admitted}
     for group, victims in story.pledged.items():
-        gains[group] = f"{group} is promised the room of {', '.join(victims)}"
+        gains[group] = f"{group} has a pledge of the resources of {', '.join(victims)}"
     return gains | {pod: f"{pod} starts on {node}" for pod, node in story.bound.items()}
 
 
@@ -483,7 +483,7 @@ class WorldRun:
     def run(self, most: int, *, bounded: bool) -> PlayedWorld:
         """Play until nothing is due any more, or for `most` sessions in all.
 
-        Raises EndlessSessions if those at one instant do not come to an end.
+        Raises EndlessSessions if those at one instant do not end.
         """
         report: CycleReport | None = None
         due_at: int | None = self._clock.now_ms()

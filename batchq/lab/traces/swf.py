@@ -148,8 +148,8 @@ def _read(path: Path, processors: int | None) -> tuple[int, list[TraceJob]]:
                 raise InvalidInput(f"{path}: expected at most {MOST_JOBS} jobs")
     if machine is None and rows:
         raise InvalidInput(
-            f"{path}: the log does not say how many processors its machine has (MaxProcs)",
-            hint="say it with --procs",
+            f"{path}: the log does not state its machine's number of processors (MaxProcs)",
+            hint="state it with --procs",
         )
     return machine or 0, rows
 

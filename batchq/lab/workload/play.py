@@ -220,8 +220,8 @@ def is_queue_of_equals(load: Load, config: SchedulerConfig) -> bool:
     """Return whether all groups are independent gangs of one queue and one priority, under the
     default plugins.
 
-    Then there are no victims, and no start admits another group: the actions would refuse again
-    whom they have refused.
+    Then there are no victims, and no start admits another group: the actions would refuse the
+    same groups again.
     """
     specs = [arrival.group.spec for arrival in load.arrivals]
     return (

@@ -31,8 +31,8 @@ _HEADING_INCHES = 0.35
 _TENANTS_INCHES = 2.3
 _TENANTS_BESIDE = 3
 _TENANTS_TITLE = (
-    "The largest tenants: what they held (solid), and what their weight made due to them of what"
-    " they asked for (dashed)"
+    "The largest tenants: what they held (solid), and what was due to them by weight and demand"
+    " (dashed)"
 )
 
 #: Okabe and Ito's colours for the colour-blind, without yellow; then black and grey.

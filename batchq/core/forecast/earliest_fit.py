@@ -1,15 +1,19 @@
-"""When there will be room: whose charge goes at which instant, and from when on a group would fit.
+"""The earliest instant at which a group fits, from the expected ends of running groups.
 
-Nobody knows when work ends; its walltime says when it has to. So the forecast is made of these ends
-and holds as long as nobody else takes the room: an end may come earlier, never later but for the
-grace of what has to be stopped. Limits are many dimensions at once, and a group fits when all of
-them hold; so charges are taken away one instant after the other, on the session itself, until the
-rules 2 to 4 of an admission hold, and then all of it is undone.
+When work will end is unknown; its walltime gives the latest end. The forecast assumes these ends
+and no other admissions: a group may end earlier than expected, and later only by the termination
+grace of its pods. Limits apply to many dimensions at once, and a group fits when all of them hold;
+so charges are removed instant by instant on the session itself, until rules 2 to 4 of an admission
+hold, and then everything is undone.
 
-What ends when (the manual's list, under backfill): a Running group at its start + walltime; one
-that is admitted, or has reserved, and does not run yet at now + walltime; an array's pods each by
-themselves, at their own start + walltime; what is told to stop at the end of its grace; what should
-have ended already at now + 1 s; what has no walltime never.
+Expected ends (as listed in the manual under backfill):
+
+- a Running group: its start + walltime
+- a group that is admitted or has reserved quota and does not run yet: now + walltime
+- each pod of an array: its own start + walltime
+- a pod that is being stopped: the end of its termination grace
+- anything that should have ended already: now + 1 s
+- a group without a walltime: never
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
-#: What puts a group out of line, and either passes by the clock alone or is no matter of room.
+#: Reasons for ineligibility that end with time or do not depend on capacity.
 PASSES = frozenset(
     {Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION, Waiting.WAITING_FOR_CHECKS}
 )
@@ -41,9 +45,10 @@ UNKNOWN_VICTIMS = "it waits for victims of which nobody knows when they end"
 
 
 class ExpectedEnd(Struct, frozen=True):
-    """What is gone from `at` on: pods of a group, or with `whole` all that it is charged.
+    """An expected end at the instant `at` (ms): the end of some pods of a group, or, with `whole`,
+    of everything that the group is charged for.
 
-    Pods that were told to stop end by themselves, and are not part of a whole.
+    Pods that are being stopped have ends of their own and are not part of a `whole` end.
     """
 
     at: int
@@ -54,8 +59,8 @@ class ExpectedEnd(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The earliest instant at which a group could be admitted, in milliseconds, and the `ends` that
-    it takes, of those that leave what it lacks; or None, and `why` there is none.
+    """The earliest instant (ms) at which a group could be admitted, and the `ends` up to then that
+    free something it lacks; or `at` None, with the reason in `why`.
     """
 
     at: int | None
@@ -64,7 +69,7 @@ class Forecast:
 
 
 def ends(session: Session) -> list[ExpectedEnd]:
-    """Every end that is known of, the first to come first; later ones of one instant by uid."""
+    """Return every expected end, ordered by instant, then by the order of the groups."""
     charged = (group for groups in session.ledger.holding.values() for group in groups.values())
     found: list[ExpectedEnd] = []
     for group in charged:
@@ -79,8 +84,8 @@ def ends(session: Session) -> list[ExpectedEnd]:
 def earliest_start(
     session: Session, group: GroupState, known: Sequence[ExpectedEnd] | None = None
 ) -> int | None:
-    """The earliest instant (in milliseconds) at which rules 2 to 4 hold for a group; None if no end
-    that is known of leads there. `known`: the ends, where they have been worked out already.
+    """Return the earliest instant (ms) at which rules 2 to 4 hold for a group; None if no expected
+    end leads there. `known` is the result of `ends`, if the caller has it already.
     """
     return forecast(session, group, known).at
 
@@ -88,8 +93,8 @@ def earliest_start(
 def forecast(
     session: Session, group: GroupState, known: Sequence[ExpectedEnd] | None = None
 ) -> Forecast:
-    """The same with its reasons. Costs a look at the limits for each instant at which one ends;
-    leaves no trace in the session.
+    """Return the same as `earliest_start`, with the reasons. Costs one check of the limits for each
+    instant with an end; leaves no trace in the session.
     """
     if group.phase != PodGroupPhase.PENDING:
         return Forecast(at=session.now_ms)
@@ -110,7 +115,7 @@ def forecast(
 
 
 def _firm(session: Session, group: GroupState) -> Verdict | None:
-    """What no end of anybody's changes, if there is anything."""
+    """Return the first refusal that no end of other groups changes, if any."""
     aside = standing_aside(session, group)
     firm = [verdict for verdict in aside if verdict.reason not in PASSES]
     never = (
@@ -122,7 +127,9 @@ def _firm(session: Session, group: GroupState) -> Verdict | None:
 
 
 def not_before_of(session: Session, group: GroupState) -> int | None:
-    """Until when its own state keeps it out of line: a pause, a claim, victims; None: unknown."""
+    """Return the instant (ms) until which a group is ineligible because of its own state: its
+    backoff, an open claim or its victims. None if that instant is unknown.
+    """
     instants: list[int | None] = [session.now_ms]
     until = group.status.backoff_until
     if until is not None:
@@ -144,15 +151,17 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
         if victim.is_external:
             yield victim.status.claim.over_at
         for pod in pods:
-            # Who has not been told yet will be, with its whole grace.
+            # A victim that has not been asked to stop yet will have its whole termination grace.
             yield _stops_at(session, pod)
 
 
-# --- Whose charge goes when ---------------------------------------------------------------------
+# --- Expected ends --------------------------------------------------------------------------------
 
 
 def _of_one_that_runs(session: Session, group: GroupState) -> ExpectedEnd | None:
-    """The end of a group that runs, has a walltime and is told to stop nothing: the usual case."""
+    """Return the end of a running group with a walltime and no pod being stopped. This is the usual
+    case, and the fast path.
+    """
     started_at, walltime = group.status.started_at, group.record.spec.walltime
     if (
         not group.steady
@@ -197,13 +206,15 @@ def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Itera
         at = _later(session, begins_at + walltime_ms)
         last_at = max(last_at, at)
         yield ExpectedEnd(at, group, (pod,), whole=False)
-    # With pods yet to be started, it keeps what it has reserved for them.
+    # A group with pods still to be started keeps its reservation for them.
     if runs and sum(group.unfinished()) == len(runs) and not _any_stops(runs):
         yield ExpectedEnd(last_at, group, (), whole=True)
 
 
 def _any_stops(pods: Sequence[Pod]) -> bool:
-    """A pod that is evicted has not ended for good: it is bound again."""
+    """Return whether a pod is being evicted; such a pod has not ended for good, it is bound
+    again.
+    """
     return any(pod.status.terminating for pod in pods)
 
 
@@ -219,17 +230,17 @@ def _stops_at(session: Session, pod: Pod) -> int:
 
 
 def _later(session: Session, at: int) -> int:
-    """What should have ended already does so in a second."""
+    """Return the instant, or now + 1 s if it has passed already."""
     return at if at > session.now_ms else session.now_ms + SECOND
 
 
-# --- From when on there is room -----------------------------------------------------------------
+# --- The first instant at which the limits hold ---------------------------------------------------
 
 
 def _when_room(session: Session, group: GroupState, known: Sequence[ExpectedEnd]) -> Forecast:
     needed: list[ExpectedEnd] = []
     with Statement(session) as trial:
-        # What it holds still and has to leave is owed to its claimant, which will hold it then.
+        # Its own stopping pods are pledged to its preemptor, which will be charged for them then.
         for pod in [pod for pod in group.pods.values() if _is_to_stop(group, pod)]:
             trial.drop_pod(group, pod.metadata.uid)
         refused = over_any_limit(session, group)
@@ -244,19 +255,21 @@ def _when_room(session: Session, group: GroupState, known: Sequence[ExpectedEnd]
             left = over_any_limit(session, group)
             if not left:
                 return Forecast(at=at, ends=tuple(needed))
-            # What stood behind one limit may show once that holds.
+            # Once one limit holds, another may turn out to be exceeded.
             lacking.update(verdict.resource for verdict in left)
             subjects.update(verdict.subject for verdict in left)
             refused = left
     why = "no walltime says when what it lacks will be free" if known else "nothing is known to end"
     at_last = refused[0].message()
-    # Other numbers than those of this moment have to say so.
+    # Numbers for a later instant than now are marked as such.
     still = "" if at_last == at_first else "once all have ended whose end is known, "
     return Forecast(at=None, why=f"{why}: {still}it {at_last}")
 
 
 def _happens(trial: Statement, end: ExpectedEnd, lacking: set[str], subjects: set[str]) -> bool:
-    """Let an end happen; whether it left anything of what is lacking, where it is."""
+    """Apply an end to the trial; return whether it freed any lacking dimension in a scope that
+    counts.
+    """
     group, ledger = end.group, trial.session.ledger
     before = ledger.charged(group)
     carry_out(trial, end)
@@ -266,7 +279,7 @@ def _happens(trial: Statement, end: ExpectedEnd, lacking: set[str], subjects: se
 
 
 def carry_out(trial: Statement, end: ExpectedEnd) -> None:
-    """Let an end happen."""
+    """Apply an end to the trial."""
     if end.whole:
         _leave(trial, end.group)
     for pod in end.pods:
@@ -275,7 +288,9 @@ def carry_out(trial: Statement, end: ExpectedEnd) -> None:
 
 
 def _leave(trial: Statement, group: GroupState) -> None:
-    """All that a group is charged goes, but for what is told to stop and has its own end."""
+    """Remove everything that a group is charged for, except pods that are being stopped, which have
+    ends of their own.
+    """
     end_pledge(trial, group)
     trial.set_status(
         group,

@@ -1,22 +1,23 @@
-"""When those who wait are expected to start, with everybody counted who is before them in line.
+"""The expected starts of waiting groups, taking into account all groups ahead in line.
 
-What Slurm's `squeue --start` shows: everybody who waits is planned, one after the other, in the
-order in which queues and their lines are served, each at the earliest time at which the limits
-take it beside all that runs and all that was planned before it. What runs ends with its walltime,
-what is planned lasts as long as its own; without one it stays for ever.
+This is what Slurm's `squeue --start` shows. Waiting groups are planned one after another, in the
+order in which queues and their groups are served, each at the earliest instant at which the limits
+admit it beside everything that runs or was planned before. Running groups end at their walltime;
+planned groups last for their walltime, and for ever without one.
 
-A queue's strategy decides what may go past whom:
+The strategy of a queue decides which groups may overtake others:
 
-- StrictFIFO: nobody starts before those ahead of it.
-- BestEffortFIFO: everybody starts as soon as there is room beside those ahead. That is an estimate:
-  nothing is kept for them, so small ones may start earlier, and wide ones later for it.
-- Backfill: everybody starts where that delays nobody ahead. With `reservations: all` that is the
-  schedule itself, and it holds for everybody of the queue. With one reservation (EASY) it is the
-  latest time for the head, and an estimate for the rest: a follower may be delayed by others that
-  delay the head by nothing.
+- StrictFIFO: no group starts before those ahead of it.
+- BestEffortFIFO: every group starts as soon as it fits beside those ahead. This is an estimate:
+  nothing is reserved for the groups ahead, so small groups may start earlier and delay large ones.
+- Backfill: every group starts where it delays no group ahead. With `reservations: all`, the
+  estimate is the schedule itself and holds for all groups of the queue. With one reservation
+  (EASY), it is the latest start of the head and an estimate for the others: they may be delayed by
+  groups that do not delay the head.
 
-Whatever is said holds for what is known now: walltimes are upper bounds, so most start earlier;
-whoever comes and is served first and evictions make it later. Limits are asked, and single nodes.
+Estimates hold for what is known now. Walltimes are upper bounds, so most groups start earlier;
+later arrivals that are served first, and evictions, delay a start. Limits are checked, and so are
+nodes.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
-#: So many groups are planned, unless somebody asks for another number.
+#: How many groups are planned, unless the caller passes another number.
 MOST_PLANNED = 1_000
 
-#: Who refuses without numbers what the plan knows about: those ahead in line, and claimants.
+#: Plugins whose refusals the plan itself accounts for: groups ahead in line, and preemptors.
 _ABOUT_THE_LINE = ("enqueue", "pledge")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """When a group is expected to start, in milliseconds; None, and `why` nobody can say.
+    """The expected start of a group in milliseconds; None if it is unknown, with the reason in
+    `why`.
 
-    `ended`: the keys of those that have to end just then for it; `behind`: the key of the one ahead
-    that it may not go past; `why`, where neither is all: what keeps it until then by itself.
-    `is_planned` is False of those that are left out for their number.
+    `ended` has the keys of the groups whose end at that instant makes the start possible. `behind`
+    is the key of the group ahead that it may not overtake. `why` is the group's own reason to wait
+    until then, if the other two do not explain the start. `is_planned` is False for groups beyond
+    the maximum number of planned groups.
     """
 
     at: int | None
@@ -69,12 +72,13 @@ class Expected:
 def expected_starts(
     session: Session, *, wanted: Collection[str] | None = None, most: int | None = None
 ) -> dict[str, Expected]:
-    """Uid -> when it starts, of every group that waits: Pending, admitted by this very session, or
-    InQueue without a node.
+    """Return the expected start of every waiting group by uid: groups that are Pending, were
+    admitted by this session, or are InQueue without a node.
 
-    The session has decided: whom it has not admitted does not start now. With `wanted` (uids) only
-    as many are planned as it takes to know about these; they hear the same. At most `most` groups
-    in line are planned (MOST_PLANNED), the others are told so. Leaves no trace in the session.
+    The session must have made its decisions: a group that it has not admitted does not start now.
+    With `wanted` (uids), planning stops as soon as these are known; the results are the same. At
+    most `most` groups in line are planned (default: MOST_PLANNED); the others have `is_planned`
+    False. Leaves no trace in the session.
     """
     found = {
         group.uid: told
@@ -92,7 +96,9 @@ def expected_starts(
 
 
 def _of_admitted(session: Session, group: GroupState) -> Expected | None:
-    """Of what is InQueue, and starts now or cannot; None of what waits in line or does not wait."""
+    """Return the estimate for an InQueue group that starts now or finds no nodes; None for other
+    groups.
+    """
     if group.phase != PodGroupPhase.IN_QUEUE:
         return None
     if not group.is_external and sum(group.placed.values()) < group.min_member:
@@ -105,9 +111,10 @@ def _of_admitted(session: Session, group: GroupState) -> Expected | None:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """Nobody behind starts from `since` on, before `until` (None: never), for one ahead: `key`.
+    """The group ahead with this `key` prevents starts from `since` until `until` (ms; None: for
+    ever).
 
-    `to_strict`: it binds only those who go past nobody.
+    With `to_strict`, this applies only to groups that may not overtake.
     """
 
     since: int
@@ -118,13 +125,17 @@ class _Closed:
 
 @dataclass(slots=True)
 class _WaitingLine:
-    """Those of one queue (or of all) so far: what they forbid to those behind, and their last."""
+    """The planned groups of one queue, or of all queues: the intervals that they close to later
+    groups, and the latest planned start (ms).
+    """
 
     last: int
     closed: list[_Closed] = field(default_factory=list)
 
     def closed_at(self, instant: int, *, is_strict: bool) -> _Closed | None:
-        """Who forbids a start at that instant, and for the longest."""
+        """Return what prevents a start at that instant for the longest time; None if nothing
+        does.
+        """
         found: _Closed | None = None
         for one in self.closed:
             over = one.until is not None and one.until <= instant
@@ -137,38 +148,40 @@ class _WaitingLine:
         return found
 
     def closed_for_ever_by(self, *, is_strict: bool) -> str | None:
-        """The key of the first one ahead of which nobody knows when it starts."""
+        """Return the key of the first group ahead whose start is unknown."""
         for one in self.closed:
             if one.until is None and (is_strict or not one.to_strict):
                 return one.key
         return None
 
     def opened_at(self, instant: int, *, is_strict: bool) -> str:
-        """The key of the one ahead that forbids any start before that instant; '' if none does."""
+        """Return the key of the group ahead that prevents starts until exactly that instant,
+        or ''.
+        """
         closed = self.closed_at(instant - 1, is_strict=is_strict)
         return closed.key if closed is not None and closed.until == instant else ""
 
 
 class _Plan:
-    """Everybody who has been planned so far; owner of the timetable, and of sums for shares."""
+    """All groups planned so far; owns the timeline, and the ledger sums used for fair shares."""
 
     def __init__(self, session: Session, most: int) -> None:
         known = ends(session)
         self._session = session
         self._most = most
         self._table = LedgerTimeline(session, known)
-        #: Instant -> the groups that end then, as far as is known or planned.
+        #: Instant (ms) -> the groups whose end is known or planned then.
         self._ending: dict[int, list[GroupState]] = {}
         for end in known:
             self._ending.setdefault(end.at, []).append(end.group)
         self._sums = _sums_of(session)
         self._no_node: dict[tuple[object, ...], str] = {}
 
-    # In which order ---------------------------------------------------------------------------
+    # Order ----------------------------------------------------------------------------------------
 
     def in_turn(self) -> Iterator[tuple[_WaitingLine, GroupState]]:
-        """Every Pending group with its line: the queue with the lowest share first, by what it
-        holds and what of it was planned; those of queues that there are not come last.
+        """Yield every Pending group with its line: the queue with the lowest share first, counting
+        both what it holds and what is planned for it. Groups whose queue does not exist come last.
         """
         session, now_ms = self._session, self._session.now_ms
         waiting: dict[str, list[GroupState]] = {}
@@ -198,7 +211,7 @@ class _Plan:
 
     @contextmanager
     def _by_what_is_planned(self) -> Iterator[None]:
-        """For a while, queues hold what was planned for them beside what they have."""
+        """While the context is open, queues are charged for planned groups as well."""
         session, ledger = self._session, self._session.ledger
         session.ledger = self._sums
         try:
@@ -206,10 +219,10 @@ class _Plan:
         finally:
             session.ledger = ledger
 
-    # When -------------------------------------------------------------------------------------
+    # Instants -------------------------------------------------------------------------------------
 
     def expect(self, line: _WaitingLine, group: GroupState) -> Expected:
-        """When a group starts, beside all that was planned before; it is planned then."""
+        """Plan a group beside all groups planned before and return its expected start."""
         session = self._session
         never = self._out_of_line(group)
         if never is not None:
@@ -218,7 +231,7 @@ class _Plan:
         if not_before is None:
             return Expected(None, why=UNKNOWN_VICTIMS)
         if awaits_victims(session, group):
-            # What it is to have is its own already.
+            # The capacity of its victims is pledged to it already.
             return Expected(not_before, why=_by_itself(session, group))
         if self._most <= 0:
             return Expected(None, why="it is too far behind to be planned", is_planned=False)
@@ -226,7 +239,9 @@ class _Plan:
         return self._planned(line, group, not_before)
 
     def _out_of_line(self, group: GroupState) -> Verdict | None:
-        """What neither anybody's end nor the clock changes, or nobody knows when."""
+        """Return the first refusal that neither time nor the end of other groups removes, or whose
+        end is unknown.
+        """
         session = self._session
         for verdict in standing_aside(session, group):
             if verdict.reason not in PASSES or verdict.reason == Waiting.WAITING_FOR_CHECKS:
@@ -244,7 +259,8 @@ class _Plan:
         length = None if checks or group.is_array else group.record.spec.walltime
         earliest: int | None = not_before
         if not_before <= now_ms and session.refusals.get(group.uid):
-            # It would have been admitted now, were there nothing against it that sums do not tell.
+            # The session has refused it although the sums allow it, so only a later change can
+            # help.
             earliest = min((at for at in self._ending if at > now_ms), default=None)
         at = self._slot(line, group, length, earliest)
         if never := self._no_node_for(group):
@@ -263,7 +279,7 @@ class _Plan:
         return told
 
     def _told(self, line: _WaitingLine, group: GroupState, not_before: int, at: int) -> Expected:
-        """What a start waits for."""
+        """Return the estimate for a planned start, with what the group waits for."""
         session = self._session
         by_itself = _by_itself(session, group) if at == not_before > session.now_ms else ""
         held = line.opened_at(at, is_strict=_strategy(session, group) == "StrictFIFO")
@@ -272,9 +288,11 @@ class _Plan:
     def _slot(
         self, line: _WaitingLine, group: GroupState, length: int | None, earliest: int | None
     ) -> int | None:
-        """The first slot that nobody ahead forbids."""
+        """Return the first instant at which the group fits and no group ahead prevents its
+        start.
+        """
         is_strict = _strategy(self._session, group) == "StrictFIFO"
-        # Each turn leaves an interval behind for good, or finds the slot.
+        # Each iteration moves past a closed interval or finds the instant.
         while earliest is not None:
             closed = line.closed_at(earliest, is_strict=is_strict)
             if closed is not None:
@@ -287,7 +305,9 @@ class _Plan:
         return None
 
     def _unknown(self, line: _WaitingLine, group: GroupState) -> Expected:
-        """Why there is no slot: for one ahead, or for want of ends."""
+        """Return the estimate for a group without an instant, because of a group ahead or for lack
+        of known ends.
+        """
         strict = _strategy(self._session, group) == "StrictFIFO"
         if (key := line.closed_for_ever_by(is_strict=strict)) is not None:
             return Expected(None, why="nobody knows when the one ahead of it starts", behind=key)
@@ -296,19 +316,20 @@ class _Plan:
     def _close(
         self, line: _WaitingLine, group: GroupState, not_before: int, at: int | None
     ) -> None:
-        """What those behind may not do for this one."""
+        """Note the interval that this group closes to the groups behind it."""
         refused = blockers(self._session, group)
         since = self._session.now_ms
         if any(verdict.reason == Waiting.BACKING_OFF for verdict in refused):
             since = not_before
         elif refused and not waits_in_line(refused):
-            # Nobody waits for whom only its own namespace holds back.
+            # A group held back only by its own namespace does not hold back others.
             return
         match _strategy(self._session, group):
             case "StrictFIFO":
                 line.closed.append(_Closed(since, at, group.key))
             case "Backfill" if at is None:
-                # Once it is the head it has no reservation, and is strict.
+                # As head of the queue it would have no reservation, and so it holds back all
+                # others.
                 spec = self._session.queues[group.queue].record.spec.strategy
                 later = since if spec.reservations == "all" else max(since, line.last)
                 line.closed.append(_Closed(later, None, group.key))
@@ -326,7 +347,9 @@ class _Plan:
             self._sums.add(queue_scope(name), claim)
 
     def _ended_at(self, group: GroupState, at: int) -> tuple[str, ...]:
-        """Who leaves something just then that the group asks for, in a place where it counts."""
+        """Return the keys of groups that end at that instant and free something that the group
+        requests in one of its scopes.
+        """
         wants, where = group.reservation.keys(), set(group.scopes)
         keys = (
             one.key
@@ -336,7 +359,7 @@ class _Plan:
         return tuple(dict.fromkeys(keys)) if at > self._session.now_ms else ()
 
     def _no_node_for(self, group: GroupState) -> str:
-        """Why not even empty nodes take its gang; '' if they do. Asked once for each request."""
+        """Return why even empty nodes do not take its gang; '' if they do. Cached by request."""
         if group.is_external:
             return ""
         gang = gang_of(self._session, group)
@@ -351,25 +374,27 @@ def _pending(session: Session) -> Iterator[GroupState]:
 
 
 def _strategy(session: Session, group: GroupState) -> str:
-    """Without the action that fills, Backfill is strict."""
+    """Return the strategy of the group's queue; Backfill acts as StrictFIFO without the backfill
+    action.
+    """
     strategy: str = session.queues[group.queue].record.spec.strategy.type
     fills = "backfill" in session.actions
     return "StrictFIFO" if strategy == "Backfill" and not fills else strategy
 
 
 def _is_riddle(verdict: Verdict) -> bool:
-    """Whether somebody refuses for what no limit tells: a plugin of others."""
+    """Return whether a third-party plugin refuses for a reason that no limit explains."""
     return verdict.in_line and verdict.limit is None and verdict.plugin not in _ABOUT_THE_LINE
 
 
 def _by_itself(session: Session, group: GroupState) -> str:
-    """What puts a group out of line for a time."""
+    """Return why a group is ineligible for the moment, or ''."""
     said = standing_aside(session, group)
     return f"{said[0].reason}: {said[0].message()}" if said else ""
 
 
 def _sums_of(session: Session) -> LedgerView:
-    """A ledger of the same sums, to which can be added."""
+    """Return a copy of the ledger's sums to which charges can be added."""
     view = LedgerView(session.ledger.limits, session.ledger.tree)
     for scope, amounts in session.ledger.sums.items():
         view.add(scope, dict(amounts))

@@ -1,5 +1,7 @@
-"""What is free on one node over the time ahead. Nodes that fare alike share one profile: a gang
-takes many nodes at once, so they are few, and what is found out about one holds for all of them.
+"""Free resources of each node over the time ahead.
+
+Nodes with equal resources and equal changes share one profile. A gang takes many nodes at once, so
+profiles stay few, and whatever is computed for one holds for all its nodes.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from batchq.core.session.specs import TaskShape
 
 
 class PodKind(NamedTuple):
-    """Shapes that ask for the same: their number in a session, and what each asks for."""
+    """Shapes with equal requests: their number within a session, and the requests of one pod."""
 
     number: int
     requests: Amounts
 
 
 class Profile:
-    """What is free: `free[i]` from the instant `at[i]` (milliseconds) until the next. Never changed
-    once made.
+    """Free resources over time: `free[i]` from the instant `at[i]` (ms) until the next one.
+    Immutable.
     """
 
     __slots__ = ("_counts", "at", "falls", "free")
@@ -41,13 +43,15 @@ class Profile:
     def __init__(self, at: list[int], free: list[Amounts], *, falls: bool) -> None:
         self.at = at
         self.free = free
-        #: Whether it has less free at any instant than at one before.
+        #: Whether less is free at some instant than at an earlier one.
         self.falls = falls
-        #: Kind of shape -> how many of its pods have room at each step, once asked.
+        #: Number of a kind -> how many of its pods fit at each step; filled on demand.
         self._counts: dict[int, list[int]] = {}
 
     def less(self, amounts: Amounts, start: int, end: int | None) -> Profile:
-        """Return what is left if so much is taken in an interval; with `end` None for ever."""
+        """Return the profile after taking amounts in an interval; an `end` of None means for
+        ever.
+        """
         at, free = list(self.at), list(self.free)
         first = _step_at(at, free, start)
         last = len(at) if end is None else _step_at(at, free, end)
@@ -55,7 +59,7 @@ class Profile:
         return Profile(at, free, falls=self.falls or first > 0)
 
     def least(self, start: int, end: int | None) -> Amounts:
-        """Return what is free during all of an interval; not to be changed."""
+        """Return what is free during the whole interval; callers must not change it."""
         first, last = self._steps(start, end)
         least = self.free[first]
         if last == first + 1:
@@ -68,7 +72,7 @@ class Profile:
         return least
 
     def slots(self, kind: PodKind, start: int, end: int | None) -> int:
-        """Return how many pods of a kind have room during all of an interval."""
+        """Return how many pods of a kind fit during the whole interval."""
         counts = self._counts.get(kind.number)
         if counts is None:
             counts = [_slots(free, kind.requests) for free in self.free]
@@ -77,7 +81,9 @@ class Profile:
         return counts[first] if last == first + 1 else min(counts[first:last])
 
     def _steps(self, start: int, end: int | None) -> tuple[int, int]:
-        """The steps that say what is least in an interval: the first, and what follows the last."""
+        """Return the range of steps with the minimum of an interval: the first, and one past the
+        last.
+        """
         first = bisect_right(self.at, start) - 1
         if not self.falls:
             return first, first + 1
@@ -85,7 +91,7 @@ class Profile:
 
 
 def less(free: Amounts, amounts: Amounts) -> Amounts:
-    """Return what is left, which may be less than nothing."""
+    """Return the difference, which may be negative."""
     rest = dict(free)
     for name, units in amounts.items():
         rest[name] = rest.get(name, 0) - units
@@ -93,7 +99,7 @@ def less(free: Amounts, amounts: Amounts) -> Amounts:
 
 
 def _step_at(at: list[int], free: list[Amounts], instant: int) -> int:
-    """The step that begins at an instant, which is made if there is none."""
+    """Return the index of the step that begins at an instant, after inserting it if necessary."""
     step = bisect_left(at, instant)
     if step == len(at) or at[step] != instant:
         at.insert(step, instant)
@@ -112,17 +118,17 @@ def _slots(free: Amounts, requests: Amounts) -> int:
     return found
 
 
-#: The factor that promises no more than there is, in thousandths.
+#: The overcommit factor, in thousandths, at which no more is admitted than ready nodes have.
 _NO_OVERCOMMIT = Settings().overcommit
-#: Shapes and how many pods of each, in the order in which they are placed.
+#: Shapes with their number of pods, in placement order.
 Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
-#: Node -> what pods ask for there.
+#: Node -> what pods request there.
 Room: TypeAlias = Mapping[str, Amounts]
 
 
 def nodes_decide(session: Session) -> bool:
-    """Return whether admissions ask for nodes and not only for sums: pods are bound here, and no
-    more is admitted than ready nodes have.
+    """Return whether an admission checks nodes and not only sums: this is so if batchq binds the
+    pods and admits no more than ready nodes have.
     """
     return (
         "allocate" in session.actions
@@ -132,13 +138,13 @@ def nodes_decide(session: Session) -> bool:
 
 
 def is_one_machine(session: Session) -> bool:
-    """Whether all that counts in the ledger of the cluster is one open node."""
+    """Return whether the cluster's capacity in the ledger is that of a single open node."""
     ready = list(islice((node for node in session.nodes.by_name.values() if node.ready), 2))
     return len(ready) == 1 and ready[0].open
 
 
 class NodeTimeline:
-    """The profiles of all open nodes; owned by the Timetable that made it."""
+    """The profiles of all open nodes; owned by the LedgerTimeline that created it."""
 
     def __init__(self, session: Session, known: Sequence[ExpectedEnd]) -> None:
         self._session = session
@@ -149,9 +155,9 @@ class NodeTimeline:
             if name in session.nodes.by_name:
                 mine = changes.setdefault(name, {})
                 mine[at] = _sum(mine[at], amounts) if at in mine else amounts
-        #: Nodes' names, in order -> how they fare. Those that fare alike share one.
+        #: Name of a node, in order -> its profile; equal nodes share one.
         self._profiles: dict[str, Profile] = {}
-        #: The instants at which profiles change, in order; and whose.
+        #: The instants at which profiles change, in order; and the names of the nodes concerned.
         self._instants: list[int] = []
         self._changed_at: dict[int, frozenset[str]] = {}
         made: dict[object, Profile] = {}
@@ -163,23 +169,24 @@ class NodeTimeline:
                     made[alike] = self._profile_of(free, mine)
                 self._profiles[name] = made[alike]
         self._note_changes((at, name) for name in self._profiles for at in changes.get(name, ()))
-        #: The instants at which bookings begin, in order; windows that begin now differ by these.
+        #: The instants at which bookings begin, in order; only these distinguish windows that begin
+        #: now.
         self._falls: list[int] = []
-        #: Nodes on which anything was booked.
+        #: The nodes that have bookings.
         self._booked: dict[str, None] = {}
-        #: Shape, and the last of these instants before the end of a window that begins now -> how
-        #: many of its pods have room in it.
+        #: Shape, and the last booking start before the end of a window that begins now -> how many
+        #: pods of the shape fit in that window.
         self._room_now: dict[tuple[object, int], int] = {}
-        #: Of this session, for all tables that share it: see `_Trials`.
+        #: Shared by all copies of the timeline in this session; see `_Trials`.
         self._trials = _Trials(session)
         self._suits: dict[object, tuple[str, ...]] = {}
         self._kinds: dict[object, PodKind] = {}
-        #: Of the last search for a gang of one shape: the gang, the window that was found, and how
+        #: The last search for a gang of one shape: the gang, the window that was found, and how
         #: many pods each node takes in it.
         self._found: tuple[Gang, int, int | None, dict[str, int]] | None = None
 
     def beside(self) -> NodeTimeline:
-        """Another one that starts out like this: what is booked there is not booked here."""
+        """Return an independent copy: bookings in one do not appear in the other."""
         other = object.__new__(NodeTimeline)
         other._session, other._now = self._session, self._now
         other._profiles, other._instants = dict(self._profiles), list(self._instants)
@@ -189,11 +196,11 @@ class NodeTimeline:
         other._trials, other._kinds, other._found = self._trials, self._kinds, None
         return other
 
-    # Asking -----------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     def slot(self, gang: Gang, length: int | None, not_before: int) -> int | None:
-        """The earliest instant, not before a given one, from which on nodes take a gang for so
-        long (None: for ever); None if there is none.
+        """Return the earliest instant, not before a given one, from which nodes take a gang for
+        `length` ms (None: for ever); None if there is none.
         """
         start = max(self._now, not_before)
         tallies = [_Tally(self, shape, count, start, length) for shape, count in gang]
@@ -215,15 +222,15 @@ class NodeTimeline:
                 tally.follow(changed, start)
 
     def fits_now(self, gang: Gang, end: int | None) -> bool:
-        """Whether nodes take a gang from now until `end` (None: for ever)."""
+        """Return whether nodes take a gang from now until `end` (None: for ever)."""
         return self.may_fit_now(gang, end) and self._takes(gang, self._now, end)
 
     def may_fit_now(self, gang: Gang, end: int | None) -> bool:
-        """The same, if no shape were in the way of another."""
+        """Return the same as `fits_now`, with each shape considered alone."""
         return all(count <= self._slots_now(shape, end) for shape, count in gang)
 
     def booked_until(self, end: int | None) -> dict[str, Amounts]:
-        """Node -> what is free there at this moment, and booked for others before `end`."""
+        """Return, by node, what is free now and booked for other groups before `end`."""
         found = {}
         for name in self._booked:
             free = self._session.nodes.by_name[name].free
@@ -232,15 +239,15 @@ class NodeTimeline:
         return found
 
     def room_for(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts] | None:
-        """The nodes that a gang takes in an interval, and how much of each; None if it does not
-        fit. By the order of the gang and the scores; if that fails, the largest pods first, each
-        on the fullest node that takes it.
+        """Return the nodes that a gang takes in an interval, with the amounts on each; None if it
+        does not fit. Pods are placed in the gang's order by score; if that fails, the largest pods
+        first, each on the fullest node that takes it.
         """
         return self._trials.find(gang, self._within(gang, start, end))
 
     def where_most_is_free(self, gang: Gang) -> dict[str, Amounts]:
-        """The room of a gang on nodes that would take its pods if they were empty: each pod where
-        most of what it asks for is free now, by name among equals.
+        """Return the places of a gang on nodes that would take its pods if they were empty: each
+        pod where most of its request is free now, by name among equals.
         """
         nodes = {name: self._session.nodes.by_name[name] for name in self._profiles}
         free = {name: dict(node.free) for name, node in nodes.items()}
@@ -260,14 +267,16 @@ class NodeTimeline:
         return room
 
     def fits_there(self, gang: Gang, room: Room, start: int, end: int | None) -> bool:
-        """Whether certain room is that of a gang, and free during all of an interval."""
+        """Return whether these amounts belong to a gang and are free during the whole interval."""
         return self.could_stand(gang, room) and all(
             covers(self._profiles[name].least(start, end), amounts)
             for name, amounts in room.items()
         )
 
     def could_stand(self, gang: Gang, room: Room) -> bool:
-        """Whether certain room is that of a gang, on nodes that take it while they are empty."""
+        """Return whether these amounts belong to a gang, on nodes that would take it if they were
+        empty.
+        """
         asked = total(times(shape.requests, count) for shape, count in gang)
         return (
             total(room.values()) == asked
@@ -276,7 +285,7 @@ class NodeTimeline:
         )
 
     def suiting(self, shape: TaskShape) -> tuple[str, ...]:
-        """The nodes that take a pod of a shape while they are empty, in order."""
+        """Return the nodes that take a pod of a shape when they are empty, in order."""
         found = self._suits.get(shape.shape)
         if found is None:
             sizes = {name: self._session.nodes.by_name[name].total for name in self._profiles}
@@ -287,8 +296,8 @@ class NodeTimeline:
     def slots(
         self, shape: TaskShape, start: int, end: int | None, names: Iterable[str] | None = None
     ) -> dict[str, int]:
-        """Node -> how many pods of a shape have room there during all of an interval; of certain
-        nodes, or else of all that take one while they are empty.
+        """Return, by node, how many pods of a shape fit during the whole interval; for the named
+        nodes, or for all that take one when they are empty.
         """
         profiles, kind = self._profiles, self._kind(shape)
         known: dict[Profile, int] = {}
@@ -301,15 +310,15 @@ class NodeTimeline:
             found[name] = count
         return found
 
-    # Planning ---------------------------------------------------------------------------------
+    # Bookings -------------------------------------------------------------------------------------
 
     def book(self, room: Room, start: int, end: int | None) -> None:
-        """Let a group that waits have room on nodes in an interval."""
+        """Book capacity on nodes in an interval for a waiting group."""
         self._booked.update(dict.fromkeys(name for name in room if name in self._profiles))
         self.hold(room, start, end)
 
     def hold(self, room: Room, start: int, end: int | None) -> None:
-        """Take room on nodes in an interval."""
+        """Take capacity on nodes in an interval."""
         profiles = self._profiles
         made: dict[object, Profile] = {}
         names = [name for name in room if name in profiles]
@@ -326,21 +335,19 @@ class NodeTimeline:
             place = bisect_left(self._falls, start)
             if place == len(self._falls) or self._falls[place] != start:
                 self._falls.insert(place, start)
-        # Windows that end before are as they were.
+        # Cached windows that end before `start` are still valid.
         self._room_now = {key: found for key, found in self._room_now.items() if key[1] < start}
         self._found = None
 
-    # ------------------------------------------------------------------------------------------
-
     def _profile_of(self, free: Amounts, rises: Mapping[int, Amounts]) -> Profile:
-        """So much is free now, and more from each of these instants on."""
+        """Return a profile with this much free now, and more from each of the given instants on."""
         at, each = [self._now, *sorted(rises)], [free]
         for instant in at[1:]:
             each.append(_sum(each[-1], rises[instant]))
         return Profile(at, each, falls=False)
 
     def _note_changes(self, changes: Iterable[tuple[int, str]]) -> None:
-        """Note when whose profile changes."""
+        """Record the instants at which the profiles of nodes change."""
         noted: dict[int, list[str]] = {}
         for at, name in changes:
             noted.setdefault(at, []).append(name)
@@ -351,7 +358,7 @@ class NodeTimeline:
             self._changed_at[at] = frozenset(names) if known is None else known.union(names)
 
     def _changed(self, after: int, until: int) -> set[str]:
-        """Whose profiles change behind an instant, up to and with another one."""
+        """Return the nodes whose profiles change after one instant and not after another."""
         first = bisect_right(self._instants, after)
         last = bisect_right(self._instants, until)
         return set().union(*(self._changed_at[at] for at in self._instants[first:last]))
@@ -365,12 +372,14 @@ class NodeTimeline:
         return found
 
     def _takes(self, gang: Gang, start: int, end: int | None) -> bool:
-        """Whether pods of several shapes fit together; of one shape, their number says it all."""
+        """Return whether the pods of several shapes fit together; for one shape, counting them
+        suffices.
+        """
         return len(gang) < 2 or self.room_for(gang, start, end) is not None
 
     def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:
-        """What is free during all of an interval on the nodes that have room for any pod of a gang
-        then.
+        """Return what is free during the whole interval on the nodes that have capacity for any pod
+        of a gang.
         """
         known = self._found
         if known is not None and known[0] is gang and known[1:3] == (start, end):
@@ -397,7 +406,7 @@ class NodeTimeline:
 
 
 class _Tally:
-    """How many pods of one shape have room in a window that moves; owned by one search."""
+    """How many pods of one shape fit in a moving window; owned by one search."""
 
     def __init__(
         self, table: NodeTimeline, shape: TaskShape, count: int, start: int, length: int | None
@@ -411,7 +420,7 @@ class _Tally:
         return self._total >= self._count
 
     def follow(self, changed: set[str], start: int) -> None:
-        """The window begins at `start` now; between, these nodes have changed."""
+        """Move the window to begin at `start`; `changed` names the nodes that may differ."""
         end = None if self._length is None else start + self._length
         slots = self.slots
         changed = changed & slots.keys()
@@ -420,12 +429,12 @@ class _Tally:
             slots[name] = now
 
 
-# --- What changes when ----------------------------------------------------------------------------
+# --- Changes --------------------------------------------------------------------------------------
 
 
 def _changes(owed: _Owed, known: Sequence[ExpectedEnd]) -> Iterator[tuple[int, str, Amounts]]:
-    """When how much more is free on which node, by the ends that are known, less what a victim
-    leaves to its claimant.
+    """Yield each instant, node and amount that becomes free by an expected end, without what a
+    victim leaves to its preemptor.
     """
     gone: set[str] = set()
     for end in known:
@@ -443,7 +452,7 @@ def _changes(owed: _Owed, known: Sequence[ExpectedEnd]) -> Iterator[tuple[int, s
 
 
 def _pods_of(end: ExpectedEnd) -> Iterator[Pod]:
-    """The pods that are gone with an end."""
+    """Yield the pods that are gone with an end."""
     yield from end.pods
     if end.whole:
         for pod in end.group.pods.values():
@@ -452,18 +461,19 @@ def _pods_of(end: ExpectedEnd) -> Iterator[Pod]:
 
 
 class _Owed:
-    """What is kept on nodes, and grows as victims leave; owned by one look at the ends."""
+    """Pledged capacity on nodes, which grows as victims leave; owned by one pass over the ends."""
 
     def __init__(self, session: Session) -> None:
-        #: Group's uid -> node -> what is kept for it there.
+        #: Uid of a group -> node -> what is kept for it there.
         self._kept = {uid: dict(rooms) for uid, rooms in session.nodes.held.items()}
         for uid, places in session.nodes.kept.items():
             self._kept[uid] = places.room()
-        #: Victim's pod -> its claimant, the room that this is to have, and who else is there.
+        #: Uid of a victim's pod -> the uid of its preemptor, and the capacity pledged to it on that
+        #: node.
         self._owed: dict[str, tuple[str, Amounts]] = {}
-        #: Claimant's uid and node -> what its victims hold there still.
+        #: Uid of a preemptor and node -> what its victims still hold there.
         self._there: dict[tuple[str, str], Amounts] = {}
-        #: What a session that has closed no longer takes off its nodes.
+        #: Node -> kept capacity that a closed session no longer takes off its nodes.
         self._not_taken: dict[str, Amounts] = {}
         for claimant, pledge in standing_pledges(session):
             if claimant.uid not in session.nodes.held:
@@ -479,11 +489,11 @@ class _Owed:
                     self._owed[pod.metadata.uid] = (claimant.uid, room)
 
     def not_yet_taken(self, name: str) -> Amounts:
-        """What is kept on a node, and counts as free there."""
+        """Return what is kept on a node and still counts as free there."""
         return self._not_taken.get(name, {})
 
     def keeps(self, pod: Pod) -> Amounts:
-        """A pod has ended: what of its room its claimant keeps."""
+        """Return how much of an ended pod's capacity its preemptor keeps."""
         if pod.metadata.uid not in self._owed:
             return {}
         uid, room = self._owed[pod.metadata.uid]
@@ -497,16 +507,16 @@ class _Owed:
         return more
 
     def kept_by(self, uid: str) -> Room:
-        """A group has ended: what was kept for it."""
+        """Return what was kept for a group that has ended, by node."""
         return self._kept.pop(uid, {})
 
 
-# --- Placing --------------------------------------------------------------------------------------
+# --- Placement ------------------------------------------------------------------------------------
 
 
 class _Trials:
-    """Trial placements of one session, which leave no trace in it. Judges and nodes are made once:
-    they are asked often.
+    """Trial placements of one session, which leave no trace in it. Judges and nodes are cached,
+    because they are needed often.
     """
 
     def __init__(self, session: Session) -> None:
@@ -515,14 +525,14 @@ class _Trials:
         self._nodes: dict[str, NodeState] = {}
 
     def judge(self, shape: TaskShape) -> Judge:
-        """What all plugins say of nodes for a shape."""
+        """Return the combined answers of all plugins for a shape."""
         judge = self._judges.get(shape.shape)
         if judge is None:
             judge = self._judges[shape.shape] = Judge(self._session, shape)
         return judge
 
     def nodes(self, free: Mapping[str, Amounts]) -> dict[str, NodeState]:
-        """Nodes with so much free on them; good until others are asked for."""
+        """Return nodes with these free amounts; valid until the next call."""
         return {name: self._with_free(name, amounts) for name, amounts in free.items()}
 
     def _with_free(self, name: str, free: Amounts) -> NodeState:
@@ -530,14 +540,14 @@ class _Trials:
         if node is None:
             real = self._session.nodes.by_name[name]
             node = self._nodes[name] = NodeState(real.record, ready=real.ready, heard=real.heard)
-        # The profile's own: it is copied before anything is taken.
+        # The dict belongs to the profile and is copied before anything is taken.
         node.free = free
         return node
 
     def find(self, gang: Gang, free: Room) -> dict[str, Amounts] | None:
-        """Room for a gang on nodes with so much free; None if there is none. By the order of the
-        gang and the scores; if that fails, the largest pods first, each on the fullest node that
-        takes it.
+        """Return places for a gang on nodes with these free amounts; None if there are none. Pods
+        are placed in the gang's order by score; if that fails, the largest pods first, each on the
+        fullest node that takes it.
         """
         in_order = self.place(gang, self.nodes(free))
         if in_order is not None or len(gang) < 2:
@@ -545,11 +555,13 @@ class _Trials:
         return self._place_largest_first(gang, self.nodes(free))
 
     def place(self, gang: Gang, nodes: Mapping[str, NodeState]) -> dict[str, Amounts] | None:
-        """Each pod on the best of these nodes as it is then; None if one finds none."""
+        """Place each pod on the best node at that moment; return the amounts by node, or None if a
+        pod finds no node.
+        """
         room: dict[str, Amounts] = {}
         for shape, count in gang:
             judge = self.judge(shape)
-            # Nodes that fare alike share a map of what is free, before and after.
+            # Nodes with equal free amounts share one dict of them, before and after.
             after: dict[tuple[tuple[str, int], ...], Amounts] = {}
             heap = judge.ranks(list(nodes.values()))
             heapq.heapify(heap)
@@ -599,7 +611,7 @@ class _Trials:
 
 
 def _part_of(free: Amounts, requests: Amounts) -> Fraction:
-    """How much of a request is free, at most 1: of that dimension of which least is."""
+    """Return which fraction of a request is free in the scarcest dimension, at most 1."""
     return min(
         (Fraction(min(free.get(name, 0), units), units) for name, units in requests.items()),
         default=Fraction(1),

@@ -1,16 +1,16 @@
-"""What is charged when: the sums of the ledger from now on, as ends are known and starts planned.
+"""The ledger's sums over the time ahead, from expected ends and booked starts.
 
-A reservation in time, as backfilling schedulers have it since EASY (Lifka 1995) and conservative
-backfilling (Mu'alem and Feitelson 2001), here over every limit of the rules 2 to 4 at once. The
-time ahead is cut into steps, at each end that is known of (`batchq.core.forecast.earliest_fit`) and
-at each start and end that was booked. A *column* has the sum of one scope in one dimension at every
-step; columns come into being when somebody asks, and a booking moves those that there are. So a
-look at a group costs its own limits times the steps, whoever else waits.
+Backfilling schedulers have used such reservations in time since EASY (Lifka 1995) and conservative
+backfilling (Mu'alem and Feitelson 2001); here they cover every limit of rules 2 to 4 at once. The
+time ahead is divided into steps, at each expected end (`batchq.core.forecast.earliest_fit`) and at
+each booked start and end. A *column* has the sum of one scope in one dimension at every step.
+Columns are created on demand, and a booking updates the existing ones. Checking a group therefore
+costs its own limits times the steps, independent of the number of waiting groups.
 
-A group fits in an interval when at each of its steps every limit takes its claim beside the sum,
-and nodes take its gang (`batchq.core.forecast.node_timeline`): a booking takes its gang's room on
-nodes, too. On one machine the sums say that already. What is set aside for heads of other queues is
-no matter here: it holds now, not in times to come.
+A group fits in an interval if at each step every limit admits its claim beside the sum, and nodes
+take its gang (`batchq.core.forecast.node_timeline`): a booking also takes capacity on nodes. On a
+single machine the sums alone suffice. Reservations for heads of other queues are ignored, because
+they apply now and not in the future.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
 Key: TypeAlias = tuple[str, str]
-#: When, whose (a uid), in which scopes, and by how much the sums rise then; they fall by less
-#: than nothing.
+#: Instant (ms), uid of a group, its scopes, and the change of the sums at that instant.
 _Move: TypeAlias = tuple[int, str, tuple[str, ...], Amounts]
 #: Columns, each with the most that may be charged beside a claim.
 _Limits: TypeAlias = list[tuple[list[int], int]]
@@ -50,30 +49,31 @@ _Limits: TypeAlias = list[tuple[list[int], int]]
 class LedgerTimeline:
     """The sums of a session's ledger over the time ahead; owned by one action.
 
-    Instants are milliseconds. `started` has to be told of every group that starts meanwhile.
+    Instants are in milliseconds. Call `started` for every group that is admitted meanwhile.
     """
 
     def __init__(self, session: Session, known: Sequence[ExpectedEnd] | None = None) -> None:
         self._session = session
-        #: Of now; asked even while another one stands in the session for a moment.
+        #: The ledger at creation; used even while another ledger temporarily replaces it in the
+        #: session.
         self._ledger = session.ledger
         known = ends(session) if known is None else known
         self._moves = list(_falls(session, known))
         self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
         self._columns: dict[Key, list[int]] = {}
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
-        #: Parent queue and dimension -> what is guaranteed to its children and not used.
+        #: Parent queue and dimension -> the unused part of its children's guarantees at each step.
         self._unused: dict[Key, list[int]] = {}
         self._own = _of_who_waits(session, self._moves)
-        #: What nodes say; None where the sums say the same. Who is charged still while it waits is
-        #: left out of the sums, and its pods are on nodes all the same.
+        #: None if the sums alone suffice. The charge of a group that still waits is left out of its
+        #: own check, but its pods do occupy nodes.
         self._nodes: NodeTimeline | None = None
         if nodes_decide(session) and (self._own or not is_one_machine(session)):
             self._nodes = NodeTimeline(session, known)
         self._gangs: dict[tuple[object, ...], Gang] = {}
 
     def beside(self) -> LedgerTimeline:
-        """Another one that starts out like this: what is booked there is not booked here."""
+        """Return an independent copy: bookings in one do not appear in the other."""
         other = object.__new__(LedgerTimeline)
         other._session, other._ledger = self._session, self._ledger
         other._moves = list(self._moves)
@@ -84,13 +84,13 @@ class LedgerTimeline:
         other._nodes = None if self._nodes is None else self._nodes.beside()
         return other
 
-    # Asking -----------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     def slot(
         self, group: GroupState, length: int | None, not_before: int | None = None
     ) -> int | None:
-        """The earliest instant (not before a given one) from which on a group fits for so long
-        (None: for ever); None if there is none.
+        """Return the earliest instant (ms, not before a given one) from which a group fits for
+        `length` ms (None: for ever); None if there is none.
         """
         at = self._slot_of_sums(group, length, not_before)
         while at is not None and self._nodes is not None and not group.is_external:
@@ -124,7 +124,7 @@ class LedgerTimeline:
         return at[first] if first < len(at) else None
 
     def fits_now(self, group: GroupState, length: int | None) -> bool:
-        """Whether a group fits from now on for so long (None: for ever)."""
+        """Return whether a group fits from now on for `length` ms (None: for ever)."""
         limits = self._limits_of(group)
         if limits is None or not self._lasts(group, limits, claim_of(group), length):
             return False
@@ -133,8 +133,8 @@ class LedgerTimeline:
         return self._nodes.fits_now(self.gang(group), self._end(length))
 
     def may_fit_now(self, group: GroupState, length: int | None) -> bool:
-        """Whether a group might fit from now on for so long, by what costs little to ask. False
-        stays False, whatever is booked.
+        """Return a cheap upper bound of `fits_now`: once False, it stays False whatever is
+        booked.
         """
         limits = self._limits_of(group)
         if limits is None or not self._lasts(group, limits, claim_of(group), length):
@@ -146,8 +146,8 @@ class LedgerTimeline:
     def has_room_now(
         self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
     ) -> bool:
-        """Whether an admitted group can have one more pod of this shape from now on, for so long;
-        `growth` is what it is charged more for that.
+        """Return whether an admitted group can have one more pod of this shape from now on for
+        `length` ms; `growth` is the increase of its charge.
         """
         limits = self._beside(group, growth, self._shared)
         if limits is None or not self._lasts(group, limits, growth, length):
@@ -155,24 +155,30 @@ class LedgerTimeline:
         return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
 
     def could_stand(self, group: GroupState, room: Room) -> bool:
-        """Whether certain room is that of a group's gang, and nodes would take it if empty."""
+        """Return whether these amounts belong to a group's gang, on nodes that would take it if
+        empty.
+        """
         return self._nodes is not None and self._nodes.could_stand(self.gang(group), room)
 
     def where_most_is_free(self, group: GroupState) -> Room:
-        """The room of a group's gang where most is free at this moment, whoever is there still."""
+        """Return the places of a group's gang where most is free now, even if the nodes are too
+        full.
+        """
         if self._nodes is None or group.is_external:
             return {}
         return self._nodes.where_most_is_free(self.gang(group))
 
     def booked_until(self, length: int | None) -> Room:
-        """Node -> what is free there at this moment, and booked for others in so long a time."""
+        """Return, by node, what is free now and booked for other groups within the next `length`
+        ms.
+        """
         return {} if self._nodes is None else self._nodes.booked_until(self._end(length))
 
     def _end(self, length: int | None) -> int | None:
         return None if length is None else self._at[0] + length
 
     def gang(self, group: GroupState) -> Gang:
-        """The pods that a group has to place at once."""
+        """Return the pods that a group must place together."""
         if group.pods or len(group.tasks) > 1:
             return gang_of(self._session, group)
         gang = self._gangs.get(group.shape.alike)
@@ -190,14 +196,14 @@ class LedgerTimeline:
             for step in range(last)
         )
 
-    # Planning ---------------------------------------------------------------------------------
+    # Bookings -------------------------------------------------------------------------------------
 
     def book(self, group: GroupState, start: int, length: int | None) -> None:
-        """Let a group that waits have its claim from `start` on, for so long (None: for ever)."""
+        """Book a waiting group's claim from `start` on for `length` ms (None: for ever)."""
         self.book_there(group, start, length, self.room_for(group, start, length))
 
     def book_there(self, group: GroupState, start: int, length: int | None, room: Room) -> None:
-        """The same, with its gang's room on certain nodes."""
+        """Book a waiting group's claim, with its gang on these nodes."""
         self._book_sums(group, start, length)
         if self._nodes is not None:
             self._nodes.book(room, start, None if length is None else start + length)
@@ -205,8 +211,9 @@ class LedgerTimeline:
     def room_for(
         self, group: GroupState, start: int, length: int | None, former: Room | None = None
     ) -> Room:
-        """The room of a group's gang on nodes from `start` on, for so long; none, if it does not
-        fit or sums say all. It is the `former` one, if its gang still fits there.
+        """Return the places of a group's gang on nodes from `start` on for `length` ms; empty if it
+        does not fit or the sums alone suffice. `former` places are kept if the gang still fits
+        there.
         """
         if self._nodes is None or group.is_external:
             return {}
@@ -217,8 +224,8 @@ class LedgerTimeline:
         return self._nodes.room_for(gang, start, end) or {}
 
     def started(self, group: GroupState, length: int | None, room: Room) -> None:
-        """A group has just been admitted: the ledger has its charge already, until it ends, and
-        nodes have its pods.
+        """Note that a group has just been admitted: the ledger already has its charge, which lasts
+        until the group ends, and the nodes have its pods.
         """
         now = self._at[0]
         self._book_sums(group, now, length)
@@ -227,16 +234,14 @@ class LedgerTimeline:
         self._hold(room, length)
 
     def grown(self, group: GroupState, growth: Amounts, length: int | None, room: Room) -> None:
-        """A group's charge has just grown by so much: the ledger has it already, until it ends,
-        and nodes have its pod.
+        """Note that a group's charge has just grown: the ledger already has it, until the group
+        ends, and a node has its new pod.
         """
         now, end = self._at[0], self._end(length)
         self._hold(room, length)
         if end is not None:
             self._moves.append((end, group.uid, group.scopes, _less(growth)))
         self._raise(group.scopes, growth, now, end)
-
-    # ------------------------------------------------------------------------------------------
 
     def _hold(self, room: Room, length: int | None) -> None:
         if self._nodes is not None:
@@ -252,10 +257,10 @@ class LedgerTimeline:
     def _beyond_its_own(
         self, group: GroupState, start: int, length: int | None
     ) -> Iterator[tuple[int, int | None, Amounts]]:
-        """From when until when a group's claim adds how much to the sums.
+        """Yield the intervals (start, end, amounts) in which a group's claim adds to the sums.
 
-        All of it for all of its time, but for one that has left and whose pods have not ended yet:
-        what these hold is part of its claim.
+        Usually this is the whole claim for the whole time. If the group's previous pods have not
+        ended yet, what these hold is part of its claim already.
         """
         claim, end = claim_of(group), None if length is None else start + length
         if group.uid in self._own:
@@ -278,7 +283,9 @@ class LedgerTimeline:
                     self._follow_unused(key, first, last, units)
 
     def _step_at(self, instant: int) -> int:
-        """The step that begins at an instant, which is made if there is none."""
+        """Return the index of the step that begins at an instant, after inserting it if
+        necessary.
+        """
         step = bisect_left(self._at, instant)
         if step == len(self._at) or self._at[step] != instant:
             self._at.insert(step, instant)
@@ -287,8 +294,8 @@ class LedgerTimeline:
         return step
 
     def _limits_of(self, group: GroupState) -> _Limits | None:
-        """The columns that matter to a group, each with the most that may be charged beside it;
-        None if a limit is below what it asks for by itself.
+        """Return the columns that matter to a group, each with the most that may be charged beside
+        it; None if the group's own request exceeds a limit.
         """
         if self._ledger.charged(group):
             return self._look_up(group)
@@ -317,7 +324,9 @@ class LedgerTimeline:
         return found
 
     def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
-        """The sums of a scope; without a group's own, if it is charged still for what it left."""
+        """Return the sums of a scope, without the group's own charge if it waits and is still
+        charged.
+        """
         key = (scope, resource)
         shared = self._shared(key)
         if group.uid not in self._own:
@@ -326,7 +335,7 @@ class LedgerTimeline:
         return [total - mine for total, mine in zip(shared, own, strict=True)]
 
     def _held_at(self, group: GroupState, instant: int) -> Amounts:
-        """What a group that waits is charged all the same at an instant."""
+        """Return the charge of a waiting group at an instant."""
         return next(held for at, held in reversed(self._own[group.uid]) if at <= instant)
 
     def _shared(self, key: Key) -> list[int]:
@@ -350,22 +359,24 @@ class LedgerTimeline:
         return sums
 
     def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
-        """Rule 3's other half, asked of the ledger as it would be at that step."""
+        """Check the guarantees of other queues (the second half of rule 3) with the ledger at that
+        step.
+        """
         held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
         then = _LedgerThen(self._ledger, self, step, group, held)
         return keeps_guarantees(then, group, wanted)
 
     def sum_then(self, scope: str, resource: str, instant: int | None) -> int:
-        """The sum of a scope at an instant; None: when all has ended whose end is known."""
+        """Return the sum of a scope at an instant (ms); None means after all expected ends."""
         step = len(self._at) if instant is None else bisect_right(self._at, instant)
         return self.sum_at(scope, resource, step - 1)
 
     def sum_at(self, scope: str, resource: str, step: int) -> int:
-        """The sum of a scope at a step."""
+        """Return the sum of a scope at a step."""
         return self._shared((scope, resource))[step]
 
     def unused_at(self, parent: str, resource: str, step: int) -> int:
-        """What is guaranteed to a queue's children, and not used by them, at a step."""
+        """Return the unused part of the guarantees of a queue's children at a step."""
         key = (parent, resource)
         column = self._unused.get(key)
         if column is None:
@@ -381,7 +392,9 @@ class LedgerTimeline:
         return column[step]
 
     def _follow_unused(self, key: Key, first: int, last: int | None, units: int) -> None:
-        """A column has been raised by so much: its queue uses more of what is guaranteed to it."""
+        """Update the unused guarantees after a column has risen: its queue uses more of its
+        guarantee.
+        """
         scope, resource = key
         queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
         column = self._unused.get((self._session.tree.parent_of.get(queue, ""), resource))
@@ -394,20 +407,20 @@ class LedgerTimeline:
 
 
 def timeline_of(session: Session) -> LedgerTimeline:
-    """What is charged when, as things are now: the same one until the ledger moves. For questions
-    only; nothing may be booked there.
+    """Return the timeline as of now, cached until the ledger changes. Only for queries: nothing may
+    be booked in it.
     """
     known = session.peek(LEDGER_TIMELINE)
     if known is None or known[0] != len(session.ledger.moved):
         table = LedgerTimeline(session)
-        # Working it out moves the ledger, and moves it back.
+        # Computing the timeline changes the ledger and restores it.
         known = (len(session.ledger.moved), table)
         session.put(LEDGER_TIMELINE, known)
     return known[1]
 
 
 class _LedgerThen(LedgerView):
-    """The ledger at one step of a timetable, of which a group holds so much itself."""
+    """The ledger at one step of a timeline, in which one group is charged `held`."""
 
     def __init__(
         self, now: LedgerView, table: LedgerTimeline, step: int, group: GroupState, held: Amounts
@@ -424,10 +437,10 @@ class _LedgerThen(LedgerView):
 
 
 def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
-    """By how much the sums fall at each end.
+    """Yield how much the sums fall at each end.
 
-    What a group that is whole and nobody's victim is charged goes with its end. Anything else is
-    tried out on the session, which is undone: what victims leave is their claimants' in part.
+    The charge of a group that ends completely and is no group's victim ends with it. Other ends are
+    tried on the session and undone, because part of what a victim leaves belongs to its preemptor.
     """
     ledger = session.ledger
     uids = [end.group.uid for end in known]
@@ -452,14 +465,14 @@ def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
 
 
 def _moved_by(session: Session, end: ExpectedEnd) -> list[str]:
-    """The scopes whose sums may follow: the group's own, and its claimants'."""
+    """Return the scopes whose sums may change: the group's own and those of its preemptors."""
     claimants = session.ledger.claimants.get(end.group.uid, {}).values()
     return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
 
 
 def _of_who_waits(session: Session, falls: Sequence[_Move]) -> dict[str, list[tuple[int, Amounts]]]:
-    """Uid of a group that waits and is charged all the same -> from when on how much it is: pods
-    of it that have been stopped have not ended yet, or it has reserved and waits for leave.
+    """Return, by uid of a waiting group that is still charged, its charge from each instant on: its
+    stopped pods have not ended yet, or it has reserved quota and waits for its checks.
     """
     ledger = session.ledger
     own = {
@@ -478,7 +491,7 @@ def _less(amounts: Amounts) -> Amounts:
     return {name: -units for name, units in amounts.items()}
 
 
-#: How far the ledger had moved, and what is charged when from there.
+#: The number of ledger changes at creation, and the timeline.
 LEDGER_TIMELINE: StateKey[tuple[int, LedgerTimeline]] = StateKey(
     "ledger timeline",
     lambda session: (len(session.ledger.moved), LedgerTimeline(session)),

@@ -1,17 +1,17 @@
-"""What plugins in the box answer for many nodes or pods at once; plugins of others are asked one
-by one, and the answers are the same.
+"""Batched calls of the built-in plugins: one call answers for many nodes or pods. Third-party
+plugins are called once for each node or pod, with the same results.
 
-| point      | method                           | answers                                        |
+| point      | method                           | returns                                        |
 |------------|----------------------------------|------------------------------------------------|
 | predicate  | `predicate_for(session, shape)`  | a function: nodes -> whether each takes a pod  |
-|            | `predicate_rows(session, shape)` | the same of NodeRows, as a column              |
+|            | `predicate_rows(session, shape)` | the same for NodeRows, as a column             |
 | score      | `score_for(session, shape)`      | a function: nodes -> the score of each         |
-|            | `score_rows(session, shape)`     | the same of NodeRows, as a column              |
-| groupReady | `pods_short(session, group)`     | until at least so many more pods of the group  |
-|            |                                  | are bound, `group_ready` is False              |
+|            | `score_rows(session, shape)`     | the same for NodeRows, as a column             |
+| groupReady | `pods_short(session, group)`     | the least number of pods still to be bound     |
+|            |                                  | before `group_ready` can be True               |
 
-What follows from the shape alone is worked out once, and not for each node. Such a function is
-good for one session, and for as long as the records of its nodes stand.
+Whatever follows from the shape alone is computed once, not for each node. A returned function is
+valid for one session, while the records of its nodes stay the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from batchq.core.session.settings import Instrument
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 
-#: Nodes -> whether each takes the shape; or their scores.
+#: Functions from nodes to whether each takes the shape, and to the score of each.
 Takes: TypeAlias = "Callable[[Sequence[NodeState]], list[bool]]"
 Scores: TypeAlias = "Callable[[Sequence[NodeState]], list[int]]"
 
@@ -35,7 +35,9 @@ _OF_ROWS = {"predicate": "predicate_rows", "score": "score_rows"}
 
 
 def at_once(plugin: Plugin, point: str, instrument: Instrument | None) -> AtOnce | None:
-    """The plugin's methods of the table above, measured; None if it has none, or is of others."""
+    """Return the plugin's batched methods at a point, with time measurement; None if it has none or
+    is a third-party plugin.
+    """
     many = getattr(plugin, _METHODS.get(point, ""), None)
     rows = getattr(plugin, _OF_ROWS.get(point, ""), None)
     if many is None or is_of_others(plugin):
@@ -54,7 +56,7 @@ def at_once(plugin: Plugin, point: str, instrument: Instrument | None) -> AtOnce
 
 
 def takes_for(entry: Registration[Any], session: Session, shape: TaskShape) -> Takes:
-    """What a plugin at `predicate` says of nodes."""
+    """Return a function that says which nodes one plugin's predicate accepts for the shape."""
     if entry.at_once is not None:
         takes: Takes = entry.at_once.many(session, shape)
         return takes
@@ -63,7 +65,9 @@ def takes_for(entry: Registration[Any], session: Session, shape: TaskShape) -> T
 
 
 def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> Scores | None:
-    """What a plugin at `score` says of nodes; None if that is 0 of each."""
+    """Return a function that gives one plugin's scores of nodes for the shape; None if all are
+    0.
+    """
     if entry.at_once is not None:
         scores: Scores | None = entry.at_once.many(session, shape)
         return scores
@@ -72,7 +76,7 @@ def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> 
 
 
 def pods_short(session: Session, group: GroupState) -> int:
-    """How many more pods of the group must be bound at least until it can be ready; 0: unknown."""
+    """Return the least number of pods to bind before the group can be ready; 0 if unknown."""
     short = 0
     for entry in session.plugins.points["groupReady"]:
         if entry.at_once is not None:

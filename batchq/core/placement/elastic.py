@@ -1,4 +1,4 @@
-"""Pods beyond minMember: which ones wait, and binding some of them."""
+"""Pods beyond minMember: which of them wait, and how they are bound."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 def waits_behind(session: Session, group: GroupState) -> bool:
-    """Whether more pods of the group would overtake the head of a strict queue, which comes
-    before it in line.
+    """Return whether more pods of the group would overtake the head of its strict queue.
 
-    Piece by piece, as it is freed, they would take what a gang at the head has to find at once.
+    The head is a gang that needs its capacity all at once; single pods would take each piece as
+    soon as it is freed, and the gang would starve.
     """
     head = session.heads.strict.get(group.queue)
     return head is not None and session.group_key(head) < session.group_key(group)
 
 
 def is_drained(group: GroupState) -> bool:
-    """Return whether a group runs, has pods left, and holds nothing: none of its pods is on a node,
-    and its gang lacks none. It stands in line again, with its next pod as a gang of one.
+    """Return whether a group runs, has pods left to start and holds nothing: none of its pods is on
+    a node, and its gang is complete. Such a group queues again, with its next pod as a gang of one.
     """
     return (
         group.phase in _RUNS
@@ -50,10 +50,10 @@ def is_drained(group: GroupState) -> bool:
 
 
 class GrowingGroups:
-    """The admitted groups that would have more pods, by queue; owned by one action.
+    """The admitted groups that can still grow, by queue; owned by one action.
 
-    Groups of lower priority in their queue are tested as if the pods were bound that could be now:
-    these come first.
+    Lower-priority groups of a queue are tested as if all pods that these groups could bind now were
+    bound, because pods of the more important groups come first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -64,21 +64,23 @@ class GrowingGroups:
                 self.note(group)
 
     def note(self, group: GroupState) -> None:
-        """A group has been admitted."""
+        """Add a group that has just been admitted, if it can grow."""
         if group.is_elastic and not group.is_external and not group.has_all_placed:
             self._by_queue.setdefault(group.queue, []).append(group)
 
     def above(self, group: GroupState) -> list[GroupState]:
-        """Return those of higher priority in a group's queue, in order."""
+        """Return the groups of higher priority in a group's queue, in queue order."""
         found = [
             one for one in self._by_queue.get(group.queue, ()) if one.priority > group.priority
         ]
         return sorted(found, key=self._session.group_key)
 
     def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
-        """Bind what pods of these groups could be bound now; for a trial that is undone.
+        """Bind the pods that these groups could bind now, on a trial statement that the caller
+        undoes.
 
-        Only heads of queues that were tried before keep them off, as when they are bound at last.
+        Only the reservations of heads that were tried before a group restrict its growth, as they
+        do when its pods are bound for good.
         """
         session = self._session
         heads = tuple(aside.head for aside in session.ledger.aside.values())
@@ -87,20 +89,20 @@ class GrowingGroups:
             if waits_behind(session, group):
                 continue
             if session.group_ready(group) and gives_way_to(session, group) is not None:
-                # Allocate binds no more pods of it before the claimant that it made room for.
+                # Allocate binds none of its pods before the preemptor that it yielded to.
                 continue
             enter_room(trial, group)
             bound: list[Pod] = []
             if _becomes_ready(trial, group):
                 bound, _ = start_extras(trial, group, group.replicas)
             if not bound:
-                # Nothing is freed while groups are admitted: it can have no more pods later.
+                # Nothing is freed while groups are admitted, so it cannot grow later either.
                 self._by_queue[group.queue].remove(group)
 
 
 def _becomes_ready(trial: Statement, group: GroupState) -> bool:
-    """Whether a group has its gang, or nodes and limits take what that lacks, which is bound then:
-    without it, none of its pods are.
+    """Return whether the group is ready, after binding the missing pods of its gang if nodes and
+    limits allow. Without a complete gang, no pod of it is bound.
     """
     session = trial.session
     if session.group_ready(group):
@@ -115,8 +117,8 @@ def _becomes_ready(trial: Statement, group: GroupState) -> bool:
 def waiting_extras(
     session: Session, group: GroupState, *, most: int | None = None
 ) -> Iterator[Pod | int]:
-    """Pods without a node, and the ordinals of those that do not exist yet, in pods' order; of the
-    latter no more than `most` of each task.
+    """Yield pods without a node, and the ordinals of pods that do not exist yet, in pod order; at
+    most `most` ordinals of each task.
     """
     pending = ((session.pod_key(group, pod), pod) for pod in pending_pods(session, group))
     for _, extra in heapq.merge(pending, _unborn(session, group, most), key=lambda pair: pair[0]):
@@ -127,14 +129,14 @@ def _unborn(
     session: Session, group: GroupState, most: int | None
 ) -> Iterator[tuple[Key, Pod | int]]:
     for shape in tasks_in_order(session, group):
-        # The pods of a task differ by their index alone.
+        # The pods of a task differ only in their index.
         *head, _ = session.pod_key(group, pod_of(group, shape.first))
         for ordinal in islice(beyond(group, shape), most):
             yield (*head, ordinal - shape.first), ordinal
 
 
 def waiting_shapes(session: Session, group: GroupState) -> Iterator[TaskShape]:
-    """Yield the shapes of a group's pods without a node, in pods' order."""
+    """Yield the shapes of a group's pods without a node, in pod order."""
     pending = {pod.spec.task for pod in pending_pods(session, group)}
     for shape in tasks_in_order(session, group):
         if shape.task.name in pending or next(beyond(group, shape), None) is not None:
@@ -147,7 +149,9 @@ def start_extras(
     count: int,
     plan: Mapping[str, str] | None = None,
 ) -> tuple[list[Pod], frozenset[str]]:
-    """Bind up to `count` more pods of a group; those, and what the next one lacks."""
+    """Bind up to `count` more pods of a group; return the bound pods and the dimensions that the
+    next pod lacks.
+    """
     session = statement.session
     bound: list[Pod] = []
     lacking: frozenset[str] = frozenset()
@@ -176,8 +180,8 @@ def start_extras(
 def node_for_extra(
     session: Session, group: GroupState, shape: TaskShape, plan: Mapping[str, str], ordinal: int
 ) -> NodeState | None:
-    """The node for one more pod of a group, or None: off what stands there for heads of other
-    queues, unless the pod is promised to the group already.
+    """Return the node for one more pod of a group, or None. Nodes reserved for heads of other
+    queues are left out, unless the pod is already covered by the group's reservation.
     """
     is_promised = not session.ledger.aside or not growth_with(session, group, shape)
     with keeping_off(session, {} if is_promised else room_against(session, group, shape.requests)):
@@ -186,11 +190,12 @@ def node_for_extra(
 
 @contextmanager
 def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
-    """Let a group have more pods in what is set aside for heads that were tried after its queue.
+    """While the context is open, let a group grow into the reservations of heads that were tried
+    after the head of its queue.
 
-    The head of its own queue was tried as if more pods of more important groups were bound already,
-    and so were the heads tried after that one. Where nothing is set aside for its queue, all heads
-    count, unless others of it were tried like that.
+    The head of its own queue was tried as if pods of more important groups were bound already, and
+    so were the heads tried later. If its queue has no head reservation, all reservations apply,
+    unless another group of the queue was tried in that way.
     """
     asides = session.ledger.aside
     if group.queue in asides:
@@ -206,8 +211,8 @@ def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
 
 
 def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:
-    """The dimensions in which the nodes that could take these pods are too full for them; all that
-    they ask for, if each dimension by itself would do.
+    """Return the dimensions in which usable nodes are too full for these pods; every requested
+    dimension if each would be enough on its own.
     """
     wanted = list(wanted)
     short = set()
@@ -222,8 +227,8 @@ def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) 
 
 
 def place_what_asks_for_nothing(session: Session) -> None:
-    """Pods that take nothing but a place on a node, behind a strict head too; a gang of such pods
-    whole or not at all.
+    """Bind pods that request only a slot on a node, even behind a strict head; a gang of such pods
+    is bound completely or not at all.
     """
     for group in session.busy():
         if not is_admitted(group) or group.is_external or group.has_all_placed:

@@ -1,8 +1,8 @@
-"""Whether nodes could ever take a gang: rule 1, node by node.
+"""Whether nodes could ever take a gang (rule 1, node by node).
 
-Asked of the nodes that were seen within a day, as if all of them were there, empty and not
-cordoned. The answer follows from what the pods ask for and from the nodes alone, so it is kept for
-as long as the nodes stay as they are: a backlog costs one look for each shape, not for each group.
+The nodes seen within a day are treated as present, empty and not cordoned. The answer depends only
+on the pods' requests and the nodes, so it is cached while the nodes do not change: a backlog costs
+one check for each shape, not for each group.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 
-#: Pods by shape, in the order in which they are placed.
+#: Shapes with their number of pods, in placement order.
 Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
 
-#: How failures of plugins at this point are named.
+#: The suffix that marks a failure of a plugin at this point.
 _AT_PREDICATE = " at predicate"
-#: Of so many gangs it is remembered whether nodes take them, and of so many why not.
+#: Limits of the two caches: whether nodes take a gang, and the reason if they do not.
 _MOST_KNOWN, _MOST_EXPLAINED = 200_000, 10_000
-#: Nodes are asked about so many at a time: mostly the first few take the gang.
+#: How many nodes are checked in the first batch and in later ones; the first few usually suffice.
 _FIRST, _AT_ONCE = 4, 64
-#: How full a node is, is told in so many parts of what the largest node has.
+#: The fill level of a node is a fraction of the largest node, in millionths.
 _PARTS = 1_000_000
 
 
 def why_no_known_node(session: Session, gang: Gang) -> str:
-    """Why these pods would not fit on the nodes that were seen within a day, if all of them were
-    there, empty and not cordoned; '' if they would, or if no node is known.
+    """Return why these pods would not fit on the nodes seen within a day, if all of them were
+    present, empty and not cordoned; '' if they would fit or no node is known.
     """
     known = session.nodes.known_when_empty()
     if not known.nodes or _are_taken_by(session, gang, known):
@@ -45,7 +45,7 @@ def why_no_known_node(session: Session, gang: Gang) -> str:
     if answer is None:
         answer = _why_not(session, gang, known.nodes)
         if _has_failed(session):
-            # A plugin that raised has said nothing of the nodes.
+            # A plugin that raised has given no answer, so nothing is cached.
             return ""
         if len(known.why_not) >= _MOST_EXPLAINED:
             known.why_not.clear()
@@ -54,16 +54,17 @@ def why_no_known_node(session: Session, gang: Gang) -> str:
 
 
 def fits_when_empty(session: Session, gang: Gang) -> bool:
-    """Return whether the nodes that are ready and not cordoned would take a gang, were they empty.
+    """Return whether the nodes that are ready and not cordoned would take a gang if they were
+    empty.
 
-    Looked up once for each gang and set of nodes.
+    The answer is cached for each gang and set of nodes.
     """
     return _are_taken_by(session, gang, session.nodes.open_when_empty())
 
 
 def why_not_when_empty(session: Session, gang: Gang) -> str:
-    """Return which pod of a gang not even an empty node takes, and why; else how many pods do not
-    fit together.
+    """Return why even empty nodes refuse a pod of the gang; if they take each of its pods, how many
+    pods do not fit together.
     """
     for shape, _ in gang:
         if not session.is_taken_when_empty(shape):
@@ -76,7 +77,7 @@ def why_not_when_empty(session: Session, gang: Gang) -> str:
 
 
 def largest_node(session: Session, resource: str) -> int:
-    """The most of a resource that one node has, of those seen within a day."""
+    """Return the largest amount of a resource on one node seen within a day, in base units."""
     nodes = session.nodes.by_name.values()
     known = (node for node in nodes if is_known(node, session.now_ms, session.settings))
     return max((node.total.get(resource, 0) for node in known), default=0)
@@ -96,7 +97,7 @@ def _are_taken_by(session: Session, gang: Gang, empty: EmptyNodes) -> bool:
 
 
 def _has_failed(session: Session) -> bool:
-    """Whether a plugin has raised at `predicate` in this session."""
+    """Return whether a plugin has raised at `predicate` in this session."""
     return bool(session.plugins.failures) and any(
         failed.endswith(_AT_PREDICATE) for failed in session.plugins.failures
     )
@@ -117,8 +118,8 @@ def _too_many(gang: Gang) -> str:
 
 
 def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
-    """Whether the nodes take a gang: in its order, each pod on the best node; or the largest pods
-    first, each on the fullest node that takes it. Nothing stays on the nodes.
+    """Return whether the nodes take a gang: in its own order, each pod on the best node; or the
+    largest pods first, each on the fullest node that takes it. The nodes themselves stay unchanged.
     """
     if len(gang) == 1:
         ((only, count),) = gang
@@ -152,7 +153,7 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
 
 
 def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], most: int) -> int:
-    """How many pods of one shape fit on the nodes; counts up to `most`."""
+    """Return how many pods of one shape fit on the nodes, counting up to `most`."""
     takers = [takes_for(entry, session, shape) for entry in session.plugins.points["predicate"]]
     there, found, start, at_once = list(nodes.values()), 0, 0, _FIRST
     while start < len(there):
@@ -168,7 +169,7 @@ def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], m
 
 
 def _takers(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState]) -> int:
-    """How many of the nodes take a pod."""
+    """Return how many of the nodes take a pod of the shape."""
     some = list(nodes.values())
     for entry in session.plugins.points["predicate"]:
         taken = takes_for(entry, session, shape)(some)
@@ -181,7 +182,7 @@ def _slots_on(shape: TaskShape, node: NodeState) -> int:
 
 
 def _largest(nodes: Iterable[NodeState]) -> Amounts:
-    """Of each resource, the most that one node has."""
+    """Return, for each resource, the largest amount on one node."""
     found: Amounts = {}
     for node in nodes:
         found = larger(found, node.total)
@@ -193,7 +194,7 @@ def _copies(nodes: Mapping[str, NodeState]) -> dict[str, NodeState]:
 
 
 def _oversize(shape: TaskShape, largest: Amounts) -> str:
-    """What a pod needs more of than any node has, in the first such dimension."""
+    """Return the first dimension in which a pod needs more than any node has, in words."""
     for resource, need in shape.requests.items():
         most = largest.get(resource, 0)
         if most < need:

@@ -1,6 +1,6 @@
-"""Placing a gang: minMember pods of a group, with every task's minAvailable, one after the other.
+"""Placement of a gang: minMember pods of a group, with minAvailable pods of every task.
 
-The caller owns the Statement and decides what becomes of a gang that did not find room for all.
+The caller owns the Statement and decides what to do with a gang that was only partly placed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import bind, bind_where_room_is_taken
 
-#: Looked up once: it is asked of every pod.
+#: Kept in a module variable, because the loop below reads it for every pod.
 _PENDING = PodPhase.PENDING
 
 
@@ -39,10 +39,11 @@ def bind_until_ready(
     group: GroupState,
     waiting: Sequence[Pod] | None = None,
 ) -> list[Verdict] | None:
-    """Bind what fits until the group is ready: None; else what nodes and limits say against the
-    rest. `waiting`: its pods without a node (`least_first`), where they are known.
+    """Bind pods until the group is ready and return None; otherwise return why nodes or limits
+    refuse the rest. `waiting` is the list of its pods without a node (`least_first`), if the caller
+    knows it.
 
-    Pods are tried in their order, each on the best node; if that fails and they differ in size, the
+    Pods are tried in their order, each on the best node. If that fails and they differ in size, the
     largest come first, each on the fullest node that takes it.
     """
     if waiting is None:
@@ -65,8 +66,8 @@ def _bind_in_order(
 ) -> list[Verdict] | None:
     """Bind pods in their order, each on the best node; see `bind_until_ready`.
 
-    Pods of one task that the group cannot do without, and that its reservation has room for, are
-    bound together: nobody would have stopped in between.
+    Pods of one task are bound in one batch if the gang needs all of them and its reservation covers
+    them: the group cannot become ready, nor a limit refuse, in the middle of such a batch.
     """
     refused: list[TaskShape] = []
     plan = group.status.pledge.plan
@@ -100,7 +101,7 @@ def _bind_largest_first(
     session: Session, statement: Statement, group: GroupState, waiting: Sequence[Pod]
 ) -> bool:
     """Bind the pods that a gang lacks, the largest first, each on the fullest node that takes it;
-    return whether it is ready then.
+    return whether the group is ready then.
     """
     pods = _lacked(group, waiting)
     parts = [(shape, len(many)) for shape, many in pods]
@@ -118,8 +119,8 @@ def _bind_largest_first(
 
 
 def _lacked(group: GroupState, waiting: Sequence[Pod]) -> list[tuple[TaskShape, list[Pod]]]:
-    """The pods without a node that a gang needs to be ready, by task; none if one of them was made
-    before its task was edited.
+    """Return the pods without a node that a gang needs to be ready, by task; none if one of them
+    was created before its task was edited.
     """
     placed = group.placed
     least = sum(max(0, one.task.min_available - placed[one.task.name]) for one in group.tasks)
@@ -136,9 +137,9 @@ def _lacked(group: GroupState, waiting: Sequence[Pod]) -> list[tuple[TaskShape, 
 def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bool:
     """Bind the pods of a gang to the places that are kept for it; return whether it is ready then.
 
-    Their room is taken already. Where its charge grows by them, as beside a pod that is being
-    stopped, limits are asked again: others may have come meanwhile. `waiting`: its pods without a
-    node.
+    The capacity of the places is already taken. If the group's charge grows, for example beside a
+    pod that is being stopped, limits are checked again, because other groups may have been admitted
+    meanwhile. `waiting` is the list of its pods without a node.
     """
     places = session.nodes.kept.get(group.uid)
     if places is None or session.nodes.binding_refused is not None:
@@ -161,7 +162,7 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
 
 
 def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool:
-    """Whether its pods on these places would take the group's charge above any limit."""
+    """Return whether its pods on these places would raise the group's charge above a limit."""
     if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
         if _promised_pods(session, group, shape) >= len(nodes):
@@ -171,7 +172,7 @@ def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool
 
 
 def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | None:
-    """The pods for each part of kept places; None if there are fewer than places."""
+    """Return the pods for each part of kept places; None if a task has fewer pods than places."""
     if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
         pods = list(waiting[: len(nodes)])
@@ -193,7 +194,7 @@ def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | N
 def bind_alike(
     statement: Statement, group: GroupState, shape: TaskShape, pods: Sequence[Pod]
 ) -> int:
-    """Bind pods of one task, each to the best node as it is then; how many found one."""
+    """Bind pods of one task, each to the best node at that moment; return how many were bound."""
     filled: list[NodeState] = []
     fill_nodes(statement.session, shape, len(pods), filled)
     bind_where_room_is_taken(statement, group, pods[: len(filled)], filled)
@@ -203,9 +204,9 @@ def bind_alike(
 def _needed_alike(
     session: Session, group: GroupState, shape: TaskShape, waiting: Sequence[Pod], place: int
 ) -> list[Pod]:
-    """The pods of one task from this place on, as far as the group is not ready before the last
-    of them is bound, and its charge does not grow by them; or none. A pod that was made before
-    its task was edited may ask for something else.
+    """Return the pods of one task from this place on that can be bound in one batch: the group is
+    not ready before the last of them, and its charge does not grow. A pod created before its task
+    was edited may request something else and ends the batch.
     """
     most = min(pods_short(session, group), _promised_pods(session, group, shape))
     if most < 1:
@@ -227,7 +228,9 @@ def _needed_alike(
 
 
 def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int:
-    """How many more pods of a task leave the group's charge as it is: no limit is asked of them."""
+    """Return how many more pods of a task fit into the group's charge; no limit applies to
+    these.
+    """
     if not group.reserved or session.ledger.owed(group):
         return 0
     held, reservation = group.held, group.status.reservation
@@ -242,10 +245,11 @@ def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int
 def node_for(
     session: Session, shape: TaskShape, plan: Mapping[str, str], ordinal: int
 ) -> NodeState | None:
-    """The node that was planned for a pod when victims were chosen, if it takes it; else the best.
+    """Return the node that was planned for a pod when its victims were chosen, if it still takes
+    the pod; otherwise the best node.
 
-    Small pods on the best nodes might leave no node for a large one, and others have been evicted
-    for all of them.
+    The plan comes first because small pods on the best nodes could leave no node for a large one,
+    although victims were evicted for all of them.
     """
     if plan and session.nodes.binding_refused is None:
         node = session.nodes.by_name.get(plan.get(str(ordinal), ""))
@@ -255,7 +259,7 @@ def node_for(
 
 
 def least_first(session: Session, group: GroupState) -> list[Pod]:
-    """Pending pods, those that make up each task's minAvailable first."""
+    """Return pending pods, with those that make up each task's minAvailable first."""
     pending = pending_pods(session, group)
     if len(group.tasks) == 1 or not any(shape.task.min_available for shape in group.tasks):
         return pending
@@ -273,7 +277,7 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
 
 
 def pending_pods(session: Session, group: GroupState) -> list[Pod]:
-    """Its pods without a node that no gate holds back, by priority, task, index."""
+    """Return the pods without a node that no gate holds, by podOrder plugins, task and index."""
     pods = list(_pending(group))
     if len(pods) < 2:
         return pods

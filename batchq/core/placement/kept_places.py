@@ -1,8 +1,8 @@
-"""Kept places: the nodes that a gang found when its group was admitted, until its pods are there.
+"""Kept places: the nodes found for a gang at admission, kept until its pods are bound.
 
-Their room is taken off the nodes, so that nothing else comes there. They are kept until the gang is
-bound or its group leaves, from session to session if need be (`status.places`), as while the group
-waits for its admission checks. If a node of them goes, places are sought again
+Their capacity is taken off the nodes, so no other pod is placed there. They are kept until the gang
+is bound or its group leaves, across sessions if necessary (`status.places`), for example while the
+group waits for its admission checks. If one of the nodes is lost, new places are sought
 (batchq.core.placement.trial).
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def drop(session: Session, group: GroupState) -> None:
-    """Give back what is kept for a group; nothing happens if nothing is."""
+    """Give back the places kept for a group, if any."""
     if group.uid in session.nodes.kept:
         session.nodes.release(group.uid)
 
 
 def release(statement: Statement, group: GroupState) -> None:
-    """Give back what is kept for a group that leaves; undone, it is kept again."""
+    """Give back the places of a group that leaves; undoing the statement keeps them again."""
     nodes, uid = statement.session.nodes, group.uid
     if uid in nodes.kept:
         places = nodes.release(uid)
@@ -36,14 +36,14 @@ def release(statement: Statement, group: GroupState) -> None:
 
 
 def keep_again(statement: Statement, group: GroupState, places: KeptPlaces) -> None:
-    """Keep places again that were released; undone, they are not kept."""
+    """Keep released places again; undoing the statement drops them."""
     session = statement.session
     session.nodes.keep(group.uid, places)
     statement.also_undo(lambda: drop(session, group))
 
 
 def keep_stored(session: Session) -> None:
-    """Take the places off the nodes that were found in former sessions and are still kept."""
+    """Take the places kept in earlier sessions off the nodes."""
     for group in session.carried.placed.values():
         if group.status.places and (group.reserved or is_admitted(group)):
             places = _stored(session, group)
@@ -52,7 +52,7 @@ def keep_stored(session: Session) -> None:
 
 
 def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
-    """Return the places in a group's status; None if any of the nodes takes its pods no more."""
+    """Return the places in a group's status; None if one of the nodes no longer takes its pods."""
     parts = []
     for task, names in group.status.places.items():
         shape = group.shape.by_task.get(task)
@@ -74,7 +74,9 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
 
 
 def store_kept_places(session: Session) -> None:
-    """Write down what is still kept at the end of a session and is to be kept in the next."""
+    """Store the places that are still kept at the end of a session and stay kept in the next
+    one.
+    """
     for uid, places in session.nodes.kept.items():
         group = session.groups[uid]
         if group.reserved or is_admitted(group):

@@ -1,9 +1,9 @@
-"""What silence means: a node's or a work-horse's, or only that nobody could be heard.
+"""How the scheduler interprets silence of nodes and work-horses.
 
-Who lost the server for a minute finds every lease run out and every node silent when it is back,
-though all of them may live. So silence counts from when the reader was last out of touch. And a
-server that was started anew may have forgotten what it was told last: until the nodes have said
-what runs on them, nothing is bound, or a pod could run twice at once.
+After a minute without the Redis server, every lease has expired and every node is silent, although
+all of them may be alive. So silence counts only from the moment when the scheduler was last out of
+touch itself. A restarted server may also have lost its latest writes: until the nodes have reported
+what runs on them, nothing is bound, because a pod could otherwise run twice at once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 
 def since(session: Session, heard_at: int) -> int:
-    """The instant from which silence counts, of somebody who was last heard of at `heard_at`."""
+    """Return the instant (ms) from which silence counts, for a sender last heard of at
+    `heard_at`.
+    """
     hears_since = session.snapshot.standing.hears_since
     return heard_at if hears_since is None else max(heard_at, hears_since)
 
 
 def binding_held_until(session: Session) -> int | None:
-    """Until when nothing is bound, if no more nodes report; None if nothing stands in the way.
+    """Return the instant (ms) until which nothing is bound if no more nodes report; None if binding
+    is allowed now.
 
-    Within a lease everything that runs has either been renewed, and so is known, or has ended.
+    Within one lease, every running pod has either renewed its lease, and so is known, or ended.
     """
     standing = session.snapshot.standing
     if standing.restarted_at is None:
@@ -37,19 +40,19 @@ def binding_held_until(session: Session) -> int | None:
     if standing.forgot:
         leases.append(session.settings.pod_lease_ms)
     if not leases:
-        # All have reported. Whose clock is a little behind the leader's has no reason to wait.
+        # All nodes have reported. A clock slightly behind the leader's is no reason to wait.
         return None
     until = standing.restarted_at + max(leases)
     return until if session.now_ms < until else None
 
 
 def unreported(session: Session) -> list[str]:
-    """The nodes that have not yet said what runs on them since the server was started."""
+    """Return the names of the nodes that have not reported since the server restarted."""
     return [node.name for node in _unreported(session)]
 
 
 def _unreported(session: Session) -> list[NodeState]:
-    """Ready ones, and those that went silent so late that something may still run there."""
+    """Return ready nodes, and nodes that went silent so recently that pods may still run there."""
     standing = session.snapshot.standing
     restarted_at = standing.restarted_at or 0
     found = []
@@ -68,7 +71,7 @@ def _lease_ms(session: Session, node: NodeState) -> int:
 
 
 def refusal_to_bind(session: Session) -> Verdict | None:
-    """Why nothing at all is bound now."""
+    """Return why nothing at all is bound now; None if pods may be bound."""
     if binding_held_until(session) is None:
         return None
     waited_for = ", ".join(unreported(session)[:3])

@@ -1,9 +1,8 @@
-"""All nodes of a session as columns of numbers: what each has, and what is free on it.
+"""The nodes of a session as columns of numbers: their totals and what is free on them.
 
-With many nodes and many shapes of request, asking about one node after the other is most of a
-session. Over columns, a shape is ranked on a thousand nodes in the time that twenty of them take
-one by one. NumPy costs a process 0.1 s and 15 MB: only sessions with many nodes import this
-module.
+With many nodes and many request shapes, checking one node after another takes most of a session.
+With columns, ranking a shape on a thousand nodes takes as long as checking twenty nodes one by one.
+NumPy costs a process 0.1 s and 15 MB, so only sessions with many nodes import this module.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 Column: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-#: So much of a resource on one node can be taken several times over, and be multiplied by the 1000
-#: of a score, in 64 bits.
+#: The largest amount on one node that can be multiplied by the 1000 of a score and by a few pods
+#: without leaving 64 bits.
 LARGEST = 2**50
 
 
 class NodeRows:
     """The nodes of one session in the order of their names; follows its journal of node changes.
 
-    Columns belong to it: whoever reads one leaves it as it is.
+    It owns its columns: callers only read them.
     """
 
     def __init__(self, session: Session) -> None:
         by_name = session.nodes.by_name
         self.nodes: list[NodeState] = [by_name[name] for name in sorted(by_name)]
         self.row_of = {node.name: row for row, node in enumerate(self.nodes)}
-        #: Whether no node has so much that 64 bits might not do.
+        #: Whether all amounts are small enough for 64-bit arithmetic.
         self.are_exact = all(max(node.total.values()) <= LARGEST for node in self.nodes)
         self._changes = session.nodes.changes
         self._seen = len(self._changes)
@@ -50,7 +49,7 @@ class NodeRows:
         self._suits: dict[tuple[object, ...], Mask] = {}
 
     def free(self, name: str) -> Column:
-        """What is free of a resource; 0 where there is none."""
+        """Return the free amount of a resource on each node, 0 where the node has none."""
         self._follow()
         column = self._free.get(name)
         if column is None:
@@ -58,7 +57,9 @@ class NodeRows:
         return column
 
     def sizes(self, name: str) -> tuple[Column, Column]:
-        """What nodes have of a resource, 1 where there is none; and 1 where there is some, or 0."""
+        """Return two columns: the total of a resource on each node, at least 1; and 1 or 0 for
+        whether the node has any.
+        """
         sizes = self._sizes.get(name)
         if sizes is None:
             column = _column(node.total.get(name, 0) for node in self.nodes)
@@ -66,7 +67,9 @@ class NodeRows:
         return sizes
 
     def suits(self, shape: TaskShape, asked: Callable[[TaskShape, NodeState], bool]) -> Mask:
-        """Where `asked` says yes, which goes by all that makes a shape but its amounts."""
+        """Return a mask of the nodes for which `asked` is True; it must not depend on the shape's
+        amounts, because shapes that differ only in these share the mask.
+        """
         key = shape.shape[1:]
         mask = self._suits.get(key)
         if mask is None:
@@ -96,8 +99,8 @@ RowScores: TypeAlias = "Callable[[NodeRows], Column]"
 def over_rows(
     session: Session, shape: TaskShape
 ) -> tuple[list[RowTakes], list[tuple[int, RowScores]]] | None:
-    """What all plugins say of a shape over columns, scores with their weights; None if one of them
-    is asked node by node.
+    """Return the column functions of all plugins for a shape, scores with their weights; None if a
+    plugin can only be called node by node.
     """
     predicates, scores = session.plugins.points["predicate"], session.plugins.points["score"]
     takes: list[RowTakes] = []
@@ -114,9 +117,9 @@ def over_rows(
     return takes, found
 
 
-#: The score of a node that does not take the shape: below all others.
+#: The score of a node that does not take the shape: below all other scores.
 _NOBODY = -(2**62)
-#: A sweep takes as long as so much of the nodes asked one by one.
+#: A full sweep takes as long as ranking one fiftieth of the nodes one by one.
 _SWEEP_PART = 50
 
 
@@ -144,13 +147,15 @@ class RowRanking:
         self._sweep()
 
     def best(self) -> NodeState | None:
-        """The best node now, or None if no node takes the shape."""
+        """Return the best node now, or None if no node takes the shape."""
         self._follow()
         row = int(self._values.argmax())
         return None if self._values[row] == _NOBODY else self._rows.nodes[row]
 
     def fill(self, count: int, filled: list[NodeState]) -> None:
-        """Let up to `count` pods each take the best node as it is then; see `ShapeRanking.fill`."""
+        """Let up to `count` pods each take the best node at that moment; see
+        `ShapeRanking.fill`.
+        """
         self._follow()
         values, nodes = self._values, self._rows.nodes
         judge, requests = self._judge, self._shape.requests
@@ -166,12 +171,12 @@ class RowRanking:
         self._seen = len(self._nodes.changes)
 
     def slots(self, most: int) -> int:
-        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        """Return how many pods of this shape alone fit now, counting up to `most`."""
         self._follow()
         rows = self._rows
         fits = [rows.free(name) // units for name, units in self._shape.requests.items()]
         found = np.minimum.reduce(fits)[self._values != _NOBODY]
-        # No more than asked for of each node: the sum stays within 64 bits.
+        # Each node is capped at `most`, so the sum stays within 64 bits.
         return min(most, int(np.minimum(found, most).sum()))
 
     def _follow(self) -> None:
@@ -198,8 +203,8 @@ class RowRanking:
 
 
 def row_ranking(session: Session, shape: TaskShape, rows: NodeRows) -> RowRanking | None:
-    """The ranking of a shape by columns; None if a plugin has to be asked node by node, or if more
-    is asked for than 64 bits are sure to hold.
+    """Return the ranking of a shape by columns; None if a plugin can only be called node by node,
+    or a request is too large for 64-bit arithmetic.
     """
     if any(units > LARGEST for units in shape.requests.values()):
         return None

@@ -1,9 +1,8 @@
 """The nodes that take one shape of request, best first.
 
-A node's rank depends on the shape and the node alone. So all nodes are ranked once, each plugin
-asked about all of them at once, and afterwards only those on which something changed are ranked
-again, as the session's journal names them: placing a pod costs the logarithm of the number of
-nodes, and one node asked about.
+A node's rank depends only on the shape and the node. All nodes are ranked once, with one batched
+call of each plugin; later, only the nodes named in the session's journal are ranked again. Placing
+a pod therefore costs the logarithm of the number of nodes and one check of a node.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 
-#: Lower is better: less the score, and the node's name.
+#: The negated score, then the node's name; the lowest rank is the best.
 Rank = tuple[int, str]
 
-#: A heap holds up to so many ranks of each node, all but one of them outdated.
+#: A heap holds at most this many ranks of each node; all but one are outdated.
 _MOST_OUTDATED = 4
 
 
 def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
-    """The node's rank as its plugins say one by one; None if a predicate refuses."""
+    """Return the node's rank from single calls of its plugins; None if a predicate refuses."""
     if session.refused_by(shape, node) is not None:
         return None
     return (-session.score(shape, node), node.name)
 
 
 class Judge:
-    """What all plugins together say of nodes for one shape: the same as `rank_of` says of each."""
+    """All plugins' combined answers for one shape; equal to `rank_of` for each node."""
 
     __slots__ = ("_scores", "_takes")
 
@@ -49,7 +48,7 @@ class Judge:
         self._scores = [(weight, found) for weight, found in scores if found is not None]
 
     def ranks(self, nodes: Sequence[NodeState]) -> list[Rank]:
-        """The ranks of those nodes that take the shape."""
+        """Return the ranks of the nodes that take the shape."""
         for takes in self._takes:
             nodes = [node for node, taken in zip(nodes, takes(nodes), strict=True) if taken]
         totals = [0] * len(nodes)
@@ -59,7 +58,7 @@ class Judge:
         return [(total, node.name) for total, node in zip(totals, nodes, strict=True)]
 
     def rank(self, node: NodeState) -> Rank | None:
-        """The rank of one node; None if it does not take the shape."""
+        """Return the rank of one node; None if it does not take the shape."""
         alone = (node,)
         for takes in self._takes:
             if not takes(alone)[0]:
@@ -80,21 +79,21 @@ class ShapeRanking:
         self._shape = shape
         self._judge = Judge(session, shape)
         self._seen = len(session.nodes.changes)
-        #: Lowest first: how nodes are ranked now, and how they were, which `_rank` tells apart.
+        #: A heap of current and outdated ranks, lowest first; `_rank` holds the current ones.
         self._heap = self._judge.ranks(list(session.nodes.by_name.values()))
         self._rank = {rank[1]: rank for rank in self._heap}
         heapq.heapify(self._heap)
 
     def best(self) -> NodeState | None:
-        """The best node now, or None if no node takes the shape."""
+        """Return the best node now, or None if no node takes the shape."""
         self._follow()
         return self._top()
 
     def fill(self, count: int, filled: list[NodeState]) -> None:
-        """Let up to `count` pods of the shape each take the best node as it is then.
+        """Let up to `count` pods of the shape each take the best node at that moment.
 
-        The nodes are appended to `filled`, one for each pod, as their room is taken; fewer than
-        `count` if no node takes the next.
+        The nodes are appended to `filled`, one for each pod, as their capacity is taken; fewer than
+        `count` if no node takes the next pod.
         """
         self._follow()
         nodes, requests = self._session.nodes, self._shape.requests
@@ -116,7 +115,7 @@ class ShapeRanking:
         self._seen = len(nodes.changes)
 
     def slots(self, most: int) -> int:
-        """How many pods of the shape fit now, looking at one shape alone; counts up to `most`."""
+        """Return how many pods of this shape alone fit now, counting up to `most`."""
         self._follow()
         nodes, requests = self._session.nodes.by_name, list(self._shape.requests.items())
         found = 0
@@ -152,6 +151,6 @@ class ShapeRanking:
                 ranks[name] = rank
                 heapq.heappush(self._heap, rank)
         if len(self._heap) > _MOST_OUTDATED * len(nodes):
-            # What is tried and undone leaves ranks behind that no longer hold.
+            # Trials that were undone leave outdated ranks behind.
             self._heap[:] = ranks.values()
             heapq.heapify(self._heap)

@@ -1,8 +1,8 @@
-"""What no nodes took, remembered by what it asks for until a node that could help has more free.
+"""Gangs that no nodes took, cached by their requests until a node that could help frees something.
 
-So nodes cost a session the nodes that changed times the shapes that wait, and never the groups that
-wait: a gang of a shape that was refused is tried again only when a node on which something has been
-freed since takes one of its pods.
+A session therefore checks changed nodes times waiting shapes, never every waiting group: a gang
+whose shape was refused is tried again only if a node that has freed something since takes one of
+its pods.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from batchq.core.session.state import EquivalenceClass
 
 
-#: So many refused shapes of one kind are compared with others.
+#: How many refused shapes of one kind are compared with others.
 _MOST_COMPARED = 16
-#: Of so many gangs it is remembered that no nodes took them.
+#: How many refused gangs are cached.
 _MOST_KNOWN = 200_000
 
 
 def wanted_of(gang: Gang) -> Wanted:
-    """Return what a gang asks nodes for."""
+    """Return the cache key of a gang: its shapes and their numbers of pods."""
     return tuple([(shape.shape, count) for shape, count in gang])
 
 
 class _Refused(NamedTuple):
-    """The shapes of a gang's pods, what it is told, and how often anything had been freed then."""
+    """The shapes of a refused gang, its verdict, and the count of the session's freed-capacity
+    journal at the time.
+    """
 
     shapes: tuple[TaskShape, ...]
     verdict: Verdict
@@ -42,14 +44,14 @@ class _Refused(NamedTuple):
 
 
 class NodeRefusals:
-    """Gangs that no nodes took, and the classes that sleep for that.
+    """Gangs that no nodes took, and the equivalence classes parked for that reason.
 
-    Lasts from session to session and belongs to one scheduler; it changes no decision.
+    Lasts across sessions and belongs to one scheduler; it changes no decision.
     """
 
     def __init__(self) -> None:
         self._known: dict[Wanted, _Refused] = {}
-        #: By all that makes a pod's shape but its amounts: the gangs of one shape.
+        #: Gangs of a single shape, by all parts of the shape except its amounts.
         self._alike: dict[tuple[Any, ...], dict[Wanted, None]] = {}
         self._asleep: dict[Wanted, dict[EquivalenceClass, None]] = {}
         self._wants: dict[EquivalenceClass, Wanted] = {}
@@ -59,15 +61,15 @@ class NodeRefusals:
         return bool(self._known)
 
     def begin(self, session: Session) -> None:
-        """Forget all if nodes have come, gone or changed in more than what is free."""
+        """Clear the cache if nodes have come, gone or changed in more than their free resources."""
         if self._version != session.nodes.version:
             self._version = session.nodes.version
             self._known.clear()
             self._alike.clear()
 
     def find(self, session: Session, wanted: Wanted) -> Verdict | None:
-        """Return why nodes do not take a gang, if that is known and nothing that was freed since
-        could help it.
+        """Return why nodes do not take a gang, if that is cached and nothing freed since could help
+        it.
         """
         known = self._known.get(wanted)
         if known is None:
@@ -80,8 +82,8 @@ class NodeRefusals:
         return known.verdict
 
     def asks_for_more(self, session: Session, wanted: Wanted) -> tuple[Any, ...] | None:
-        """Return the first shape of a gang that asks for no less, and no fewer times, than one that
-        no nodes take; None if nothing is known of the kind.
+        """Return the first shape of a gang that requests at least as much as a refused gang of the
+        same kind, for at least as many pods; None if there is none.
         """
         for shape, count in wanted if self._alike else ():
             for other in list(self._alike.get(shape[1:], ())):
@@ -90,7 +92,7 @@ class NodeRefusals:
         return None
 
     def note(self, session: Session, gang: Gang, verdict: Verdict) -> Verdict:
-        """Remember that no nodes take a gang now; return the verdict with the revision."""
+        """Cache that no nodes take a gang now; return the verdict with the snapshot's revision."""
         wanted = wanted_of(gang)
         verdict = structs.replace(verdict, revision=session.snapshot.revision)
         if len(self._known) >= _MOST_KNOWN:
@@ -108,12 +110,12 @@ class NodeRefusals:
     # Classes that sleep for want of nodes ---------------------------------------------------------
 
     def sleep(self, peers: EquivalenceClass, wanted: Wanted) -> None:
-        """Let a class sleep until nodes may take its gangs."""
+        """Park an equivalence class until nodes may take its gangs."""
         self._asleep.setdefault(wanted, {})[peers] = None
         self._wants[peers] = wanted
 
     def wake(self, peers: EquivalenceClass) -> None:
-        """Wake a class; nothing happens if it does not sleep here."""
+        """Unpark an equivalence class, if it is parked here."""
         wanted = self._wants.pop(peers, None)
         if wanted is not None:
             del self._asleep[wanted][peers]
@@ -121,25 +123,27 @@ class NodeRefusals:
                 del self._asleep[wanted]
 
     def wake_all(self) -> None:
-        """Let no class sleep here any more."""
+        """Unpark all equivalence classes."""
         self._asleep.clear()
         self._wants.clear()
 
     def holds(self, peers: EquivalenceClass) -> bool:
-        """Return whether a class sleeps here."""
+        """Return whether an equivalence class is parked here."""
         return peers in self._wants
 
     def keeps_out(self, session: Session, peers: EquivalenceClass) -> bool:
-        """Return whether a class that sleeps here would still find no nodes."""
+        """Return whether an equivalence class is parked here and would still find no nodes."""
         wanted = self._wants.get(peers)
         return wanted is not None and self.find(session, wanted) is not None
 
     def sleepers(self) -> Iterable[EquivalenceClass]:
-        """The classes that sleep here."""
+        """Return the equivalence classes that are parked here."""
         return self._wants.keys()
 
     def freed(self, session: Session) -> list[EquivalenceClass]:
-        """Return the classes that nodes may take now, in the order in which they fell asleep."""
+        """Return the equivalence classes that nodes may take now, in the order in which they were
+        parked.
+        """
         return [
             peers
             for wanted, classes in list(self._asleep.items())
@@ -149,7 +153,7 @@ class NodeRefusals:
 
 
 def _helps(session: Session, known: _Refused) -> bool:
-    """Whether a node on which something was freed since takes any pod of the gang now."""
+    """Return whether a node that has freed something since takes any pod of the gang now."""
     return any(
         session.refused_by(shape, session.nodes.by_name[name]) is None
         for name in session.nodes.freed.since(known.at)
@@ -159,11 +163,13 @@ def _helps(session: Session, known: _Refused) -> bool:
 
 
 def _asks_for_less(other: Wanted, shape: tuple[Any, ...], count: int) -> bool:
-    """Whether a gang of one shape asks for no more pods than these, and for no more by each."""
+    """Return whether a refused gang of one shape has at most `count` pods, and each requests no
+    more.
+    """
     ((small, fewer),) = other
     requests = dict(shape[0])
     return fewer <= count and all(requests.get(name, 0) >= units for name, units in small[0])
 
 
-#: What no nodes took; the scheduler cache puts it there.
+#: The refused gangs; the scheduler cache provides the object.
 NODE_REFUSALS: StateKey[NodeRefusals] = StateKey("node refusals", lambda _: NodeRefusals())

@@ -1,6 +1,8 @@
-"""The second way to place a gang, where its own order fails: the largest pods first, each on the
-fullest node that takes it. Small pods on the best nodes may leave no node for a large one. If that
-fails, too, those pods come first that the fewest nodes take: large ones may fill all of these.
+"""Placement of a gang with the largest pods first, each on the fullest node that takes it.
+
+This is the second attempt, after the gang's own order has failed: small pods on the best nodes may
+leave no node for a large one. If it fails too, pods with the fewest possible nodes come first,
+because large pods may otherwise fill all of these nodes.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ def place_largest_first(
     give_back: Callable[[TaskShape, NodeState], None],
 ) -> list[tuple[NodeState, ...]] | None:
     """Let the pods of each part take nodes; return the nodes of each part, or None, with nothing
-    taken, if a pod finds none.
+    taken, if a pod finds no node.
 
-    Of pods of one size those come first that fewer nodes would take if they were empty: `choices`.
-    `takes` tells whether a node takes one more pod, and `take` lets it. Sizes are compared as parts
-    of the `whole`, in the largest dimension, then in all; how full nodes are, in all that a pod
-    asks for, then in all else: a pod without GPUs leaves nodes with GPUs to others. The parts of
-    one task come one after another.
+    `choices` returns how many nodes would take a pod if they were empty: among pods of one size,
+    those with fewer choices come first. `takes` says whether a node takes one more pod, and `take`
+    places it. Pods are compared by their largest dimension as a fraction of `whole`, then by the
+    sum of all. Nodes are compared by how much is free in the requested dimensions, then in the
+    others, so that a pod without GPUs leaves GPU nodes free. The parts of one task are consecutive.
     """
     there = list(nodes)
     sizes = [_size(shape, whole) for shape, _ in parts]
@@ -67,7 +69,7 @@ def _place(
     take: Callable[[TaskShape, NodeState], None],
     placed: list[list[NodeState]],
 ) -> bool:
-    """Place the parts in this order, each pod on the fullest node; whether all have found one."""
+    """Place the parts in this order, each pod on the fullest node; return whether all pods fit."""
     for part in order:
         shape, count = parts[part]
         asked = [name for name in shape.requests if whole.get(name)]
@@ -79,7 +81,7 @@ def _place(
         )
         found = placed[part]
         for *_, node in takers:
-            # One that takes a pod stays the fullest until it takes no more.
+            # A node that takes a pod stays the fullest until it takes no more.
             while len(found) < count and takes(shape, node):
                 take(shape, node)
                 found.append(node)
@@ -89,7 +91,9 @@ def _place(
 
 
 def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
-    """The largest of a pod's requests and all of them, in millionths of the whole, negated."""
+    """Return a pod's largest request and the sum of its requests, in millionths of the whole,
+    negated.
+    """
     parts = [
         units * _PARTS // whole[name] for name, units in shape.requests.items() if whole.get(name)
     ]
@@ -97,7 +101,7 @@ def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
 
 
 def _free_part(names: Iterable[str], node: NodeState, whole: Amounts) -> int:
-    """What is free on a node of these dimensions, in millionths of the whole."""
+    """Return what is free on a node in these dimensions, in millionths of the whole."""
     return sum(node.free.get(name, 0) * _PARTS // whole[name] for name in names)
 
 
@@ -105,32 +109,32 @@ class Ranking(Protocol):
     """The nodes that take one shape."""
 
     def best(self) -> NodeState | None:
-        """The best node now, or None if no node takes the shape."""
+        """Return the best node now, or None if no node takes the shape."""
 
     def slots(self, most: int) -> int:
-        """How many pods of the shape fit now; counts up to `most`."""
+        """Return how many pods of the shape fit now, counting up to `most`."""
 
     def fill(self, count: int, filled: list[NodeState]) -> None:
-        """Let up to `count` pods each take the best node as it is then; append these."""
+        """Let up to `count` pods each take the best node at that moment; append these nodes."""
 
 
-#: From so many nodes on, sweeps over columns are faster than asking about one after the other.
+#: From this number of nodes on, sweeps over columns are faster than checks of one node at a time.
 MANY_NODES = 64
 
 
 def find_node(session: Session, shape: TaskShape) -> NodeState | None:
-    """The best node that takes a pod of this shape now, or None."""
+    """Return the best node that takes a pod of this shape now, or None."""
     return None if session.nodes.binding_refused is not None else _ranking(session, shape).best()
 
 
 def fill_nodes(session: Session, shape: TaskShape, count: int, filled: list[NodeState]) -> None:
-    """Let up to `count` pods of this shape take the best node each; see `ShapeRanking.fill`."""
+    """Let up to `count` pods of this shape each take the best node; see `ShapeRanking.fill`."""
     if session.nodes.binding_refused is None:
         _ranking(session, shape).fill(count, filled)
 
 
 def slots_for(session: Session, shape: TaskShape, most: int) -> int:
-    """How many pods of this shape fit on the nodes now, if no others come; up to `most`."""
+    """Return how many pods of this shape alone fit on the nodes now, counting up to `most`."""
     return 0 if session.nodes.binding_refused is not None else _ranking(session, shape).slots(most)
 
 
@@ -145,7 +149,7 @@ def _ranking(session: Session, shape: TaskShape) -> Ranking:
 def _ranked(session: Session, shape: TaskShape) -> Ranking:
     if len(session.nodes.by_name) < MANY_NODES:
         return ShapeRanking(session, shape)
-    # NumPy is loaded where there are many nodes: small clusters and other commands do without.
+    # Only sessions with many nodes load NumPy; small clusters and other commands do without it.
     from batchq.core.placement.node_matrix import NODE_ROWS, row_ranking
 
     rows = session.get(NODE_ROWS)
@@ -154,8 +158,8 @@ def _ranked(session: Session, shape: TaskShape) -> Ranking:
 
 
 def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
-    """The nodes that would take a pod of this shape if they were empty; all that are open, if none
-    would. Worked out once a session.
+    """Return the nodes that would take a pod of this shape if they were empty; all open nodes if
+    none would. Computed once a session.
     """
     known = session.get(USABLE_NODES)
     found = known.get(shape.shape)
@@ -169,10 +173,10 @@ def usable_nodes(session: Session, shape: TaskShape) -> list[NodeState]:
 
 
 def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
-    """Return the pods that a group's gang still lacks, in the order in which they are placed; of a
-    group that runs and stands in line its next pod.
+    """Return the pods that a group's gang still lacks, in placement order; for a running group that
+    queues again, its next pod.
 
-    Each task's minAvailable first, both parts by pod priority and task.
+    Each task's minAvailable comes first; both parts are ordered by pod priority and task.
     """
     if group.next_pod is not None:
         return [(group.next_pod, 1)]
@@ -191,7 +195,7 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
 
 
 def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
-    """Its tasks that have pods, in the order of these: by the podOrder plugins, then as written."""
+    """Return the tasks that have pods, in pod order: by the podOrder plugins, then as specified."""
     shapes = [shape for shape in group.tasks if shape.task.replicas]
     if len(shapes) < 2:
         return shapes
@@ -201,7 +205,9 @@ def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
 def take_best(
     session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
 ) -> bool:
-    """Let `count` pods of a shape take the best of these nodes, one by one; False if one cannot."""
+    """Let `count` pods of a shape take the best of these nodes, one by one; False if one finds
+    none.
+    """
     if not count:
         return True
     judge = Judge(session, shape)
@@ -246,7 +252,9 @@ def fill_largest_first(
 
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
-    """One verdict out of every node's refusal: `0/3 nodes fit: 2 insufficient cpu, 1 cordoned`."""
+    """Return one verdict that sums up all refusals: `0/3 nodes fit: 2 insufficient cpu, 1
+    cordoned`.
+    """
     detail, fitting = count_fitting(session, shape, session.nodes.by_name.values())
     if fitting and session.nodes.binding_refused is not None:
         return session.nodes.binding_refused
@@ -257,7 +265,9 @@ def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
 def count_fitting(
     session: Session, shape: TaskShape, nodes: Iterable[NodeState]
 ) -> tuple[str, int]:
-    """How many nodes take a pod of a shape: in words, with what the others say; and as a number."""
+    """Return how many nodes take a pod of a shape: as text, with the refusals of the others, and as
+    a number.
+    """
     refusals = [session.refused_by(shape, node) for node in nodes]
     counts = Counter(refusal.detail for refusal in refusals if refusal is not None)
     parts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
@@ -267,7 +277,9 @@ def count_fitting(
 
 
 def _most_free(session: Session, shape: TaskShape) -> str:
-    """What a pod needs and the node with most of it has, in the first dimension that lacks."""
+    """Return, as text, the first dimension in which no node has enough free: the pod's request, and
+    the largest free amount with its node.
+    """
     nodes = [node for node in session.nodes.by_name.values() if node.open]
     for resource, need in shape.requests.items() if nodes else ():
         most, name = max((node.free.get(resource, 0), node.name) for node in nodes)

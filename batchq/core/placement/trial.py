@@ -1,8 +1,8 @@
-"""Rule 4 of an admission: nodes take the gang now. Trials of a gang's placement, and holds.
+"""Trials of a gang's placement, and holds (rule 4 of an admission: nodes take the gang now).
 
-A trial is allocate's own placement, on what is free and not kept for others. The places that it
-finds are taken off the nodes at once, and kept (batchq.core.placement.kept_places); what no nodes
-take is remembered (batchq.core.placement.node_refusals).
+A trial is allocate's own placement, on what is free and not kept for other groups. The places that
+it finds are taken off the nodes at once and kept (batchq.core.placement.kept_places); refused gangs
+are cached (batchq.core.placement.node_refusals).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
-#: Whose refusals these are.
+#: The plugin name in the verdicts of this module.
 PLUGIN = "nodes"
-#: From so many pods of a shape on it is looked first whether nodes have as many slots.
+#: From this number of pods on, the number of slots is checked before a trial.
 _MANY_PODS = 64
 _PARTS = 1_000_000
 _ITS_OWN = Verdict(
@@ -50,16 +50,16 @@ _ITS_OWN = Verdict(
 
 
 def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
-    """Return places for a group's gang, whose room is taken then, or why nodes do not take it.
+    """Return places for a group's gang, whose capacity is then taken, or why nodes do not take it.
 
-    Pods are tried in the gang's order, each on the best node; if that fails, the largest pods come
+    Pods are tried in the gang's order, each on the best node. If that fails, the largest pods come
     first, each on the fullest node that takes it.
     """
     if session.nodes.binding_refused is not None:
         return session.nodes.binding_refused
     if group.uid not in session.nodes.held:
         return _seek(session, group)
-    # What is held for it already is its own.
+    # The capacity already held for this group is available to it.
     room = session.nodes.put_back_hold(group.uid)
     found = _seek(session, group)
     if isinstance(found, KeptPlaces):
@@ -73,7 +73,7 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     gang = gang_of(session, group)
     if not gang:
-        # Its pods have ended for good, or gates hold them back: nothing is to be placed.
+        # Its pods have ended for good or are held by gates: there is nothing to place.
         return KeptPlaces(())
     if group.pods and waits_for_its_own(group, gang):
         return _ITS_OWN
@@ -96,8 +96,8 @@ def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
 def _beside_heads(
     session: Session, group: GroupState, gang: Gang
 ) -> KeptPlaces | Verdict | TaskShape:
-    """Places beside what stands on nodes for heads of other queues; a verdict, if only the heads of
-    queues that were tried before keep a gang off.
+    """Return places outside the reservations for heads of other queues; a verdict if only the heads
+    of queues tried earlier keep the gang out; the shape of a refused pod otherwise.
     """
     against, to_come = room_against_gang(session, group), room_to_come(session, group)
     for room in [together([against, to_come])] if to_come else []:
@@ -121,8 +121,8 @@ def _beside_heads(
 
 
 def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
-    """Return whether pods of a former admission that have not ended leave a group too few to start:
-    nothing may run twice at once, so their places would lie idle until then.
+    """Return whether pods of a former admission that have not ended leave a group with too few pods
+    to start. No pod may run twice at once, so its new places would be idle until then.
     """
     former = Counter(pod.spec.task for pod in group.pods.values() if pod.status.phase in ON_NODE)
     if not former:
@@ -137,7 +137,7 @@ def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
 
 
 def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Return why nodes do not take a group's gang now, if they do not; leaves no trace."""
+    """Return why nodes do not take a group's gang now, or nothing; leaves no trace."""
     if group.is_external or not nodes_decide(session) or group.uid in session.nodes.kept:
         return ()
     found = seek(session, group)
@@ -148,10 +148,10 @@ def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]
 
 
 def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
-    """Return places, whose room is taken, or the shape of the first pod that finds no node."""
+    """Return places, whose capacity is taken, or the shape of the first pod that finds no node."""
     for shape, count in gang if len(gang) > 1 or gang[0][1] >= _MANY_PODS else ():
         if slots_for(session, shape, count) < count:
-            # Not even without the others would all of these find a node.
+            # These pods would not all find a node even if the rest of the gang were ignored.
             return shape
     found = _in_order(session, gang)
     if isinstance(found, TaskShape) and len(gang) > 1:
@@ -175,14 +175,16 @@ def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
 
 
 def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
-    """In line, unless not even empty nodes that are ready and not cordoned would take the gang."""
+    """Return the verdict on a refused gang: in line, unless even empty nodes that are ready and not
+    cordoned would not take it.
+    """
     in_line = fits_when_empty(session, gang)
     free = _what_is_free(session, shape) if in_line else ""
     if in_line and not free:
         detail, passing = explain_no_node(session, shape).detail, ""
     elif in_line:
         detail = "nodes do not have room for its gang now"
-        # Which pod finds none changes with what is free: words that are not stored.
+        # This detail changes with what is free, so it is not stored.
         passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
     else:
         detail, passing = why_not_when_empty(session, gang), ""
@@ -196,8 +198,8 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
 
 
 def _what_is_free(session: Session, shape: TaskShape) -> str:
-    """The most that one open node has free, in the first dimension of which no node has enough; ''
-    if it is not for that that no node takes the pod.
+    """Return the largest free amount on one open node, as text, in the first dimension in which no
+    node has enough; '' if the pod is refused for another reason.
     """
     for resource, need in shape.requests.items():
         units, name = session.nodes.most_free(resource)
@@ -207,15 +209,16 @@ def _what_is_free(session: Session, shape: TaskShape) -> str:
     return ""
 
 
-# --- Pods within a promise ------------------------------------------------------------------------
+# --- Pods within a reservation --------------------------------------------------------------------
 
 
 def seek_for_admitted(session: Session, group: GroupState) -> bool:
-    """Keep places for what an admitted group's gang still lacks, as far as it is promised; return
-    whether nodes take it.
+    """Keep places for the missing pods of an admitted group's gang, as far as its reservation
+    covers them; return whether nodes take them.
 
-    Where its charge would grow, as beside a pod that is being stopped, nothing is kept: what is set
-    aside for heads binds it like others, and the two would keep each other off.
+    If its charge would grow, for example beside a pod that is being stopped, no places are kept:
+    head reservations restrict the group as they restrict others, and the two would block each
+    other.
     """
     charged = session.ledger.charged(group)
     before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
@@ -233,7 +236,7 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
     for pod in bound:
         shape = group.shape.by_task.get(pod.spec.task)
         if shape is None or group.requests_of(pod) != shape.requests:
-            # It was made before its task was edited: allocate finds it a node.
+            # This pod was created before its task was edited; allocate finds it a node.
             return True
         parts.setdefault(pod.spec.task, []).append(session.nodes.by_name[pod.status.node])
     places = KeptPlaces(
@@ -247,14 +250,15 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
 
 
 def hold(session: Session, group: GroupState) -> None:
-    """Keep for a gang that has waited for long what nodes have for it, until the session ends.
+    """Hold capacity on nodes for a gang that has waited for long, until the session ends.
 
-    If nodes take it by now, its places. Else what is free where the group stands as a head, if it
-    does; or places for those pods that find one, and for each of the others what is free on the
-    node that would take it empty and has most free, by name among equals.
+    If nodes take the gang now, its places are kept. Otherwise, if the group has a head reservation,
+    the free part of that is held. Otherwise the pods that find a node hold their places, and each
+    other pod holds what is free on the node that would take it empty and has most free (by name
+    among equals).
     """
     gang = gang_of(session, group)
-    # Whatever has been refused: nodes may have more room since.
+    # Earlier refusals do not matter here: nodes may have more capacity now.
     waits = bool(group.pods) and waits_for_its_own(group, gang)
     found = None if waits else _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
@@ -282,13 +286,13 @@ def hold(session: Session, group: GroupState) -> None:
 
 
 def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
-    """Whether an open node of this name would have so much if it were empty."""
+    """Return whether a node of this name is open and has such a total."""
     node = session.nodes.by_name.get(name)
     return node is not None and node.open and covers(node.total, amounts)
 
 
 def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
-    """What is free of certain room now."""
+    """Return what is free of these amounts now, by node."""
     found: dict[str, Amounts] = {}
     for name, amounts in room.items():
         part = minus(smaller(amounts, session.nodes.by_name[name].free), {})
@@ -298,12 +302,14 @@ def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
 
 
 def _there(node: NodeState, shape: TaskShape) -> list[tuple[str, int]]:
-    """What a pod asks for of which a node has anything free."""
+    """Return the pod's requests in the dimensions in which the node has anything free."""
     return [(name, units) for name, units in shape.requests.items() if node.free.get(name, 0) > 0]
 
 
 def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
-    """The node that would take a pod if it were empty and has most free of what it asks for."""
+    """Return the node that would take a pod if it were empty and has most free of what it
+    requests.
+    """
     takers = [
         node
         for node in session.nodes.by_name.values()
@@ -317,7 +323,9 @@ def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
 
 
 def _part_there(node: NodeState, shape: TaskShape) -> int:
-    """How much of a pod's request a node has free, in millionths of the scarcest dimension."""
+    """Return how much of a pod's request a node has free, in millionths, in the scarcest
+    dimension.
+    """
     return min(
         min(units, node.free[name]) * _PARTS // units for name, units in shape.requests.items()
     )

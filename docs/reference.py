@@ -147,10 +147,12 @@ def default_words(field: inspect.Field) -> str:
 
 def fields_of(kind: str) -> list[Row]:
     """Return every field of `spec` and `status` of a kind."""
+    info = inspect.type_info(KINDS[kind])
+    assert isinstance(info, inspect.StructType)
     parts = {
         field.name: field.type.cls
-        for field in inspect.type_info(KINDS[kind]).fields
-        if field.name in ("spec", "status")
+        for field in info.fields
+        if field.name in ("spec", "status") and isinstance(field.type, inspect.StructType)
     }
     return [row for part, cls in parts.items() for row in rows(cls, f"{part}.")]
 

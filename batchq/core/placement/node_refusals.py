@@ -107,7 +107,7 @@ class NodeRefusals:
             alike[wanted] = None
         return verdict
 
-    # Classes that sleep for want of nodes ---------------------------------------------------------
+    # Equivalence classes that are parked for lack of nodes ----------------------------------------
 
     def sleep(self, peers: EquivalenceClass, wanted: Wanted) -> None:
         """Park an equivalence class until nodes may take its gangs."""

@@ -1,11 +1,14 @@
-"""Fair shares as arithmetic: what each of several deserves by weight, and how much of it is held.
+"""Fair shares: what each queue deserves by its weight, and how much of that it holds.
 
-Deserved: water-filling in one dimension among siblings. Each gets what its weight makes of a common
-water level, no more than its cap and no less than its floor; fractions round down. Share: the
-largest ratio of ledger to deserved over the dimensions in which the queue deserves or holds
-something (x/0 is infinite, 1 if there is none), compared exactly by cross-multiplication. The
-method is max-min fairness as in Volcano's proportion plugin and in Ghodsi et al., "Dominant
-Resource Fairness", NSDI 2011, section 4, applied to each dimension by itself.
+Deserved: water-filling in one dimension among siblings. Each queue gets its weight times a common
+water level, at least its floor and at most its cap, rounded down.
+
+Share: the largest ratio of ledger to deserved over the dimensions in which the queue deserves or
+holds anything (x/0 is infinite; 1 if there is no such dimension), compared exactly by
+cross-multiplication.
+
+The method is max-min fairness as in Volcano's proportion plugin and in Ghodsi et al., "Dominant
+Resource Fairness", NSDI 2011, section 4, applied to each dimension separately.
 """
 
 from __future__ import annotations
@@ -50,13 +53,13 @@ from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, is_admitted
 
-#: What no share counts: the number of pods (unless a queue says so), and that of groups.
+#: Dimensions left out of shares: the number of pods (unless the queue states it) and of groups.
 APART = frozenset({PODS, POD_GROUPS})
 
 
 @total_ordering
 class Share:
-    """held / deserved, exact. Infinite where something is held and nothing deserved."""
+    """The exact ratio held / deserved; infinite if something is held and nothing is deserved."""
 
     __slots__ = ("deserved", "held")
 
@@ -82,14 +85,14 @@ class Share:
         raise TypeError("shares are compared, not looked up")
 
     def rounded(self) -> float | str:
-        """A decimal of six places for reports, or 'inf'."""
+        """Return a decimal with six places for reports, or 'inf'."""
         return "inf" if self.deserved == 0 else round(self.held / self.deserved, 6)
 
 
 def share_of(
     held: Mapping[str, int], deserved: Mapping[str, int], *, apart: Container[str] = APART
 ) -> Share:
-    """The dominant share of a queue, over all dimensions but those left apart."""
+    """Return the dominant share of a queue over all dimensions except those in `apart`."""
     largest: tuple[int, int] | None = None
     for resource, right in deserved.items():
         if resource in apart:
@@ -107,7 +110,7 @@ def share_of(
 
 
 class QueuePart(NamedTuple):
-    """One of those among whom water is shared: max(floor, min(cap, weight x level)) is its own."""
+    """A participant in water-filling, which gets max(floor, min(cap, weight x level))."""
 
     weight: int
     floor: int
@@ -115,19 +118,20 @@ class QueuePart(NamedTuple):
 
 
 def water_fill(amount: int, parts: Sequence[QueuePart]) -> tuple[list[int], int | None]:
-    """What each part gets of an amount, rounded down, and what nobody wants; None if all is wanted.
+    """Return what each part gets of an amount, rounded down, and the rest that no part wants; the
+    rest is None if all of the amount is wanted.
 
-    The level is the highest at which all parts together are within the amount, an exact fraction.
-    Who has weight 0 gets its floor. Floors hold even where they exceed the amount together, which
-    may be below 0. In O(n log n): between two levels at which somebody starts or stops to rise, the
-    sum is linear.
+    The level is the highest one, as an exact fraction, at which the parts together stay within the
+    amount. A part of weight 0 gets its floor. Floors hold even if their sum exceeds the amount,
+    which may be negative. Takes O(n log n), because the sum is linear between two levels at which a
+    part starts or stops to rise.
     """
     flat = sum(part.floor for part in parts)
     if flat > amount:
         return [part.floor for part in parts], None
     slope = 0
     for level, weight, becomes_flat in _bends(parts):
-        # At this level the sum is flat + slope x level.
+        # At this level, the sum is flat + slope x level.
         if flat * weight + slope * level > amount * weight:
             break
         flat += becomes_flat
@@ -139,10 +143,11 @@ def water_fill(amount: int, parts: Sequence[QueuePart]) -> tuple[list[int], int 
 
 
 def _bends(parts: Sequence[QueuePart]) -> list[tuple[int, int, int]]:
-    """Where a part starts or stops to rise, lowest level first: (n, w, change of the flat sum).
+    """Return the levels n / w at which parts start or stop to rise, lowest first, as (n, w, change
+    of the flat sum).
 
-    The level is n / w. Two different fractions with denominators up to W are at least 1 / W² apart,
-    so that floor(n x (W² + 1) / w) orders them exactly, and sorting compares integers only.
+    Two different fractions with denominators up to W differ by at least 1 / W², so floor(n x (W² +
+    1) / w) orders them exactly, and sorting compares only integers.
     """
     thirsty = [part for part in parts if part.weight > 0 and part.cap > part.floor]
     scale = max((weight for weight, _, _ in thirsty), default=0) ** 2 + 1
@@ -159,20 +164,20 @@ _WITH_PODS = APART - {PODS}
 
 
 def fair_shares(session: Session) -> FairShares:
-    """What queues ask for and deserve, worked out when it is first asked for."""
+    """Return what queues demand and deserve, computed on first use in a session."""
     return session.get(FAIR_SHARES)
 
 
 def deserved_of_queues(session: Session) -> dict[str, Amounts]:
-    """Queue -> what it deserves, in every dimension that a node or a queue names."""
+    """Return what each queue deserves, in every dimension that a node or a queue names."""
     return fair_shares(session).deserved
 
 
 def comparable(session: Session, names: Iterable[str]) -> list[str]:
-    """Of these dimensions, those in which a queue's holding is compared with what it deserves.
+    """Return the dimensions in which a queue's holding is compared with what it deserves.
 
-    The number of groups never is, and the number of pods only where something bounds it: without,
-    a queue of weight 0 would deserve none of what is there for everybody.
+    The number of groups is never compared, and the number of pods only if something bounds it:
+    otherwise a queue of weight 0 would deserve no pods, although pods are not scarce.
     """
     bounded = session.tree.deserves_pods or session.nodes.ready.get(PODS, 0) < UNLIMITED_PODS
     apart = (POD_GROUPS,) if bounded else (POD_GROUPS, PODS)
@@ -180,7 +185,9 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
 
 
 def share_of_queue(session: Session, queue: str) -> Share:
-    """The queue's dominant share, by the ledger as it is now; `pods` only where it states them."""
+    """Return the queue's dominant share by the current ledger; `pods` counts only if the queue
+    states it.
+    """
     held = session.ledger.sums.get(queue_scope(queue), {})
     record = session.tree.records.get(queue)
     apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
@@ -188,9 +195,10 @@ def share_of_queue(session: Session, queue: str) -> Share:
 
 
 def note_admission(session: Session, group: GroupState) -> None:
-    """Let the demand follow an admission: pods beyond minMember are asked for from now on.
+    """Update the demand after an admission: the group now also requests pods beyond minMember.
 
-    What was reserved only moves from the line to the ledger; a full gang changes nothing.
+    Its reservation only moves from the waiting demand to the ledger, so a full gang changes
+    nothing.
     """
     shares = session.peek(FAIR_SHARES)
     if shares is not None and group.is_elastic:
@@ -198,16 +206,16 @@ def note_admission(session: Session, group: GroupState) -> None:
 
 
 def is_asked_for(session: Session, group: GroupState) -> bool:
-    """Return whether the demand of a group's queue has what the group asks for: it holds it, has
-    reserved it, or waits for it in line.
+    """Return whether the demand of a group's queue includes what the group requests: it holds or
+    has reserved that, or waits for it in line.
     """
     return group.phase != PodGroupPhase.PENDING or group.reserved or _is_in_line(session, group)
 
 
 def ask_for(session: Session, group: GroupState) -> None:
-    """Add what a group out of line asks for to the demand of its queue, as its reservation would.
+    """Add the reservation of an ineligible group to the demand of its queue.
 
-    The session has new shares then: with the former ones put back, it is undone.
+    The session then has a new FairShares object; putting back the former one undoes the change.
     """
     shares = fair_shares(session).copy()
     shares.grow(group.queue, group.reservation)
@@ -215,7 +223,7 @@ def ask_for(session: Session, group: GroupState) -> None:
 
 
 def resources_named(session: Session) -> list[str]:
-    """Every dimension that a node or a queue names, in order."""
+    """Return every dimension that a node or a queue names, sorted."""
     named: set[str] = set()
     for node in session.nodes.by_name.values():
         named.update(node.record.spec.resources)
@@ -226,24 +234,26 @@ def resources_named(session: Session) -> list[str]:
 
 
 class FairShares:
-    """Demand and deserved of every queue of one session, kept up to date as demand grows."""
+    """Demand and deserved of every queue in one session, updated as demand grows."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._resources = list(dict.fromkeys((*resources_named(session), PODS)))
         self._children = _children(session)
         self.demands = _demands_of_groups(session)
-        #: Queue -> min(demand, capability): what it would take if it could.
+        #: Queue -> min(demand, capability): the most that it could use.
         self._wanted: dict[str, Amounts] = {}
-        #: (queue, resource) -> what of it no child of the queue wants; None if all is wanted.
+        #: (queue, resource) -> the part of it that no child of the queue wants; None if all is
+        #: wanted.
         self._unwanted: dict[tuple[str, str], int | None] = {}
         self.deserved: dict[str, Amounts] = {ROOT: _of_root(session, self._resources)}
-        #: Queues of which that has changed since it was first worked out, in that order.
+        #: Queues whose deserved has changed since it was first computed, in the order of the
+        #: changes.
         self.moved: list[str] = []
         self._work_out()
 
     def copy(self) -> FairShares:
-        """Return one that can grow without this one."""
+        """Return a copy that can grow independently."""
         found = copy(self)
         found.demands, found._wanted = dict(self.demands), dict(self._wanted)
         found._unwanted = dict(self._unwanted)
@@ -267,7 +277,9 @@ class FairShares:
         self.moved.clear()
 
     def _of_its_own(self, parent: str) -> Amounts:
-        """What groups of a queue with children hold still: it has been given these since."""
+        """Return what groups of a queue still hold although it has children, which it was given
+        later.
+        """
         if parent == ROOT:
             return {}
         sums = self._session.ledger.sums
@@ -287,7 +299,9 @@ class FairShares:
         )
 
     def _fill(self, parent: str, resource: str) -> list[str]:
-        """Share what a queue deserves of a resource out to its children; for whom it changed."""
+        """Distribute what a queue deserves of a resource to its children; return those that
+        changed.
+        """
         rest = self.deserved[parent].get(resource, 0)
         parts: dict[str, QueuePart] = {}
         new: dict[str, int] = {}
@@ -313,10 +327,12 @@ class FairShares:
         self.deserved[queue][resource] = units
         self.moved.append(queue)
 
-    # As demand grows --------------------------------------------------------------------------
+    # Growing demand -------------------------------------------------------------------------------
 
     def grow(self, queue: str, more: Amounts) -> None:
-        """Raise a leaf's demand. Costs its path, and the queues whose part does change."""
+        """Raise a leaf's demand. The cost is its path, and the queues whose deserved part
+        changes.
+        """
         steps = []
         for parent, child in reversed(list(pairwise(self._session.tree.chain(queue)))):
             self.demands[child] = plus(self.demands[child], more)
@@ -330,18 +346,19 @@ class FairShares:
                     self._follow(parent, child, resource, before.get(resource, 0))
 
     def _follow(self, parent: str, child: str, resource: str, before: int) -> None:
-        """Let a level follow a child that wants more of a resource than `before`."""
+        """Update the level after a child wants more of a resource than `before`."""
         weight, floor, wanted = self._part(child, resource)
         stated = resource in self._session.queues[child].record.spec.deserved
         has = self.deserved[child][resource]
-        # Who had less than it wanted was held back by its weight, and wanting more is no help.
+        # A child that had less than it wanted is limited by its weight; wanting more changes
+        # nothing.
         if stated or not weight or wanted <= floor or has < before or has == wanted:
             return
         unwanted, more = self._unwanted[parent, resource], wanted - max(floor, before)
         if unwanted is None or unwanted < more:
             self._fill_below([parent], resource)
             return
-        # Nobody else wants it, so nobody else's part changes.
+        # The resource is in surplus, so no sibling's part changes.
         self._unwanted[parent, resource] = unwanted - more
         self._set(child, resource, wanted)
         below = self._unwanted.get((child, resource))
@@ -357,7 +374,9 @@ class FairShares:
 
 
 def _children(session: Session) -> dict[str, tuple[str, ...]]:
-    """Queue -> its children, of queues that have some; queue `default` is there even unwritten."""
+    """Return the children of each queue that has some; the queue `default` exists without a
+    record.
+    """
     tree = session.tree
     unwritten = (name for name in session.queues if name not in tree.records and name != ROOT)
     return {**tree.children_of, ROOT: (*tree.children_of.get(ROOT, ()), *unwritten)}
@@ -371,10 +390,10 @@ def _of_root(session: Session, resources: list[str]) -> Amounts:
 
 
 def _demands_of_groups(session: Session) -> dict[str, Amounts]:
-    """What the groups of each queue hold and ask for."""
+    """Return the demand of each queue: what its groups hold and request."""
     asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
     for group in session.busy():
-        # Asked first: those of others are many, and have no pods.
+        # Checked first, because there are many external groups, and they have no pods.
         if not group.is_external and is_admitted(group) and group.queue in asked:
             asked[group.queue].append(_asked_beyond_promise(group))
     for group, _ in standing_pledges(session):
@@ -395,11 +414,11 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
 
 
 def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
-    """What a claimant asks for and its queue's ledger leaves out, since victims that are charged
-    there still count for it: of the queue's demand it is a part all the same.
+    """Return what a preemptor requests and its queue's ledger leaves out because its victims are
+    still charged there; it is part of the queue's demand all the same.
 
-    A victim that has left and stands in line asks for as much again, and that stands for the
-    claimant's part while its processes end.
+    A victim that has left and waits in line requests the same amount again, which stands for the
+    preemptor's part while the victim's processes end.
     """
     owed = session.ledger.owed(claimant).get(queue_scope(claimant.queue))
     if not owed:
@@ -415,15 +434,17 @@ def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
 
 
 def _is_in_line(session: Session, group: GroupState) -> bool:
-    """Whether it asks for a reservation; what is reserved already is in the ledger."""
+    """Return whether a group requests a reservation; an existing reservation is in the ledger
+    already.
+    """
     if group.phase != PodGroupPhase.PENDING or group.reserved:
         return False
     return _could_be_let_in(session, group)
 
 
 def _could_be_let_in(session: Session, group: GroupState) -> bool:
-    """Whether limits keep a group out, if they do, in line; and nodes would take it if they were
-    empty, as far as has been asked.
+    """Return whether a group is refused by limits at most in line, and would be taken by empty
+    nodes as far as these have been checked.
     """
     verdicts: tuple[Verdict, ...] = blockers(session, group)
     if verdicts and not waits_in_line(verdicts):
@@ -433,8 +454,8 @@ def _could_be_let_in(session: Session, group: GroupState) -> bool:
 
 
 def _asked_beyond_promise(group: GroupState) -> Amounts:
-    """What its ungated pods without a node, those not yet created included, ask for beyond the
-    promise.
+    """Return what its ungated pods without a node, including those not created yet, request beyond
+    the group's charge.
     """
     if group.is_external:
         return {}
@@ -447,11 +468,11 @@ def _asked_beyond_promise(group: GroupState) -> Amounts:
     return minus(asked, minus(group.charge(), group.held))
 
 
-#: Runs are told apart by the hours in which they were.
+#: Ended runs are summed by hour.
 BUCKET_MS = HOUR
-#: Of a run that was longer the last part counts: whoever may write a record may say anything.
+#: Only the last part of a longer run counts, because stored records may contain any instants.
 LONGEST_RUN_MS = 365 * 24 * HOUR
-#: What is older than so many half-lives counts for nothing.
+#: Usage older than this many half-lives is ignored.
 HALF_LIVES = 20
 _STEPS = 64
 _TAKEN = frozenset({Leaving.PREEMPTED, Leaving.RECLAIMED})
@@ -463,27 +484,27 @@ def _sixty_fourth_root(number: int) -> int:
     return number
 
 
-#: 2^(-k/64) in parts of 2^30, rounded down.
+#: 2^(-k/64) in units of 2^-30, rounded down.
 _WEIGHTS = tuple(_sixty_fourth_root(2 ** (30 * _STEPS - step)) for step in range(_STEPS))
 
 
 def weight(age_ms: int, half_life_ms: int) -> int:
-    """What a millisecond of that age counts for, in parts of 2^30."""
+    """Return the weight of a millisecond of that age, in units of 2^-30."""
     halves, step = divmod(max(0, age_ms) * _STEPS // half_life_ms, _STEPS)
     return 0 if halves >= HALF_LIVES else _WEIGHTS[step] >> halves
 
 
 class EndedUsage:
-    """What the groups that have ended used, by scope and bucket. Owned by a Carryover."""
+    """Usage of ended groups by scope and hour; owned by the scheduler cache."""
 
     def __init__(self) -> None:
-        #: Scope -> bucket -> resource-milliseconds.
+        #: Scope -> hour -> resource-milliseconds.
         self._sums: dict[str, dict[int, dict[str, int]]] = {}
-        #: Group's uid -> its scopes, and what it has used in which bucket.
+        #: Uid of a group -> its scopes, and its usage by hour.
         self._of: dict[str, tuple[tuple[str, ...], dict[int, Amounts]]] = {}
 
     def add(self, group: GroupState) -> None:
-        """Count a group that has ended."""
+        """Add the usage of a group that has ended."""
         self.drop(group.uid)
         used: dict[int, Amounts] = {}
         for amounts, began, end in _runs(group, None):
@@ -496,7 +517,7 @@ class EndedUsage:
             self._count_all(group.scopes, used, 1)
 
     def drop(self, uid: str) -> None:
-        """Count a group no more; nothing happens if it was not counted."""
+        """Remove the usage of a group; does nothing if it was not counted."""
         if uid in self._of:
             scopes, used = self._of.pop(uid)
             self._count_all(scopes, used, -1)
@@ -508,7 +529,7 @@ class EndedUsage:
                 _count(buckets.setdefault(bucket, {}), amounts, sign)
 
     def decayed(self, scope: str, now_ms: int, half_life_ms: int) -> dict[str, int]:
-        """Resource-milliseconds of a scope, each by its weight."""
+        """Return the resource-milliseconds of a scope, weighted by age."""
         found: dict[str, int] = {}
         for bucket, amounts in self._sums.get(scope, {}).items():
             _count(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
@@ -516,8 +537,8 @@ class EndedUsage:
 
 
 def used_share(session: Session, scope: str, deserved: Amounts) -> Fraction:
-    """The largest part that a scope has used of what the root deserves, as that is now, over the
-    time that counts; over these dimensions.
+    """Return the largest fraction of the root's current deserved amounts that a scope has used,
+    over the given dimensions and weighted by age.
     """
     half_life_ms = session.settings.half_life_ms
     assert half_life_ms is not None
@@ -533,7 +554,7 @@ def used_share(session: Session, scope: str, deserved: Amounts) -> Fraction:
 
 
 def _decayed_ms(youngest: int, oldest: int, half_life_ms: int) -> int:
-    """The milliseconds between two ages, each by its weight."""
+    """Return the milliseconds between two ages, weighted by age."""
     step_ms = max(1, half_life_ms // _STEPS)
     found, age = 0, youngest
     oldest = min(oldest, HALF_LIVES * half_life_ms)
@@ -545,8 +566,8 @@ def _decayed_ms(youngest: int, oldest: int, half_life_ms: int) -> int:
 
 
 def _runs(group: GroupState, now_ms: int | None) -> Iterator[tuple[Amounts, int, int]]:
-    """What ran from when until when; `now_ms`: until when what still runs has, None: it does not
-    count.
+    """Yield the runs of a group as (amounts, start, end) in ms; current runs end at `now_ms`, and
+    are left out if that is None.
     """
     status = group.status
     if group.is_external:
@@ -565,7 +586,7 @@ def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
         sums[name] = sums.get(name, 0) + units * times
 
 
-#: What queues ask for and deserve in a session.
+#: What queues demand and deserve in a session.
 FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", FairShares)
-#: What groups that are over have used; the scheduler cache puts it there.
+#: The usage of ended groups; the scheduler cache provides the object.
 ENDED: StateKey[EndedUsage] = StateKey("ended", lambda _: EndedUsage())

@@ -1,13 +1,14 @@
-"""What is set aside for a head that waits: others are tested as if it were charged.
+"""Head reservations: capacity kept for the first group in line, as if it were charged already.
 
-Otherwise small groups of other queues, admitted one by one, keep a large head from ever finding
-enough room at once. All that the head asks for is set aside, or nothing: a part of it would be idle
-and let nobody start, the head included. It is all where the head, beside what its queue will still
-hold when it starts by the ends that are known, leaves its queue within what it deserves. Kept for
-the rest of a session, where queues meet: in the cluster and in the queues above.
+Otherwise small groups of other queues, admitted one by one, could keep a large head from ever
+finding enough capacity at once. Either the whole request of the head is reserved or nothing: a
+partial reservation would be idle without starting the head. A head gets its reservation if its
+queue stays within its deserved share after the head starts, counting what the queue will still hold
+then by the known ends. The reservation lasts for the rest of the session and applies where queues
+share capacity: in the cluster and in the queues above.
 
-Of the heads that ask for more, one at a time has all of it set aside, if its queue has used less
-than its due over time (batchq.core.quota.fair_shares).
+Among the heads whose requests exceed this, one at a time gets a reservation, if its queue has used
+less than its due over time (batchq.core.quota.fair_shares).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim, is_admitted
 from batchq.core.session.statement import Statement
 
-#: What machines refuse a group for, and the next pod of one that runs.
+#: Reasons with which nodes refuse a group, or the next pod of a running group.
 _OF_MACHINES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
 
 
 def set_aside(session: Session, head: GroupState) -> None:
-    """For a strict head, against everybody else."""
+    """Reserve capacity for the head of a strict queue against all other groups."""
     if not _lacks_what_is_shared(head, session.refusals[head.uid]):
         return
     if keeps_all(session, head):
@@ -48,19 +49,19 @@ def set_aside(session: Session, head: GroupState) -> None:
 
 
 def keeps_all(session: Session, head: GroupState) -> bool:
-    """Return whether all that a strict head asks for is set aside while it lacks it."""
+    """Return whether a strict head gets its whole request reserved while it lacks capacity."""
     return head.status.set_aside_at is not None or _stays_within_deserved(session, head)
 
 
 def has_waited(head: GroupState) -> bool:
-    """Return whether a group has lacked what it shares with other queues, by its record."""
+    """Return whether a group lacked capacity shared with other queues, according to its record."""
     return _lacks_what_is_shared(head, head.status.reasons)
 
 
 def let_one_exceed(session: Session) -> None:
-    """Of the heads that ask for more than their queues deserve, let one have all of it set aside
-    from the next session on: that of the queue which has used least of its due, if that is less
-    than its due. Once begun it lasts until the head starts or leaves its place.
+    """Let one of the heads whose requests exceed what their queues deserve have a reservation from
+    the next session on: the head of the queue that has used the smallest part of its due, if that
+    is below 1. The reservation lasts until the head starts or is no longer first in line.
     """
     if not session.heads.strict:
         return
@@ -88,10 +89,11 @@ def _note_aside(session: Session, group: GroupState, since: int | None) -> None:
 
 
 def _used(session: Session, head: GroupState) -> Fraction:
-    """How much of its due a head's queue has used; 1, if nothing is due to it, or what was used is
-    no matter.
+    """Return which fraction of its due a head's queue has used; 1 if it has no due or usage does
+    not count.
 
-    Due is what it deserves of what the root does, in the dimension in which that is least.
+    Its due is the fraction of the root's deserved amounts that the queue deserves, in the dimension
+    in which this fraction is smallest.
     """
     deserved = deserved_of_queues(session)
     root = {name: deserved[ROOT][name] for name in comparable(session, deserved[ROOT])}
@@ -104,9 +106,9 @@ def _used(session: Session, head: GroupState) -> Fraction:
 
 
 def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
-    """For a head that others may overtake: only where its queue states what it deserves, against
-    groups that would borrow what it could not, by policy, take back from them; or against all that
-    would borrow, while nothing but a protection keeps it from its victims.
+    """Reserve capacity for a head that others may overtake, if its queue states what it deserves.
+    It applies to groups that would borrow capacity that the queue's policy could not reclaim; to
+    all groups that would borrow, if only a protection keeps the head from its victims.
     """
     spares = _spares_some(session, head)
     if not spares and _gets_all_back(session, head):
@@ -128,7 +130,9 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
 
 
 def _lacks_what_is_shared(head: GroupState, refusals: Iterable[Verdict]) -> bool:
-    """Whether it is refused for what it shares with other queues: the cluster, or queues above."""
+    """Return whether a head is refused for capacity shared with other queues: by the cluster or by
+    queues above.
+    """
     above = {title_of(queue_scope(name)) for name in head.chain[:-1]}
     return any(_is_shared(verdict, above) for verdict in refusals)
 
@@ -140,8 +144,8 @@ def _is_shared(verdict: Verdict, above: set[str]) -> bool:
 
 
 def _stays_within_deserved(session: Session, head: GroupState) -> bool:
-    """Whether the head's queue, once it starts, holds no more than it deserves of anything that it
-    asks for.
+    """Return whether the head's queue will hold no more than it deserves, in every requested
+    dimension, once the head starts.
     """
     asked, scope = head.reservation, queue_scope(head.queue)
     deserved = deserved_of_queues(session).get(head.queue, {})
@@ -154,7 +158,8 @@ def _stays_within_deserved(session: Session, head: GroupState) -> bool:
         return False
     if all(session.ledger.used(scope, name) <= units for name, units in bounds.items()):
         return True
-    # Its own groups may end before it starts: by their walltimes, or as it does not start before.
+    # Groups of its own queue may end before it starts: at their walltimes, or because the head
+    # cannot start before they end.
     table = timeline_of(session)
     start = table.slot(head, None)
     return all(
@@ -164,7 +169,7 @@ def _stays_within_deserved(session: Session, head: GroupState) -> bool:
 
 
 def _left_beside(session: Session, head: GroupState, name: str) -> int:
-    """The most that anybody could hold beside a head that has started."""
+    """Return the most that the limits let other groups hold once the head has started."""
     limits = [session.ledger.limit(scope, name) for scope in head.scopes]
     return (
         min((limit for limit in limits if limit is not None), default=LARGEST)
@@ -175,7 +180,9 @@ def _left_beside(session: Session, head: GroupState, name: str) -> int:
 def _would_borrow(
     session: Session, group: GroupState, asked: Amounts | None, amounts: Amounts
 ) -> bool:
-    """Whether one more charge takes its queue above what it deserves, where that is set aside."""
+    """Return whether one more charge raises a queue above what it deserves, in a reserved
+    dimension.
+    """
     deserved = deserved_of_queues(session).get(group.queue, {})
     scope = queue_scope(group.queue)
     if asked is None or group.phase == PodGroupPhase.PENDING:
@@ -188,10 +195,10 @@ def _would_borrow(
 
 
 def _gets_all_back(session: Session, head: GroupState) -> bool:
-    """Whether nothing has to be kept for the head: its queue states nothing that it deserves, or
-    can reclaim that from every borrower.
+    """Return whether the head needs no reservation: its queue states nothing that it deserves, or
+    can reclaim it from every borrower.
 
-    That is the usual case, and has to be cheap where a thousand queues have heads that wait.
+    This is the usual case, and it must be cheap with a thousand queues whose heads wait.
     """
     spec = session.queues[head.queue].record.spec
     takes = "reclaim" in session.actions and may_evict(session, head)
@@ -200,7 +207,7 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
 
 
 def everybody_gets_all_back(session: Session) -> bool:
-    """Whether that is so of every head that any queue of this session could have, now."""
+    """Return whether no head of any queue in this session needs a reservation now."""
     specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
     return not specs or (
         "reclaim" in session.actions
@@ -212,10 +219,10 @@ def everybody_gets_all_back(session: Session) -> bool:
 
 
 def _protected(session: Session) -> Iterable[GroupState]:
-    """Of each queue with groups that reclaim may not take yet, for how short they have run, the one
-    of the lowest priority.
+    """Return, for each queue with groups that reclaim may not take yet because they have run too
+    short, the one of the lowest priority.
 
-    Found once a session, for any number of heads: what a session starts itself is not protected.
+    Computed once a session for all heads; groups started by the session itself are not protected.
     """
     return session.get(PROTECTED).values()
 
@@ -237,7 +244,9 @@ def _is_protected(session: Session, group: GroupState) -> bool:
 
 
 def _spares_some(session: Session, head: GroupState) -> bool:
-    """Whether a protection alone keeps the head from a group that its queue could reclaim from."""
+    """Return whether only a protection keeps the head from a group that its queue could reclaim
+    from.
+    """
     spec = session.queues[head.queue].record.spec
     if not spec.deserved or spec.preemption.reclaim == "Never":
         return False
@@ -250,7 +259,7 @@ def _spares_some(session: Session, head: GroupState) -> bool:
 
 
 def _is_above_deserved(session: Session, queue: str, amounts: Amounts) -> bool:
-    """Whether a queue holds more than it deserves of anything that is asked for."""
+    """Return whether a queue holds more than it deserves in a requested dimension."""
     deserved = deserved_of_queues(session).get(queue, {})
     return any(
         session.ledger.used(queue_scope(queue), name) > deserved[name]
@@ -260,7 +269,7 @@ def _is_above_deserved(session: Session, queue: str, amounts: Amounts) -> bool:
 
 
 def _gets_back(session: Session, head: GroupState, borrower: GroupState) -> bool:
-    """Whether the head could reclaim from the borrower's queue what that takes now."""
+    """Return whether the head could reclaim from the borrower's queue what that takes now."""
     if "reclaim" not in session.actions or not may_evict(session, head):
         return False
     _, theirs = session.tree.divide(head.queue, borrower.queue)
@@ -275,25 +284,25 @@ def _gets_back(session: Session, head: GroupState, borrower: GroupState) -> bool
             return False
 
 
-#: So many groups of a line are looked at for its head.
+#: How many groups of a queue are searched for its head.
 _MOST_LOOKED_AT = 100
 
 
 class HeadPlace(NamedTuple):
-    """When a head starts, in milliseconds (None: nobody knows), and what it takes on which node."""
+    """The expected start of a head in ms (None: unknown), and what it takes on each node."""
 
     start: int | None
     room: Room
 
 
 def nodes_matter(session: Session) -> bool:
-    """Return whether nodes say more than sums of where heads stand."""
+    """Return whether head reservations need nodes as well as sums."""
     return nodes_decide(session) and not is_one_machine(session)
 
 
 def still_waits(group: GroupState) -> bool:
-    """Whether a group stands in line still: no action has started it meanwhile, or its next pod,
-    or made others leave for that.
+    """Return whether a group still waits in line: no action of this session has started it or its
+    next pod, or evicted victims for it.
     """
     if group.next_pod is not None:
         return not group.charge()
@@ -301,10 +310,11 @@ def still_waits(group: GroupState) -> bool:
 
 
 def length_of(session: Session, group: GroupState) -> int | None:
-    """How long a group holds what it reserves, if it is admitted now; None: nobody knows.
+    """Return how long (ms) a group will hold its reservation if it is admitted now; None: unknown.
 
-    The pods of an array end one by one, and others take their place. Who has leave to wait for
-    will start later than now. Of a group that runs and stands in line its next pod counts.
+    It is unknown for an array, whose pods end one by one and are replaced by others, and for a
+    group that must wait for admission checks first and so starts later. For a running group that
+    queues again, it is the length of its next pod.
     """
     if group.next_pod is not None:
         return length_of_pods(session, group)
@@ -314,8 +324,9 @@ def length_of(session: Session, group: GroupState) -> int | None:
 
 
 def length_of_pods(session: Session, group: GroupState) -> int | None:
-    """How long more pods of a group that runs would run: an array's have their own walltime, others
-    what is left of the group's, which rests while none of its pods is on a node.
+    """Return how long (ms) more pods of a running group would run: an array's pods for their own
+    walltime, others for the rest of the group's walltime. That pauses while none of its pods is on
+    a node.
     """
     walltime, started_at = group.record.spec.walltime, group.status.started_at
     if walltime is None or group.is_array or started_at is None:
@@ -326,14 +337,14 @@ def length_of_pods(session: Session, group: GroupState) -> int | None:
 
 
 def place_heads(session: Session, known: LedgerTimeline) -> dict[str, HeadPlace]:
-    """Return the places of all heads by uid, each beside those before it, as things are known."""
+    """Return the places of all heads by uid, each beside the heads before it."""
     return _place_others(session, known, {})
 
 
 def _place_others(
     session: Session, known: LedgerTimeline, placed: Mapping[str, HeadPlace]
 ) -> dict[str, HeadPlace]:
-    """The places of all heads, where those of some stand."""
+    """Return the places of all heads; those in `placed` are given."""
     found: dict[str, HeadPlace] = {}
     table = known.beside()
     for one in session.ledger.aside.values():
@@ -345,7 +356,7 @@ def _place_others(
 def _booked(
     session: Session, head: GroupState, table: LedgerTimeline, place: HeadPlace | None = None
 ) -> HeadPlace:
-    """Where a head stands, which is booked there."""
+    """Book a head at its place, which is computed if it is not given, and return the place."""
     place = place or place_of(session, head, table)
     if place.start is not None:
         table.book_there(head, place.start, length_of(session, head), place.room)
@@ -353,8 +364,8 @@ def _booked(
 
 
 def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadPlace:
-    """Return where a head stands beside what is known and planned: where it has stood, unless it
-    could start sooner elsewhere. One for which nodes are held stays there.
+    """Return the place of a head beside everything known and planned. It keeps its former place,
+    unless it could start sooner elsewhere; a head for which nodes are held always keeps it.
     """
     length = length_of(session, head)
     known = session.get(HEAD_PLACES).get(head.uid)
@@ -369,13 +380,13 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
     return HeadPlace(None, table.where_most_is_free(head))
 
 
-# --- In a pass over the queues --------------------------------------------------------------------
+# --- During a pass over the queues ----------------------------------------------------------------
 
 
 def room_against(session: Session, group: GroupState, asked: Amounts | None = None) -> Room:
-    """Return what stands on nodes for heads of other queues and is not for more pods of a group: as
-    what is set aside for them is not, in sums. What is held for a head is off the nodes already.
-    `asked` is what the group asks for, where that is not its reservation.
+    """Return the head reservations of other queues on nodes that apply to a group's growth, in the
+    same way as their reservations in sums. Nodes held for a head are left out, because their
+    capacity is taken already. `asked` is what the group requests, if not its reservation.
     """
     heads = [
         one.head
@@ -386,14 +397,14 @@ def room_against(session: Session, group: GroupState, asked: Amounts | None = No
 
 
 def room_against_gang(session: Session, group: GroupState) -> Room:
-    """Return the same for the gang of a group: none, where that has been reserved before."""
+    """Return the same for a group's gang; nothing if its quota was reserved earlier."""
     return {} if group.reserved else room_against(session, group)
 
 
 def room_to_come(session: Session, group: GroupState) -> Room:
-    """Return what stands on nodes for heads of other queues that are still to be tried: a group
-    keeps off it while other nodes take its gang. One that has been reserved before keeps off what
-    stands for all heads like this.
+    """Return what is reserved on nodes for heads of other queues that are still to be tried: a
+    group avoids it while other nodes take its gang. A group whose quota was reserved earlier avoids
+    the reservations of all heads in this way.
     """
     asides = session.ledger.aside
     rooms = [
@@ -407,12 +418,12 @@ def room_to_come(session: Session, group: GroupState) -> Room:
 
 
 def _heads_to_come(session: Session) -> list[tuple[GroupState, HeadPlace]]:
-    """The heads of strict queues that have waited before, and where they stand: worked out once a
+    """Return the heads of strict queues that have waited before, with their places; computed once a
     session.
     """
     known = session.peek(HEADS_TO_COME)
     if known is None:
-        # While they are looked for, there are none.
+        # The search itself asks for these heads and must find none.
         session.put(HEADS_TO_COME, [])
         known = list(_find_heads_to_come(session)) if nodes_matter(session) else []
         session.put(HEADS_TO_COME, known)
@@ -436,7 +447,7 @@ def _find_heads_to_come(session: Session) -> Iterator[tuple[GroupState, HeadPlac
 
 
 def together(rooms: Iterable[Room]) -> dict[str, Amounts]:
-    """Return the sum of rooms by node."""
+    """Return the sum of several amounts by node."""
     found: dict[str, Amounts] = {}
     for room in rooms:
         for name, amounts in room.items():
@@ -445,7 +456,9 @@ def together(rooms: Iterable[Room]) -> dict[str, Amounts]:
 
 
 def _places_of(session: Session) -> Mapping[str, HeadPlace]:
-    """The places of all heads that are known by now, in a pass: each stays where it was found."""
+    """Return the places of all heads known so far in a pass; a head keeps the place that was found
+    first.
+    """
     places = session.get(HEAD_PLACES)
     if not nodes_matter(session):
         return defaultdict(lambda: HeadPlace(None, {}))
@@ -456,7 +469,7 @@ def _places_of(session: Session) -> Mapping[str, HeadPlace]:
 
 @contextmanager
 def keeping_off(session: Session, room: Room) -> Iterator[None]:
-    """For a while, nodes have so much less free."""
+    """While the context is open, nodes have these amounts less free."""
     nodes = [
         (session.nodes.by_name[name], amounts)
         for name, amounts in room.items()
@@ -472,9 +485,9 @@ def keeping_off(session: Session, room: Room) -> Iterator[None]:
 
 
 def store_head_places(session: Session) -> None:
-    """Write down where heads stand, for the sessions to come. Those of a session that has put
-    nothing on nodes stay where they have stood; one that stands nowhere yet is placed, unless
-    nothing else is there that could be in its way.
+    """Store the places of heads for later sessions. A session that has put nothing on nodes keeps
+    the stored places; a head without a place gets one, unless no other queue has groups that could
+    compete with it.
     """
     if session.ledger.aside and any(
         not session.groups[one.head].status.set_aside_on and _is_beside_others(session, queue)
@@ -491,7 +504,7 @@ def store_head_places(session: Session) -> None:
 
 
 def _is_beside_others(session: Session, queue: str) -> bool:
-    """Whether any group of another queue waits or holds anything."""
+    """Return whether any group of another queue waits or holds anything."""
     return any(other.line for name, other in session.queues.items() if name != queue) or any(
         group.queue != queue for group in session.busy()
     )
@@ -505,11 +518,11 @@ def _write(session: Session, head: GroupState, room: Room) -> None:
         statement.commit()
 
 
-#: Queue -> the group of the lowest priority that reclaim may not take from it yet, in a session.
+#: Queue -> its lowest-priority group that reclaim may not take yet, in a session.
 PROTECTED: StateKey[dict[str, GroupState]] = StateKey("protected", _lowest_protected)
-#: Heads' uids -> where what is set aside for them stands on nodes, in a session.
+#: Uid of a head -> the place of its reservation on nodes, in a session.
 HEAD_PLACES: StateKey[dict[str, HeadPlace]] = StateKey("head places", lambda _: {})
-#: Heads of strict queues that have waited before, and where they stand.
+#: Heads of strict queues that have waited before, with their places.
 HEADS_TO_COME: StateKey[list[tuple[GroupState, HeadPlace]]] = StateKey(
     "heads to come", lambda _: []
 )

@@ -1,11 +1,11 @@
-"""The session's ledger: what admitted groups are charged, summed by scope, held against limits.
+"""The session's ledger: charges of admitted groups, summed by scope and compared with limits.
 
-The store keeps the same sums and re-checks every growth in the script that writes; here they
-decide, there they are enforced.
+The store keeps the same sums and re-checks every growth in the script that writes it: the session
+decides with its ledger, and the store enforces its own.
 
-A claimant and its victims are both charged for a while. In a scope that counts both, the claimant
-counts for so much less as its victims are still charged there: the sum is what it would be with
-either of them, whichever is more.
+For a while, a preemptor and its victims are both charged. In a scope that counts both, the
+preemptor counts for less by what its victims are still charged there: the sum equals that of the
+preemptor or of the victims, whichever is larger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchq.core.session.state import GroupState
 
 #: Scope -> amounts.
 ByScope = Mapping[str, Amounts]
-#: What a group asks for (None: its reservation) -> whether something is set aside from it.
+#: Whether a reservation applies to a group with this request (None: the group's reservation).
 Against = Callable[[GroupState, Amounts | None], bool]
 
 
@@ -31,7 +31,7 @@ _NOBODY: ByScope = {}
 
 
 def title_of(scope: str) -> str:
-    """What people call a scope in which groups are charged."""
+    """Return the name of a scope for messages."""
     kind, _, name = scope.partition(":")
     match kind:
         case "queue":
@@ -43,20 +43,20 @@ def title_of(scope: str) -> str:
 
 
 def charge_with_count(group: GroupState) -> Amounts:
-    """A group's charge as the store keeps it: with one `podgroups` while there is any of it."""
+    """Return a group's charge as the store keeps it: with one `podgroups` if it is not empty."""
     return group.charge_with_count()
 
 
 def counted(amounts: Mapping[str, int]) -> Amounts:
-    """Amounts of one group, with the group itself as a dimension."""
+    """Return the amounts of one group, with the group itself as a dimension."""
     return {**amounts, POD_GROUPS: ONE_GROUP}
 
 
 def falls_by(group: GroupState, stopping: Amounts) -> Amounts:
-    """What a group's charge falls by when pods that ask for this much end; a reservation stays.
+    """Return how much a group's charge falls when pods with these requests end; a reservation
+    stays.
 
-    Of a group that runs, lacks nothing of its gang and has no other pods, the group's place falls,
-    too.
+    For a running group with a complete gang and no other pods, this includes the group itself.
     """
     rest = group.charge_holding(minus(group.held, stopping))
     return minus(charge_with_count(group), counted(rest) if rest else {})
@@ -65,10 +65,10 @@ def falls_by(group: GroupState, stopping: Amounts) -> Amounts:
 def holders_of(
     uid: str, scopes: tuple[str, ...], charge: Amounts, owed: ByScope
 ) -> dict[str, tuple[tuple[str, ...], Amounts]]:
-    """Under which names a group is charged in the store: holder -> scopes and amounts.
+    """Return the holders of a group's charge in the store: name -> scopes and amounts.
 
-    `group:<uid>` counts where nothing is owed to it, `group:<uid>:<scope>` in each other scope.
-    Holders of nothing are left out.
+    `group:<uid>` has the scopes in which nothing is pledged to the group; each other scope has its
+    own holder `group:<uid>:<scope>`. Holders without amounts are left out.
     """
     if not owed:
         return {f"group:{uid}": (scopes, charge)} if scopes and charge else {}
@@ -81,14 +81,14 @@ def holders_of(
 
 
 def holders_in_store(record: PodGroup) -> dict[str, tuple[tuple[str, ...], Amounts]]:
-    """The same of a record as it was stored."""
+    """Return the holders of a record as it was stored."""
     status = record.status
     scopes = scopes_in(record, dict.fromkeys((ROOT, *status.charge_path, record.spec.queue)))
     return holders_of(record.metadata.uid, scopes, dict(status.charge), status.pledge.owed)
 
 
 def is_booked(group: GroupState, owed: ByScope) -> bool:
-    """Whether the store counts for the group what the session does."""
+    """Return whether the stored charge of the group equals that of the session."""
     stored = group.record.status
     charge = charge_with_count(group)
     return (
@@ -100,9 +100,9 @@ def is_booked(group: GroupState, owed: ByScope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What is set aside for the head of a queue, in which scopes, and from whom.
+    """A head reservation: the head's uid, the amounts, and the scopes.
 
-    `against(group, asked)` tells whether it is set aside from a group that asks for so much.
+    `against(group, asked)` says whether it applies to a group with that request.
     """
 
     head: str
@@ -112,9 +112,9 @@ class Aside:
 
 
 class LedgerView:
-    """Sums per scope and limits per scope, kept up to date as the session moves groups.
+    """Sums and limits by scope, updated as the session moves groups.
 
-    Owned by the session. In `cluster` an absent limit is zero, elsewhere there is none.
+    Owned by the session. A missing limit is zero in the scope `cluster`, and unlimited elsewhere.
     """
 
     def __init__(
@@ -126,29 +126,28 @@ class LedgerView:
         self.limits = limits
         self.tree = tree or QueueTree(())
         self.sums: dict[str, dict[str, int]] = {}
-        #: Parent queue -> what is guaranteed to its children and not used by them.
+        #: Parent queue -> the unused part of its children's guarantees.
         self.unused: dict[str, dict[str, int]] = self._all_unused()
-        #: Victim's uid -> the claimants that it owes its room.
+        #: Uid of a victim -> the preemptors to which its capacity is pledged.
         self.claimants: dict[str, dict[str, GroupState]] = {}
-        #: Queue -> the groups in it that are charged anything, by uid.
+        #: Queue -> its groups with a charge, by uid.
         self.holding: dict[str, dict[str, GroupState]] = {}
         self._owed_to = owed_to
         self._charges: dict[str, Amounts] = {}
         self._owed: dict[str, ByScope] = {}
-        #: Queue -> what is set aside for its waiting head, and where: others see it as if it were
-        #: charged.
+        #: Queue -> the reservation for its waiting head: other groups see it as if it were charged.
         self.aside: dict[str, Aside] = {}
-        #: The names of queues whose sum has changed, in that order.
+        #: The names of queues whose sums have changed, in order.
         self.moved: list[str] = []
-        #: The groups whose charge may have changed, and their claimants, in that order.
+        #: The groups whose charge may have changed, and their preemptors, in order.
         self.stirred: list[GroupState] = []
-        #: Rises with every change: what was asked of the same version is answered the same.
+        #: Rises with every change; equal versions give equal answers.
         self.version = 0
 
-    # From session to session ------------------------------------------------------------------
+    # Across sessions ------------------------------------------------------------------------------
 
     def go_by(self, limits: Mapping[str, Amounts], tree: QueueTree) -> None:
-        """Hold the same sums against other limits, in the same tree with other guarantees."""
+        """Replace the limits, and the guarantees of the same tree; the sums stay."""
         self.limits, self.tree = limits, tree
         self.unused = self._all_unused()
         for parent, unused in self.unused.items():
@@ -158,13 +157,13 @@ class LedgerView:
                     unused[name] -= min(units, self.used(queue_scope(child), name))
 
     def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
-        """Nobody owes anything, and nothing is set aside: a session says so anew."""
+        """Begin a session without pledges and head reservations, which the session adds itself."""
         self._owed_to = owed_to
         self.claimants, self.aside, self.moved, self.stirred = {}, {}, [], []
         self.version += 1
 
     def forget(self, group: GroupState) -> None:
-        """Take out what a group is charged: it is gone, or comes anew."""
+        """Remove the charge of a group that is gone or will be added again."""
         old, old_owed = self._charges.pop(group.uid, {}), self._owed.pop(group.uid, {})
         if not old:
             return
@@ -174,23 +173,25 @@ class LedgerView:
         del self.holding[group.queue][group.uid]
         self.version += 1
 
-    # What groups are charged ------------------------------------------------------------------
+    # Charges --------------------------------------------------------------------------------------
 
     def charged(self, group: GroupState) -> Amounts:
-        """What the group counts for now, where nothing is owed to it."""
+        """Return the charge of a group in scopes where nothing is pledged to it."""
         return self._charges.get(group.uid, {})
 
     def owed(self, group: GroupState) -> ByScope:
-        """Where a claimant counts for less, and by how much."""
+        """Return, by scope, how much less a preemptor counts."""
         return self._owed.get(group.uid, {})
 
     def counts_for(self, group: GroupState, scope: str) -> Amounts:
-        """What the group adds to the sum of one of its scopes."""
+        """Return what the group adds to the sum of one of its scopes."""
         charge, owed = self.charged(group), self.owed(group).get(scope)
         return minus(charge, owed) if owed else charge
 
     def recharge(self, group: GroupState) -> None:
-        """Let the sums follow the group's current state, and what it owes to claimants."""
+        """Update the sums to the current state of the group and of the preemptors that it is
+        pledged to.
+        """
         self._recharge(group)
         self.stirred.append(group)
         if claimants := self.claimants.get(group.uid):
@@ -199,7 +200,7 @@ class LedgerView:
                 self.stirred.append(claimant)
 
     def add(self, scope: str, amounts: Amounts) -> None:
-        """Count what none of the groups here is charged; for what is only planned."""
+        """Add an amount that no group is charged for; used for planning."""
         self._move(scope, {}, amounts)
 
     def _recharge(self, group: GroupState) -> None:
@@ -234,7 +235,7 @@ class LedgerView:
         return self._owed_to(group)
 
     def _move_alike(self, group: GroupState, before: Amounts, after: Amounts) -> None:
-        """A group counts for something else, and for the same in each of its scopes."""
+        """Change the charge of a group that counts the same in each of its scopes."""
         if self.unused:
             for scope in group.scopes:
                 self._move(scope, before, after)
@@ -283,15 +284,15 @@ class LedgerView:
             unused[""][name] = units
         return unused if any(unused.values()) else {}
 
-    # What limits allow ------------------------------------------------------------------------
+    # Limits ---------------------------------------------------------------------------------------
 
     def put_aside(self, head: GroupState, amounts: Amounts, against: Against) -> None:
-        """Keep this for the head of a queue, for the rest of the session, from some others."""
+        """Reserve these amounts for the head of a queue for the rest of the session."""
         self.aside[head.queue] = Aside(head.uid, amounts, head.scopes, against)
         self.version += 1
 
     def drop_aside(self, head: GroupState) -> None:
-        """The head has reserved what it asks for; nothing happens if it is not its queue's."""
+        """End the reservation of a head that has been admitted; does nothing if it has none."""
         aside = self.aside.get(head.queue)
         if aside is not None and aside.head == head.uid:
             del self.aside[head.queue]
@@ -299,7 +300,7 @@ class LedgerView:
 
     @contextmanager
     def regarding(self, heads: Collection[str]) -> Iterator[None]:
-        """For a while, only what is set aside for these heads (uids) counts."""
+        """While the context is open, only the reservations of these heads (uids) apply."""
         former = self.aside
         self.aside = {queue: one for queue, one in former.items() if one.head in heads}
         self.version += 1
@@ -310,15 +311,15 @@ class LedgerView:
             self.version += 1
 
     def used(self, scope: str, resource: str) -> int:
-        """The sum of a scope."""
+        """Return the sum of a scope."""
         return self.sums.get(scope, {}).get(resource, 0)
 
     def unused_below(self, parent: str, resource: str) -> int:
-        """What is guaranteed to the children of a queue, and not used by them."""
+        """Return the unused part of the guarantees of a queue's children."""
         return self.unused.get(parent, {}).get(resource, 0)
 
     def limit(self, scope: str, resource: str) -> int | None:
-        """The limit of a scope; None where there is none."""
+        """Return the limit of a scope; None if there is none."""
         limits = self.limits.get(scope)
         if limits is None:
             return 0 if scope == CLUSTER else None
@@ -332,10 +333,10 @@ class LedgerView:
         need: int,
         asked: Amounts | None = None,
     ) -> int:
-        """What a growth of this queue in its parent must leave to the queue's siblings.
+        """Return how much a growth of this queue must leave to its siblings in its parent.
 
-        Nothing, as long as the queue stays within its own guarantee: what is guaranteed to all of
-        them fits together. Else what is guaranteed to the others and not used (rule 3).
+        This is 0 while the queue stays within its own guarantee, because all guarantees fit
+        together. Beyond that, it is the unused part of the siblings' guarantees (rule 3).
         """
         if not self.unused:
             return 0
@@ -356,7 +357,9 @@ class LedgerView:
     def _filled_by_asides(
         self, group: GroupState, queue: str, resource: str, asked: Amounts | None
     ) -> int:
-        """What is set aside counts as charged: so much of the siblings' guarantees is used."""
+        """Return how much of the siblings' guarantees head reservations use; these count as
+        charged.
+        """
         if not self.aside:
             return 0
         filled = 0
@@ -370,10 +373,11 @@ class LedgerView:
     def without(
         self, group: GroupState, scope: str, resource: str, asked: Amounts | None = None
     ) -> int:
-        """Return the sum of a scope without the group itself, and with what is set aside from it.
+        """Return the sum of a scope without the group itself, plus the head reservations that apply
+        to it.
 
-        What is set aside counts where queues meet: in the cluster and in the queues above. `asked`
-        is what the group asks for, where that is not its reservation.
+        Head reservations count in the cluster and in the queues above, where queues share capacity.
+        `asked` is what the group requests, if not its reservation.
         """
         seen = self.used(scope, resource) - self.counts_for(group, scope).get(resource, 0)
         if not self.aside:
@@ -383,7 +387,7 @@ class LedgerView:
     def set_aside(
         self, group: GroupState, scope: str, resource: str, asked: Amounts | None = None
     ) -> dict[str, int]:
-        """Return by queue what is set aside for its head from a group, where queues meet."""
+        """Return, by queue, the head reservations that apply to a group in a shared scope."""
         if scope.startswith("ns:"):
             return {}
         return {

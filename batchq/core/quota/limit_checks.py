@@ -1,8 +1,8 @@
-"""What the limits say against a growth of the ledger: rules 2 to 4 of an admission or a bind.
+"""Limit checks for a growth of the ledger: rules 2 to 4 of an admission or a bind.
 
-The store holds every growth against the same limits, in the script that writes. What the session
-lets pass and the store refuses would be decided again and again; so limits hold here too, with or
-without the plugins that also say who keeps a place in line.
+The store checks every growth against the same limits, in the script that writes. A decision that
+the session allows and the store refuses would be made again in every session; so limits apply here
+too, independent of the plugins that decide which groups keep their place in line.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from batchq.core.session.state import GroupState
 
 
 def claim_of(group: GroupState) -> Amounts:
-    """What an admission asks of a limit: the reservation, and one group; of a group that runs and
-    stands in line, what its next pod adds to its charge.
+    """Return what an admission requests from a limit: the reservation and one group; for a running
+    group that queues again, what its next pod adds to its charge.
     """
     if group.next_pod is not None:
         return counted(group.next_pod.requests)
@@ -39,10 +39,11 @@ def over_limit(
     plugin: str,
     asked: Amounts | None = None,
 ) -> list[Verdict]:
-    """Return the refusals of: ledger without the group + wanted <= limit, per dimension wanted.
+    """Return the refusals of: ledger without the group + wanted <= limit, for each wanted
+    dimension.
 
-    A namespace refuses out of line: no other group waits for one that only its namespace holds
-    back. `asked` is what the group asks for, where that is not its reservation.
+    A namespace refuses out of line: a group that only its namespace holds back does not hold back
+    others. `asked` is what the group requests, if not its reservation.
     """
     ledger = session.ledger
     if scope != CLUSTER and not ledger.limits.get(scope):
@@ -72,7 +73,9 @@ def over_limit(
 
 
 def _reason_at(scope: str) -> Waiting:
-    """Machines are lacking in the cluster; any other limit is one that somebody has stated."""
+    """Return the reason for a refusal: the cluster lacks nodes, any other scope has a stated
+    limit.
+    """
     return Waiting.WAITING_FOR_RESOURCES if scope == CLUSTER else Waiting.WAITING_FOR_QUOTA
 
 
@@ -84,11 +87,11 @@ def over_guarantees(
     plugin: str,
     asked: Amounts | None = None,
 ) -> list[Verdict]:
-    """Rule 3's other half: what is guaranteed to siblings, and not used, is left to them.
+    """Check that the unused guarantees of siblings are left to them (the second half of rule 3).
 
-    Level by level from the queue up; what a parent may hold is its capability, of the root its own
-    or the cluster. What has to be left below a queue counts above it as if it were asked for, too:
-    a queue that states no capability cannot give away what is guaranteed to one of its children.
+    The check goes level by level from the queue up. A parent may hold its capability; the root may
+    hold its own or the cluster. What must be left below a queue counts as requested above it, too:
+    a queue without a capability cannot give away what is guaranteed to one of its children.
     """
     if not session.ledger.unused or _is_promised(session, group, wanted):
         return []
@@ -110,15 +113,15 @@ def over_guarantees(
 
 
 def keeps_guarantees(ledger: LedgerView, group: GroupState, wanted: Mapping[str, int]) -> bool:
-    """Return whether a growth in this ledger leaves to siblings what is guaranteed to them."""
+    """Return whether a growth in this ledger leaves their guarantees to the siblings."""
     return not ledger.unused or all(
         _over_guarantee(ledger, group, resource, need) is None for resource, need in wanted.items()
     )
 
 
 def _is_promised(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
-    """Whether others have made room for all of it: a claimant whose victims have ended is charged
-    for that. Queues further up may have given away since what a sibling was left at the time.
+    """Return whether victims have freed all of it: a preemptor whose victims have ended is charged
+    for their capacity. Queues above may since have given away what a sibling was left then.
     """
     ledger = session.ledger
     if not group.status.pledge.stands or ledger.owed(group):
@@ -128,7 +131,7 @@ def _is_promised(session: Session, group: GroupState, wanted: Mapping[str, int])
 
 
 class _Over(NamedTuple):
-    """Where too little would be left, and how much has to be."""
+    """The scope in which too little would be left, and how much must be left there."""
 
     scope: str
     limit: int
@@ -159,7 +162,7 @@ def _over_guarantee(
 
 
 def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int) -> str:
-    """Whom it is guaranteed to: the sibling at each level that has most of it unused."""
+    """Return in words which siblings the guarantees belong to, those with the most unused first."""
     tree, ledger = session.tree, session.ledger
     unused = {
         other: tree.guarantee(other).get(resource, 0) - ledger.used(queue_scope(other), resource)
@@ -175,7 +178,7 @@ def _guaranteed_to(session: Session, group: GroupState, resource: str, left: int
 
 
 def guaranteed_beside(session: Session, queue: str) -> Amounts:
-    """Return what is guaranteed to the siblings of a queue."""
+    """Return the sum of the guarantees of a queue's siblings."""
     tree = session.tree
     parent = tree.parent_of.get(queue)
     return {} if parent is None else minus(tree.guaranteed_below(parent), tree.guarantee(queue))
@@ -184,8 +187,8 @@ def guaranteed_beside(session: Session, queue: str) -> Amounts:
 def exceeds_ready_beside_siblings(
     session: Session, group: GroupState, wanted: Mapping[str, int]
 ) -> bool:
-    """Return whether a group wants more than ready nodes have beside what is guaranteed to others:
-    it would be refused even if nothing were taken.
+    """Return whether a group wants more than ready nodes have beside the guarantees of others, so
+    that it would be refused even in an empty cluster.
     """
     if not session.ledger.unused:
         return False
@@ -202,12 +205,13 @@ def exceeds_ready_beside_siblings(
 def most_beside_siblings(
     session: Session, group: GroupState, queue: str, left: Amounts, machines: Amounts
 ) -> tuple[Amounts, set[str]]:
-    """Return the most that a group below could hold of these machines beside what is guaranteed to
-    others: to siblings of the queue, and `left` to those of queues further down; and the dimensions
-    in which the group asks for more than the machines have, where no stated limit bounds that.
+    """Return the most of these machines that a group below a queue could hold beside the guarantees
+    of others: those of the queue's siblings, plus `left` for queues further down. Also return the
+    dimensions in which the group requests more than the machines have and no stated limit applies.
 
-    Only where something bounds what is above it: a stated capability, and at the top, for groups
-    that need nodes, the cluster. A queue never has less than its own guarantee.
+    Only bounded dimensions are included: those with a stated capability of the parent and, at the
+    top, for groups that need nodes, those of the cluster. A queue always has at least its own
+    guarantee.
     """
     tree = session.tree
     parent = tree.parent_of.get(queue)
@@ -228,7 +232,7 @@ def most_beside_siblings(
 
 
 def _scope_above(ledger: LedgerView, group: GroupState, parent: str, resource: str) -> str | None:
-    """The scope that bounds a queue's children together; None where nothing does."""
+    """Return the scope that bounds a queue's children together; None if nothing does."""
     scope = queue_scope(parent)
     if parent != ROOT or ledger.limit(scope, resource) is not None:
         return scope
@@ -236,7 +240,7 @@ def _scope_above(ledger: LedgerView, group: GroupState, parent: str, resource: s
 
 
 def over_any_limit(session: Session, group: GroupState) -> list[Verdict]:
-    """What any limit says against the group's admission."""
+    """Return the refusals of the group's admission by any limit."""
     return over_limits(session, group, claim_of(group))
 
 
@@ -246,8 +250,8 @@ def over_limits(
     wanted: Mapping[str, int],
     asked: Amounts | None = None,
 ) -> list[Verdict]:
-    """Return what any limit says against a growth of the group's charge by so much; `asked` is what
-    the group asks for, where that is not its reservation.
+    """Return the refusals of a growth of the group's charge by any limit; `asked` is what the group
+    requests, if not its reservation.
     """
     verdicts = [
         verdict
@@ -258,16 +262,16 @@ def over_limits(
 
 
 def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> list[Verdict]:
-    """What any limit says against the growth of the group's charge by one pod of this shape.
+    """Return the refusals of one more pod of this shape by any limit.
 
-    Within the promise nothing grows, and nothing is asked; but a claimant counts for less while
-    its victims have not ended, and for all of it with pods of its own.
+    Within the reservation, the charge does not grow and no limit is checked. A preemptor is an
+    exception: it counts for less while its victims have not ended, and in full once it has pods.
     """
     return over_limit_by(session, group, shape.requests)
 
 
 def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> list[Verdict]:
-    """The same of pods that ask for so much together."""
+    """Return the refusals of more pods that request this much together."""
     after = counted(group.charge_holding(plus(group.held, requests)))
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):
@@ -276,7 +280,9 @@ def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> lis
 
 
 def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:
-    """What one more pod of this shape adds to the group's charge; nothing, within the promise."""
+    """Return how much one more pod of this shape raises the group's charge; nothing if its
+    reservation covers the pod.
+    """
     return minus(_charge_with(group, shape), session.ledger.charged(group))
 
 

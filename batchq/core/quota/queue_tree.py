@@ -1,8 +1,8 @@
-"""The tree of queues: who stands below whom, and what is guaranteed to each.
+"""The tree of queues and their guarantees.
 
-Every queue stands below `root`, directly or through others. Only leaves hold groups. A store keeps
-the tree sound (batchq.changes); where a described snapshot does not, a queue whose parent is
-missing or stands below itself counts as a child of the root.
+Every queue is a descendant of `root`. Only leaves hold groups. The store keeps the tree sound
+(batchq.changes); in a snapshot described by hand, a queue whose parent is missing or is its own
+descendant counts as a child of the root.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from batchq.api.objects import PodGroup, Queue
 from batchq.api.resources import PODS, Amounts, larger, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 
-#: The queue above all others; it has a limit only where one is stated for it.
+#: The queue above all others; it has a limit only if one is stated for it.
 ROOT = "root"
 
 
 class QueueTree:
-    """Names and numbers only; built once for each snapshot.
+    """Names and guarantees of queues; built once for each snapshot.
 
-    `parent_of` has every queue but the root, `children_of` every queue that has some, in order.
+    `parent_of` has every queue except the root; `children_of` has every queue with children, in
+    order.
     """
 
     def __init__(self, queues: Iterable[Queue]) -> None:
@@ -34,7 +35,7 @@ class QueueTree:
             self.children_of[parent] = (*self.children_of.get(parent, ()), name)
         #: Whether every queue lets others reclaim from it.
         self.all_reclaimable = all(one.spec.reclaimable for one in self.records.values())
-        #: Whether any queue asks for admission checks.
+        #: Whether any queue requires admission checks.
         self.asks_for_checks = any(one.spec.admission_checks for one in self.records.values())
         #: Whether any queue states how many pods it deserves.
         self.deserves_pods = any(PODS in one.spec.deserved for one in self.records.values())
@@ -53,7 +54,7 @@ class QueueTree:
         return ROOT
 
     def chain(self, name: str) -> tuple[str, ...]:
-        """From the root down to the queue itself: `("root", "org", "team")`."""
+        """Return the path from the root to the queue itself: `("root", "org", "team")`."""
         known = self._chains.get(name)
         if known is None:
             above = () if name == ROOT else self.chain(self.parent_of.get(name, ROOT))
@@ -61,27 +62,27 @@ class QueueTree:
         return known
 
     def scopes(self, name: str) -> tuple[str, ...]:
-        """Where a group of the queue is summed, of queues: the root's first."""
+        """Return the queue scopes in which a group of the queue is charged, the root's first."""
         return tuple(queue_scope(one) for one in self.chain(name))
 
     def is_leaf(self, name: str) -> bool:
-        """Whether it may hold groups."""
+        """Return whether the queue may hold groups."""
         return name != ROOT and name not in self.children_of
 
     def siblings(self, name: str) -> tuple[str, ...]:
-        """The other children of its parent."""
+        """Return the other children of its parent."""
         same = self.children_of.get(self.parent_of.get(name, ""), ())
         return tuple(one for one in same if one != name)
 
     def leaves_below(self, name: str) -> tuple[str, ...]:
-        """The leaves of its subtree; itself, if it is one."""
+        """Return the leaves of its subtree; the queue itself if it is a leaf."""
         below = self.children_of.get(name)
         if below is None:
             return (name,)
         return tuple(leaf for child in below for leaf in self.leaves_below(child))
 
     def guarantee(self, name: str) -> Mapping[str, int]:
-        """What it states; of a queue with children at least what is guaranteed to these."""
+        """Return its stated guarantee; for a queue with children, at least the sum of theirs."""
         known = self._guarantees.get(name)
         if known is None:
             record = self.records.get(name)
@@ -90,7 +91,7 @@ class QueueTree:
         return known
 
     def guaranteed_below(self, name: str) -> Mapping[str, int]:
-        """What is guaranteed to its children together."""
+        """Return the sum of the guarantees of its children."""
         known = self._below.get(name)
         if known is None:
             children = self.children_of.get(name, ())
@@ -98,7 +99,9 @@ class QueueTree:
         return known
 
     def divide(self, left: str, right: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Each queue and its ancestors below the lowest common one, the highest first."""
+        """Return, for each of two queues, its path below their lowest common ancestor, the highest
+        first.
+        """
         first, second = self.chain(left), self.chain(right)
         same = 0
         while same < min(len(first), len(second)) and first[same] == second[same]:
@@ -107,9 +110,9 @@ class QueueTree:
 
 
 def scopes_in(record: PodGroup, chain: Iterable[str]) -> tuple[str, ...]:
-    """Where a group's charge is summed, if its queue stands in this chain of queues.
+    """Return the scopes of a group's charge, given the path of its queue.
 
-    An external group's is not in the cluster, which is nodes.
+    An external group is not charged in the cluster, because it uses none of the cluster's nodes.
     """
     cluster = () if record.spec.controller == "external" else (CLUSTER,)
     namespace = namespace_scope(record.metadata.namespace)

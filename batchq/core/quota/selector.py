@@ -1,13 +1,13 @@
-"""Which queue is served next, while every turn moves the shares that this depends on.
+"""The selector of the queue that is served next, as each turn changes the queues' shares.
 
-Level by level from the root the child with the lowest key comes first, as `Session.queue_key`
-orders queues. The children of each queue that have a turn left, themselves or below them, are kept
-sorted. Before each answer those whose ledger or whose deserved has moved since the last one get a
-new key, and nobody else: a charge moves the shares of its own chain only. So a turn costs the depth
-of the tree times the logarithm of its width, however many queues wait.
+Starting at the root, the child with the lowest key is chosen at each level; `Session.queue_key`
+defines the order. The children with turns left, their own or those of queues below, are kept
+sorted. Before each answer, only queues whose ledger or deserved has changed get a new key: a charge
+changes the shares of its own path only. A turn therefore costs the depth of the tree times the
+logarithm of its width, independent of the number of waiting queues.
 
-A queueOrder plugin's key may depend on what its queue holds and deserves, and on what does not
-change within a session.
+The key of a queueOrder plugin may depend on what its queue holds and deserves, and on anything
+constant during a session.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _NOTHING: Amounts = {}
 
 
 class FairShareSelector:
-    """The queues that have a turn left; owned by one action.
+    """The queues with turns left; owned by one action.
 
-    A queue above others that has turns itself comes before these. The root may have some, too: it
-    needs no key, and so stands for "all groups in one line".
+    A queue with its own turns comes before the queues below it. The root may have turns as well; it
+    needs no key, and serves as a single line of all groups.
     """
 
     def __init__(self, session: Session, names: Iterable[str]) -> None:
         self._session = session
         self._own = dict.fromkeys(names)
         self._is_sorted = False
-        #: Parent -> the keys of its children that have a turn left, lowest first; a key ends in
-        #: the child's name.
+        #: Parent -> the sorted keys of its children with turns left; a key ends in the child's
+        #: name.
         self._below: dict[str, list[Key]] = {}
         self._keys: dict[str, Key] = {}
-        #: What those held by which they have their keys.
+        #: What each queue held when its key was computed.
         self._held: dict[str, Amounts] = {}
         self._charges_seen = self._shares_seen = 0
 
     def next(self) -> str | None:
-        """The queue to be served now; None if none has a turn left."""
+        """Return the queue to serve now; None if none has a turn left."""
         if len(self._own) < 2:
-            # Nobody to be compared with: then nobody has to work out what queues deserve.
+            # With a single queue there is nothing to compare, so its deserved need not be computed.
             return next(iter(self._own), None)
         if self._is_sorted:
             self._catch_up()
@@ -58,7 +58,7 @@ class FairShareSelector:
         return name
 
     def drop(self, name: str) -> None:
-        """A queue has no turn left."""
+        """Remove a queue that has no turn left."""
         del self._own[name]
         if not self._is_sorted:
             return
@@ -105,14 +105,14 @@ class FairShareSelector:
         return len(shares.moved) if shares is not None else 0
 
     def _catch_up(self) -> None:
-        """Give those a new key that something has happened to."""
+        """Compute new keys for the queues whose holding or deserved has changed."""
         charges = self._session.ledger.moved
         shares = self._session.peek(FAIR_SHARES)
         charged = dict.fromkeys(charges[self._charges_seen :])
         shared = dict.fromkeys(shares.moved[self._shares_seen :] if shares is not None else ())
         self._charges_seen, self._shares_seen = len(charges), self._shares_moved()
         for name in {**charged, **shared}:
-            # Most of what moves, a trial has moved to and fro.
+            # Most changes are made and undone by trials.
             if name in self._keys and (name in shared or self._held[name] != self._holds(name)):
                 self._rekey(name)
 
@@ -126,12 +126,13 @@ class FairShareSelector:
         self._keys[name] = new
 
 
-#: The plugin whose rule this is; without it, others have queues give that do not borrow above.
+#: The plugin that lets only queues give that borrow at the highest level; without it, all borrowers
+#: give.
 _RULE = "proportion"
 
 
 def borrowers_of(session: Session, point: str) -> Borrowers:
-    """The borrowers of a session, followed from when they are first asked for."""
+    """Return the borrowers of a session, tracked from the first call on."""
     known = session.peek(BORROWERS)
     if known is None or known.shares is not fair_shares(session):
         known = Borrowers(session, point)
@@ -140,27 +141,27 @@ def borrowers_of(session: Session, point: str) -> Borrowers:
 
 
 class Borrowers:
-    """Owned by a session; looks at what has moved since it was asked last."""
+    """The queues that hold more than they deserve; owned by a session, updated on each query."""
 
     def __init__(self, session: Session, point: str) -> None:
         self._session = session
-        #: By which it goes: with others, it is made anew.
+        #: The shares used; with others, a new object is created.
         self.shares = fair_shares(session)
         self._up_counts = any(entry.plugin == _RULE for entry in session.plugins.points[point])
-        #: The queues above what they deserve of anything, those that have children, too.
+        #: All queues above what they deserve in some dimension, including those with children.
         self._over: dict[str, None] = {}
-        #: Borrower -> up to where it gives; and that -> the borrowers.
+        #: Borrower -> the ancestor up to which it gives; and that ancestor -> its borrowers.
         self._up_to: dict[str, str] = {}
         self._below: dict[str, dict[str, None]] = {}
         self._charges_seen = self._shares_seen = -1
 
     def are_there(self, queue: str) -> bool:
-        """Whether any other queue holds more than it deserves."""
+        """Return whether any other queue holds more than it deserves."""
         self._catch_up()
         return any(name != queue and self._holds(name) for name in self._over)
 
     def others(self, queue: str) -> list[str]:
-        """All other queues that hold more than they deserve."""
+        """Return all other queues that hold more than they deserve."""
         self._catch_up()
         return [
             name
@@ -169,7 +170,7 @@ class Borrowers:
         ]
 
     def givers(self, queue: str) -> list[str]:
-        """Those of the others that may give to this one."""
+        """Return the other borrowers that may give to this queue."""
         if not self._up_counts:
             return self.others(queue)
         self._catch_up()
@@ -204,7 +205,7 @@ class Borrowers:
                     self._enter(leaf)
 
     def _has_turned(self, name: str) -> bool:
-        """Whether a queue has begun to borrow, or does no more."""
+        """Update whether a queue borrows; return whether that has changed."""
         is_over = self._is_over(name)
         if is_over == (name in self._over):
             return False
@@ -222,7 +223,7 @@ class Borrowers:
         return bool(over) and bool(comparable(session, over))
 
     def _enter(self, name: str) -> None:
-        """Keep a queue where it gives by now."""
+        """Store up to which ancestor a queue gives now."""
         up_to = self._up_to.pop(name, None)
         if up_to is not None:
             del self._below[up_to][name]
@@ -236,7 +237,7 @@ class Borrowers:
         self._below.setdefault(up_to, {})[name] = None
 
 
-#: Which queues hold more than they deserve, in a session.
+#: The queues of a session that hold more than they deserve.
 BORROWERS: StateKey[Borrowers] = StateKey(
     "borrowers", lambda session: Borrowers(session, "reclaimable"), ends_with_session=True
 )

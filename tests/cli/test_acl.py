@@ -59,7 +59,7 @@ def test_a_password_is_printed_as_its_digest_only(tmp_path: Path) -> None:
     assert "horse" not in named.out
 
 
-def test_a_worker_is_for_each_of_its_nodes() -> None:
+def test_a_workers_user_is_bound_to_its_nodes() -> None:
     answer = json.loads(run("acl", "worker", "--node", "a", "--node", "b", "-o", "json").out)
     assert (answer["user"], answer["nodes"], answer["on"]) == ("worker", ["a", "b"], False)
     assert [rule for rule in answer["rules"] if "~" in rule] == [

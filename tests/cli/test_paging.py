@@ -94,7 +94,7 @@ def test_a_limit_ends_a_list_and_says_how_to_go_on(
     assert (names_in(rest), rest.err) == (NAMES[4:], "")
 
 
-def test_json_and_yaml_say_where_a_list_goes_on(batchq: Batchq, many: Stage) -> None:
+def test_json_and_yaml_have_the_token_of_a_partial_list(batchq: Batchq, many: Stage) -> None:
     first = json.loads(batchq("jobs", "--limit", "2", "-o", "json").out)
     assert [one["name"] for one in first["items"]] == NAMES[:2]
     token = first["metadata"]["continue"]

@@ -50,7 +50,7 @@ def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batc
     assert told["Earliest"].endswith("when default/runs has ended")
 
 
-def test_explain_is_another_name_of_it(busy: Stage, batchq: Batchq) -> None:
+def test_explain_is_an_alias_of_why(busy: Stage, batchq: Batchq) -> None:
     assert batchq("explain", "gated").lines[1:3] == [
         "  1. SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data-ready",
         "     -> `batchq gates open gated data-ready`",

@@ -84,7 +84,7 @@ def test_a_claim_reports_and_the_group_completes(stage: Stage) -> None:
     assert (result.reached, result.exit_code) == (True, 0)
 
 
-def test_without_a_name_the_first_is_claimed_and_then_there_is_none(stage: Stage) -> None:
+def test_claiming_without_a_name_takes_the_first_group(stage: Stage) -> None:
     submit(stage, "a", "b")
     names = [stage.client.external.claim(holder="w").group.metadata.name for _ in range(2)]
     assert names == ["a", "b"]
@@ -116,7 +116,7 @@ def test_next_waits_until_a_group_is_admitted(stage: Stage, other: Client) -> No
     assert claim.key == "default/late"
 
 
-def test_next_gives_up_in_time(stage: Stage) -> None:
+def test_next_respects_its_timeout(stage: Stage) -> None:
     assert stage.client.external.next(holder="w", timeout_s=0.05) is None
 
 
@@ -150,7 +150,7 @@ def test_a_stopped_claim_has_a_reason_and_leaving_the_block_releases_it(
     assert claimed(stage, "g") == "Released"
 
 
-def test_leaving_the_block_by_an_error_gives_the_group_back(stage: Stage) -> None:
+def test_an_error_in_the_block_releases_the_group(stage: Stage) -> None:
     submit(stage, "g")
     with (
         pytest.raises(ZeroDivisionError),

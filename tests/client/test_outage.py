@@ -132,7 +132,7 @@ def test_a_wait_ends_with_its_time_though_the_server_is_away(
     )
 
 
-def test_a_user_who_is_refused_is_not_kept_waiting(server: Server, stage: Stage) -> None:
+def test_a_refused_user_does_not_wait(server: Server, stage: Stage) -> None:
     told: list[str] = []
     with stage.client.patiently():
         stage.store.link.ask(

@@ -76,7 +76,9 @@ def test_invalid_bytes_in_output_are_replaced(two_pods: Stage) -> None:
     assert texts(two_pods) == ["x-main-0: caf\ufffd \ufffd"]
 
 
-def test_following_goes_on_until_the_processes_have_ended(two_pods: Stage, server: Server) -> None:
+def test_following_continues_until_the_processes_have_ended(
+    two_pods: Stage, server: Server
+) -> None:
     def follow() -> list[str]:
         with Client(server.url) as client:
             return [line.text for line in client.logs("x", follow=True, pod="main-0")]

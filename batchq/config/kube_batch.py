@@ -189,7 +189,7 @@ class _Conversion:
         self._note((), f"{names} are on beside what the file names: kube-batch has none of them")
         for plugin in plugins:
             self._add(plugin)
-        self._tell_of_tiers(plugins)
+        self._note_tiers(plugins)
         if all(entry.name != "predicates" for entry in self._entries):
             self._note((), "predicates is on: here the plugin also checks requests against nodes")
             self._entries.append(PluginEntry(name="predicates"))
@@ -244,10 +244,10 @@ class _Conversion:
             for name, weight in weights.items()
             if weight
         ]
-        told = ", ".join(entry.name for entry in entries) or "no plugin at all"
+        names = ", ".join(entry.name for entry in entries) or "no plugin at all"
         self._note(
             plugin.path,
-            f"nodeorder becomes {told}: only the resources that a pod asks for count, and nodes"
+            f"nodeorder becomes {names}: only the resources that a pod asks for count, and nodes"
             " are not ranked by affinities",
         )
         return entries
@@ -284,7 +284,7 @@ class _Conversion:
             else:
                 self._disabled.setdefault(_FLAGS[flag], []).extend(names)
 
-    def _tell_of_tiers(self, plugins: list[_Named]) -> None:
+    def _note_tiers(self, plugins: list[_Named]) -> None:
         """Note the plugins that kube-batch never asks about victims: an earlier tier decides."""
         for point, voters in _VOTERS.items():
             asked = [
@@ -295,9 +295,9 @@ class _Conversion:
             first = min((plugin.tier for plugin in asked), default=0)
             for plugin in asked:
                 if plugin.tier > first:
-                    self._tell_of_voter(plugin, point, first)
+                    self._note_voter(plugin, point, first)
 
-    def _tell_of_voter(self, plugin: _Named, point: str, first: int) -> None:
+    def _note_voter(self, plugin: _Named, point: str, first: int) -> None:
         never = f"kube-batch never asks {plugin.name} there, as tier {first} has decided"
         if plugin.name == "drf":
             # Here its vote would spare every group that would be preempted as a whole.

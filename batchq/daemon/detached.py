@@ -73,7 +73,7 @@ def spawn(
     they run. The program inherits the file descriptor `keep_open` as number 3, and reads `stdin`,
     at most 4 KiB, from its standard input. Raises OSError.
     """
-    _set_aside(log)
+    _rename_if_large(log)
     with _filled_pipe(stdin) as readable:
         return _spawn(arguments, log, environ, keep_open, readable)
 
@@ -250,7 +250,7 @@ def in_words(exit_code: int) -> str:
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
-def _set_aside(log: Path) -> None:
+def _rename_if_large(log: Path) -> None:
     if size_of(log) > LARGEST_LOG_BYTES:
         log.replace(log.with_name(log.name + ".1"))
 
@@ -374,9 +374,9 @@ def refuse_dead(records: Sequence[Record]) -> None:
     """Raise BatchqError with the end of its log if one of the agents has died."""
     for record in records:
         if not is_running(record):
-            said = tail(Path(record.log)) or "its log is empty"
+            last_lines = tail(Path(record.log)) or "its log is empty"
             raise BatchqError(
-                f"the {record.name.replace('-', ' ', 1)} has died: {said}",
+                f"the {record.name.replace('-', ' ', 1)} has died: {last_lines}",
                 hint=f"its log is {record.log}",
             )
 

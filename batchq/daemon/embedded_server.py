@@ -134,14 +134,14 @@ def running_server(home: Home) -> Server | None:
     """
     password = read_password(home)
     try:
-        said = ask(home.socket, "PING", password=password)
-        if said.startswith(_REFUSED):
+        reply = ask(home.socket, "PING", password=password)
+        if reply.startswith(_REFUSED):
             raise StoreUnavailable(
                 f"the embedded server of {home.root} asks for a password that is not in"
                 f" {home.password}",
                 hint="run `batchq down`, then `batchq up`",
             )
-        if not said.startswith("+PONG"):
+        if not reply.startswith("+PONG"):
             return None
         info = _fields(ask(home.socket, "INFO server", password=password))
     except OSError:
@@ -355,8 +355,8 @@ def _shut_down(home: Home, within_s: float) -> bool:
     while time.monotonic() < deadline:
         # An OSError is the expected answer: the server closes the connection and ends.
         with suppress(OSError):
-            said = ask(home.socket, "SHUTDOWN", password=password)
-            if said.startswith(_REFUSED):
+            reply = ask(home.socket, "SHUTDOWN", password=password)
+            if reply.startswith(_REFUSED):
                 return False
         if _await_free(home, _ASK_AGAIN_S):
             return True

@@ -239,11 +239,13 @@ def _event(node: str, fact: NodeReport, now_ms: int) -> Event:
         case StartClaim() | Ended() | Runs():
             what = {StartClaim: "start", Ended: "end", Runs: "run"}[type(fact)]
             attempt = f"attempt {count_of(fact.attempt)}"
-            story = f"{node} reported the {what} of {attempt}, which is not, or no longer, its own"
+            message = (
+                f"{node} reported the {what} of {attempt}, which is not, or no longer, its own"
+            )
             kind, key = "Pod", fact.pod[:_LONGEST_KEY]
         case Serves() | Leaves():
-            kind, key, story = "Node", node, "its agent describes an invalid node"
-    return Event(kind=kind, key=key, reason="Superseded", message=story, at=now_ms)
+            kind, key, message = "Node", node, "its agent describes an invalid node"
+    return Event(kind=kind, key=key, reason="Superseded", message=message, at=now_ms)
 
 
 _LONGEST_KEY = 128

@@ -167,8 +167,8 @@ class CheckEnvironment:
         while not true():
             self._replace()
             if time.monotonic() >= deadline:
-                said = f"; its last output: {self._last_output}" if self._last_output else ""
-                raise Broken(f"{what} (waited {within_s:.0f} s{said})")
+                output = f"; its last output: {self._last_output}" if self._last_output else ""
+                raise Broken(f"{what} (waited {within_s:.0f} s{output})")
             time.sleep(_POLL_S)
 
     def await_phase(self, name: str, phase: PodGroupPhase, *, after_s: float = 0.0) -> None:

@@ -280,10 +280,10 @@ def claim(
         stopped = PodOutcome(stopped=pod.status.reason, message="stopped before it started")
         return _ended(pod, ended(pod, stopped, now_ms=now_ms), now_ms)
     if generation_of(fact.attempt) < generation:
-        of_old = PodOutcome(
+        of_former_run = PodOutcome(
             stopped=Leaving.NODE_LOST, message="bound before the server was restarted"
         )
-        return _ended(pod, ended(pod, of_old, now_ms=now_ms), now_ms)
+        return _ended(pod, ended(pod, of_former_run, now_ms=now_ms), now_ms)
     return _running(pod, author=fact.author, now_ms=now_ms)
 
 
@@ -514,8 +514,8 @@ def _verdict(pod: Pod, outcome: PodOutcome) -> tuple[PodPhase, str]:
 def _message(phase: PodPhase, outcome: PodOutcome) -> str:
     # A message explains an exit code; a signal is shown as well.
     explained = outcome.signal is None and outcome.message
-    tells_how = outcome.signal is not None or phase == PodPhase.FAILED
-    parts = [outcome.how] if tells_how and not explained else []
+    shows_signal = outcome.signal is not None or phase == PodPhase.FAILED
+    parts = [outcome.how] if shows_signal and not explained else []
     if outcome.message:
         parts.append(outcome.message)
     return "; ".join(part for part in parts if part)[:LONGEST_MESSAGE]

@@ -21,9 +21,9 @@ from tests.worlds.making import described
 
 def _snapshot(seed: int, config: SchedulerConfig) -> Snapshot:
     """Return a random world after two sessions."""
-    stage = WorldRun(read_world(described(seed).text, "a world"), assemble(config))
-    stage.run(2, bounded=True)
-    return stage.store.snapshot()
+    run = WorldRun(read_world(described(seed).text, "a world"), assemble(config))
+    run.run(2, bounded=True)
+    return run.store.snapshot()
 
 
 def _alone(scheduler: Scheduler) -> Scheduler:

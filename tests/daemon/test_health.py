@@ -136,12 +136,12 @@ def test_an_ending_scheduler_is_not_ready_and_needs_no_restart() -> None:
 
 
 def test_the_answers_are_served_as_200_and_503_with_the_reason() -> None:
-    lookout = MetricsServer("0")
-    lookout.start()
-    assert lookout.listener is not None
-    url = lookout.listener.url
+    server = MetricsServer("0")
+    server.start()
+    assert server.listener is not None
+    url = server.listener.url
     try:
         assert get(f"{url}/livez") == (200, "ok\n")
         assert get(f"{url}/readyz") == (503, "waiting for the server\n")
     finally:
-        lookout.stop()
+        server.stop()

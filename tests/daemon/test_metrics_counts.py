@@ -235,18 +235,18 @@ def test_exactly_the_defined_metrics_are_exported(watched: Watched) -> None:
 
 
 def test_without_an_address_nothing_is_measured() -> None:
-    lookout = MetricsServer()
-    scheduler = lookout.assemble(SchedulerConfig())
+    server = MetricsServer()
+    scheduler = server.assemble(SchedulerConfig())
     assert scheduler.instrument is None
-    assert lookout.metrics is None
+    assert server.metrics is None
 
     def turn() -> TurnReport:
         return TurnReport()
 
-    assert lookout.watching(turn) is turn
-    lookout.start()
-    assert not lookout.alive
-    lookout.stop()
+    assert server.watching(turn) is turn
+    server.start()
+    assert not server.alive
+    server.stop()
 
 
 def test_two_daemons_in_one_process_share_no_number() -> None:

@@ -70,8 +70,8 @@ def test_a_former_leader_applies_nothing(redis_store: RedisStore, election: Elec
     redis_store.inboxes.post("n1", SERVES)
     election.epoch = former
     # When it hears the second notification, it has handled the first.
-    bell = NodeReportReader(redis_store, RandomIds())
-    bell.turn(former)
+    reader = NodeReportReader(redis_store, RandomIds())
+    reader.turn(former)
     assert redis_store.get("Node", "n1") is None
     assert redis_store.inboxes.pending("n1") == [SERVES]
 
@@ -106,13 +106,13 @@ def test_the_service_survives_a_restart_of_its_server(tmp_path: object) -> None:
 
 
 def test_superseded_reports_are_logged_counted_and_removed(redis_store: RedisStore) -> None:
-    desk = NodeReportReader(redis_store, RandomIds())
+    reader = NodeReportReader(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
     inboxes = redis_store.inboxes
     inboxes.post("n1", StartClaim(pod="u1-1-0", attempt=1, author="horse"))
     inboxes.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=PodOutcome(exit_code=0)))
     inboxes.post("n2", Serves(agent="a", resources={"cpu": -1}))
-    desk.turn(None)
+    reader.turn(None)
     assert redis_store.counts() == {"superseded": 3}
     events = [(event.kind, event.key, event.reason) for event in redis_store.events()]
     assert sorted(events) == [
@@ -128,11 +128,11 @@ def test_superseded_reports_are_logged_counted_and_removed(redis_store: RedisSto
 def test_a_flood_of_superseded_reports_is_counted_and_displaces_no_events(
     redis_store: RedisStore,
 ) -> None:
-    desk = NodeReportReader(redis_store, RandomIds())
+    reader = NodeReportReader(redis_store, RandomIds())
     for number in range(1_200):
         redis_store.inboxes.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
     while redis_store.inboxes.pending("n1"):
-        desk.turn(None)
+        reader.turn(None)
     assert redis_store.counts() == {"superseded": 1_200}
     assert len(redis_store.events(most=1_000)) <= 60
 
@@ -162,7 +162,7 @@ def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
     redis_store: RedisStore,
 ) -> None:
     calls: list[None] = []
-    desk = NodeReportReader(redis_store, RandomIds(), freed=lambda: calls.append(None))
+    reader = NodeReportReader(redis_store, RandomIds(), freed=lambda: calls.append(None))
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     facts: tuple[NodeReport, ...] = (
@@ -174,7 +174,7 @@ def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
     told: list[int] = []
     for fact in facts:
         redis_store.inboxes.post("n1", fact)
-        desk.turn(None)
+        reader.turn(None)
         told.append(len(calls))
     assert told == [1, 1, 2, 2]
 
@@ -182,7 +182,7 @@ def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
 def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    desk = NodeReportReader(redis_store, RandomIds())
+    reader = NodeReportReader(redis_store, RandomIds())
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     rung = []
@@ -191,6 +191,6 @@ def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
         Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
     ):
         redis_store.inboxes.post("n1", fact)
-        desk.turn(None)
+        reader.turn(None)
         rung.append(raw.xinfo_stream("{bq}:doorbell:n1")["entries-added"])
     assert rung == [1, 1]

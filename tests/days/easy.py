@@ -140,7 +140,7 @@ class Easy:
         while place < len(self.line):
             piece = self.line[place][2]
             nodes = self._nodes_for(piece, self.free)
-            if nodes is not None and self._harms_nobody(piece, nodes, promise):
+            if nodes is not None and self._keeps_reservation(piece, nodes, promise):
                 self._start(place, nodes)
             else:
                 place += 1
@@ -179,7 +179,7 @@ class Easy:
                 return one.end, nodes
         return None
 
-    def _harms_nobody(
+    def _keeps_reservation(
         self, piece: Piece, nodes: Sequence[str], promise: tuple[int, list[str]] | None
     ) -> bool:
         """Return whether it ends before the head's start, or leaves the head's reservation."""

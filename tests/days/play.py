@@ -132,15 +132,15 @@ def play(day: Day, strategy: str) -> Outcome:
     fails = {
         f"{one.key}-t-0": one.fails_after_s for one in day.works if one.fails_after_s is not None
     }
-    stage = DayRun(read_world(text, f"day {day.seed}"), fails)
-    played = stage.run(MOST_SESSIONS, bounded=True)
+    run = DayRun(read_world(text, f"day {day.seed}"), fails)
+    played = run.run(MOST_SESSIONS, bounded=True)
     if played.exhausted:
         raise Broken(f"the day has not come to rest after {MOST_SESSIONS} sessions")
     # A group may have ended before its user suspends it.
     refused = [step for step in played.refused_steps if not _comes_too_late(step)]
     if refused:
         raise Broken(f"a step was refused: {refused[0]}")
-    ends = _ends(stage)
+    ends = _ends(run)
     waits, easy = waits_of(day, played.outcome), Easy(day).play()
     return Outcome(
         seed=day.seed,
@@ -159,10 +159,10 @@ def _comes_too_late(step: str) -> bool:
     return " already and cannot be suspended" in step or " already and cannot be resumed" in step
 
 
-def _ends(stage: WorldRun) -> dict[str, int]:
+def _ends(run: WorldRun) -> dict[str, int]:
     """Return the number of groups by their end. Raises Broken for a missing or a wrong end."""
     ends: Counter[str] = Counter()
-    for group in stage.store.list("PodGroup"):
+    for group in run.store.list("PodGroup"):
         assert isinstance(group, PodGroup)
         phase = group.status.phase
         if phase not in TERMINAL:

@@ -37,7 +37,7 @@ class Reports:
     def __init__(self, **status: Any) -> None:
         self.store = MemoryStore()
         self.ids = CountingIds()
-        self.clerk = NodeReportProcessor(self.store, self.ids)
+        self.processor = NodeReportProcessor(self.store, self.ids)
         group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
         pod = a_pod(group, **{"phase": PodPhase.BOUND, "node": "n1", **status})
         self.commit(
@@ -62,7 +62,7 @@ class Reports:
 
     def hear(self, *facts: NodeReport, node: str = "n1", **how: Any) -> ReportResult:
         posted = [PostedReport(node=node, fact=fact) for fact in facts]
-        return self.clerk.apply(posted, **{"now_ms": 7, **how})
+        return self.processor.apply(posted, **{"now_ms": 7, **how})
 
     def pod(self) -> Pod:
         pod = self.store.get("Pod", "g-1-0")
@@ -301,11 +301,11 @@ def test_reports_of_many_nodes_are_applied_in_one_commit(reports: Reports) -> No
     assert reports.phase() == ("Running", "")
 
 
-def words(folded: ReportResult) -> list[str]:
+def words(result: ReportResult) -> list[str]:
     """Return the result of each report: first those without effect, then the others, in order."""
-    refused = {id(one) for one in folded.superseded}
-    done = ["superseded" if id(one) in refused else "done" for one in folded.done]
-    return done + ["again"] * len(folded.again)
+    refused = {id(one) for one in result.superseded}
+    done = ["superseded" if id(one) in refused else "done" for one in result.done]
+    return done + ["again"] * len(result.again)
 
 
 def test_long_after_a_restart_unknown_running_attempts_are_superseded() -> None:

@@ -72,7 +72,7 @@ class NodeMachine:
         while at < len(self.waiting):
             job = self.waiting[at]
             nodes = place(job, self.free)
-            if nodes is None or not self._harms_nobody(job, nodes, head, promise, now):
+            if nodes is None or not self._keeps_reservation(job, nodes, head, promise, now):
                 at += 1
                 continue
             if now + job.estimate > promise.at:
@@ -99,7 +99,7 @@ class NodeMachine:
                 return Promise(one[2], tuple(nodes), 0)
         raise AssertionError(f"job {head.number} is larger than the machine")
 
-    def _harms_nobody(
+    def _keeps_reservation(
         self, job: NodeJob, nodes: list[int], head: NodeJob, promise: Promise, now: int
     ) -> bool:
         if now + job.estimate <= promise.at:

@@ -164,25 +164,25 @@ def test_a_configuration_that_makes_no_sense_is_refused() -> None:
 def test_finished_groups_leave_the_store_at_once() -> None:
     load = a_load(*(job(number, number, 4, 5) for number in range(30)))
     held: list[int] = []
-    stage = LoadRun(load, POLICY_CONFIG, watch=True)
-    stage.run(
+    run = LoadRun(load, POLICY_CONFIG, watch=True)
+    run.run(
         per_event=False,
-        tell=lambda done, jobs: held.append(len(stage.store.list("PodGroup")) + done),
+        tell=lambda done, jobs: held.append(len(run.store.list("PodGroup")) + done),
     )
     assert max(held) == 30
-    assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
-    assert list(stage.store.ledger()) == ["capacity"]
+    assert (run.store.list("PodGroup"), run.store.list("Pod")) == ((), ())
+    assert list(run.store.ledger()) == ["capacity"]
 
 
 def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:
     # Its grace of 30 s is over at 35; it held its processors until then.
     load = a_load(job(1, 0, 3, 50, walltime_s=5), job(2, 1, 4, 10))
-    stage = LoadRun(load, POLICY_CONFIG, watch=True)
-    stage.run(per_event=False, tell=None)
-    schedule = stage.schedule("", 0.0)
+    run = LoadRun(load, POLICY_CONFIG, watch=True)
+    run.run(per_event=False, tell=None)
+    schedule = run.schedule("", 0.0)
     assert [(one.start_s, one.end_s) for one in schedule.jobs] == [(0, 5), (35, 45)]
     assert schedule.refused == 0
-    assert list(stage.store.ledger()) == ["capacity"]
+    assert list(run.store.ledger()) == ["capacity"]
 
 
 def sessions_at_each_instant(policy: str) -> list[int]:
@@ -190,9 +190,9 @@ def sessions_at_each_instant(policy: str) -> list[int]:
     fit.
     """
     late = [job(number, number, 4, 1) for number in range(2, 12)]
-    stage = LoadRun(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
+    run = LoadRun(a_load(job(1, 0, 4, 1000), *late, policy=policy), POLICY_CONFIG, watch=False)
     sessions: list[int] = []
-    stage.run(per_event=False, tell=lambda done, jobs: sessions.append(stage.sessions))
+    run.run(per_event=False, tell=lambda done, jobs: sessions.append(run.sessions))
     return sessions[:11]
 
 

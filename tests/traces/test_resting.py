@@ -84,9 +84,9 @@ def test_each_start_saves_an_evaluation_of_waiting_groups(monkeypatch: pytest.Mo
 
 def sessions_by_then(load: Load) -> list[int]:
     """Return the number of sessions by each instant at which anything was due."""
-    stage = LoadRun(load, POLICY_CONFIG, watch=False)
+    run = LoadRun(load, POLICY_CONFIG, watch=False)
     found: list[int] = []
-    stage.run(per_event=False, tell=lambda done, jobs: found.append(stage.sessions))
+    run.run(per_event=False, tell=lambda done, jobs: found.append(run.sessions))
     return found
 
 
@@ -110,11 +110,11 @@ def test_a_job_beyond_its_walltime_is_stopped_in_time_even_without_a_session_sin
 
 
 def test_the_last_group_to_end_has_left_the_store_when_the_play_is_over() -> None:
-    stage = LoadRun(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
-    stage.run(per_event=False, tell=None)
-    assert [(one.start_s, one.end_s) for one in stage.schedule("", 0.0).jobs] == [(0, 10)]
-    assert (stage.store.list("PodGroup"), stage.store.list("Pod")) == ((), ())
-    assert list(stage.store.ledger()) == ["capacity"]
+    run = LoadRun(a_load(job(1, 0, 4, 10), policy="easy"), POLICY_CONFIG, watch=False)
+    run.run(per_event=False, tell=None)
+    assert [(one.start_s, one.end_s) for one in run.schedule("", 0.0).jobs] == [(0, 10)]
+    assert (run.store.list("PodGroup"), run.store.list("Pod")) == ((), ())
+    assert list(run.store.ledger()) == ["capacity"]
 
 
 #: Seconds after the previous job, run time, additional walltime, cpus, and pods.
@@ -167,10 +167,10 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
         job(n, 3 * n + n % 2, 1 + 7 * n % 4, 1 + 11 * n % 23, walltime_s=15 + n % 9)
         for n in range(1, 120)
     ]
-    stage = LoadRun(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
+    run = LoadRun(a_load(*jobs, cpus=6, policy=policy), POLICY_CONFIG, watch=True)
     # With `watch`, each skipped session is run all the same, and must decide nothing.
-    stage.run(per_event=False, tell=None)
-    assert all(one.end_s is not None for one in stage.schedule(policy, 0.0).jobs)
+    run.run(per_event=False, tell=None)
+    assert all(one.end_s is not None for one in run.schedule(policy, 0.0).jobs)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def desk(store: MemoryStore) -> Submitter:
+def submitter(store: MemoryStore) -> Submitter:
     """A submitter that has accepted the first group."""
-    desk = Submitter(store)
-    write(store, CountedIds(first=100), desk.submitted(FIRST, "1", 5))
-    return desk
+    submitter = Submitter(store)
+    write(store, CountedIds(first=100), submitter.submitted(FIRST, "1", 5))
+    return submitter
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def desk(store: MemoryStore) -> Submitter:
     ],
 )
 def test_a_submitted_group_equals_the_one_create_makes(
-    store: MemoryStore, desk: Submitter, group: PodGroup
+    store: MemoryStore, submitter: Submitter, group: PodGroup
 ) -> None:
     expected = create(store, group, now_ms=7, uid="2", described=True)
-    assert desk.submitted(group, "2", 7) == expected
-    assert desk.submitted(group, "2", 7) == expected
+    assert submitter.submitted(group, "2", 7) == expected
+    assert submitter.submitted(group, "2", 7) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_submitted_group_equals_the_one_create_makes(
     ],
 )
 def test_an_invalid_group_is_refused_as_create_refuses_it(
-    desk: Submitter, group: PodGroup, error: type[BatchqError], told: str
+    submitter: Submitter, group: PodGroup, error: type[BatchqError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        desk.submitted(group, "2", 7)
+        submitter.submitted(group, "2", 7)

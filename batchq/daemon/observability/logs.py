@@ -107,9 +107,11 @@ def configure(
     if on_terminal:
         shared.append(_escaped)
     renderer = _renderer(form, colors=on_terminal and "NO_COLOR" not in environ)
-    story: list[Processor] = [] if form == "console" else [structlog.processors.format_exc_info]
+    traceback_formatter: list[Processor] = (
+        [] if form == "console" else [structlog.processors.format_exc_info]
+    )
     structlog.configure(
-        processors=[*shared, *story, renderer],
+        processors=[*shared, *traceback_formatter, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: output,
         # A cached logger would not see a later configuration.
@@ -120,7 +122,7 @@ def configure(
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *story,
+                *traceback_formatter,
                 renderer,
             ],
             foreign_pre_chain=shared,
@@ -185,8 +187,8 @@ class OwnFile:
         """Move the content to `<path>.1` if it is too large. Raises OSError."""
         if not self._is_too_large():
             return
-        aside = os.open(f"{self._path}.1", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with os.fdopen(aside, "r+b") as copy:
+        backup = os.open(f"{self._path}.1", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(backup, "r+b") as copy:
             try:
                 fcntl.lockf(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

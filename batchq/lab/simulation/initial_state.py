@@ -125,7 +125,7 @@ class InitialRecords:
             if queue in self._tree.records
             for name in self._tree.records[queue].spec.admission_checks
         ]
-        said = {state.name: state for state in group.status.checks}
+        stated_checks = {state.name: state for state in group.status.checks}
         for state in group.status.checks:
             try:
                 check_combination(state.name, state.status, state.reason)
@@ -133,8 +133,8 @@ class InitialRecords:
                 raise self._problem_of(group, f"status.checks: {problem.message}") from None
         asked = dict.fromkeys(names)
         if group.status.phase in ADMITTED:
-            asked = {name: None for name in asked if name in said}
-        states = (said.get(name) or CheckState(name=name) for name in asked)
+            asked = {name: None for name in asked if name in stated_checks}
+        states = (stated_checks.get(name) or CheckState(name=name) for name in asked)
         return tuple(
             structs.replace(state, since=_first(state.since, self._start_at)) for state in states
         )
@@ -180,23 +180,23 @@ class InitialRecords:
             made_at=_first(pledge.made_at, self._start_at),
         )
 
-    def _victim(self, claimant: PodGroup, name: str) -> tuple[str, int, str]:
+    def _victim(self, preemptor: PodGroup, name: str) -> tuple[str, int, str]:
         """Return a victim's uid, its attempt or admission, and the uid of its group."""
         pod, outside = self._by_name.get(name), self._by_key.get(name)
         if pod is not None:
-            if pod.status.group_uid == claimant.metadata.uid:
-                raise self._no_victim(claimant, f"{name} is a pod of the group itself")
+            if pod.status.group_uid == preemptor.metadata.uid:
+                raise self._no_victim(preemptor, f"{name} is a pod of the group itself")
             return pod.metadata.uid, pod.status.attempt, pod.status.group_uid
-        if outside is not None and outside.spec.controller == "external" and outside != claimant:
+        if outside is not None and outside.spec.controller == "external" and outside != preemptor:
             return outside.metadata.uid, outside.status.admission, outside.metadata.uid
         raise self._no_victim(
-            claimant,
+            preemptor,
             "expected the namespace/name of another group's Pod, or of another external PodGroup,"
             f" that is described, found {shown(name)}",
         )
 
-    def _no_victim(self, claimant: PodGroup, text: str) -> InvalidInput:
-        return self._problem_of(claimant, f"status.pledge.victims: {text}")
+    def _no_victim(self, preemptor: PodGroup, text: str) -> InvalidInput:
+        return self._problem_of(preemptor, f"status.pledge.victims: {text}")
 
     def _problem_of(self, group: PodGroup, text: str) -> InvalidInput:
         where = self._places["PodGroup", full_name(group)]

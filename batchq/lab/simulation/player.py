@@ -85,8 +85,8 @@ def _losses(story: CycleStory) -> dict[str, str]:
     """Return group or pod -> what was taken from it."""
     losses = {}
     for pod in story.evicted:
-        claimant = f" for {pod.by}" if pod.by else ""
-        losses[pod.pod] = f"{pod.pod} has to stop ({pod.reason}{claimant})"
+        preemptor = f" for {pod.by}" if pod.by else ""
+        losses[pod.pod] = f"{pod.pod} has to stop ({pod.reason}{preemptor})"
     for left in story.requeued:
         losses[left.group] = f"{left.group} goes back to Pending ({left.reason})"
     return losses

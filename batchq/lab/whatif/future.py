@@ -271,8 +271,8 @@ def compared(session: Session, futures: Mapping[str, Future]) -> WhatIf:
 
 
 def _fate(present: Present, futures: Sequence[GroupFuture]) -> GroupFate:
-    told = [(one.starts, one.ends_at, one.phase, one.evictions) for one in futures]
-    differs = any(one != told[0] for one in told)
+    outcomes = [(one.starts, one.ends_at, one.phase, one.evictions) for one in futures]
+    differs = any(one != outcomes[0] for one in outcomes)
     return GroupFate(present=present, futures=tuple(futures), differs=differs)
 
 

@@ -341,14 +341,14 @@ class LoadRun:
         self._requests: IdSource = CountedIds()
         self.store: MemoryStore = empty_cluster(load, self._requests)
         self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
-        self._desk = Submitter(self.store)
+        self._submitter = Submitter(self.store)
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
         self._running = Running(self.store, self._clock, self._requests, self._progress)
         self._watch = InvariantWatch(self.store)
         self._checks_each_time = watch
-        self._is_one_line_of_equals = is_queue_of_equals(load, config)
-        self._waits_for_room_alone = waits_only_for_resources(load, config)
+        self._is_queue_of_equals = is_queue_of_equals(load, config)
+        self._waits_only_for_resources = waits_only_for_resources(load, config)
         self.sessions = 0
         self._refused = 0
         self._due_at: int | None = None
@@ -423,11 +423,11 @@ class LoadRun:
         groups, by uid, whose arrival is the only change.
         """
         is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
-        if is_due or self._progress.evictions or not self._waits_for_room_alone:
+        if is_due or self._progress.evictions or not self._waits_only_for_resources:
             return True
         if came:
-            return any(map(self._progress.has_room_for, came))
-        return self._progress.room.fits_any()
+            return any(map(self._progress.may_fit, came))
+        return self._progress.free.fits_any()
 
     def _defer(self, over: Sequence[str] = ()) -> None:
         """Leave ends (`over`) and starts to the next session, if no group can be admitted now.
@@ -473,7 +473,7 @@ class LoadRun:
         place, arrival = self._coming.popleft()
         now_ms = self._clock.now_ms()
         uid = str(place)
-        write(self.store, self._requests, self._desk.submitted(arrival.group, uid, now_ms))
+        write(self.store, self._requests, self._submitter.submitted(arrival.group, uid, now_ms))
         self._progress.submitted(uid, now_ms // SECOND)
         return uid
 
@@ -494,8 +494,8 @@ class LoadRun:
                 if self._checks_each_time:
                     self._check_settled()
                 return
-            starts = self._is_one_line_of_equals and leaves_only_starts(report)
-            if starts and self._waits_for_room_alone:
+            starts = self._is_queue_of_equals and leaves_only_starts(report)
+            if starts and self._waits_only_for_resources:
                 self._defer()
                 return
             turn = self._cycle.settle_once if starts else self._cycle.run_once

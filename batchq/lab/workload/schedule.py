@@ -233,7 +233,7 @@ class Progress:
         self._jobs = [_Job(arrival, asked_by(arrival.group)) for arrival in load.arrivals]
         self.meter = Meter(start_s)
         #: The free resources of all nodes together, as if they were one.
-        self.room = FreeResources(load.nodes)
+        self.free = FreeResources(load.nodes)
         self.finished = 0
         self.evictions = 0
         self.lost_s = 0
@@ -241,9 +241,9 @@ class Progress:
         self.changes = 0
         self.last_change_s = start_s
 
-    def has_room_for(self, uid: str) -> bool:
+    def may_fit(self, uid: str) -> bool:
         """Return whether all pods of a group may fit now."""
-        return self.room.fits(self._jobs[int(uid)].asked)
+        return self.free.fits(self._jobs[int(uid)].asked)
 
     def arrival(self, uid: str) -> Arrival:
         """Return the arrival of a group."""
@@ -255,7 +255,7 @@ class Progress:
 
     def submitted(self, uid: str, at_s: int) -> None:
         """Count a submitted job as waiting."""
-        self.room.comes(self._jobs[int(uid)].asked)
+        self.free.comes(self._jobs[int(uid)].asked)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
@@ -268,15 +268,15 @@ class Progress:
             job.admission, job.start_s = pod.status.admission, at_s
         if job.first_start_s is None:
             job.first_start_s = at_s
-            self.room.starts(job.asked)
-        self.room.takes(pod)
+            self.free.starts(job.asked)
+        self.free.takes(pod)
         self._holds(job, pod, 1, at_s)
 
     def stopped(self, uid: str, pod: Pod, at_s: int) -> None:
         """Count a pod that left its node."""
         job = self._jobs[int(uid)]
         job.live -= 1
-        self.room.gives(pod)
+        self.free.gives(pod)
         if not job.live and job.end_s is None:
             self._waits(1, at_s)
         self._holds(job, pod, -1, at_s)

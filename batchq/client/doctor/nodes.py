@@ -89,7 +89,7 @@ def reported(state: State) -> tuple[Finding, ...]:
             found=f"has not reported its pods since the server's start {describe_age(since_ms)}"
             " ago; no pods are bound until it has, or until a lease is over",
             expected="within a few heartbeats",
-            remedy="see its agent's log; restart the agent, which adopts what still runs",
+            remedy="see its agent's log; restart the agent",
         )
         for node in state.nodes()
         if node.status.ready and node.metadata.name not in standing.reported

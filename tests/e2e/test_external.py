@@ -132,4 +132,4 @@ def test_the_check_quotes_a_consumer_that_cannot_start() -> None:
         patience_s=5,
     )
     assert not finding.ok
-    assert "it said: no licence" in finding.why
+    assert "its last output: no licence" in finding.why

@@ -1,7 +1,8 @@
-"""What every search for victims asks about all groups, looked up once a session and followed.
+"""Candidates for eviction: what every search for victims needs to know about all groups.
 
-The ledger tells which groups something has happened to (`stirred`), and the session about which it
-has decided (`joined`); nobody else is looked at again.
+The data is collected once a session and then updated: the ledger lists the groups that have changed
+(`stirred`), and the session those that it has decided about (`joined`); no other group is looked at
+again.
 """
 
 from __future__ import annotations
@@ -26,43 +27,43 @@ from batchq.core.session.state import GroupState, Victim
 
 @dataclass(frozen=True, slots=True)
 class SearchTerms:
-    """How victims are looked for.
+    """The conditions of a search for victims.
 
-    `again`: the preemptor has just lost its pledge, and what it asks for is part of the demand
-    still. `spares_pledges`: what is pledged to other preemptors is left to them.
+    `again` means that the preemptor has just lost its pledge, and its request is still part of the
+    demand. With `spares_pledges`, victims pledged to other preemptors are not taken.
     """
 
     again: bool = False
     spares_pledges: bool = False
 
 
-#: The terms of a preemptor that has no victims yet.
+#: The terms for a preemptor without victims.
 FIRST_SEARCH = SearchTerms()
 
 
 class AtActionStart:
-    """What an action finds when it begins, worked out when it is first asked for."""
+    """What an action finds when it begins, collected on first use."""
 
     def __init__(self) -> None:
-        #: Queue -> what this session has done in it and may take back.
+        #: Queue -> what this session has done in it and may undo.
         self.undoable: dict[str, list[tuple[bool, Any, Victim]]] | None = None
         #: The preemptors with a pledge, by rank.
         self.pledged: list[GroupState] | None = None
 
     def begin(self) -> None:
-        """Forget what the action before has found."""
+        """Clear what the previous action has found."""
         self.undoable = self.pledged = None
 
 
 class Stopping:
-    """The groups that have pods which were told to stop, and hold a node still."""
+    """The groups with pods that are being stopped and still hold a node."""
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupState] | None = None
         self._seen = 0
 
     def groups(self, session: Session) -> Collection[GroupState]:
-        """In no order."""
+        """Return these groups, in no particular order."""
         stirred = session.ledger.stirred
         news: Iterable[GroupState]
         if self._groups is None:
@@ -83,7 +84,7 @@ def _stops(group: GroupState) -> Iterable[bool]:
 
 
 class Decided:
-    """The groups about which a session has decided together with others, by uid."""
+    """The groups that a session has decided about together with others, by uid."""
 
     def __init__(self) -> None:
         self._all: set[str] = set()
@@ -92,17 +93,17 @@ class Decided:
         self._last: tuple[str, ...] | None = None
 
     def all(self, session: Session) -> Collection[str]:
-        """Claimants and victims."""
+        """Return the uids of preemptors and victims."""
         self._follow(session.effects.joined)
         return self._all
 
     def served(self, session: Session) -> Collection[str]:
-        """Claimants."""
+        """Return the uids of preemptors."""
         self._follow(session.effects.joined)
         return self._served
 
     def _follow(self, joined: list[tuple[str, ...]]) -> None:
-        # A decision that came to nothing new is taken back again.
+        # A decision without any effect is removed from the list again.
         if len(joined) < self._seen or (self._seen and joined[self._seen - 1] is not self._last):
             self._all, self._served, self._seen = set(), set(), 0
         for uids in joined[self._seen :]:
@@ -113,7 +114,7 @@ class Decided:
 
 
 class Rank(NamedTuple):
-    """The place of a claimant among all: the lowest comes first."""
+    """The rank of a preemptor; the lowest comes first."""
 
     priority: int
     queue_time: int
@@ -121,15 +122,16 @@ class Rank(NamedTuple):
 
 
 def rank_of(group: GroupState) -> Rank:
-    """By priority, then queue time, uid."""
+    """Return the rank of a group: by priority, then queue time, then uid."""
     return Rank(-group.priority, group.queue_time, uid_order(group.uid))
 
 
 def outranked_by(
     session: Session, claimant: GroupState, terms: SearchTerms = FIRST_SEARCH
 ) -> list[GroupState]:
-    """Return the preemptors with a pledge that come after this one, the last first; not those about
-    which this session has decided, nor those whose pods would have to go with their reservation.
+    """Return the preemptors with a pledge that rank behind this one, the last first. Preemptors
+    that this session has decided about are left out, and those whose pods would have to go with
+    their reservation.
     """
     standing = [] if terms.spares_pledges else _standing(session)
     after = standing[bisect_right(standing, rank_of(claimant), key=rank_of) :]
@@ -145,7 +147,7 @@ def outranked_by(
 
 
 def pledged_below(session: Session, claimant: GroupState, terms: SearchTerms) -> Amounts:
-    """Return what the preemptors of the same queue that come after this one count there."""
+    """Return what the preemptors of the same queue that rank behind this one count for there."""
     scope = queue_scope(claimant.queue)
     return total(
         session.ledger.counts_for(other, scope)
@@ -155,7 +157,7 @@ def pledged_below(session: Session, claimant: GroupState, terms: SearchTerms) ->
 
 
 def pledged_in(session: Session, queue: str) -> Amounts:
-    """What all claimants of a queue with a pledge count there."""
+    """Return what all preemptors of a queue with a pledge count for there."""
     scope = queue_scope(queue)
     return total(
         session.ledger.counts_for(other, scope)
@@ -177,7 +179,7 @@ def _holds_nodes(group: GroupState) -> bool:
 
 
 def told_and_untold(session: Session, pledge: Pledge) -> tuple[list[Victim], list[Victim]]:
-    """The victims of a pledge that have not ended: those that were told to stop, and the others."""
+    """Return the victims of a pledge that have not ended: those being stopped, and the others."""
     told: list[Victim] = []
     untold: list[Victim] = []
     for group, pods in victims_left(session, pledge):
@@ -193,7 +195,7 @@ def told_and_untold(session: Session, pledge: Pledge) -> tuple[list[Victim], lis
 
 
 Ask = Callable[[Victim], bool]
-#: A victim's place among all, which no other has, and the victim.
+#: A victim's unique sort key, and the victim.
 Entry = tuple[tuple[Any, ...], Victim]
 #: Later than any instant in milliseconds.
 _NOT_STARTED = 2**60
@@ -202,11 +204,11 @@ _NOT_STARTED = 2**60
 def undoable(
     session: Session, claimant: GroupState, queues: Iterable[str]
 ) -> Iterator[tuple[Victim, bool]]:
-    """What this session admitted, reserved or bound in these queues and may take back: pods, then
+    """Yield what this session admitted, reserved or bound in these queues and may undo: pods, then
     groups.
 
-    True with a group that goes back to how it was, False with a single pod. Groups about which
-    the session has decided with others' fate in hand stay.
+    The flag is True for a group that returns to its former state, and False for a single pod.
+    Groups that the session has decided about together with others are left out.
     """
     by_queue = _undoable_by_queue(session)
     lines = [by_queue[name] for name in queues if name in by_queue]
@@ -220,7 +222,7 @@ def undoable(
 
 
 def _still_stands(session: Session, victim: Victim) -> bool:
-    """Whether what was found has not been taken back meanwhile."""
+    """Return whether the entry has not been undone meanwhile."""
     group = victim.group
     if victim.pods:
         return all(group.pods.get(pod.metadata.uid) is pod for pod in victim.pods)
@@ -228,14 +230,16 @@ def _still_stands(session: Session, victim: Victim) -> bool:
 
 
 def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Victim]]]:
-    """Found once for an action, which does nothing itself that could be taken back."""
+    """Return what the session may undo, by queue. Collected once an action, because the action
+    itself does nothing that could be undone.
+    """
     at_start = session.get(AT_ACTION_START)
     if at_start.undoable is not None:
         return at_start.undoable
     found: dict[str, list[tuple[bool, Any, Victim]]] = {}
     for uid, (status, former) in session.effects.before.items():
         group = session.groups[uid]
-        # Who is served what it was promised is left alone in that session.
+        # A group that has received what was pledged to it is left alone in that session.
         if group.phase in TERMINAL or status.pledge.stands:
             continue
         mine = found.setdefault(group.queue, [])
@@ -263,7 +267,7 @@ def _is_new(pod: Pod, former: Pod | None) -> bool:
 
 
 def _was_ready(session: Session, group: GroupState, new: list[Pod]) -> bool:
-    """Whether the group had enough without these pods."""
+    """Return whether the group had enough pods without these."""
     placed = dict(group.placed)
     for pod in new:
         placed[pod.spec.task] -= 1
@@ -273,9 +277,10 @@ def _was_ready(session: Session, group: GroupState, new: list[Pod]) -> bool:
 
 
 def ending(session: Session) -> list[tuple[GroupState, Pod]]:
-    """Pods that were told to stop and are owed to nobody, the first to end first.
+    """Return pods that are being stopped and are not pledged to any preemptor, in the order of
+    their ends.
 
-    Those of a claimant are not: in the ledger they count as what it has been promised itself.
+    Pods of a preemptor are left out, because the ledger counts them as its own reservation.
     """
     found = [
         (_ends_at(pod), pod.metadata.uid, group, pod)
@@ -295,8 +300,8 @@ def _ends_at(pod: Pod) -> int:
 
 
 def start_of(group: GroupState) -> int:
-    """Since when a group runs. One that has not started is younger than all that have: no work
-    is lost with it (volcano 3670).
+    """Return since when a group runs (ms). A group that has not started counts as younger than all
+    that have, because no work is lost with it (volcano 3670).
     """
     status = group.status
     if status.started_at is not None:
@@ -306,15 +311,15 @@ def start_of(group: GroupState) -> int:
 
 
 def victim_key(group: GroupState) -> tuple[Any, ...]:
-    """The order of whole groups of one queue."""
+    """Return the sort key of whole groups in one queue."""
     return (group.priority, -start_of(group), group.order)
 
 
 def _in_turn(group: GroupState, pods: list[Pod]) -> Iterable[tuple[tuple[Any, ...], Pod]]:
-    """A group's pods in its own order: lowest priority, youngest start, highest index.
+    """Return a group's pods in its own order: lowest priority, youngest start, highest index.
 
-    Each with a key by which it is compared with other groups' pods. These go by start and index
-    alone, so the group's starts and indices are dealt out anew, the first key to the first pod.
+    Each pod has a key for the comparison with pods of other groups, which uses only start and
+    index. So the sorted keys of the group are assigned to its pods in its own order.
     """
     ages = {pod.metadata.uid: (-_start_of_pod(pod), -_place(group, pod)) for pod in pods}
     own = sorted(pods, key=lambda pod: (_priority(group, pod), *ages[pod.metadata.uid]))
@@ -337,7 +342,7 @@ def _place(group: GroupState, pod: Pod) -> int:
 
 
 def _has_just_begun(group: GroupState, before: PodGroupStatus) -> bool:
-    """Of a group that trials have touched: whether anything of that has stayed."""
+    """Return whether any change of a group touched by trials has remained."""
     if before.pledge.stands:
         return not group.status.pledge.stands
     has_reserved = group.reserved and before.reserved_at is None
@@ -355,11 +360,11 @@ class Pool:
         self._session = session
         self._claimant = claimant
         self._queues = [name for name in queues if session.ledger.holding.get(name)]
-        #: Queue -> its share, of those that hold what they held when it was asked.
+        #: Queue -> its share, valid until its holding changes.
         self._shares: dict[str, Share] = {}
 
     def extras(self, ask: Ask) -> Iterator[Victim]:
-        """Pods beyond minMember, one at a time; whoever takes one asks for the next."""
+        """Yield pods beyond minMember, one at a time."""
         heaps: dict[str, list[Entry]] = {}
         for name in self._queues:
             entries = [
@@ -374,7 +379,7 @@ class Pool:
         yield from self._in_order(heaps, ask)
 
     def groups(self, ask: Ask) -> Iterator[Victim]:
-        """Whole groups."""
+        """Yield whole groups."""
         heaps: dict[str, list[Entry]] = {}
         for name in self._queues:
             entries = [
@@ -388,9 +393,9 @@ class Pool:
         yield from self._in_order(heaps, ask)
 
     def _groups(self, queue: str) -> list[GroupState]:
-        """Groups of the queue that hold something and have not been decided about.
+        """Return the groups of the queue that hold something and have not been decided about.
 
-        Whom others have made way for in this session is not sent off in the same breath.
+        A group that others were evicted for in this session is not evicted in the same session.
         """
         former = self._session.effects.before
         served = self._session.get(DECIDED).served(self._session)
@@ -400,13 +405,13 @@ class Pool:
             if group is not self._claimant
             and group.uid not in served
             and group.phase not in TERMINAL
-            # What this session has admitted is undone, not evicted; and who has just been given
-            # what was promised to it is left alone for as long.
+            # Groups admitted by this session are undone, not evicted; a group that has just
+            # received what was pledged to it is left alone for this session.
             and not (group.uid in former and _has_just_begun(group, former[group.uid][0]))
         ]
 
     def _stoppable(self, group: GroupState) -> list[Pod]:
-        """Pods that hold a node and have not been told to stop."""
+        """Return the pods that hold a node, are not being stopped and are not pledged."""
         return [
             pod
             for pod in group.pods.values()
@@ -416,7 +421,7 @@ class Pool:
         ]
 
     def _has_just_started(self, victim: Victim) -> bool:
-        """Whether a former session has bound any of it at this very instant."""
+        """Return whether an earlier session has bound any of its pods at this very instant."""
         before = self._session.effects.before.get(victim.group.uid)
         return any(
             pod.status.bound_at == self._session.now_ms
@@ -425,7 +430,9 @@ class Pool:
         )
 
     def _is_pledged(self, group: GroupState) -> bool:
-        """Whether another claimant counts on it, and nobody has been told to stop yet."""
+        """Return whether another preemptor counts on the group and no pod of it is being stopped
+        yet.
+        """
         pledged = self._session.victims.pledged
         return group.uid in pledged or any(
             pod.metadata.uid in pledged and not pod.status.terminating
@@ -433,9 +440,9 @@ class Pool:
         )
 
     def _counts_on_what_is_taken(self, group: GroupState) -> bool:
-        """Whether a group has victims of its own that are not for the claimant, which may not have
-        anything evicted yet: these were told to stop, or the group comes before the claimant and
-        would take them over again.
+        """Return whether a group has victims of its own that this preemptor cannot use, since it
+        may not evict anything yet: they are being stopped already, or the group ranks before the
+        preemptor and would take them back.
         """
         pledge = group.status.pledge
         if not pledge.stands or not holds_off(self._session, self._claimant):
@@ -451,11 +458,11 @@ class Pool:
             if not self._is_there(victim) or not ask(victim):
                 continue
             if self._has_just_started(victim):
-                # It is one from the next instant on.
+                # From the next instant on, it is a candidate.
                 self._session.victims.spares_the_new = True
                 continue
             yield victim
-            # What is taken lowers what its queue holds, and those above it.
+            # Taking a victim lowers what its queue and the queues above hold.
             for queue in victim.group.chain:
                 self._shares.pop(queue, None)
 
@@ -473,7 +480,7 @@ class Pool:
         )
 
     def _is_there(self, victim: Victim) -> bool:
-        """Whether there is still something to take."""
+        """Return whether there is still something to take from the victim."""
         group = victim.group
         if not victim.whole:
             return victim.pods[0].metadata.uid in group.pods
@@ -483,9 +490,9 @@ class Pool:
 def share_path(
     session: Session, queue: str, known: dict[str, Share] | None = None
 ) -> tuple[Share, ...]:
-    """The shares of a queue and those above it, the highest first.
+    """Return the shares of a queue and of those above it, the highest first.
 
-    `known`: queue -> its share where that has been asked and still holds; what is asked is added.
+    `known` caches shares by queue; missing ones are added to it.
     """
     known = {} if known is None else known
     names = session.tree.chain(queue)[1:]
@@ -495,9 +502,9 @@ def share_path(
     return tuple([known[name] for name in names])
 
 
-#: What the present action of a session found when it began.
+#: What the current action found when it began.
 AT_ACTION_START = StateKey("at action start", lambda _: AtActionStart())
-#: The groups with pods that were told to stop, in a session.
+#: The groups with pods that are being stopped, in a session.
 STOPPING = StateKey("stopping", lambda _: Stopping())
-#: The groups about which a session has decided together with others.
+#: The groups that a session has decided about together with others.
 DECIDED = StateKey("decided", lambda _: Decided())

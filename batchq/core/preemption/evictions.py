@@ -1,7 +1,7 @@
-"""Carrying a decision out: victims are told to stop, and owe their room to the claimant.
+"""Execution of a decision: victims are stopped, and their capacity is pledged to the preemptor.
 
-What this session had done for others is taken back without a trace. If nothing has to end first,
-the claimant starts at once; else it has a pledge, and waits. All of it is one commit.
+What this session had done for the victims is undone without a trace. If no pod has to end first,
+the preemptor starts at once; otherwise it gets a pledge and waits. All of this is one commit.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ from batchq.core.session.state import GroupState, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import evict, reserve, roll_back
 
-#: So much longer than the longest grace a claimant waits for its victims.
+#: A preemptor waits for its victims this much longer than their longest termination grace.
 PATIENCE_MS = 1 * MINUTE
 REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
 
 
 def action_against(claimant: GroupState, victim: GroupState) -> str:
-    """By which action a victim goes, whichever has chosen it: within a queue, or between two."""
+    """Return the action by which a victim is evicted: preempt within a queue, reclaim between
+    queues. This does not depend on the action that chose it.
+    """
     return "preempt" if victim.queue == claimant.queue else "reclaim"
 
 
 def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, action: str) -> bool:
-    """Let it happen; return whether it has.
+    """Carry a decision out; return whether it was.
 
-    What is promised at once may be more than what victims have given when they end: two claimants
-    that share a victim group both count on its place in a queue that limits groups. Such a promise
-    is not made; the claimant may find others, or waits until the group has gone.
+    A pledge may exceed what the victims will have freed when they end: two preemptors that share a
+    victim group both count on its slot in a queue with a limit on groups. Such a pledge is not
+    made; the preemptor may find other victims, or waits until the group has left.
     """
     claimant = claim.claimant
     before = {scope: dict(session.ledger.sums.get(scope, {})) for scope in claimant.scopes}
@@ -59,10 +61,10 @@ def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, ac
         _take_back(statement, decision.undone)
         for taken in decision.outranked:
             lose_pledge(statement, taken.victim.group)
-        # Its checks may have it that nobody is evicted before they have passed.
+        # Admission checks may demand that no victim is evicted before they have passed.
         waits = bool(decision.victims) and holds_off(session, claimant)
         for victim in decision.victims:
-            # Who counts on others itself, and has nothing but a reservation, hands these over now.
+            # A victim that counts on others itself and holds only a reservation gives it up now.
             if not waits or counts_on_others(victim.group.status):
                 _evict(statement, claimant, victim)
         left = _still_there(decision)
@@ -82,8 +84,8 @@ def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, ac
 
 
 def _passes_limit(session: Session, before: Mapping[str, Amounts]) -> bool:
-    """Whether a scope of which these were the sums holds more than that now, and than its limit;
-    the cluster has none for groups.
+    """Return whether any of these scopes now exceeds both its former sum and its limit; the cluster
+    has no limit on groups.
     """
     for scope, was in before.items():
         for name, units in session.ledger.sums.get(scope, {}).items():
@@ -96,8 +98,8 @@ def _passes_limit(session: Session, before: Mapping[str, Amounts]) -> bool:
 
 
 def _owed_before(session: Session, decision: Decision) -> list[str]:
-    """Claimants to which any of these were pledged before: that this has ended, and that they are
-    pledged anew, is one commit. Else both pledges could stand.
+    """Return the preemptors to which any of these victims were pledged before. The end of the old
+    pledge and the new pledge are one commit, or both pledges could stand.
     """
     named = [
         uid
@@ -108,11 +110,11 @@ def _owed_before(session: Session, decision: Decision) -> list[str]:
     return [uid for uid in owners if uid is not None and uid in session.groups]
 
 
-# --- What this session did ----------------------------------------------------------------------
+# --- Undo of this session's changes ---------------------------------------------------------------
 
 
 def _take_back(statement: Statement, undone: list[Taken]) -> None:
-    """All at once: each looks through everything that was said in this session."""
+    """Undo everything at once, because each pass looks through all intents of the session."""
     groups = {taken.victim.group.key for taken in undone if taken.victim.whole}
     pods = [taken.victim.pods[0] for taken in undone if not taken.victim.whole]
     uids = {pod.metadata.uid for pod in pods}
@@ -129,7 +131,7 @@ def _take_back(statement: Statement, undone: list[Taken]) -> None:
 
 
 def forget(statement: Statement, group: GroupState) -> None:
-    """As if the actions had not touched the group."""
+    """Reset the group to its state before the actions of this session."""
     _retract(statement, {group.key})
     put_back(statement, Victim(group, (), whole=True))
 
@@ -143,8 +145,8 @@ def _retract(statement: Statement, groups: set[str]) -> None:
 def _is_about(
     intent: Intent, groups: set[str], uids: set[str], names: set[tuple[str, ...]]
 ) -> bool:
-    """Whether it is about one of these groups, or brought one of these pods into being or to a
-    node.
+    """Return whether an intent concerns one of these groups, or created or bound one of
+    these pods.
     """
     match intent:
         case intents.SetNodeReady():
@@ -157,7 +159,7 @@ def _is_about(
             return intent.group in groups
 
 
-# --- Victims ------------------------------------------------------------------------------------
+# --- Victims --------------------------------------------------------------------------------------
 
 
 def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
@@ -195,7 +197,7 @@ def _note_cost(
     by: str,
     reason: Leaving,
 ) -> None:
-    """How often a group had to go, and what work that threw away, in resource-seconds."""
+    """Count an eviction of the group, with the lost work in resource-seconds."""
     session, spent = statement.session, group.status.evictions
     lost: Amounts = dict(spent.lost)
     for pod in pods:
@@ -225,7 +227,7 @@ def _note_cost(
 
 
 def evicted_recently(session: Session) -> int:
-    """Pods evicted by preempt and reclaim within the window of the budget."""
+    """Return the number of pods evicted by preempt and reclaim within the window of the budget."""
     since = session.now_ms - session.settings.eviction_window_ms
     return sum(
         count
@@ -236,22 +238,24 @@ def evicted_recently(session: Session) -> int:
 
 
 def exceeds(session: Session, decision: Decision) -> bool:
-    """Whether it is more than what is left of the eviction budget."""
+    """Return whether a decision exceeds the rest of the eviction budget."""
     budget = session.settings.eviction_budget
     cost = sum(len(victim.pods) for victim in decision.victims)
     return budget is not None and cost > 0 and evicted_recently(session) + cost > budget
 
 
 def exceeds_budget(session: Session, decision: Decision) -> bool:
-    """Whether so many evictions have to wait. One decision may exceed an untouched budget."""
+    """Return whether these evictions have to wait for the budget. A single decision may exceed an
+    unused budget.
+    """
     return exceeds(session, decision) and evicted_recently(session) > 0
 
 
-# --- The claimant -------------------------------------------------------------------------------
+# --- The preemptor --------------------------------------------------------------------------------
 
 
 def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:
-    """The victims' pods that have to end first."""
+    """Return the pods of the victims that must end first."""
     found = []
     for victim in (*decision.victims, *decision.ending):
         for former in victim.pods:
@@ -262,7 +266,7 @@ def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:
 
 
 def _claims_left(decision: Decision) -> list[GroupState]:
-    """External victims whose consumers have to be gone first."""
+    """Return external victims whose consumers must release their lease first."""
     return [
         victim.group
         for victim in decision.victims
@@ -271,7 +275,7 @@ def _claims_left(decision: Decision) -> list[GroupState]:
 
 
 def _holding_no_node(decision: Decision) -> list[GroupState]:
-    """Groups that are to leave whole, and have no processes: a reservation alone."""
+    """Return groups that leave completely and have only a reservation, without processes."""
     return [
         victim.group
         for victim in decision.victims
@@ -291,7 +295,7 @@ def _promise(
     *,
     waits: bool,
 ) -> None:
-    """`waits`: nobody is evicted yet, and the pledge does not run out before somebody is."""
+    """Store the pledge. With `waits`, nothing is evicted yet, and the pledge does not expire."""
     session, claimant = statement.session, claim.claimant
     outside = _claims_left(decision)
     idle = _holding_no_node(decision) if waits else []
@@ -324,13 +328,13 @@ def _promise(
 
 
 def _has_leave(session: Session, group: GroupState) -> bool:
-    """Whether nothing but room keeps it from being InQueue."""
+    """Return whether no admission check holds the group back."""
     return group.phase != PodGroupPhase.PENDING or not session.refusals_at("permit", group)
 
 
 def _extra(claim: PreemptionRequest, decision: Decision) -> Amounts:
-    """What pods beyond minMember are to take beyond what the reservation promises already, once
-    pods of the claimant itself that they wait for have ended.
+    """Return what pods beyond minMember add to the current reservation, once the preemptor's own
+    pods that they wait for have ended.
     """
     if not isinstance(claim, ExtraClaim):
         return {}
@@ -338,12 +342,12 @@ def _extra(claim: PreemptionRequest, decision: Decision) -> Amounts:
     own = total(of_pod(pod.spec.requests) for of, pod in _still_there(decision) if of is group)
     held = minus(group.held, own)
     grown = group.charge_holding(plus(held, total(decision.room.values())))
-    # Never empty: that would be a gang's.
+    # An empty value would mark the pledge of a gang.
     return minus(grown, group.charge_holding(held)) or {PODS: 0}
 
 
 def _start(statement: Statement, claim: PreemptionRequest) -> None:
-    """Nothing has to end first."""
+    """Start the preemptor at once, because no victim has to end first."""
     match claim:
         case ExtraClaim(claimant=group, count=count):
             start_extras(statement, group, count)

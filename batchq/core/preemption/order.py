@@ -1,4 +1,4 @@
-"""What preempt and reclaim share: in which order claimants come, and what a try amounts to."""
+"""The order of preemptors, and the outcome of each attempt, for preempt and reclaim alike."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ _OUTRANKED = "those that were to make room for it make room for a group that com
 
 @dataclass(frozen=True, slots=True)
 class _FromNobody(GangClaim):
-    """A gang's claim on what is free, or stops anyway: what its queue deserves limits what may be
-    taken from others, and nothing is.
+    """A gang's claim on capacity that is free or being freed. It takes no victims, so the deserved
+    share of its queue does not restrict it.
     """
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """Nobody."""
+        """Return False: this claim takes no victims."""
         return False
 
     def may_take_over(
@@ -84,11 +84,13 @@ class _FromNobody(GangClaim):
         *,
         have_ended: bool,
     ) -> bool:
-        """Nothing that others count on."""
+        """Return False: this claim takes over no pledges."""
         return False
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """However much its queue holds then: nobody has given anything for it."""
+        """Return True: no other queue gives anything, so what its own queue holds does not
+        matter.
+        """
         return True
 
 
@@ -97,20 +99,21 @@ def serve_claimants(
     claimants: Claimants,
     serve: Callable[[Session, GroupState], object],
 ) -> None:
-    """The queue with the lowest share first, looked at anew after each; groups in order.
+    """Serve the queue with the lowest share first, chosen again after each preemptor; groups of a
+    queue in order.
 
-    Claimants that ask for the same as one that has just failed are not tried, until something has
-    changed: with thousands of them waiting, a session would do little else.
+    After a failure, preemptors with the same request are skipped until something has changed: with
+    thousands of them, the session would do little else.
     """
     walks = claimants.by_queue(session)
     if not walks:
         return
-    # Asked before anybody is evicted: what queues deserve does not change by that.
+    # Computed before any eviction, because evictions do not change what queues deserve.
     deserved_of_queues(session)
     session.get(AT_ACTION_START).begin()
     failed: set[Any] = set()
     turns = FairShareSelector(session, walks)
-    # Those along which somebody was passed over.
+    # The iterators in which a preemptor was skipped.
     halted = dict(walks)
     while (name := turns.next()) is not None:
         group = walks[name].next()
@@ -120,7 +123,8 @@ def serve_claimants(
         asks = (group.queue, group.namespace, group.priority, group.phase, group.shape.claim)
         key = (*asks, tuple((shape.shape, shape.task.replicas) for shape in group.tasks))
         if walks[name].has_changed(session.refusals.told):
-            # It is not as those are any more, and stands for itself if it claims anything.
+            # It now differs from the others of its class, and is tried separately if it is a
+            # preemptor.
             continue
         if key not in failed:
             decided = len(session.effects.joined)
@@ -139,18 +143,20 @@ def serve_claimants(
 def serve_gang(
     session: Session, group: GroupState, *, action: str, terms: SearchTerms = FIRST_SEARCH
 ) -> bool:
-    """Let an action make room for a gang, if its rules and the policies allow; whether it has."""
+    """Evict victims for a gang, if the action's rules and the policies allow it; return whether the
+    decision was carried out.
+    """
     found = propose(session, group, action, terms)
     return found is not None and let_happen(session, *found, action=action)
 
 
 def choose_anew(session: Session, action: str) -> None:
-    """Choose the victims of this action's pledges anew where what they count on has changed.
+    """Choose new victims for this action's pledges if those that they count on have changed.
 
-    Where nobody has been evicted yet, the policies may have: these are chosen as if for the first
-    time, and once its checks give leave the claimant has them evicted by this. Where a node of
-    its room is lost or cordoned, others make room elsewhere; if there are none, and some were told
-    to stop, the claimant waits for the node until its pledge expires.
+    If nothing has been evicted yet, policies may have changed: victims are chosen as if for the
+    first time, and once its checks pass, the preemptor has them evicted by this action. If a node
+    of its capacity is lost or cordoned, victims on other nodes are chosen. If there are none and
+    some are being stopped, the preemptor waits for the node until its pledge expires.
     """
     if session.nodes.binding_refused is not None:
         return
@@ -161,18 +167,19 @@ def choose_anew(session: Session, action: str) -> None:
         if pledge.action == action and _counts_on_what_has_changed(session, group)
     ]
     if waiting:
-        # Asked before any of them gives up its pledge: what it asks for is part of the demand.
+        # Computed while they still have their pledges, because their requests are part of the
+        # demand.
         deserved_of_queues(session)
     for group in sorted(waiting, key=session.group_key):
         before = group.status
         if not before.pledge.stands or group.uid in session.get(DECIDED).served(session):
-            # It has been outranked by one of those before it.
+            # A preemptor ranked before it has taken over its pledge.
             continue
         with Statement(session) as statement:
             lose_pledge(statement, group)
             statement.commit()
         if not before.pledge.extra:
-            # What was completed by the other action may be had by that one alone by now.
+            # If both actions contributed victims, the other action alone may now suffice.
             others = [name for name in _claiming(session) if name != action]
             _choose_again(session, group, before, [action, *others])
 
@@ -190,19 +197,20 @@ def _counts_on_what_has_changed(session: Session, group: GroupState) -> bool:
 def _choose_again(
     session: Session, group: GroupState, before: PodGroupStatus, actions: list[str]
 ) -> None:
-    """Victims for a gang that has lost its pledge: it keeps the reservation that it had, by others
-    or by none, or gives it up.
+    """Choose victims for a gang that has lost its pledge. It keeps its former reservation, with or
+    without victims, or gives it up.
     """
     said, decided = list(session.intents), len(session.effects.joined)
     session.refusals.pop(group.uid, None)
-    # What is set aside for heads of lines is set aside from what was not reserved before.
+    # Head reservations apply only to groups without a reservation.
     with session.ledger.regarding(()):
         found = _finds_room(session, group, before.pledge.action, actions)
     with Statement(session) as statement:
         if found:
             _go_on(statement, group, before, said)
             if group.status is before and session.intents == said:
-                # As it was: nothing has been decided, and it may be a victim itself.
+                # Nothing has changed, so no decision was made, and the group may be a victim
+                # itself.
                 del session.effects.joined[decided:]
         elif _keeps_its_pledge(session, group, before.pledge):
             statement.put_status(group, before)
@@ -221,7 +229,7 @@ def _choose_again(
 
 
 def _was_admitted_now(session: Session, group: GroupState, before: PodGroupStatus) -> bool:
-    """Whether this session has admitted a group that had this status then."""
+    """Return whether this session has admitted a group that had this status then."""
     former = session.effects.before.get(group.uid)
     return (
         former is not None
@@ -231,17 +239,20 @@ def _was_admitted_now(session: Session, group: GroupState, before: PodGroupStatu
 
 
 def end_spare_pledges(session: Session) -> None:
-    """Claimants that fit without the room that they wait for, and that no group in line comes
-    before: what they find now is theirs, and victims that were not told yet go on.
+    """End the pledges of preemptors that now fit without their victims and come before all waiting
+    groups. What they find is theirs, and victims that are not being stopped yet go on.
     """
     for group in _waiting_for_victims(session):
-        # Asked first, since it costs little: mostly the victims still hold what it would need.
+        # Checked first because it is cheap: usually the victims still hold what the preemptor
+        # needs.
         if not over_any_limit(session, group) and not _is_preceded(session, group):
             _end_if_spare(session, group)
 
 
 def end_pledges_still_spare(session: Session) -> list[GroupState]:
-    """The same of the others, once those in line have been served; whose pledges have ended."""
+    """End the other pledges that are no longer needed, once waiting groups have been served; return
+    the groups concerned.
+    """
     return [
         group
         for group in _waiting_for_victims(session)
@@ -250,7 +261,7 @@ def end_pledges_still_spare(session: Session) -> list[GroupState]:
 
 
 def _waiting_for_victims(session: Session) -> list[GroupState]:
-    """Pending gangs that are promised room, in order."""
+    """Return the Pending gangs with a reservation that wait for victims, in order."""
     waiting = [
         group
         for group, pledge in standing_pledges(session)
@@ -274,7 +285,7 @@ def _end_if_spare(session: Session, group: GroupState) -> bool:
 
 
 def _is_preceded(session: Session, group: GroupState) -> bool:
-    """Whether any group waits in a line that comes before this one."""
+    """Return whether any waiting group ranks before this one."""
     rank = rank_of(group)
     return any(
         one.phase == PodGroupPhase.PENDING and not one.reserved and rank_of(one) < rank
@@ -284,8 +295,8 @@ def _is_preceded(session: Session, group: GroupState) -> bool:
 
 
 def _keeps_its_pledge(session: Session, group: GroupState, pledge: Pledge) -> bool:
-    """Whether a gang without other victims goes on counting on those that it had: not if they are
-    another claimant's by now.
+    """Return whether a gang that finds no other victims keeps its former pledge. It does not if
+    those victims now belong to another preemptor.
     """
     if group.uid in session.get(DECIDED).all(session):
         return False
@@ -293,12 +304,12 @@ def _keeps_its_pledge(session: Session, group: GroupState, pledge: Pledge) -> bo
 
 
 def _is_put_off(session: Session, group: GroupState) -> bool:
-    """Whether only the budget is against it."""
+    """Return whether only the eviction budget refuses the group."""
     return any(verdict.plugin == EVICTION_BUDGET for verdict in session.refusals.get(group.uid, ()))
 
 
 def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
-    """What it counted on is somebody else's, or gone."""
+    """Roll back a group whose victims were taken by another preemptor or are gone."""
     session = statement.session
     if group.uid in session.get(DECIDED).all(session):
         roll_back(statement, group, Leaving.PREEMPTED, _OUTRANKED)
@@ -309,8 +320,9 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
 
 
 def _finds_room(session: Session, group: GroupState, former: str, actions: list[str]) -> bool:
-    """By what is free, by victims of its own, or by those of claimants behind it, in this order:
-    it had some, and leaves those of others to them if it still finds any.
+    """Try to find capacity for a gang: in what is free, with victims of its own, then with the
+    victims of preemptors ranked behind it. Those keep their victims if possible, because this gang
+    had some of its own.
     """
     if _has_room_by_now(session, group, former):
         return True
@@ -324,8 +336,8 @@ def _finds_room(session: Session, group: GroupState, former: str, actions: list[
 
 
 def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
-    """Whether it needs nobody any more, since others have ended or do, or nodes have come; then it
-    has what it asks for.
+    """Return whether the gang no longer needs victims, because other groups end or nodes were
+    added; it is then started, or waits only for these ends.
     """
     claim = _FromNobody(group)
     decision = find_victims(session, claim, [], terms=SearchTerms(again=True))
@@ -335,11 +347,11 @@ def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
 def _go_on(
     statement: Statement, group: GroupState, before: PodGroupStatus, said: list[Intent]
 ) -> None:
-    """It has what it counted on, perhaps by other victims, or by none: its reservation is the one
-    that it had, and what has not changed is not told again.
+    """Keep the reservation of a gang that has found capacity again, perhaps with other victims.
+    Events are recorded only for what has changed.
     """
     session, old, new = statement.session, before.pledge, group.status.pledge
-    # What was said before may have been taken back meanwhile.
+    # Some of the earlier intents may have been retracted meanwhile.
     known = set(said)
     session.intents[:] = [
         one
@@ -355,7 +367,7 @@ def _go_on(
 
 
 def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
-    """Whether it tells of a claimant that it has reserved, or counts on those on whom it did."""
+    """Return whether an intent repeats a known reservation, or a pledge with the same victims."""
     match intent:
         case intents.ReserveQuota():
             return intent.group == group
@@ -368,8 +380,8 @@ def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
 def let_happen(
     session: Session, claim: PreemptionRequest, decision: Decision, *, action: str
 ) -> bool:
-    """Carry a decision out, unless the eviction budget or a limit is against it; return whether it
-    was.
+    """Carry a decision out unless the eviction budget or a limit forbids it; return whether it was
+    carried out.
     """
     if exceeds_budget(session, decision) and not holds_off(session, claim.claimant):
         _say_over_budget(session, claim.claimant)
@@ -390,15 +402,15 @@ def let_happen(
 
 
 def _claiming(session: Session) -> list[str]:
-    """The configured actions that make room, in their order."""
+    """Return the configured actions that evict, in their order."""
     return [name for name in session.actions if name in POINTS]
 
 
 def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: GroupState) -> None:
-    """Of a group that is Pending again: what stands against it now."""
+    """Set the verdict of a victim that is Pending again."""
     if group.phase != PodGroupPhase.PENDING:
         return
-    # Of one that had only reserved, what was said is that it waits for its checks.
+    # A group that had only reserved quota still has the verdict that it waits for its checks.
     session.pending.ineligible.pop(group.uid, None)
     against = blockers(session, group)
     if any(verdict.plugin == "pledge" for verdict in against):
@@ -434,12 +446,12 @@ def _say_over_budget(session: Session, group: GroupState) -> None:
         session.refuse(group, (*known, verdict))
 
 
-#: The point at which minRuntime alone protects.
+#: The extension point at which only minRuntime protects.
 _PREEMPTABLE = "preemptable"
 
 
 def claims_nothing(session: Session, group: GroupState) -> str:
-    """Why a group that lacks room is no claimant at all; '' if it is one."""
+    """Return why a group that lacks capacity is no preemptor; '' if it is one."""
     if (refused := session.nodes.binding_refused) is not None:
         return f"nobody is evicted while nothing may be bound: {refused.message()}"
     if group.status.pledge.stands:
@@ -460,7 +472,7 @@ def claims_nothing(session: Session, group: GroupState) -> str:
 def why_spared(
     session: Session, claim: PreemptionRequest, point: str, queues: Sequence[str]
 ) -> list[str]:
-    """What speaks for the groups of these queues that a claim does not take."""
+    """Return why the groups of these queues are not taken for a claim."""
     groups = _holders(session, claim.claimant, queues)
     if not groups:
         return ["nobody else holds anything there"]
@@ -503,7 +515,7 @@ def _refusals(
 def _why(
     session: Session, point: str, claimant: GroupState, victim: Victim, shortage: Shortage
 ) -> str:
-    """Return what the first refusal says."""
+    """Return the message of the first refusal."""
     if is_protected(session, victim, point):
         return _protection(session, victim, point)
     for entry in session.plugins.points[point]:
@@ -513,7 +525,7 @@ def _why(
 
 
 def _protection(session: Session, victim: Victim, point: str) -> str:
-    """Which of the two rules protects for longer, and until when."""
+    """Return which of the two rules protects for longer, and until when."""
     until = protection_ends_at(session, victim, point)
     if until == protection_ends_at(session, victim, _PREEMPTABLE):
         return f"protected by minRuntime until {format_instant(until)}"
@@ -524,7 +536,7 @@ def _protection(session: Session, victim: Victim, point: str) -> str:
 def _why_not_enough(
     session: Session, claim: PreemptionRequest, may: list[Victim], queues: list[str]
 ) -> list[str]:
-    """Of those that could go: why they do not."""
+    """Return why the groups that could be taken are not taken."""
     if not may:
         return []
     could = f"{counted(len(may), 'group')} could make way"
@@ -556,6 +568,6 @@ def _budget(session: Session) -> str:
 
 
 def ends_above_text(queue: str, resource: str, ends_at: int, deserved: int) -> str:
-    """That a queue would hold more than it deserves."""
+    """Return the message that a queue would hold more than it deserves."""
     would, may = (describe_quantity(resource, units) for units in (ends_at, deserved))
     return f"queue {queue} would hold {resource} {would}, more than the {may} that it deserves"

@@ -1,8 +1,8 @@
-"""Pledges: what victims owe to claimants, read from the records at the start of a session.
+"""Pledges: the capacity of victims, kept for their preemptors.
 
-A pledge is stored with its claimant. While one of its victims has not ended, the claimant waits,
-counts in the ledger for what its victims leave (batchq.core.quota.ledger), and the room that it is
-to take is kept for it, node by node.
+A pledge is stored with its preemptor and read at the start of each session. While one of its
+victims has not ended, the preemptor waits, counts in the ledger for what its victims leave
+(batchq.core.quota.ledger), and its future capacity is kept for it node by node.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _by_key = attrgetter("key")
 
 
 def counts_on_others(status: PodGroupStatus) -> bool:
-    """Whether others are pledged to a group, and nobody has been told to stop for it yet."""
+    """Return whether the group has a pledge and no victim of it is being stopped yet."""
     return status.pledge.stands and status.pledge.expires is None
 
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
-    """Every claimant to which something is pledged, and its pledge."""
+    """Yield every preemptor with a pledge, and its pledge."""
     claimants = {**session.carried.claimants, **session.effects.touched}.values()
     for group in sorted(
         [one for one in claimants if one.status.pledge.stands and one.phase not in TERMINAL],
@@ -43,13 +43,13 @@ def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
 
 
 def keep_owing(session: Session) -> None:
-    """Let victims know to whom they are owed, before anything is charged."""
+    """Record the preemptors of all victims, before the ledger charges any group."""
     for claimant, pledge in standing_pledges(session):
         note_pledge(session, claimant, pledge)
 
 
 def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
-    """Each victim is pledged once, and its claimant's charge follows its own."""
+    """Record a pledge: each victim is pledged once, and its preemptor's charge depends on it."""
     for uid in pledge.groups:
         session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
     for uid in pledge.holds:
@@ -59,7 +59,7 @@ def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
 
 
 def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
-    """The victims of a pledge that has ended owe nothing any more."""
+    """Remove the records of a pledge that has ended."""
     for uid in pledge.groups:
         session.ledger.claimants.get(uid, {}).pop(claimant.uid, None)
     for uid in pledge.holds:
@@ -70,8 +70,8 @@ def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> Non
 
 
 def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tuple[Pod, ...]]]:
-    """The victims that have not ended: each group with its pledged pods; none, of an external
-    group whose claim still counts.
+    """Return the victims that have not ended: each group with its pledged pods. An external group
+    whose lease is still open has no pods.
     """
     found: list[tuple[GroupState, tuple[Pod, ...]]] = []
     for uid in pledge.groups:
@@ -90,7 +90,9 @@ def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tup
 
 
 def leaves_whole(pledge: Pledge, group: GroupState) -> bool:
-    """Whether all of a victim is to go, and it has not left yet: admitted anew, it has."""
+    """Return whether a victim must leave completely and has not left yet. A victim admitted again
+    has left.
+    """
     return group.uid in pledge.whole and group.reserved and _same_admission(pledge, group)
 
 
@@ -100,8 +102,8 @@ def _still_there(pledge: Pledge, pod: Pod) -> bool:
 
 
 def _same_admission(pledge: Pledge, group: GroupState) -> bool:
-    """Whether the group has not left since it was pledged: any of its pods is one of then. A group
-    that was pledged before it had any is held by its admission.
+    """Return whether the group has not left since it was pledged: one of its pods dates from then.
+    A group pledged without pods is identified by its admission.
     """
     if pledge.holds.get(group.uid) == group.status.admission:
         return True
@@ -109,9 +111,11 @@ def _same_admission(pledge: Pledge, group: GroupState) -> bool:
 
 
 def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
-    """Scope -> what the claimant's victims are still charged there; scopes of both only.
+    """Return what the preemptor's victims are still charged, by scope, in the scopes that both
+    share.
 
-    Never more than what is promised to the claimant: what its own pods hold counts in full.
+    This is never more than the preemptor's own promise, because what its own pods hold counts in
+    full.
     """
     left = _left_by_scopes(session, claimant.status.pledge)
     if not left:
@@ -132,7 +136,9 @@ def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
 
 
 def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], Amounts]:
-    """What victims are still charged, by where they are; most of one claimant's are together."""
+    """Return what victims are still charged, by their scopes; the victims of one preemptor mostly
+    share these.
+    """
     left: dict[tuple[str, ...], Amounts] = {}
     for group, pods in victims_left(session, pledge):
         sums = left.setdefault(group.scopes, {})
@@ -142,20 +148,22 @@ def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], A
 
 
 def promised_to(claimant: GroupState) -> Amounts:
-    """What the claimant is charged beyond what it holds."""
+    """Return what the preemptor is charged beyond what it holds."""
     held = claimant.held
     return minus(charge_with_count(claimant), counted(held) if held else {})
 
 
 def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
-    """What a victim's charge falls by when it has given what is pledged."""
+    """Return how much a victim's charge falls when everything pledged has ended."""
     if group.is_external or leaves_whole(pledge, group):
         return charge_with_count(group)
     return falls_by(group, total(of_pod(pod.spec.requests) for pod in pods))
 
 
 def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
-    """Node -> what of the claimant's room is free there now; victims still hold the rest."""
+    """Return, by node, the part of the preemptor's pledged capacity that is free now; victims still
+    hold the rest.
+    """
     if not pledge.room:
         return {}
     there: dict[str, Amounts] = {}
@@ -168,14 +176,14 @@ def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
 
 
 def has_lost_room(session: Session, pledge: Pledge) -> bool:
-    """Whether a node on which room is kept or awaited is gone, lost or cordoned."""
+    """Return whether a node with kept or awaited capacity is gone, lost or cordoned."""
     return any(True for _ in _nodes_lost(session, pledge))
 
 
 def nodes_awaited(session: Session, pledge: Pledge) -> list[str]:
-    """The nodes that a claimant waits for, since its victims were told to stop there and the nodes
-    were gone, lost or cordoned afterwards. They are awaited until the pledge expires: an agent that
-    is started again within seconds would otherwise cost a claimant what was evicted for it.
+    """Return the nodes that a preemptor waits for because they became lost or cordoned after its
+    victims were stopped there. It waits until the pledge expires: otherwise, an agent that restarts
+    within seconds would cost the preemptor what was evicted for it.
     """
     if pledge.expires is None or pledge.extra:
         return []
@@ -189,17 +197,17 @@ def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
             yield name
 
 
-# --- Rooms and moves --------------------------------------------------------------------------
+# --- Capacity on nodes ----------------------------------------------------------------------------
 
 
 def keep_rooms(session: Session) -> None:
-    """Take what is kept for claimants off the nodes, until the session ends."""
+    """Take what is kept for preemptors off the nodes, until the session ends."""
     for claimant, pledge in standing_pledges(session):
         session.nodes.hold(claimant.uid, kept_room(session, pledge))
 
 
 def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
-    """Node -> what these pods ask for there."""
+    """Return what these pods request, by node."""
     room: dict[str, Amounts] = {}
     for pod in pods:
         node = pod.status.node
@@ -208,13 +216,13 @@ def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
 
 
 def hold_room(session: Session, group: GroupState, room: dict[str, Amounts]) -> None:
-    """Keep room for a group that waits, for the rest of this session only."""
+    """Hold capacity for a waiting group until the end of this session."""
     if room:
         session.nodes.hold(group.uid, room)
 
 
 def enter_room(statement: Statement, claimant: GroupState) -> None:
-    """Let the claimant use what was kept for it."""
+    """Release to the preemptor what was kept for it."""
     nodes, uid = statement.session.nodes, claimant.uid
     if uid in nodes.held:
         amounts = nodes.give_hold(uid)
@@ -225,7 +233,7 @@ def enter_room(statement: Statement, claimant: GroupState) -> None:
 
 
 def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
-    """Victims owe their room to the claimant, which is kept for it from now on."""
+    """Store a pledge of victims to a preemptor, and keep their capacity for it from now on."""
     note_pledge(statement.session, claimant, pledge)
     statement.set_status(claimant, pledge=pledge)
     resume_pledge(statement, claimant, pledge)
@@ -233,7 +241,7 @@ def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> N
 
 
 def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
-    """Victims have ended: keep what they have left for the claimant, too."""
+    """Update the kept capacity after victims have ended."""
     session = statement.session
     enter_room(statement, claimant)
     session.nodes.hold(claimant.uid, kept_room(session, claimant.status.pledge))
@@ -241,15 +249,15 @@ def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
 
 
 def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
-    """Keep to a pledge that stands in the claimant's status."""
+    """Restore the effects of a pledge that stands in the preemptor's status."""
     session = statement.session
     note_pledge(session, claimant, pledge)
     statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
-    # What it held already on nodes is part of what it is to have.
+    # What it held on nodes before is part of its pledged capacity.
     enter_room(statement, claimant)
     session.nodes.hold(claimant.uid, kept_room(session, pledge))
     statement.also_undo(lambda: _drop_hold(session, claimant))
-    # Noted only now, its victims count for it.
+    # The ledger needs to see the victims recorded above.
     session.ledger.recharge(claimant)
 
 
@@ -258,7 +266,7 @@ def _drop_hold(session: Session, claimant: GroupState) -> None:
 
 
 def end_pledge(statement: Statement, claimant: GroupState) -> None:
-    """Nothing is kept for the claimant any more; nothing happens if nothing was."""
+    """End the preemptor's pledge; does nothing if there is none."""
     pledge = claimant.status.pledge
     if not pledge.stands:
         return
@@ -271,7 +279,7 @@ def end_pledge(statement: Statement, claimant: GroupState) -> None:
 
 
 def withdraw_pledge(statement: Statement, claimant: GroupState) -> None:
-    """As if the claimant had never come up for its reservation; nothing is told."""
+    """Remove the preemptor's pledge and reservation as if it never had them, without an event."""
     session, pledge = statement.session, claimant.status.pledge
     enter_room(statement, claimant)
     forget_pledge(session, claimant, pledge)
@@ -280,25 +288,25 @@ def withdraw_pledge(statement: Statement, claimant: GroupState) -> None:
 
 
 def awaits_victims(session: Session, group: GroupState) -> bool:
-    """Whether a victim of what is pledged to the group has not ended yet."""
+    """Return whether a victim pledged to the group has not ended yet."""
     pledge = group.status.pledge
     return pledge.stands and bool(victims_left(session, pledge))
 
 
 def clock_stands(session: Session, group: GroupState) -> bool:
-    """Whether the time for which the group is InQueue does not count now: victims are awaited, or
-    the time for which they were has not been taken off yet.
+    """Return whether the time InQueue does not count now: the group waits for victims, or the time
+    that it waited for them has not been deducted yet.
     """
     pledge = group.status.pledge
     return pledge.stands and (pledge.made_at is not None or awaits_victims(session, group))
 
 
 def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
-    """The claimant before which this victim is not admitted again; None if there is none.
+    """Return the preemptor before which this victim is not admitted again; None if there is none.
 
-    Nor before one that is admitted already and waits for the victim's pods to end: these would
-    count as what the victim reserves, and be promised twice. A claimant that counts on the end of
-    its own former pods does not wait for itself.
+    This includes a preemptor that is admitted already and waits for the victim's pods to end: their
+    capacity would count as the victim's reservation and be promised twice. A preemptor that counts
+    on the end of its own former pods does not wait for itself.
     """
     for claimant in session.ledger.claimants.get(group.uid, {}).values():
         if claimant is group:
@@ -310,13 +318,13 @@ def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
 
 
 def owed_by_scope(owed: ByScope) -> dict[str, Amounts]:
-    """As it is stored with the pledge: scopes in order, zeros left out."""
+    """Return what is stored with the pledge: scopes in order, without zeros."""
     return {scope: dict(owed[scope]) for scope in sorted(owed) if owed[scope]}
 
 
 class _Part(NamedTuple):
-    """What one claimant adds: what its victims are still charged, where; and what it counts for
-    less meanwhile.
+    """The contribution of one preemptor: what its victims are still charged, by scopes, and how
+    much less it counts meanwhile.
     """
 
     falls: list[tuple[tuple[str, ...], Amounts]]
@@ -324,57 +332,58 @@ class _Part(NamedTuple):
 
 
 class PledgedRoom:
-    """Owned by a session. It follows when it is asked: sums that were handed out stay as they are
-    until then, whatever a trial does.
+    """The sums of all pledges; owned by a session. Sums are updated by each query, and stay
+    unchanged between queries even during a trial.
     """
 
     def __init__(self) -> None:
-        #: Victim's uid -> when it was first pledged in this session, counted from 0.
+        #: Uid of a victim -> the order in which it was first pledged in this session, from 0.
         self._places: dict[str, int] = {}
-        #: Claimant's uid -> the uids of its victims.
+        #: Uid of a preemptor -> the uids of its victims.
         self._victims: dict[str, dict[str, None]] = {}
         self._parts: dict[str, _Part] = {}
         self._sums: dict[str, dict[str, int]] = {}
         self._leaving: dict[str, Amounts] = {}
-        #: Claimants whose victims leave more than is promised to them.
+        #: Preemptors whose victims leave more than was promised to them.
         self._spare: dict[str, GroupState] = {}
-        #: Those of them for which anything changes when a trial lets their victims end.
+        #: Those of them for which a trial end of the victims changes anything.
         self._moving: dict[str, GroupState] = {}
         self._seen = 0
 
     def note(self, claimant: GroupState, pledge: Pledge) -> None:
-        """Its victims owe it their room."""
+        """Add the victims of a pledge."""
         victims = self._victims.setdefault(claimant.uid, {})
         for uid in pledge.groups:
             self._places.setdefault(uid, len(self._places))
             victims[uid] = None
 
     def forget(self, claimant: GroupState, pledge: Pledge) -> None:
-        """They owe it nothing any more."""
+        """Remove the victims of a pledge."""
         victims = self._victims.get(claimant.uid, {})
         for uid in pledge.groups:
             victims.pop(uid, None)
 
     def leaving(self, session: Session) -> Mapping[str, Amounts]:
-        """Scope -> what its sum falls by when all victims have ended, and their claimants count in
-        full.
+        """Return, by scope, how much its sum falls when all victims have ended and their preemptors
+        count in full.
 
-        Until then a queue that gives back to one claimant looks as if it still had too much, and
-        would have to give the same to the next.
+        Without this, a queue that gives back to one preemptor would still seem to hold too much,
+        and would have to give the same to the next.
         """
         self._follow(session)
         return self._leaving
 
     def is_more_than_needed(self, session: Session) -> bool:
-        """Whether the victims of any claimant leave more than is promised to it."""
+        """Return whether the victims of any preemptor leave more than was promised to it."""
         self._follow(session)
         return bool(self._spare)
 
     def with_more_than_they_need(self, session: Session) -> list[GroupState]:
-        """Those claimants; first those whose victims were pledged first.
+        """Return the preemptors whose victims leave more than was promised, by when their victims
+        were first pledged.
 
-        Left out are those that wait for claims of consumers alone: these are told to stop already,
-        have no room on nodes, and their end is not ours to foresee.
+        Preemptors that wait only for consumer leases are left out: these consumers are being
+        stopped already and hold nothing on nodes, and batchq cannot predict when they end.
         """
         self._follow(session)
         if len(self._moving) < 2:
@@ -403,7 +412,7 @@ class PledgedRoom:
             self._leaving[scope] = {name: units for name, units in sums.items() if units > 0}
 
     def _look_again(self, session: Session, claimant: GroupState) -> Iterable[str]:
-        """Take out what a claimant added, and add what it does by now; the scopes concerned."""
+        """Recompute the contribution of a preemptor; return the scopes concerned."""
         uid = claimant.uid
         former, part = self._parts.pop(uid, None), None
         self._spare.pop(uid, None)
@@ -440,5 +449,5 @@ class PledgedRoom:
             sums[name] = sums.get(name, 0) + sign * units
 
 
-#: What victims owe to claimants in a session.
+#: The pledged capacity of a session.
 PLEDGED_ROOM = StateKey("debts", lambda _: PledgedRoom())

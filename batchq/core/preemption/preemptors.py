@@ -1,7 +1,8 @@
-"""Claimants: who may have others evicted, and what it would take for them to fit.
+"""Preemptors: which groups may evict others, and what they need to fit.
 
-Two sorts. A *gang*: a Pending group that only limits refuse, or an InQueue one that no node takes;
-it claims minMember pods, or nothing. *Extras*: pods beyond minMember of a group that runs already.
+There are two kinds. A *gang* is a Pending group refused only by limits, or an InQueue group that no
+nodes take; it claims minMember pods or nothing. *Extras* are pods beyond minMember of a group that
+runs already.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
-#: Whose refusals say that evictions for a group have to wait, since the budget of them is spent.
+#: The plugin in verdicts that evictions have to wait because the eviction budget is spent.
 EVICTION_BUDGET = "hygiene"
-#: A Pending group claims only if nothing else than a lack of room keeps it waiting.
+#: A Pending group is a preemptor only if it waits for no other reason than lack of capacity.
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
 
 
 @dataclass(frozen=True, slots=True)
 class Claimants:
-    """Groups that may have others evicted: some one by one, and some that wait alike."""
+    """The preemptors: single groups, and equivalence classes of waiting groups."""
 
     groups: list[GroupState]
     alike: ClassSelection = field(default_factory=ClassSelection)
 
     def may_any(self, test: Callable[[GroupState], bool]) -> bool:
-        """Return whether any of them may pass a test, which those that wait alike have passed."""
+        """Return whether any preemptor may pass a test; the classes have passed it already."""
         return bool(self.alike) or any(map(test, self.groups))
 
     def by_queue(self, session: Session) -> dict[str, PendingIterator]:
-        """Return the claimants of each queue, or of all where no queue comes before another."""
+        """Return the preemptors of each queue, or all together if no plugin orders queues."""
         in_queues = bool(session.plugins.points["queueOrder"])
         return self.alike.with_groups(
             self.groups,
@@ -66,23 +67,23 @@ class Claimants:
 
 
 class PodRequest(NamedTuple):
-    """What all claimants of one kind (`kind_of`) have in common."""
+    """What all preemptors of one kind (`kind_of`) have in common."""
 
     priority: int
     asks: Amounts
-    #: Whether their priority class lets them take anything from others.
+    #: Whether their priority class lets them evict.
     may_evict: bool
 
 
-#: Queue -> whether what is wished for in it could be had as things stand, as far as a glance tells;
-#: None: nothing at all.
+#: Queue -> a cheap test whether a request in it could be met; None if no request could.
 Hopes: TypeAlias = Callable[[str], Callable[[PodRequest], bool] | None]
 
 
 def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
-    """Groups that wait for nothing but room; not those that are promised any.
+    """Return the groups that wait only for capacity, without those that have a pledge.
 
-    A group that is refused as not the first of its line, or for what no room helps, claims nothing.
+    A group that is refused because it is not first in line, or for a reason that capacity does not
+    resolve, is no preemptor.
     """
     if session.nodes.binding_refused is not None:
         return Claimants([])
@@ -108,8 +109,8 @@ def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
 
 
 def may_claim(session: Session, group: GroupState) -> bool:
-    """Whether it may take anything from others: by its priority class, and since neither its queue
-    nor one above is stopped, which lets nothing more start in it.
+    """Return whether the group may evict: its priority class allows it, and neither its queue nor
+    one above is stopped; a stopped queue starts no more groups.
     """
     return may_evict(session, group) and not stops_of(session, group)
 
@@ -133,8 +134,8 @@ def _waits_for_room(session: Session, group: GroupState) -> bool:
             verdicts = session.refusals.get(group.uid)
             if verdicts is not None:
                 return _lack_room(verdicts)
-            # An action that comes before enqueue goes by what was said in the session before, but
-            # not for one that has been held, say, or told to try again later.
+            # An action configured before enqueue uses the verdicts of the previous session, unless
+            # the group is ineligible now, for example held or backing off.
             return _lack_room(group.status.reasons) and not standing_aside(session, group)
         case PodGroupPhase.IN_QUEUE:
             return not group.is_external and not session.group_ready(group)
@@ -149,8 +150,8 @@ def _lack_room(verdicts: tuple[Verdict, ...]) -> bool:
 
 
 def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdict]:
-    """What keeps a Pending group waiting that no eviction would help; a spent budget is no such
-    thing.
+    """Return the verdicts on a Pending group that no eviction resolves; a spent budget is not one
+    of them.
     """
     verdicts = session.refusals.get(group.uid, ()) if group.phase == PodGroupPhase.PENDING else ()
     return [one for one in verdicts if one.reason not in _LACK and one.plugin != EVICTION_BUDGET]
@@ -163,9 +164,10 @@ class GangClaim:
     claimant: GroupState
 
     def fit(self, session: Session) -> Fit:
-        """Try it; see `batchq.core.preemption.search`."""
+        """Try the claim; see `batchq.core.preemption.search`."""
         group = self.claimant
-        # What is reserved already is asked about, too: a described world may hold more than fits.
+        # Limits apply to existing reservations too, because a snapshot described by hand may exceed
+        # them.
         asked = [] if _has_its_own(group) else session.refusals_at("admissible", group)
         verdicts = asked or over_any_limit(session, group)
         if verdicts:
@@ -174,11 +176,13 @@ class GangClaim:
         return self._fit_on_nodes(session)
 
     def needs_nobody(self, session: Session) -> bool:
-        """What is reserved and finds nodes is in nobody's way, whatever a described world holds."""
+        """Return whether the group has a reservation and finds nodes, so that it needs no victims.
+        Limits are not checked.
+        """
         return _has_its_own(self.claimant) and self._fit_on_nodes(session).fits
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Never: only victims of two actions together depend on it."""
+        """Return False: only a claim on victims of both actions depends on its own victims."""
         return False
 
     def _fit_on_nodes(self, session: Session) -> Fit:
@@ -190,7 +194,7 @@ class GangClaim:
             keeping_off(session, room_against_gang(session, group)),
             Statement(session) as statement,
         ):
-            # What is kept for it already is its own.
+            # The capacity kept for this group is available to it.
             enter_room(statement, group)
             if group.phase == PodGroupPhase.PENDING and waits_for_its_own(group, gang):
                 return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
@@ -204,14 +208,14 @@ class GangClaim:
 
 
 def _has_its_own(group: GroupState) -> bool:
-    """InQueue with a reservation. One that is Pending with it, since it had to pass its checks, is
-    held against the limits once more.
+    """Return whether the group is InQueue with a reservation. A Pending group with a reservation,
+    which had to pass its checks, is compared with the limits again.
     """
     return group.reserved and is_admitted(group)
 
 
 def start_gang(statement: Statement, group: GroupState) -> None:
-    """Admit a claimant that is not yet, and bind what finds room."""
+    """Admit a preemptor if necessary, and bind the pods that find nodes."""
     session = statement.session
     enter_room(statement, group)
     if group.phase == PodGroupPhase.PENDING:
@@ -222,7 +226,7 @@ def start_gang(statement: Statement, group: GroupState) -> None:
 
 
 def _new_pods(session: Session, group: GroupState) -> list[Pod]:
-    """Pods that have been bound at this instant."""
+    """Return the pods that were bound at this instant."""
     return [
         pod
         for pod in group.current()
@@ -234,14 +238,14 @@ def _new_pods(session: Session, group: GroupState) -> list[Pod]:
 
 
 def elastic_claimants(session: Session) -> Claimants:
-    """Groups that run with fewer pods than they would like."""
+    """Return the running groups that want more pods and may evict for them."""
     if session.nodes.binding_refused is not None:
         return Claimants([])
     return Claimants([group for group in session.busy() if is_elastic_claimant(session, group)])
 
 
 def is_elastic_claimant(session: Session, group: GroupState) -> bool:
-    """Return whether a group runs with fewer pods than it would like, and may claim more."""
+    """Return whether a group runs with fewer pods than it wants and may evict for more."""
     return (
         group.is_elastic
         and group.queue in session.queues
@@ -258,7 +262,7 @@ def is_elastic_claimant(session: Session, group: GroupState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExtraClaim:
-    """So many more pods of a group."""
+    """The claim of a group on `count` more pods."""
 
     claimant: GroupState
     count: int
@@ -272,19 +276,19 @@ class ExtraClaim:
         *,
         have_ended: bool,
     ) -> bool:
-        """Single pods leave to others what these count on."""
+        """Return False: single pods do not take over the pledges of others."""
         return False
 
     def needs_nobody(self, session: Session) -> bool:
-        """What fits without victims was bound by allocate, or soon is."""
+        """Return False: pods that fit without victims are bound by allocate."""
         return False
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Never: see `GangClaim`."""
+        """Return False; see `GangClaim`."""
         return False
 
     def fit(self, session: Session) -> Fit:
-        """Try it; see `batchq.core.preemption.search`."""
+        """Try the claim; see `batchq.core.preemption.search`."""
         group = self.claimant
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)

@@ -1,4 +1,6 @@
-"""What a group's priority class says beside its value."""
+"""Protection of victims: priority classes that may not evict, and runs that may not be
+evicted yet.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def may_evict(session: Session, group: GroupState) -> bool:
-    """Whether its priority class lets it take anything from others."""
+    """Return whether the group's priority class lets it take anything from others."""
     wanted = group.record.spec.priority_class_name
     for item in session.snapshot.priority_classes:
         if item.metadata.name == wanted or (not wanted and item.spec.default):
@@ -27,40 +29,42 @@ def may_evict(session: Session, group: GroupState) -> bool:
 
 
 def everybody_may_evict(session: Session) -> bool:
-    """Whether no class forbids it."""
+    """Return whether every priority class may evict."""
     return all(item.spec.preemption_policy != "Never" for item in session.snapshot.priority_classes)
 
 
 RECLAIM = "reclaim"
 _RECLAIMABLE = "reclaimable"
-#: A group remembers the longest runs of so many pods.
+#: A group stores the longest runs of at most this many pods.
 MOST_RUNS = 10_000
-#: So many new entries are made before those of pods that have ended for good are looked for.
+#: Entries of pods that have ended for good are removed each time this many entries are added.
 _TIDIED_EVERY = 256
-#: After all instants: how long a run that has not started is protected is not known.
+#: Later than all instants; marks the unknown end of protection of a run that has not started.
 NEVER = 2**63 - 1
 _HAS_RUN = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
 
 def is_protected(session: Session, victim: Victim, point: str) -> bool:
-    """Whether a victim may not be taken yet by those who ask at this extension point."""
+    """Return whether a victim may not be taken yet at this extension point."""
     if _stops_already(victim):
         return False
     return protection_ends_at(session, victim, point) > session.now_ms
 
 
 def _stops_already(victim: Victim) -> bool:
-    """Whether it was told to stop for another claimant: nothing more is lost with it."""
+    """Return whether the victim is already being stopped for another preemptor, so that no more
+    work is lost.
+    """
     if not victim.pods:
         return not victim.group.reserved
     return all(pod.status.terminating for pod in victim.pods)
 
 
 def protection_ends_at(session: Session, victim: Victim, point: str) -> int:
-    """Until when a victim is protected, past or not; 0 if nothing protects it, and NEVER if it is
-    and has not started.
+    """Return the instant (ms) until which a victim is protected, which may have passed; 0 if
+    nothing protects it, NEVER if a protected run has not started.
 
-    A whole group is protected while any of its pods is that would be taken along.
+    A whole group is protected while any of the pods evicted with it is protected.
     """
     group, least_ms = victim.group, session.settings.min_runtime_ms
     costs = group.status.evictions if point == _RECLAIMABLE else None
@@ -70,7 +74,7 @@ def protection_ends_at(session: Session, victim: Victim, point: str) -> int:
     ends = [0]
     if victim.whole and not group.is_array:
         ends.append(_group_ends_at(session, group, least_ms, taken_ms))
-        # The gang's time counts for the pods that leave with it.
+        # The gang's own minimum covers the pods that leave with it.
         least_ms = 0
     runs = costs.longest_pod_runs if costs is not None else {}
     if least_ms or runs:
@@ -79,7 +83,7 @@ def protection_ends_at(session: Session, victim: Victim, point: str) -> int:
 
 
 def instants(session: Session, group: GroupState) -> Iterator[int]:
-    """When runs of a group cease to be protected, as far as that is still to come."""
+    """Yield the future instants (ms) at which protections of a group's runs end."""
     least_ms, costs = session.settings.min_runtime_ms, group.status.evictions
     if not (least_ms or costs.longest_run or costs.longest_pod_runs):
         return
@@ -121,28 +125,28 @@ def _pods_end_at(
 
 
 def _may_be_taken(pod: Pod) -> bool:
-    """Whether it holds a node, and has not been told to stop."""
+    """Return whether the pod holds a node and is not being stopped."""
     return pod.status.phase in ON_NODE and not pod.status.terminating
 
 
 def _run_ends_at(
     session: Session, started_at: int | None, bound_at: int | None, least_ms: int, taken_ms: int
 ) -> int:
-    """Until when one run is protected; 0: it is not."""
+    """Return the instant (ms) until which one run is protected; 0 if it is not."""
     if started_at is not None:
         return started_at + max(least_ms, 2 * taken_ms)
-    # What this session itself has bound is taken back, and costs nothing.
+    # A pod bound by this very session can be unbound without loss.
     waits_to_start = bound_at is not None and bound_at < session.now_ms
     return NEVER if taken_ms and waits_to_start else 0
 
 
-# --- What reclaim takes ---------------------------------------------------------------------------
+# --- Runs ended by reclaim ------------------------------------------------------------------------
 
 
 def with_group_run(group: GroupState, now_ms: int) -> Evictions:
-    """What evictions have cost a group, if reclaim now takes it whole.
+    """Return the eviction record of a group after reclaim takes all of it now.
 
-    Of an array each pod is taken by itself: see `with_pod_run`.
+    For an array, each pod is taken separately: see `with_pod_run`.
     """
     spent, started_at = group.status.evictions, group.status.started_at
     on_node = any(pod.status.phase in ON_NODE for pod in group.current())
@@ -153,7 +157,7 @@ def with_group_run(group: GroupState, now_ms: int) -> Evictions:
 
 
 def with_pod_run(group: GroupState, pod: Pod, now_ms: int) -> Evictions:
-    """What evictions have cost an elastic group, if reclaim now takes one of its pods."""
+    """Return the eviction record of an elastic group after reclaim takes one of its pods now."""
     spent, ordinal = group.status.evictions, _ordinal(group, pod)
     run_ms = _length(pod.status.started_at, now_ms)
     if run_ms <= spent.longest_pod_runs.get(ordinal, 0):
@@ -165,15 +169,17 @@ def with_pod_run(group: GroupState, pod: Pod, now_ms: int) -> Evictions:
 
 
 def _length(started_at: int | None, now_ms: int) -> int:
-    """Of a run, in milliseconds. A second at least: no run could be twice as long as nothing."""
+    """Return the length of a run in ms, at least a second: twice a length of 0 would protect
+    nothing.
+    """
     return max(1 * SECOND, 0 if started_at is None else now_ms - started_at)
 
 
 def _tidied(group: GroupState, runs: dict[str, int]) -> dict[str, int]:
-    """Without pods that have ended for good, and as much of it as one record holds.
+    """Return the runs without pods that have ended for good, limited to what one record may hold.
 
-    A record of a million entries would be written and sent again at each change of its group. Those
-    that have lost least are forgotten, and may lose as much once more.
+    A record with a million entries would be written and sent at each change of its group. The
+    shortest runs are dropped, so these pods may lose as much once more.
     """
     final = {_ordinal(group, pod) for pod in group.current() if group.is_final(pod)}
     kept = [ordinal for ordinal in runs if ordinal not in final]
@@ -188,9 +194,9 @@ def _ordinal(group: GroupState, pod: Pod) -> str:
 def vote(
     session: Session, point: str, preemptor: GroupState, victim: Victim, shortage: Shortage
 ) -> bool:
-    """Whether plugins let a group take a victim: one agrees at least, and none refuses.
+    """Return whether plugins let a group take a victim: at least one agrees, and none refuses.
 
-    A victim that has only just started is protected, whichever plugins are on.
+    A victim that has only just started is protected regardless of the configured plugins.
     """
     if is_protected(session, victim, point):
         return False

@@ -1,9 +1,10 @@
-"""From whom a gang may take: its own queue (preempt), others that borrow (reclaim), or both.
+"""The scope of a gang's claim: victims from its own queue (preempt), from borrowers (reclaim), or
+from both.
 
-preempt takes from the claimant's own queue, wherever that ends. reclaim takes from queues above
-what they deserve, while the claimant's ends within what it deserves. Where the victims of one do
-not suffice, those of the other may complete them, if the claimant's queue ends within what it
-deserves: of the two actions, the one that comes first in the configuration tries that.
+preempt takes from the preemptor's own queue, whatever that holds afterwards. reclaim takes from
+queues above what they deserve, if the preemptor's queue ends within what it deserves. If the
+victims of one action do not suffice, those of the other may complete them, if the preemptor's queue
+ends within what it deserves; the action that comes first in the configuration tries this.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ POINTS = {PREEMPT: "preemptable", RECLAIM: "reclaimable"}
 def propose(
     session: Session, group: GroupState, action: str, terms: SearchTerms = FIRST_SEARCH
 ) -> tuple[PreemptionRequest, Decision] | None:
-    """What an action would do for a gang; None if nothing.
+    """Return what an action would do for a gang; None if nothing.
 
-    A group's request is part of the demand once it has reserved. One that is out of line is tried
-    with its request counted, too; else it could reserve and give up again and again.
+    A group's request is part of the demand once it has reserved quota. An ineligible group is
+    therefore tried with its request added to the demand; otherwise it could reserve and give up
+    again and again.
     """
     if group.queue not in session.queues:
         return None
@@ -75,7 +77,7 @@ def _proposed(
 
 
 def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
-    """The claim on its own queue; None where that has no victims for it."""
+    """Return the claim on the group's own queue; None if that has no victims for it."""
     policy = session.queues[group.queue].record.spec.preemption
     if policy.within_queue == "Never" or not has_victims(session, group):
         return None
@@ -83,7 +85,7 @@ def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
 
 
 def from_others(session: Session, group: GroupState, terms: SearchTerms) -> GangFromOthers | None:
-    """The claim on queues that borrow; None where its own may take nothing back for it."""
+    """Return the claim on borrowing queues; None if the group's queue may not reclaim for it."""
     need = minus(group.reservation, session.ledger.charged(group))
     if not may_reclaim(session, group, need, group.reservation, terms):
         return None
@@ -95,8 +97,8 @@ def from_others(session: Session, group: GroupState, terms: SearchTerms) -> Gang
 
 
 def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -> bool:
-    """Whether what is claimed would start now but for what is set aside for heads of other queues:
-    that is idle until they start, and the work of others is not thrown away for as much again.
+    """Return whether the claim would start now without the head reservations of other queues. That
+    capacity is idle until the heads start, and no work is thrown away to get as much again.
     """
     if not session.ledger.aside:
         return False
@@ -107,7 +109,7 @@ def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -
 def _by_both(
     session: Session, group: GroupState, action: str, terms: SearchTerms
 ) -> tuple[PreemptionRequest, Decision] | None:
-    """Its own victims completed by those of the other action."""
+    """Return a decision with the action's own victims and those of the other action."""
     order = [name for name in session.actions if name in POINTS]
     if set(order) != set(POINTS) or order[0] != action:
         return None
@@ -133,7 +135,7 @@ def _borrowers(session: Session) -> Borrowers:
 
 
 def has_victims(session: Session, claimant: GroupState) -> bool:
-    """Whether anything of its own queue could be taken: most of the time, nothing can."""
+    """Return whether its own queue has any possible victims; usually it has none."""
     return any(
         _is_lower(other, claimant)
         for other in session.ledger.holding.get(claimant.queue, {}).values()
@@ -147,7 +149,7 @@ def _is_lower(other: GroupState, claimant: GroupState) -> bool:
 
 
 def _could_end_within(session: Session, group: GroupState) -> bool:
-    """Whether its queue could end within what it deserves if all of its own victims went."""
+    """Return whether its queue could end within what it deserves if all of its own victims left."""
     ledger, scope = session.ledger, queue_scope(group.queue)
     deserved = deserved_of_queues(session).get(group.queue, {})
     own = ledger.counts_for(group, scope)
@@ -171,19 +173,19 @@ def may_reclaim(
     asked: Amounts,
     terms: SearchTerms = FIRST_SEARCH,
 ) -> bool:
-    """Whether its queue takes anything back at all, and could end as it has to."""
+    """Return whether its queue may reclaim, and could end within what it deserves or may borrow."""
     queue = session.queues.get(group.queue)
     if queue is None or queue.record.spec.preemption.reclaim == "Never":
         return False
     if borrows(session, group) or not ends_above(session, group.queue, need, asked):
         return True
-    # What others count on that come after it in the same queue may be its own.
+    # Pledges of lower-ranked preemptors in the same queue may be taken over.
     given = pledged_below(session, group, terms)
     return bool(given) and not ends_above(session, group.queue, need, asked, given)
 
 
 def borrows(session: Session, group: GroupState) -> bool:
-    """Whether its queue may take from others while it holds more than it deserves."""
+    """Return whether its queue may reclaim while it holds more than it deserves."""
     return session.queues[group.queue].record.spec.preemption.borrowing != "Never"
 
 
@@ -194,8 +196,8 @@ def ends_above(
     asked: Iterable[str],
     given: Amounts | None = None,
 ) -> bool:
-    """Whether a queue would hold more than it deserves in a dimension that is asked for, if it
-    grew by `need`, and `given` was given back.
+    """Return whether a queue would hold more than it deserves in a requested dimension, if it grew
+    by `need` and gave back `given`.
     """
     deserved = deserved_of_queues(session).get(queue, {})
     scope, given = queue_scope(queue), given or {}
@@ -210,8 +212,8 @@ def ends_above(
 def ends_within(
     session: Session, group: GroupState, queues: Iterable[str], leaving: Iterable[Victim] = ()
 ) -> bool:
-    """Whether these queues, its own or above it, hold no more than they deserve with all that a
-    group asks for and without the pods that leave.
+    """Return whether these queues, its own or above it, hold no more than they deserve with the
+    group's whole request and without the leaving pods.
     """
     own = session.ledger.charged(group)
     for queue in queues:
@@ -232,7 +234,9 @@ def ends_within(
 
 
 def _below(session: Session, group: GroupState, others: Iterable[str]) -> list[str]:
-    """Its queue and those above it that are below the one in common with any of the others."""
+    """Return the group's queue and its ancestors below the lowest one shared with any of the
+    others.
+    """
     return list(
         dict.fromkeys(
             name
@@ -244,7 +248,9 @@ def _below(session: Session, group: GroupState, others: Iterable[str]) -> list[s
 
 
 def _agrees(session: Session, claimant: GroupState, victim: Victim, shortage: Shortage) -> bool:
-    """Whether the policies let it be taken: of its own queue by preempt, else by reclaim."""
+    """Return whether the policies let the victim be taken: by preempt from the same queue, else by
+    reclaim.
+    """
     action = PREEMPT if victim.group.queue == claimant.queue else RECLAIM
     return vote(session, POINTS[action], claimant, victim, shortage)
 
@@ -258,8 +264,9 @@ def _may_take_over(
     *,
     have_ended: bool,
 ) -> bool:
-    """What victims leave to a claimant of another queue counts as lent, not as idle: then the
-    claimant's own queue has to end within what it deserves, or it would have to give it back.
+    """Return whether a claim may take over a pledge of another queue's preemptor. What the victims
+    leave counts as lent and not as idle, so the preemptor's own queue must end within what it
+    deserves; otherwise it would have to give it back.
     """
     queues = _below(session, claim.claimant, [other.queue])
     if (told or have_ended) and not ends_within(session, claim.claimant, queues, told):
@@ -270,7 +277,9 @@ def _may_take_over(
 def _may_take_what_ends(
     session: Session, claim: PreemptionRequest, told: list[Victim], shortage: Shortage
 ) -> bool:
-    """One that may not have others evicted yet leaves these to the claimant that has."""
+    """Return whether a claim may take victims that are being stopped. A preemptor that may not
+    evict yet leaves them to the one that may.
+    """
     if told and holds_off(session, claim.claimant):
         return False
     return all(claim.may_take(session, victim, shortage) for victim in told)
@@ -278,10 +287,12 @@ def _may_take_what_ends(
 
 @dataclass(frozen=True, slots=True)
 class WithinQueue(GangClaim):
-    """A gang's claim on its own queue. What the queue borrows beside that is idle, and may be."""
+    """A gang's claim on its own queue. Whatever the queue borrows otherwise is idle, and may be
+    borrowed.
+    """
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """Of the same queue, and agreed by the policies."""
+        """Return whether the victim is in the same queue and the policies agree."""
         return victim.group.queue == self.claimant.queue and vote(
             session, POINTS[PREEMPT], self.claimant, victim, shortage
         )
@@ -299,19 +310,25 @@ class WithinQueue(GangClaim):
         return _may_take_over(session, self, other, told, shortage, have_ended=have_ended)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Wherever its queue ends: no other queue has given anything for it."""
+        """Return True: no other queue has given anything, so the end of its own queue does not
+        matter.
+        """
         return True
 
 
 class FromOthers:
-    """The rule of gangs and single pods; `need` is the growth of the claimant's queue."""
+    """The rule for gangs and single pods that take from other queues; `need` is the growth of the
+    preemptor's queue.
+    """
 
     claimant: GroupState
     need: Amounts
     asked: Amounts
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """Of another queue, agreed by the policies, and not while borrowing but as allowed."""
+        """Return whether the victim is in another queue, the policies agree, and the preemptor's
+        queue borrows only as its own policy allows.
+        """
         group = victim.group
         if group.queue == self.claimant.queue:
             return False
@@ -320,7 +337,9 @@ class FromOthers:
         return vote(session, POINTS[RECLAIM], self.claimant, victim, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Looked at with each victim: what others hold does not change where this one ends."""
+        """Return True: this is checked with each victim, and other queues do not change the
+        result.
+        """
         return True
 
     def _is_within(self, session: Session, victim: Victim) -> bool:
@@ -358,7 +377,9 @@ class FromBoth(GangClaim):
     """A gang's claim on its own queue and on others together."""
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """By the rule of whichever action it belongs to; where it ends is looked at last."""
+        """Return whether the rule of the victim's action allows it; `ends_well` checks the queues
+        at last.
+        """
         return _agrees(session, self.claimant, victim, shortage)
 
     def may_take_over(
@@ -370,17 +391,17 @@ class FromBoth(GangClaim):
         *,
         have_ended: bool,
     ) -> bool:
-        """Where it ends is looked at last, for all of it."""
+        """Return whether the victims may be taken; `ends_well` checks the queues at last."""
         return _may_take_what_ends(session, self, told, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Its queue, and those above it below the one in common with a victim's, end within what
-        they deserve.
+        """Return whether its queue, and those above it below the common ancestor with each victim's
+        queue, end within what they deserve.
         """
         others = [victim.group.queue for victim in victims]
         queues = [self.claimant.queue, *_below(session, self.claimant, others)]
         return ends_within(session, self.claimant, dict.fromkeys(queues))
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """While its queue would hold more than it deserves, whatever others hold."""
+        """Return whether its queue holds more than it deserves, whatever other queues give."""
         return not ends_within(session, self.claimant, [self.claimant.queue])

@@ -1,13 +1,13 @@
-"""Finding victims: a trial on the session's own state, which is undone whatever comes of it.
+"""The search for victims: a trial on the session's own state, which is always undone.
 
-    nobody is evicted unless the claimant then reaches its minMember
+The invariant: no victim is evicted unless the preemptor then reaches its minMember.
 
-Victims leave the state one by one, as if their processes had ended; after each the claimant is
-tried against the limits and the nodes. What proves not to be needed is filled back, what was
-chosen last first. The idea, and the fill-back, are Kueue's (preemption.go, `minimalPreemptions`).
+Victims leave the state one by one, as if their processes had ended; after each, the preemptor is
+tried against the limits and the nodes. Victims that prove unnecessary are filled back, the last
+chosen first. The idea, including the fill-back, is Kueue's (preemption.go, `minimalPreemptions`).
 
-Before victims come the pledges of claimants that stand behind this one: it may take them over
-(batchq.core.preemption.candidates). What their victims were told already ends anyway.
+Before new victims, the preemptor may take over the pledges of preemptors that rank behind it
+(batchq.core.preemption.candidates): victims that are being stopped end anyway.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Leave = Callable[[Statement, Victim], None]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A victim of a trial, and how its group was before, with the places that were kept for it."""
+    """A victim of a trial, with the former state of its group and the places kept for it."""
 
     kind: Kind
     victim: Victim
@@ -63,34 +63,34 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a trial stands: whether the claimant reaches what it claims, the room that it takes on
-    nodes if so, and which pod where, and the dimensions that it lacks if not.
+    """The state of a trial: whether the claim fits, and then the amounts that it takes by node and
+    the node of each pod; otherwise the dimensions that it lacks.
     """
 
     fits: bool
     room: dict[str, Amounts] = field(default_factory=dict)
     plan: dict[str, str] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
-    #: What those of the pods ask for that fit, of a request for single pods.
+    #: For a claim on single pods, the requests of those pods that fit.
     fitting: Amounts = field(default_factory=dict)
 
     def shortage(self, leaving: Mapping[str, Amounts] | None = None) -> Shortage:
-        """Return what the preemptor lacks; `leaving`: see `Shortage`."""
+        """Return what the preemptor lacks; for `leaving` see `Shortage`."""
         return Shortage(self.lacking, self.fitting, {} if leaving is None else leaving)
 
 
 class PreemptionRequest(Protocol):
-    """What a claimant wants, and from whom an action may take it."""
+    """The claim of a preemptor, and the victims that an action may take for it."""
 
     @property
     def claimant(self) -> GroupState:
-        """Who claims."""
+        """Return the preemptor."""
 
     def fit(self, session: Session) -> Fit:
-        """Try it on the session as it is; leaves no trace."""
+        """Try the claim on the current session; leaves no trace."""
 
     def needs_nobody(self, session: Session) -> bool:
-        """Whether it has what it claims already, and only has to be placed."""
+        """Return whether the claim is met already and only needs placement."""
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return what the action's own rule and the policies' votes say now."""
@@ -104,23 +104,26 @@ class PreemptionRequest(Protocol):
         *,
         have_ended: bool,
     ) -> bool:
-        """Return whether it may count as its own what the victims of another claimant leave that
-        were told to stop, or have left if all `have_ended`; asked while these are not pledged.
+        """Return whether the claim may use what the victims `told` of another preemptor leave,
+        which are being stopped, or have left already if all `have_ended`. Called while these are
+        not pledged.
         """
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Whether the action may let it end like this, once the claimant fits."""
+        """Return whether the action allows the resulting state, once the claim fits."""
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Whether it cannot end well, as it stands, whatever other queues give."""
+        """Return whether the claim cannot end well in the current state, whatever other queues
+        give.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Victims that suffice, none of them spare.
+    """Victims that suffice, none of them unnecessary.
 
-    `undone`: what this session had done and takes back; `ending`: pods that stop anyway;
-    `outranked`: claimants behind this one whose pledges it takes over.
+    `undone` is what this session had done and undoes; `ending` are pods that stop anyway;
+    `outranked` are preemptors ranked behind this one whose pledges it takes over.
     """
 
     room: dict[str, Amounts]
@@ -139,26 +142,26 @@ def find_victims(
     *,
     terms: SearchTerms = FIRST_SEARCH,
 ) -> Decision | None:
-    """The victims in these queues that let the claimant have what it claims, completed by others
-    of the queues `completing`; None if they would not suffice, or if what stops anyway will.
-    Nothing in the session has changed afterwards.
+    """Return victims in these queues that meet the claim, completed by victims of the queues
+    `completing`; None if they would not suffice, or if what stops anyway will. The session is
+    unchanged afterwards.
     """
     if claim.needs_nobody(session):
         return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
     with Statement(session) as trial:
         decision = _SearchTrial(session, trial, claim, terms).run([queues, completing or []])
     takes = decision is not None and (decision.victims or decision.outranked)
-    # One that had victims keeps to those: it would lose its reservation, and claim again as soon as
-    # others had taken what was left.
+    # A preemptor that had victims keeps to them: it would lose its reservation and claim again as
+    # soon as others had taken what is left over.
     waits = takes and not terms.again and _fits_when_victims_end(session, claim)
     return None if waits else decision
 
 
 def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
-    """Whether the victims of others leave more than is pledged, and enough for this claim, too.
+    """Return whether victims of others leave more than is pledged, and enough for this claim.
 
-    Several small claimants would each take a large victim otherwise, where one is enough for all.
-    Should it fit before these are told, they are spared.
+    Otherwise several small preemptors would each take a large victim, although one is enough for
+    all. If the claim fits before these victims are stopped, they are spared.
     """
     if not session.get(PLEDGED_ROOM).is_more_than_needed(session):
         return False
@@ -176,13 +179,13 @@ def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
             _drop(trial, Victim(group, (pod,), whole=False))
         for claimant in claimants:
             keep_room_anew(trial, claimant)
-        # Whatever is set aside for heads: of a claimant that has reserved nothing of it is asked.
+        # Head reservations do not apply here, because the claim is checked as if already reserved.
         with session.ledger.regarding(()):
             return claim.fit(session).fits and claim.ends_well(session, [])
 
 
 class _SearchTrial:
-    """Owns the victims chosen so far; everything that it does is undone by its caller."""
+    """Owns the victims chosen so far; the caller undoes everything that it does."""
 
     def __init__(
         self,
@@ -205,8 +208,6 @@ class _SearchTrial:
             return None
         self._fill_back()
         return self._decision()
-
-    # ----------------------------------------------------------------------------------------
 
     def _is_enough(self) -> bool:
         self._fit = self._claim.fit(self._session)
@@ -238,7 +239,8 @@ class _SearchTrial:
                 if self._take_from(pool, own_to_come=own_to_come):
                     return True
                 if own_to_come and self._has_enough_of_others():
-                    # Should its own not suffice, others may still give up something.
+                    # If the victims of its own queue do not suffice, other queues may still give
+                    # more.
                     left.append(stage)
                     break
                 if self._pledges_ended() and self._take_what_ends():
@@ -246,18 +248,20 @@ class _SearchTrial:
         return False
 
     def _has_enough_of_others(self) -> bool:
-        """Whether it fits, and only what its own queue gives up is still missing."""
+        """Return whether the claim fits and only lacks what its own queue has to give up."""
         return self._fit.fits and self._claim.lacks_own_victims(self._session)
 
     def _take_what_ends(self) -> bool:
-        """Count on all that stops anyway, and is pledged to nobody; whether it is enough."""
+        """Count on all pods that stop anyway and are not pledged; return whether that suffices."""
         stopping = ending(self._session)
         for group, pod in stopping:
             self._take("ending", Victim(group, (pod,), whole=False), _drop)
         return bool(stopping) and self._is_enough()
 
     def _take_over(self, other: GroupState) -> bool:
-        """Let another claimant lose its pledge, if its victims are for this one to take, too."""
+        """End the pledge of another preemptor, if this claim may take its victims; return whether
+        it has.
+        """
         session, pledge = self._session, other.status.pledge
         taken = Taken("pledge", Victim(other, (), whole=True), (other.status, dict(other.pods)))
         with Statement(session) as attempt:
@@ -278,28 +282,29 @@ class _SearchTrial:
         return False
 
     def _follow_pledges(self) -> None:
-        """Look again at what earlier victims leave for others."""
+        """Update what earlier victims leave for others."""
         self._leaving = self._session.get(PLEDGED_ROOM).leaving(self._session)
         self._shortage = self._fit.shortage(self._leaving)
 
     def _pledges_ended(self) -> int:
-        """How many of those taken counted on victims of their own, which others may take now."""
+        """Return how many of the taken groups had pledges, whose victims others may take now."""
         return sum(
             taken.kind in ("group", "pledge") and taken.former[0].pledge.stands
             for taken in self._taken
         )
 
     def _take_from(self, pool: Pool, *, own_to_come: bool) -> bool:
-        """Take victims one by one; whether they are enough.
+        """Take victims one by one; return whether they suffice.
 
-        Where the claimant's own queue comes after these, no more than it lacks beside its own.
+        If the preemptor's own queue is searched next, take only what it lacks beside its own
+        victims.
         """
         if own_to_come and self._has_enough_of_others():
             return False
         for kind, leave, victims in self._kinds(pool):
             for victim in victims:
                 if kind == "group" and victim.group.status.pledge.extra:
-                    # Its pods that run may stay if the room for its next ones is enough.
+                    # Its running pods may stay if the capacity pledged for its next ones is enough.
                     self._take("pledge", Victim(victim.group, (), whole=True), _lose_pledge)
                     if self._is_enough():
                         return True
@@ -311,7 +316,7 @@ class _SearchTrial:
         return False
 
     def _kinds(self, pool: Pool) -> Iterator[tuple[Kind, Leave, Iterator[Victim]]]:
-        """Single pods, then whole groups, and how they leave."""
+        """Yield single pods, then whole groups, with the way in which they leave."""
         yield "pod", _drop, pool.extras(self._may_take)
         yield "group", send_off, pool.groups(self._may_take)
 
@@ -322,8 +327,8 @@ class _SearchTrial:
         return self._claim.may_take(self._session, victim, self._shortage)
 
     def _is_shared(self, group: GroupState) -> bool:
-        """Whether pods of a group are pledged to others: then its place is not free before those
-        others have waited for these, too, and claimants could wait for each other.
+        """Return whether pods of a group are pledged to others. Then its slot is not free until
+        those preemptors have their pods, and preemptors could wait for each other.
         """
         return any(uid in self._session.victims.pledged for uid in group.pods)
 
@@ -336,8 +341,8 @@ class _SearchTrial:
     def _fill_back(self) -> None:
         """Give back what is not needed, the last chosen first.
 
-        The very last is: without it the claimant did not fit. Only pods that end anyway are
-        counted in all at once.
+        The very last is needed, because without it the claim did not fit. Only pods that end anyway
+        are added all at once, so this does not hold for them.
         """
         if not self._taken:
             return
@@ -358,14 +363,16 @@ class _SearchTrial:
         self._fit = fit
 
     def _is_part_of_a_group(self, taken: Taken) -> bool:
-        """A pod of a group that leaves whole cannot stay."""
+        """Return whether a pod belongs to a group that leaves completely, so that it cannot
+        stay.
+        """
         return not taken.victim.whole and any(
             other.kind == "group" and other.victim.group is taken.victim.group
             for other in self._taken
         )
 
     def _is_counted_on(self, taken: Taken) -> bool:
-        """Whether victims of a pledge that was taken over, or of a group that was taken, are."""
+        """Return whether another taken victim belongs to the pledge that this one gave up."""
         status = taken.former[0]
         if taken.kind not in ("pledge", "group") or not status.pledge.stands:
             return False
@@ -394,7 +401,9 @@ class _SearchTrial:
         )
 
     def _with_all_its_pods(self, whole: Victim) -> Victim:
-        """A group that leaves takes those of its pods along that were chosen before it was."""
+        """Return a group that leaves, together with those of its pods that were chosen
+        before it.
+        """
         former = [
             pod
             for taken in self._taken
@@ -404,17 +413,17 @@ class _SearchTrial:
         return Victim(whole.group, (*former, *whole.pods), whole=True)
 
 
-# --- How victims leave, in a trial ----------------------------------------------------------------
+# --- How victims leave in a trial -----------------------------------------------------------------
 
 
 def put_back(statement: Statement, victim: Victim) -> None:
-    """A group goes back to how it was when the actions began."""
+    """Reset a group to its state when the actions began."""
     release(statement, victim.group)
     _put(statement, victim.group, *_former(statement.session, victim.group))
 
 
 def unbind(statement: Statement, victim: Victim) -> None:
-    """A pod that was bound in this session never was."""
+    """Reset a pod that was bound in this session."""
     _, pods = _former(statement.session, victim.group)
     uid = victim.pods[0].metadata.uid
     if uid in pods:
@@ -424,12 +433,12 @@ def unbind(statement: Statement, victim: Victim) -> None:
 
 
 def _drop(statement: Statement, victim: Victim) -> None:
-    """A pod has ended."""
+    """Remove a pod as if it had ended."""
     statement.drop_pod(victim.group, victim.pods[0].metadata.uid)
 
 
 def send_off(statement: Statement, victim: Victim) -> None:
-    """A group has left, and its processes have ended."""
+    """Make a group leave, with all its processes ended."""
     group = victim.group
     end_pledge(statement, group)
     release(statement, group)
@@ -447,12 +456,12 @@ def send_off(statement: Statement, victim: Victim) -> None:
 
 
 def _lose_pledge(statement: Statement, victim: Victim) -> None:
-    """A group counts on no victims any more; its pods stay."""
+    """End a group's pledge; its pods stay."""
     lose_pledge(statement, victim.group)
 
 
 def lose_pledge(statement: Statement, claimant: GroupState) -> None:
-    """A claimant counts on nobody any more, and has nothing reserved but what its pods hold."""
+    """End a preemptor's pledge; it keeps no reservation except for what its pods hold."""
     if claimant.status.pledge.extra:
         end_pledge(statement, claimant)
     else:
@@ -492,6 +501,6 @@ def _put(
 
 
 def fit_of(group: GroupState, pods: list[Pod]) -> Fit:
-    """That the claimant fits, with these pods where they are now."""
+    """Return that the claim fits, with these pods where they are now."""
     plan = {str(group.shape_of(pod).first + pod.spec.index): pod.status.node for pod in pods}
     return Fit(fits=True, room=room_of(pods), plan=plan)

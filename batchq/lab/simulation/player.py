@@ -51,7 +51,7 @@ from batchq.store.memory import MemoryStore
 
 
 def endless_sessions_error(stories: Sequence[CycleStory]) -> EndlessSessions:
-    """Return the error for the sessions of one instant, the last of which still decided."""
+    """Return the error for the sessions of one instant, when the last one still decided."""
     done, undone = _last_undone(stories) or (_describe(stories[-2]), _describe(stories[-1]))
     return EndlessSessions(
         f"at {stories[-1].time}s sessions do not end ({len(stories)} so far):"

@@ -44,7 +44,7 @@ class Due(NamedTuple):
 def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
     """Return, for each step of `width_s` seconds since the first submit, tenant -> its due part.
 
-    A tenant to whom nothing is due in a step is left out.
+    A tenant without a due part in a step is left out.
     """
     if not schedule.usage:
         return []

@@ -28,7 +28,6 @@ from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
 from batchq.core.forecast.node_timeline import Room
 from batchq.core.forecast.timeline import LedgerTimeline
-from batchq.core.pending.other_heads import OtherHeads
 from batchq.core.pending.queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
 from batchq.core.placement.gangs import bind_until_ready
@@ -36,6 +35,7 @@ from batchq.core.placement.placement import find_node
 from batchq.core.preemption.pledges import gives_way_to, room_of
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
+    OtherHeads,
     keeping_off,
     length_of,
     length_of_pods,

@@ -22,8 +22,8 @@ from functools import partial
 from msgspec import structs
 
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, describe_quantity, plus
-from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.api.resources import PODS, Amounts, describe_quantity, plus
+from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.core.extension.traits import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
 from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
@@ -33,14 +33,15 @@ from batchq.core.quota.limit_checks import (
     exceeds_ready_beside_siblings,
     guaranteed_beside,
     most_beside_siblings,
+    never_fits,
     over_guarantees,
     over_limit,
 )
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.plugins.common import UNBOUNDED, never_fits
 
-_UNBOUNDED = dict.fromkeys(UNBOUNDED, 2**53)
+#: Dimensions that a cluster limit leaves alone when no node bounds them.
+_UNBOUNDED = dict.fromkeys((PODS, POD_GROUPS), 2**53)
 
 
 class Capacity:

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 
 from batchq.api.resources import larger, minus
 from batchq.core.quota.fair_shares import Share, share_of
+from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
-from batchq.plugins.common import given_back
 
 
 class Drf:

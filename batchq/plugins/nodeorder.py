@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from batchq.api.notation import Malformed
 from batchq.api.objects import Value
 from batchq.api.resources import PODS
-from batchq.core.placement.batch_answers import Scores
+from batchq.core.placement.node_order import Scores
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape

@@ -33,10 +33,9 @@ from batchq.api.resources import PODS, Amounts, scaled
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.extension.traits import PluginTraits, RefusesBy
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.limit_checks import claim_of
+from batchq.core.quota.limit_checks import claim_of, never_fits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.plugins.common import never_fits
 
 
 class OvercommitArguments(Value, frozen=True):

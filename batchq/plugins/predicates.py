@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
-from batchq.core.placement.batch_answers import Takes
+from batchq.core.placement.node_order import Takes
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape

@@ -32,9 +32,9 @@ from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.extension.traits import PluginTraits
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
+from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, QueueState, Shortage, Victim
-from batchq.plugins.common import given_back
 
 
 class Proportion:

@@ -10,10 +10,9 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import namespace_scope
 from batchq.core.extension.traits import PluginTraits, RefusesBy
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.limit_checks import claim_of, over_limit
+from batchq.core.quota.limit_checks import claim_of, never_fits, over_limit
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.plugins.common import never_fits
 
 
 class Quota:

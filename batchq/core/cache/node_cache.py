@@ -160,7 +160,7 @@ def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms:
 
 def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> bool:
     """The same, where silence counts from when somebody could have heard it
-    (batchq.core.placement.node_contact).
+    (batchq.core.session.open_session).
     """
     heard_at, hears_since = record.status.heartbeat, snapshot.standing.hears_since
     if heard_at is not None and hears_since is not None:

@@ -55,7 +55,7 @@ PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """What a plugin answers for many at once, and over columns (`placement.batch_answers`)."""
+    """What a plugin answers for many at once, and over columns (`placement.node_order`)."""
 
     many: Callable[..., Any]
     rows: Callable[..., Any] | None = None

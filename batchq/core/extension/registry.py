@@ -20,7 +20,7 @@ from batchq.core.extension.points import (
     with_shortage,
 )
 from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
-from batchq.core.placement.batch_answers import at_once
+from batchq.core.placement.node_order import at_once
 from batchq.core.session.settings import Instrument
 
 if TYPE_CHECKING:

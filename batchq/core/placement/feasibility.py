@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from batchq.api.resources import Amounts, describe_quantity, larger
 from batchq.core.cache.node_cache import EmptyNodes, is_known
-from batchq.core.placement.batch_answers import takes_for
+from batchq.core.placement.node_order import takes_for
 from batchq.core.placement.node_refusals import wanted_of
 from batchq.core.placement.placement import count_fitting, place_largest_first, take_best
 from batchq.core.session.node_state import NodeState

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict
 from batchq.api.resources import of_pod, times, total
-from batchq.core.placement.batch_answers import pods_short
+from batchq.core.placement.node_order import pods_short
 from batchq.core.placement.placement import (
     explain_no_node,
     fill_largest_first,

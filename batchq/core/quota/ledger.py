@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batchq.api.objects import PodGroup
-from batchq.api.resources import Amounts, minus
+from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.core.quota.queue_tree import ROOT, QueueTree, scopes_in
-from batchq.core.session.state import GroupState
+from batchq.core.session.state import GroupState, Victim
 
 #: Scope -> amounts.
 ByScope = Mapping[str, Amounts]
@@ -398,3 +398,13 @@ class LedgerView:
             and aside.amounts.get(resource)
             and aside.against(group, asked)
         }
+
+
+def given_back(victim: Victim) -> Amounts:
+    """Return what the ledger falls by when a victim has left.
+
+    Pods of a group that keeps its reservation give back only what they hold beyond it.
+    """
+    if victim.whole:
+        return charge_with_count(victim.group)
+    return falls_by(victim.group, total(of_pod(pod.spec.requests) for pod in victim.pods))

@@ -7,7 +7,7 @@ too, independent of the plugins that decide which groups keep their place in lin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -288,3 +288,42 @@ def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amount
 
 def _charge_with(group: GroupState, shape: TaskShape) -> Amounts:
     return counted(group.charge_holding(plus(group.held, shape.requests)))
+
+
+def never_fits(
+    group: GroupState,
+    limits: Mapping[str, int],
+    *,
+    plugin: str,
+    subject: str,
+    absent: int | None,
+    of_machines: Collection[str] = (),
+    detail: Callable[[str], str] = lambda resource: "",
+) -> list[Verdict]:
+    """Return the refusals of a group that asks for more than limits ever allow (rule 1).
+
+    `absent` is the limit of a dimension that `limits` does not name. The limits are stated ones but
+    for the dimensions `of_machines`. `detail` says where the limit of a resource comes from, if its
+    subject does not.
+    """
+    verdicts = []
+    for resource, need in claim_of(group).items():
+        limit = limits.get(resource, absent)
+        if limit is None or need <= limit:
+            continue
+        verdicts.append(
+            Verdict(
+                plugin=plugin,
+                reason=(
+                    Waiting.EXCEEDS_CAPACITY
+                    if resource in of_machines
+                    else Waiting.EXCEEDS_MAX_QUOTA
+                ),
+                subject=subject,
+                resource=resource,
+                need=need,
+                limit=limit,
+                detail=detail(resource),
+            )
+        )
+    return verdicts

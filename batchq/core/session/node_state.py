@@ -44,7 +44,7 @@ class NodeState:
     """A node during one session: what is free on it now.
 
     `ready` counts its resources in; `heard` is False of a node that is only given the benefit of
-    the doubt, because it could not have been heard of (batchq.core.placement.node_contact).
+    the doubt, because it could not have been heard of (batchq.core.session.open_session).
     """
 
     __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")

@@ -1,7 +1,7 @@
-"""Sequences in the order of their keys that share with their predecessors all that did not change.
+"""Immutable sequences ordered by key that share all unchanged parts with their predecessors.
 
-A million items after one change cost one small chunk and a list of chunks; what differs between
-two of them is found by looking at the chunks that are not the same object.
+After one change, a sequence of a million items costs one small chunk and a list of chunks.
+Differences between two sequences are found by looking only at chunks that are not the same object.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from msgspec import Struct
 T = TypeVar("T")
 D = TypeVar("D")
 
-#: Items of a chunk at most. A change copies one chunk and one pointer per chunk, and of chunks that
-#: are not the same each item is compared: measured with a million items, and 1 to 1,000 changes.
+#: The maximum number of items in a chunk. A change copies one chunk and one pointer per chunk, and
+#: items are compared in chunks that are not shared. The value was measured with a million items and
+#: 1 to 1,000 changes.
 CHUNK = 128
 
 
 class Chunk(Struct, Generic[T], frozen=True, eq=False):
-    """A piece of a sequence: at least one item. Its identity says whether anything changed in it.
+    """A part of a sequence with at least one item; unchanged parts are the same object.
 
-    `first` is the first of `keys`, where bisection finds it sooner.
+    `first` is the first of `keys`, stored separately to make bisection faster.
     """
 
     first: str
@@ -39,24 +40,26 @@ _ITEMS = attrgetter("items")
 
 
 def chunk_of(keys: Sequence[str], items: Sequence[T]) -> Chunk[T]:
-    """Keys in order and their items, as many; a tuple is taken as it is."""
+    """Return a chunk of sorted keys and as many items; tuples are used as they are."""
     return Chunk(keys[0], tuple(keys), tuple(items))
 
 
 def chunks_of(known: Mapping[str, T]) -> list[Chunk[T]]:
-    """Full chunks of all items, in order of key."""
+    """Return full chunks of all items, in the order of their keys."""
     keys, item = sorted(known), known.__getitem__
     batches = (tuple(keys[start : start + CHUNK]) for start in range(0, len(keys), CHUNK))
     return [Chunk(batch[0], batch, tuple(map(item, batch))) for batch in batches]
 
 
 def place_of(chunks: Sequence[Chunk[T]], key: str) -> int:
-    """Which chunk holds a key, or would: the last that does not begin behind it, or the first."""
+    """Return the index of the chunk for a key: the last that does not begin after it, or the
+    first.
+    """
     return (bisect_right(chunks, key, key=_FIRST) or 1) - 1
 
 
 def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
-    """The item of a key, if there is one."""
+    """Return the item of a key, or None."""
     if not chunks:
         return None
     chunk = chunks[place_of(chunks, key) if len(chunks) > 1 else 0]
@@ -67,9 +70,9 @@ def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
 
 
 class Rows(Sequence[T]):
-    """An immutable sequence in the order of its items' keys; no key comes twice.
+    """An immutable sequence in the order of its items' keys; keys are unique.
 
-    Equal to any sequence of equal items: the keys are how it is found, not what it is.
+    Equal to any sequence of equal items: keys serve only for look-ups.
     """
 
     __slots__ = ("_chunks", "_made_from", "_size", "_starts", "_touched")
@@ -82,20 +85,20 @@ class Rows(Sequence[T]):
         made_from: Rows[T] | None = None,
         touched: Iterable[str] = (),
     ) -> None:
-        """Of chunks in order; `size` items, where that is known already. Nothing differs from
-        `made_from`, where that is given, but at `touched` keys.
+        """Create a sequence from chunks in order, with `size` items if that is known. If
+        `made_from` is given, the sequence differs from it only in the keys `touched`.
         """
         self._chunks = chunks
-        #: Their chunks stand for it: it would keep all that it was itself made from.
+        #: Only its chunks are kept; the object itself would keep all its predecessors alive.
         self._made_from = None if made_from is None else made_from._chunks
         self._touched = touched
         self._size = sum(len(chunk.keys) for chunk in chunks) if size is None else size
-        #: Where each chunk begins, once an index was asked for.
+        #: Where each chunk begins; computed on the first access by index.
         self._starts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, T]]) -> Rows[T]:
-        """Of keys and items in any order; of a key that comes twice, the last counts."""
+        """Return a sequence from keys and items in any order; of equal keys, the last counts."""
         return cls(tuple(chunks_of(dict(pairs))))
 
     def __len__(self) -> int:
@@ -135,19 +138,19 @@ class Rows(Sequence[T]):
         return f"Rows({tuple(self)!r})"
 
     def get(self, key: str) -> T | None:
-        """The item of a key, if there is one."""
+        """Return the item of a key, or None."""
         return found(self._chunks, key)
 
     def keys(self) -> Iterator[str]:
-        """Every key, in order."""
+        """Return every key, in order."""
         return chain.from_iterable(map(_KEYS, self._chunks))
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Every key with its item, in order."""
+        """Return every key with its item, in order."""
         return zip(self.keys(), self, strict=True)
 
     def items_from(self, key: str) -> Iterator[tuple[str, T]]:
-        """Every key that is not before `key`, with its item, in order."""
+        """Return every key from `key` on with its item, in order."""
         if not self._chunks:
             return iter(())
         place = place_of(self._chunks, key)
@@ -159,14 +162,14 @@ class Rows(Sequence[T]):
         )
 
     def within(self, prefix: str) -> tuple[T, ...]:
-        """The items whose keys begin with `prefix`, in order."""
+        """Return the items whose keys begin with `prefix`, in order."""
         pairs = takewhile(lambda pair: pair[0].startswith(prefix), self.items_from(prefix))
         return tuple(item for _, item in pairs)
 
     def differences(self, former: Rows[T]) -> Iterator[tuple[str, T | None, T | None]]:
-        """(key, item before, item now) of each key whose item is not the very same object, in
-        order of key; None stands for no item. `former` is what this sequence was made from by
-        changes, or any other one: then more is looked at, and as much is found.
+        """Yield (key, item before, item now) for each key whose item is not the same object, in the
+        order of keys; None means no item. This is fast if `former` is the sequence that this one
+        was made from; for any other, more chunks are compared.
         """
         if former._chunks is self._made_from:
             for key in sorted(self._touched):
@@ -208,7 +211,7 @@ class Rows(Sequence[T]):
 
 
 class ByUid(Mapping[str, T]):
-    """What belongs to each group, by its uid; `rows` is all of it, in that order."""
+    """The items of each group by its uid; `rows` has all of them, in order."""
 
     __slots__ = ("rows",)
 
@@ -226,7 +229,9 @@ class ByUid(Mapping[str, T]):
     @overload
     def get(self, uid: str, default: T | D, /) -> T | D: ...
     def get(self, uid: str, default: D | None = None, /) -> T | D | None:
-        """What belongs to a group, else `default`: most groups have nothing, and are many."""
+        """Return the item of a group, or `default`. Overridden because most groups have no item,
+        and a KeyError for each would be slow.
+        """
         item = self.rows.get(uid)
         return default if item is None else item
 
@@ -246,8 +251,8 @@ class ByUid(Mapping[str, T]):
 def _unshared(
     former: tuple[Chunk[T], ...], now: tuple[Chunk[T], ...]
 ) -> tuple[list[Chunk[T]], list[Chunk[T]]]:
-    """The chunks of each that the other does not have. Those that both have hold the same keys,
-    so what is left of both holds the same keys but for those that came or went.
+    """Return the chunks of each that the other does not have. Shared chunks hold the same keys, so
+    the remaining chunks differ only in keys that were added or removed.
     """
     most = min(len(former), len(now))
     start = _first_difference(former, now, most)
@@ -261,15 +266,15 @@ def _unshared(
 
 
 def _first_difference(one: Iterable[Chunk[T]], other: Iterable[Chunk[T]], most: int) -> int:
-    """How many chunks both begin with, `most` if no more."""
+    """Return the number of equal chunks at the start, at most `most`."""
     return next(compress(range(most), map(is_not, one, other)), most)
 
 
 def _window(
     before: Sequence[Chunk[T]], now: Sequence[Chunk[T]], here: int, there: int
 ) -> tuple[int, int]:
-    """Where the chunks end that begin at `here` and `there` and overlap one another: no key before
-    the two ends is equal to one behind, or greater.
+    """Return the ends of the overlapping chunks that begin at `here` and `there`: all keys before
+    the ends are smaller than all keys after them.
     """
     last = min(before[here], now[there], key=_FIRST).keys[-1]
     while True:
@@ -282,7 +287,7 @@ def _window(
 
 
 def _exchanged(before: Chunk[T], now: Chunk[T]) -> Iterator[tuple[str, T | None, T | None]]:
-    """What differs between chunks of the same keys."""
+    """Yield the differences between chunks with the same keys."""
     keys, old, new = now.keys, before.items, now.items
     places = compress(range(len(keys)), map(is_not, old, new))
     return ((keys[place], old[place], new[place]) for place in places)
@@ -291,46 +296,46 @@ def _exchanged(before: Chunk[T], now: Chunk[T]) -> Iterator[tuple[str, T | None,
 def _merged(
     before: Sequence[Chunk[T]], now: Sequence[Chunk[T]]
 ) -> Iterator[tuple[str, T | None, T | None]]:
-    """What differs between two runs of chunks."""
+    """Yield the differences between two runs of chunks."""
     old, new = dict(Rows(tuple(before)).items()), dict(Rows(tuple(now)).items())
     changed = [key for key, item in new.items() if old.get(key) is not item]
     changed += [key for key in old if key not in new]
     return ((key, old.get(key), new.get(key)) for key in sorted(changed))
 
 
-#: So many places at the front may lie waste.
+#: How many slots at the front may be unused.
 _MOST_WASTE = 4_096
 
 
-#: Uids that are numbers (places in a file) compare as numbers, and before all others.
+#: Uids that are numbers (line numbers of a file) compare as numbers, and before all others.
 UidOrder = tuple[int, int, str]
 
 
 def uid_order(uid: str) -> UidOrder:
-    """The key by which uids are compared, where nothing else decides."""
+    """Return the key by which uids are compared, the last criterion of every order."""
     return (0, int(uid), "") if uid.isascii() and uid.isdigit() else (1, 0, uid)
 
 
 class Ordered(Generic[T]):
-    """Items by key. Keys are compared with each other, items never."""
+    """Items in the order of their keys. Only keys are compared, never items."""
 
     __slots__ = ("_items", "_keys", "_start")
 
     def __init__(self) -> None:
         self._keys: list[Any] = []
         self._items: list[T | None] = []
-        #: Where the first item is; what lies before it is gone.
+        #: The index of the first item; slots before it are unused.
         self._start = 0
 
     def __len__(self) -> int:
         return len(self._keys) - self._start
 
     def __iter__(self) -> Iterator[T]:
-        # None is empty from the start on.
+        # Slots from the start on are never None.
         return islice(self._items, self._start, None)  # type: ignore[arg-type]
 
     def add(self, key: Any, item: T) -> None:
-        """Put an item in its place. Two of one key stand in the order in which they came."""
+        """Insert an item; items with equal keys keep their order of insertion."""
         if len(self) == 0 or key > self._keys[-1]:
             self._keys.append(key)
             self._items.append(item)
@@ -340,7 +345,7 @@ class Ordered(Generic[T]):
         self._items.insert(place, item)
 
     def put(self, key: Any, item: T) -> None:
-        """Put an item in its place, instead of the one of the same key, if there is one."""
+        """Insert an item, or replace the item of the same key."""
         place = bisect_left(self._keys, key, self._start)
         if place < len(self._keys) and self._keys[place] == key:
             self._items[place] = item
@@ -349,12 +354,12 @@ class Ordered(Generic[T]):
             self._items.insert(place, item)
 
     def remove(self, key: Any) -> None:
-        """Take the item of this key out. Raises KeyError if there is none."""
+        """Remove the item of this key. Raise KeyError if there is none."""
         if not self.discard(key):
             raise KeyError(key)
 
     def discard(self, key: Any) -> bool:
-        """Take the item of this key out, if there is one; whether there was."""
+        """Remove the item of this key, if there is one; return whether there was."""
         place = bisect_left(self._keys, key, self._start)
         if place >= len(self._keys) or self._keys[place] != key:
             return False
@@ -369,38 +374,40 @@ class Ordered(Generic[T]):
         return True
 
     def first(self) -> tuple[Any, T] | None:
-        """The lowest key and its item; None if there is nothing."""
+        """Return the lowest key and its item, or None."""
         return self.at(self._start)
 
     def after(self, key: Any) -> tuple[Any, T] | None:
-        """The first key above this one, and its item; None if there is none."""
+        """Return the first key above this one and its item, or None."""
         return self.at(self.place_after(key))
 
     def place_after(self, key: Any) -> int:
-        """The place of the first key above this one."""
+        """Return the index of the first key above this one."""
         return bisect_right(self._keys, key, self._start)
 
     @property
     def start(self) -> int:
-        """The place of the lowest key. The others follow, until something is added or removed."""
+        """Return the index of the lowest key; the others follow until an item is added or
+        removed.
+        """
         return self._start
 
     def pairs_after(self, key: Any) -> Iterator[tuple[Any, T]]:
-        """Every key above this one with its item, lowest first."""
+        """Return every key above this one with its item, lowest first."""
         start = bisect_right(self._keys, key, self._start)
         return zip(self._keys[start:], self._items[start:], strict=True)  # type: ignore[arg-type]
 
     def at(self, place: int) -> tuple[Any, T] | None:
-        """The key at a place, and its item; None behind the last one."""
+        """Return the key and the item at an index; None after the last one."""
         if place >= len(self._keys):
             return None
         return self._keys[place], self._items[place]  # type: ignore[return-value]
 
     def pairs_backwards(self) -> Iterator[tuple[Any, T]]:
-        """Every key with its item, highest first."""
+        """Return every key with its item, highest first."""
         for place in range(len(self._keys) - 1, self._start - 1, -1):
             yield self._keys[place], self._items[place]  # type: ignore[misc]
 
     def pairs(self) -> Iterator[tuple[Any, T]]:
-        """Every key with its item, lowest first."""
+        """Return every key with its item, lowest first."""
         return zip(self._keys[self._start :], self, strict=True)

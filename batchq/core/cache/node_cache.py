@@ -1,6 +1,6 @@
-"""The nodes of successive sessions: what is free on them lasts as long as nobody takes it.
+"""The nodes kept across sessions, with what is free on them.
 
-A node is looked at again when its record has changed, or when it may have fallen silent since.
+A node is evaluated again only when its record has changed or it may have become silent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class EmptyNodes:
-    """Nodes as if all of them were there, empty and not cordoned.
+    """Nodes as if all of them were present, empty and not cordoned.
 
-    What was found of gangs on them (batchq.core.placement.feasibility) is good while they stay so.
+    Cached results for gangs (batchq.core.placement.feasibility) are valid as long as the object.
     """
 
     __slots__ = ("nodes", "takes", "why_not")
@@ -40,33 +40,33 @@ class EmptyNodes:
 
 
 class NodeCache:
-    """Every node by name, in order. Owned by a Carryover."""
+    """Every node by name, in order; owned by the scheduler cache."""
 
     def __init__(self, version: int = 0) -> None:
         self.nodes: dict[str, NodeState] = {}
-        #: Rises when anything has changed that decides what may be put on them.
+        #: Rises when anything has changed that affects what may be put on nodes.
         self.version = version
-        #: What all ready nodes have together, and all that were seen within a day, ready or not.
+        #: The total of all ready nodes, and of all nodes seen within a day, ready or not.
         self.ready: Amounts = {}
         self.known: Amounts = {}
-        #: What the cluster could ever have: rule 1 asks for every group.
+        #: The most that the cluster could ever have, for rule 1.
         self.could_have: Amounts = {}
-        #: Shape of a pod -> whether any of the nodes that are open would take it, were it empty.
+        #: Shape of a pod -> whether any open node would take it if the node were empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = {}
         self._known_when_empty: EmptyNodes | None = None
         self._open_when_empty: EmptyNodes | None = None
-        #: On which nodes something has been freed, and what was kept there when the last session
-        #: ended.
+        #: The nodes on which something has been freed, and what was held or kept there at the end
+        #: of the last session.
         self.freed = FreedNodes()
         self.held: dict[str, Amounts] = {}
         self._seen: tuple[object, ...] = ()
         self._settings = Settings()
-        #: Until when nobody falls silent who does not by now.
+        #: The instant (ms) until which no further node can become silent or unknown.
         self._until: int | None = None
         self._now_ms = 0
 
     def follow(self, snapshot: Snapshot, now_ms: int, settings: Settings) -> bool:
-        """Let the nodes follow a snapshot. True if what is free has to be counted anew."""
+        """Update the nodes from a snapshot; return whether free resources must be counted again."""
         seen = (snapshot.nodes, snapshot.standing.hears_since, settings)
         same = len(self._seen) == 3 and self._seen[0] is seen[0] and self._seen[1:] == seen[1:]
         if same and self._now_ms <= now_ms and (self._until is None or now_ms < self._until):
@@ -98,7 +98,9 @@ class NodeCache:
         return anew
 
     def known_when_empty(self) -> EmptyNodes:
-        """Return the nodes that were seen within a day, the same until the version rises."""
+        """Return the nodes seen within a day as if empty; the same object until the version
+        rises.
+        """
         if self._known_when_empty is None:
             nodes, settings = self.nodes.values(), self._settings
             known = (node for node in nodes if is_known(node, self._now_ms, settings))
@@ -106,8 +108,9 @@ class NodeCache:
         return self._known_when_empty
 
     def open_when_empty(self) -> EmptyNodes:
-        """Return the nodes that are ready and not cordoned, the same until the version rises; the
-        very same as the known ones if these are all open, so that a gang is asked of them once.
+        """Return the ready, uncordoned nodes as if empty; the same object until the version rises.
+        If all known nodes are open, it is the object of the known nodes, so that each gang is
+        checked only once.
         """
         if self._open_when_empty is None:
             known = self.known_when_empty()
@@ -117,24 +120,24 @@ class NodeCache:
         return self._open_when_empty
 
     def count(self, groups: Iterable[GroupState]) -> None:
-        """Take what the pods of these groups have on nodes; on nodes that are new."""
+        """Take what the pods of these groups hold off the nodes, after these were created."""
         for group in groups:
             self.take(group)
 
     def take(self, group: GroupState) -> None:
-        """Count a group's pods in."""
+        """Take the requests of a group's pods off their nodes."""
         for pod in group.pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
                 node.take(group.requests_of(pod))
 
     def give(self, group: GroupState) -> None:
-        """Count a group's pods out."""
+        """Free the requests of a group's pods on their nodes."""
         for pod in group.pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
                 node.give(group.requests_of(pod))
 
     def _are_as_before(self, records: Sequence[Node]) -> bool:
-        """Whether there are the same nodes, which offer the same."""
+        """Return whether these are the same nodes with the same specs."""
         return len(records) == len(self.nodes) and all(
             one.metadata.name == node.name
             and (one is node.record or one.spec is node.record.spec or one.spec == node.record.spec)
@@ -143,7 +146,7 @@ class NodeCache:
 
 
 def _judged_by(node: NodeState) -> tuple[object, ...]:
-    """What of a node decides what may be put on it, beside its spec."""
+    """Return the parts of a node besides its spec that affect what may be put on it."""
     meta = node.record.metadata
     return (meta.labels, meta.annotations.get(PROTOCOL_ANNOTATION), node.ready)
 
@@ -154,13 +157,15 @@ def _when_empty(record: Node) -> NodeState:
 
 
 def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
-    """Whether a node counts: told so, and heard of within the timeout (if it beats at all)."""
+    """Return whether a node counts as ready: marked as ready, and heard of within the timeout if it
+    sends heartbeats.
+    """
     return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
 
 
 def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> bool:
-    """The same, where silence counts from when somebody could have heard it
-    (batchq.core.session.open_session).
+    """Return the same as `is_ready`, but count silence only from when the scheduler could have
+    heard the node (batchq.core.placement.node_contact).
     """
     heard_at, hears_since = record.status.heartbeat, snapshot.standing.hears_since
     if heard_at is not None and hears_since is not None:
@@ -169,18 +174,18 @@ def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> 
 
 
 def known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
-    """What all nodes seen within a day have, ready or not."""
+    """Return the total of all nodes seen within a day, ready or not."""
     return total(node.total for node in nodes if is_known(node, now_ms, settings))
 
 
 def is_known(node: NodeState, now_ms: int, settings: Settings) -> bool:
-    """Whether the node was seen within a day: it may be away, and come back."""
+    """Return whether the node was seen within a day, so that it may come back."""
     heartbeat = node.record.status.heartbeat
     return heartbeat is None or now_ms < heartbeat + settings.node_memory_ms
 
 
 def _instants(snapshot: Snapshot, records: Iterable[Node], settings: Settings) -> Iterable[int]:
-    """When nodes may fall silent, or be forgotten."""
+    """Yield the instants (ms) at which nodes may become silent or unknown."""
     hears_since = snapshot.standing.hears_since
     for record in records:
         if (heartbeat := record.status.heartbeat) is not None:

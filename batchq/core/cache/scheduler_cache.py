@@ -1,20 +1,21 @@
-"""What a session takes over from the one before: all that nothing has happened to.
+"""State kept across sessions for everything that has not changed.
 
-A session's groups, nodes, lines and sums are those of the session before, put right for what has
-changed since: records that the snapshot has anew, and what that session itself had moved. So what a
-session costs follows what changed, and not how much waits.
+A session takes over the groups, nodes, pending queues and sums of the previous session, and updates
+what has changed since: records that are new in the snapshot, and groups that the previous session
+itself moved. So the cost of a session depends on the number of changes, not on the number of
+waiting groups.
 
-Groups are kept by what becomes of them:
+Groups are kept in these places:
 
-| kept in  | who                                                    | costs a session    |
-|----------|--------------------------------------------------------|--------------------|
-| `busy`   | whoever holds, is owed or runs anything, or has clocks | a few looks each   |
-| a class  | records that wait, alike                               | nothing, asleep    |
-| a line   | others that wait, one by one                           | a look each        |
-| asleep   | out of line until something happens (batchq.core.pending.inadmissible) | nothing    |
-| over     | ended, until their time to be forgotten comes          | nothing            |
+| place   | groups                                                          | session cost |
+|---------|-----------------------------------------------------------------|--------------|
+| `busy`  | they hold or run anything, have a pledge, or have timers        | a few checks |
+| a class | waiting records with equal requests                             | 0 if parked  |
+| a line  | other waiting groups, singly                                    | one check    |
+| parked  | ineligible until a change (`batchq.core.pending.inadmissible`)  | 0            |
+| over    | ended, until they are deleted                                   | 0            |
 
-It changes no decision: without it, every state would be built again, and be equal.
+It changes no decision: without it, all states would be built from the snapshot, with equal results.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ if TYPE_CHECKING:
     from batchq.core.pending.inadmissible import InadmissibleGroups
     from batchq.core.session.session import Session
 
-#: Of so many namespaces and queues it is remembered where their groups are summed.
+#: For how many pairs of namespace and queue the scopes of groups are cached.
 _MOST_SCOPES = 10_000
 
 
 class SchedulerCache:
-    """Owner of the last session's states; belongs to one scheduler. A session's states are good
-    until the next one begins.
+    """The owner of the last session's states; belongs to one scheduler. A session's states are
+    valid until the next one begins.
     """
 
     def __init__(self) -> None:
@@ -71,28 +72,28 @@ class SchedulerCache:
         self.forget()
 
     def forget(self) -> None:
-        """Begin from nothing."""
-        # Groups that sleep until nodes change notice that nothing is known of these any more.
+        """Clear all state."""
+        # Groups parked until nodes change notice the new version.
         self.machines = NodeCache(self.machines.version + 1)
         self.tree = QueueTree(())
         self.groups: dict[str, GroupState] = {}
         self.by_key: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
-        #: Those of queues that there are not.
+        #: Groups whose queue does not exist.
         self.strayed = PendingQueue()
         self.busy: Ordered[GroupState] = Ordered()
         self.watches = WakeUpIndex()
         self.node_refusals = NodeRefusals()
-        #: By uid: groups whose records say which places are kept for them; and those that wait for
-        #: nodes alone and say since when.
+        #: By uid: groups whose records have kept places; and groups that wait only for nodes and
+        #: have stored since when.
         self.placed: dict[str, GroupState] = {}
         self.waits_for_nodes: dict[str, GroupState] = {}
-        #: Groups whose records say what is set aside for them on nodes, by uid.
+        #: Groups whose records have a head reservation on nodes, by uid.
         self.heads_on_nodes: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
-        #: What groups that are over have used.
+        #: The usage of ended groups.
         self.ended = EndedUsage()
-        #: Uid -> those that depend on it, by uid.
+        #: Uid -> the groups that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
         self._judged_by: tuple[object, ...] = ()
@@ -100,25 +101,26 @@ class SchedulerCache:
         self._shapes = Shapes(gates_hold=True)
         self._scopes: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._world: object = None
-        #: Class -> priority, and that of those who name none; queue -> checks that it asks for.
+        #: Priority class -> value, and the default value; queue -> the admission checks that it
+        #: requires.
         self._classes: tuple[Mapping[str, int], int] = ({}, 0)
         self._checks: dict[str, tuple[str, ...]] = {}
-        #: The queues whose groups have any to pass.
+        #: The queues whose groups have checks to pass.
         self._checked: set[str] = set()
-        #: Groups that wait and whose gang could be made up of different pods, by uid.
+        #: Waiting groups whose gang could be made up of different pods, by uid.
         self._with_choice: dict[str, GroupState] = {}
         self._nodes_version = -1
-        #: Of the last session: whom it touched; empty once these have been put right.
+        #: The groups touched by the last session; empty once these have been updated.
         self._touched: Mapping[str, GroupState] = {}
-        #: When groups that are over are to be forgotten, and their uids.
+        #: When ended groups are to be deleted (ms), and their uids.
         self._over: list[tuple[int, str]] = []
-        #: Claimants to which something is pledged, and who stands alone as they owe them room.
+        #: Preemptors with a pledge, and the uids of victims kept out of classes.
         self.claimants: dict[str, GroupState] = {}
         self._owing: set[str] = set()
-        #: A session has begun to put things right, and has not come to its end.
+        #: Whether a session has begun to update the state and has not completed.
         self._torn = False
 
-    # --- for the session that begins ----------------------------------------------------------
+    # --- Updates for a new session ----------------------------------------------------------------
 
     def panel(
         self,
@@ -126,14 +128,14 @@ class SchedulerCache:
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
     ) -> PluginRegistry:
-        """The plugins in their places: the same for every session of the same plugins."""
+        """Return the plugin registry, the same for every session with the same plugins."""
         if self._panel is None or not self._panel.is_of(plugins, instrument):
             self._panel = PluginRegistry(plugins, instrument, of_session)
         self._panel.failures.clear()
         return self._panel
 
     def take_up(self, session: Session, parking: InadmissibleGroups) -> None:
-        """Put everything right for a session that begins."""
+        """Update all state for a new session."""
         if self._torn:
             self.forget()
         self._torn = True
@@ -160,8 +162,8 @@ class SchedulerCache:
     def _put_right(
         self, session: Session, parking: InadmissibleGroups
     ) -> tuple[list[GroupState], list[str]]:
-        """Let the states follow what has changed: the states that were built, and the uids of
-        groups whose records or pods are others.
+        """Update the states from the changes; return the states that were built, and the uids of
+        groups whose records or pods have changed.
         """
         snapshot = session.snapshot
         changed = list(self._changed(snapshot))
@@ -181,8 +183,8 @@ class SchedulerCache:
     def _take_in(
         self, session: Session, parking: InadmissibleGroups
     ) -> tuple[list[GroupState], Iterable[str]]:
-        """Build every state. They may be a million: nothing is kept beside them, and of those that
-        are nothing but records that wait, nothing is told.
+        """Build every state. There may be a million, so no other data is collected, and bare
+        waiting records are not reported.
         """
         snapshot = session.snapshot
         self.machines.follow(snapshot, session.now_ms, session.settings)
@@ -190,24 +192,24 @@ class SchedulerCache:
         entered: list[GroupState] = []
         for record in snapshot.groups:
             if record.metadata.uid in self.groups:
-                # Two say that they are the same group: the first by name is.
+                # Two records claim the same uid; the first by name counts.
                 continue
             state = self._build(session, record.metadata.uid, record, None)
             self._place(session, parking, state)
             if not state.bare:
                 entered.append(state)
         self.machines.count(entered)
-        # Whoever slept and is not among them is gone.
+        # Parked groups without a record are gone.
         for uid in [uid for uid in parking.asleep if uid not in self.groups]:
             parking.forget(uid)
         return entered, chain(self.groups, parking.awaited)
 
     def end(self) -> None:
-        """The session has come to its end: what it leaves can be taken up."""
+        """Mark the state as complete, so that the next session can take it over."""
         self._torn = False
 
     def next_at(self, parking: InadmissibleGroups) -> int | None:
-        """When something is due of those that are over or asleep."""
+        """Return the instant (ms) at which an ended or parked group next needs attention."""
         while self._over and not self._is_over(self._over[0][1]):
             heapq.heappop(self._over)
         due = [self._over[0][0]] if self._over else []
@@ -216,16 +218,16 @@ class SchedulerCache:
         return min(due, default=None)
 
     def lay_down(self, group: GroupState) -> None:
-        """A group sleeps from now on."""
+        """Remove a parked group from the pending queue and from `busy`."""
         self._line_of(group).discard(group.uid)
         if not group.bare:
             self.busy.discard(group.key)
 
-    # --- what has changed ---------------------------------------------------------------------
+    # --- Changes ----------------------------------------------------------------------------------
 
     def _follow_queues(self, session: Session) -> None:
-        """Queues, and what else all groups are judged by. Where the tree, its checks, or the
-        classes change, nothing is left of the session before.
+        """Update the queues and what else affects all groups. If the tree, its checks or the
+        priority classes change, all state is cleared.
         """
         snapshot = session.snapshot
         if self._judged_by and all(
@@ -264,9 +266,10 @@ class SchedulerCache:
                 self.queues[name] = QueueState(record, PendingQueue())
 
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[str, PodGroup | None]]:
-        """Uid -> record of each group that is not as the states have it; None: it is gone.
+        """Yield (uid, record) of each group that differs from its state; the record is None if it
+        is gone.
 
-        A record with the uid of another group, which somebody has written past batchq, is left out.
+        A record with the uid of another group, which was not written by batchq, is left out.
         """
         found: dict[str, PodGroup | None] = {}
         for before, now in groups_changed(self._seen.groups, snapshot.groups):
@@ -282,14 +285,14 @@ class SchedulerCache:
         return iter(found.items())
 
     def _is_of_another(self, record: PodGroup, found: Mapping[str, PodGroup | None]) -> bool:
-        """Whether a group of another name has its uid; `found`: those that have changed."""
+        """Return whether a group of another name has the uid; `found` has the changed groups."""
         uid = record.metadata.uid
         state = self.groups.get(uid)
         owner = found.get(uid, None if state is None else state.record)
         return owner is not None and key_of(owner) != key_of(record)
 
     def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
-        """Take a state out, and build the one that follows it, if one does."""
+        """Remove a state and build its successor, if there is one."""
         former = self.groups.pop(uid, None)
         if former is not None:
             self._take_out(former)
@@ -352,13 +355,13 @@ class SchedulerCache:
                 self.dependents.pop(other.uid, None)
 
     def _shape(self, record: PodGroup, former: GroupState | None, priority: int) -> GroupShape:
-        """A record that did not change keeps its spec from snapshot to snapshot."""
+        """Return the shape of a record; a record with an unchanged spec keeps its shape."""
         if former is not None and former.record.spec is record.spec:
             return former.given_shape
         return self._shapes.of(record.spec, priority)
 
     def _scopes_of(self, record: PodGroup) -> tuple[str, ...]:
-        """One for all groups that are summed in the same scopes."""
+        """Return the scopes of a record, shared by all groups with the same scopes."""
         spec = record.spec
         key = (spec.queue, record.metadata.namespace, spec.controller)
         known = self._scopes.get(key)
@@ -368,7 +371,7 @@ class SchedulerCache:
             known = self._scopes[key] = scopes_in(record, self.tree.chain(spec.queue))
         return known
 
-    # --- where a group is kept ----------------------------------------------------------------
+    # --- Places of groups -------------------------------------------------------------------------
 
     def _place(self, session: Session, parking: InadmissibleGroups, group: GroupState) -> None:
         if group.is_over:
@@ -399,7 +402,7 @@ class SchedulerCache:
         return tasks if len(tasks) < len(group.tasks) else ()
 
     def _follow_nodes(self, session: Session) -> None:
-        """Nodes have come, gone or changed: gangs of groups that wait may choose other pods."""
+        """Update the gangs of waiting groups after nodes have come, gone or changed."""
         if self._nodes_version == self.machines.version:
             return
         self._nodes_version = self.machines.version
@@ -410,13 +413,13 @@ class SchedulerCache:
             if group.peers is None:
                 group.leave_out(left_out)
                 continue
-            # Its class knows it by what it asks for.
+            # The class depends on the group's requests, which change.
             self._leave_class(group)
             group.leave_out(left_out)
             self._line_up(session, group)
 
     def _line_up(self, session: Session, group: GroupState) -> None:
-        """Let a group that is awake stand where it belongs."""
+        """Add a group that is not parked to `busy`, its class or its pending queue."""
         if not group.bare:
             self.busy.put(group.key, group)
         elif (
@@ -430,7 +433,7 @@ class SchedulerCache:
             self._line_of(group).add(group)
 
     def _is_plain(self, group: GroupState) -> bool:
-        """Whether nothing but its queue and the limits has a say in whether it stands in line."""
+        """Return whether only its queue and the limits decide whether the group is eligible."""
         spec = group.record.spec
         wanted = spec.priority_class_name
         return (
@@ -455,10 +458,10 @@ class SchedulerCache:
             self.node_refusals.wake(peers)
 
     def divide_classes(self, session: Session) -> None:
-        """Take the groups out of their classes that a plugin refuses, and may not refuse all groups
-        that ask for the same; take others in; and let the order be that of this session.
+        """Take the groups out of their classes that a plugin refuses without refusing all groups
+        with equal requests, put others in, and use this session's order.
 
-        A session that has none of these plugins does nothing here.
+        Does nothing in a session without such plugins.
         """
         lasts, dividing = session.plugins.order_lasts, session.plugins.dividing
         if not session.pending.classes_may_form or (lasts and not dividing):
@@ -482,7 +485,7 @@ class SchedulerCache:
                     line.join(group, session.group_key(group))
 
     def _wake_classes(self) -> None:
-        """Whatever all groups are judged by has changed."""
+        """Unpark all classes after a change that affects all groups."""
         self.watches.clear()
         self.node_refusals.wake_all()
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
@@ -495,7 +498,9 @@ class SchedulerCache:
         return group is not None and group.is_over
 
     def _bring_back_what_is_over(self, session: Session) -> None:
-        """Whose time has come is looked at, in every session until it is gone."""
+        """Return ended groups to `busy` when they are due to be deleted; they stay there until they
+        are gone.
+        """
         while self._over and self._over[0][0] <= session.now_ms:
             _, uid = heapq.heappop(self._over)
             if self._is_over(uid):
@@ -503,7 +508,7 @@ class SchedulerCache:
                 group.is_over = False
                 self.busy.add(group.key, group)
 
-    # --- sums ---------------------------------------------------------------------------------
+    # --- Sums -------------------------------------------------------------------------------------
 
     def _begin_ledger(self, session: Session, entered: Iterable[GroupState]) -> None:
         decided_by = (
@@ -524,7 +529,7 @@ class SchedulerCache:
             note_pledge(session, claimant, claimant.status.pledge)
         for group in entered:
             if not group.bare:
-                # Most count for what they counted for: then no sum has to follow.
+                # Most charges have not changed, so no sum changes.
                 self.ledger.recharge(group)
                 holding = self.ledger.holding.get(group.queue, {})
                 if group.uid in holding:
@@ -533,7 +538,7 @@ class SchedulerCache:
             self.ledger.recharge(claimant)
 
     def _part_who_owes(self, session: Session) -> None:
-        """A victim that waits is asked by itself: it gives way to its claimant."""
+        """Keep waiting victims out of classes, because each must wait for its own preemptor."""
         owing = {uid for uid, claimants in self.ledger.claimants.items() if claimants}
         if owing == self._owing:
             return
@@ -551,7 +556,7 @@ class SchedulerCache:
 
 
 def limits_of(session: Session, ready: Amounts) -> dict[str, Amounts]:
-    """Every limit by scope: the cluster's, queues', namespaces'."""
+    """Return every limit by scope: of the cluster, queues and namespaces."""
     snapshot = session.snapshot
     limits = {CLUSTER: scaled(ready, session.settings.overcommit)}
     for queue in snapshot.queues:
@@ -575,8 +580,8 @@ def _keeps_its_place(session: Session, group: GroupState) -> bool:
 
 
 def _may_still_choose(group: GroupState) -> bool:
-    """Whether a group's gang is not fixed: nothing is reserved for it, or, in a described world, it
-    has been admitted without a word about that and has no pods on nodes yet.
+    """Return whether a group's gang is not fixed: nothing is reserved for it, or a snapshot
+    described by hand has admitted it without fixing the gang and without pods on nodes.
     """
     if group.is_external or group.phase in TERMINAL:
         return False
@@ -590,7 +595,7 @@ def _forgotten_at(group: GroupState) -> int:
 
 
 def priorities_of(classes: Iterable[PriorityClass]) -> tuple[Mapping[str, int], int]:
-    """Class name -> value, and the value for groups that name none."""
+    """Return the value of each class by name, and the value for groups that name none."""
     values, default = {}, 0
     for item in classes:
         values[item.metadata.name] = item.spec.value

@@ -1,4 +1,4 @@
-"""What one session has done, and why the groups wait that it has not let in."""
+"""The changes made by one session, and the verdicts on groups that it has not admitted."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ class Effects:
     """The groups that a session has changed; written by Statements."""
 
     def __init__(self) -> None:
-        #: The groups that have changed, by uid: transactions are read off their states.
+        #: The changed groups by uid; transactions are derived from their states.
         self.touched: dict[str, GroupState] = {}
-        #: The uids of finished groups that are to be forgotten.
+        #: The uids of finished groups to delete.
         self.expired: set[str] = set()
-        #: The names of nodes that have fallen silent.
+        #: The names of nodes that have become silent.
         self.unready: list[str] = []
-        #: Groups whose changes become true together or not at all, by uid.
+        #: Uids of groups whose changes must be committed together, one tuple for each decision.
         self.joined: list[tuple[str, ...]] = []
-        #: Uid -> status and pods of a group before the first action changed it; empty until the
+        #: Uid -> status and pods of a group before the first action changed it; empty before the
         #: actions begin.
         self.before: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] = {}
-        #: How many intents came before the actions.
+        #: The number of intents before the actions.
         self.first_intent = 0
         self._actions_run = False
 
     def begin_actions(self, intents: int) -> None:
-        """Note how groups are from now on; `intents`: how many there are already."""
+        """Record group states from now on; `intents` is the number of existing intents."""
         self.before = {}
         self.first_intent = intents
         self._actions_run = True
 
     def remember(self, group: GroupState) -> None:
-        """Note how a group is before an action changes it for the first time."""
+        """Record the state of a group before an action changes it for the first time."""
         if self._actions_run and group.uid not in self.before:
             self.before[group.uid] = (group.status, dict(group.pods))
 
     def touch(self, group: GroupState) -> None:
-        """Note that a group has changed."""
+        """Record that a group has changed."""
         self.touched[group.uid] = group
 
 
 class Refusals(MutableMapping[str, Blockers]):
-    """Why groups wait, by uid: the verdicts of this session, of parked groups those with which they
-    were parked, and of members of an equivalence class those of the class.
+    """The verdicts on waiting groups by uid: those of this session; for a parked group, those with
+    which it was parked; for a member of an equivalence class, those of the class.
     """
 
     def __init__(

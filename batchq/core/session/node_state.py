@@ -1,4 +1,4 @@
-"""A node during one session: what is free on it now, and what a gang asks nodes for."""
+"""The state of a node during one session, and what a gang requests from nodes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from batchq.api.resources import Amounts, plus
 from batchq.api.transaction import capacity_of
 from batchq.core.session.specs import TaskShape
 
-#: The pods of a gang, one shape after the other in the order in which they are placed.
+#: The shapes of a gang with their numbers of pods, in placement order.
 Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
-#: What a gang asks nodes for, as shapes and counts: equal for gangs that the same nodes take.
+#: A gang's request to nodes, as shapes and counts; equal for gangs that the same nodes take.
 Wanted: TypeAlias = tuple[tuple[tuple[Any, ...], int], ...]
 
 
 class FreedNodes:
-    """The nodes on which something was freed, the latest last; `count` says how often."""
+    """The nodes on which something was freed, the latest last; `count` is the number of these
+    events.
+    """
 
     __slots__ = ("_at", "count")
 
@@ -27,13 +29,13 @@ class FreedNodes:
         self._at: dict[str, int] = {}
 
     def note(self, name: str) -> None:
-        """Something was freed on a node."""
+        """Record that something was freed on a node."""
         self.count += 1
         self._at.pop(name, None)
         self._at[name] = self.count
 
     def since(self, count: int) -> Iterator[str]:
-        """Yield the nodes on which something was freed after so many times, the latest first."""
+        """Yield the nodes on which something was freed after a former `count`, the latest first."""
         for name, at in reversed(self._at.items()):
             if at <= count:
                 return
@@ -41,10 +43,11 @@ class FreedNodes:
 
 
 class NodeState:
-    """A node during one session: what is free on it now.
+    """A node during one session, with what is free on it now.
 
-    `ready` counts its resources in; `heard` is False of a node that is only given the benefit of
-    the doubt, because it could not have been heard of (batchq.core.session.open_session).
+    `ready` says whether its resources count. `heard` is False if the node counts as ready only
+    because the scheduler itself was out of touch and could not have heard it
+    (batchq.core.placement.node_contact).
     """
 
     __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")
@@ -56,34 +59,34 @@ class NodeState:
         self.name = record.metadata.name
         self.ready = ready
         self.heard = heard
-        #: Where it notes that something has been freed on it.
+        #: The record of freed nodes that `give` updates.
         self._freed = freed
         self.total: Amounts = capacity_of(record)
         self.free: dict[str, int] = dict(self.total)
 
     @property
     def open(self) -> bool:
-        """Whether new pods may come."""
+        """Return whether new pods may be placed here."""
         return self.ready and not self.record.spec.unschedulable
 
     def take(self, requests: Mapping[str, int]) -> None:
-        """Count a pod in."""
+        """Take the requests of a pod."""
         for name, units in requests.items():
             self.free[name] = self.free.get(name, 0) - units
 
     def give(self, requests: Mapping[str, int]) -> None:
-        """Count a pod out."""
+        """Free the requests of a pod."""
         self.put_back(requests)
         if self._freed is not None:
             self._freed.note(self.name)
 
     def put_back(self, requests: Mapping[str, int]) -> None:
-        """Count out what was kept here for as long as a session lasts."""
+        """Return an amount that was only held for the length of a session or trial."""
         for name, units in requests.items():
             self.free[name] = self.free.get(name, 0) + units
 
     def lacks(self, requests: Mapping[str, int]) -> str:
-        """The first dimension that does not fit, in the order of the request, or ''."""
+        """Return the first dimension that does not fit, in the order of the request, or ''."""
         free = self.free
         for name, units in requests.items():
             if units > free.get(name, 0):
@@ -93,7 +96,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class KeptPlaces:
-    """Nodes for the pods of a gang, one shape after the other in the order of placement."""
+    """The nodes for the pods of a gang, shape by shape in placement order."""
 
     parts: tuple[tuple[TaskShape, tuple[NodeState, ...]], ...]
 
@@ -106,7 +109,7 @@ class KeptPlaces:
         return found
 
     def room(self) -> dict[str, Amounts]:
-        """Return what the pods ask for by node."""
+        """Return what the pods request, by node."""
         found: dict[str, Amounts] = {}
         for shape, nodes in self.parts:
             for node in nodes:

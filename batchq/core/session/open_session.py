@@ -1,10 +1,4 @@
-"""Open a session: the one module that knows all parts of one, and whether it may bind anything.
-
-After a minute without the Redis server, every lease has expired and every node is silent, although
-all of them may be alive. So silence counts only from the moment when the scheduler was last out of
-touch itself. A restarted server may also have lost its latest writes: until the nodes have reported
-what runs on them, nothing is bound, because a pod could otherwise run twice at once.
-"""
+"""The function that opens a session, and the only module that knows all its parts."""
 
 from __future__ import annotations
 
@@ -34,10 +28,10 @@ def open_session(
     instrument: Instrument | None = None,
     parking: InadmissibleGroups | None = None,
 ) -> Session:
-    """Return a session on a snapshot that has decided nothing yet.
+    """Return a session on a snapshot, without any decisions.
 
-    `carried` and `parking` are what the scheduler keeps from session to session; without them
-    everything is built anew, and every group is asked about.
+    `carried` and `parking` are what the scheduler keeps across sessions; without them, all state is
+    built from the snapshot and every group is evaluated.
     """
     carried = carried or SchedulerCache()
     parking = parking or InadmissibleGroups()

@@ -1,4 +1,4 @@
-"""A group's pods as they come into being, from the templates of its tasks."""
+"""Creation of a group's pods from the templates of its tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from batchq.core.session.state import GroupState
 
 
 def pod_uid(group: GroupState, ordinal: int | str) -> str:
-    """`<group uid>-<admission>-<ordinal>`: unique for ever, and allowed as an RQ id."""
+    """Return `<group uid>-<admission>-<ordinal>`, which is unique for ever and valid as an
+    RQ id.
+    """
     return f"{group.uid}-{group.status.admission}-{ordinal}"
 
 
 def shape_at(group: GroupState, ordinal: int) -> TaskShape:
-    """The task to which the pod with this ordinal belongs."""
+    """Return the task of the pod with this ordinal. Raise IndexError if there is none."""
     for shape in group.tasks:
         if ordinal in shape.ordinals:
             return shape
@@ -28,17 +30,17 @@ def shape_at(group: GroupState, ordinal: int) -> TaskShape:
 
 
 def shape_of_extra(group: GroupState, extra: Pod | int) -> TaskShape:
-    """Return the task of a pod that has no node: a pod, or the ordinal of one not created yet."""
+    """Return the task of a pod without a node: a pod, or the ordinal of one not created yet."""
     return shape_at(group, extra) if isinstance(extra, int) else group.shape_of(extra)
 
 
 def pod_of(group: GroupState, ordinal: int) -> Pod:
-    """The pod with this ordinal as it comes into being: Pending, of the current admission."""
+    """Return the new pod with this ordinal: Pending, of the current admission."""
     return pods_of(group, [ordinal])[0]
 
 
 def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
-    """The same of many; what pods of a task have in common is made once."""
+    """Return the new pods with these ordinals; pods of one task share their common parts."""
     name, namespace, status = group.record.metadata.name, group.namespace, group.status
     fresh = PodStatus(
         group_uid=group.uid, admission=status.admission, last_reason=_left_because(group)
@@ -75,23 +77,24 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
 
 
 def _left_because(group: GroupState) -> str:
-    """Why the group lost its former admission; a pod that starts over may want to know."""
+    """Return why the group lost its former admission; its next pods are told."""
     if group.status.admission < 2:
         return ""
     return next((one.reason for one in group.status.conditions if one.type == "Evicted"), "")
 
 
 def pod_name(pod: Pod) -> str:
-    """`namespace/name`."""
+    """Return `namespace/name`."""
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def wanted_ordinals(group: GroupState) -> list[int]:
-    """Return the ordinals of the pods that an admitted group's gang lacks, and that do not exist.
+    """Return the ordinals of the pods that an admitted group's gang lacks and that do not exist
+    yet.
 
-    In the gang's order (`GroupState.choose`). Pods that ended for good stay ended, and others take
-    their place, as they do of gated ones. An external group lacks none: its consumer makes its
-    pods.
+    They are in the gang's order (`GroupState.choose`). Pods that ended for good are not created
+    again; other pods replace them, and also gated ones. An external group lacks none, because its
+    consumer creates its pods.
     """
     if group.is_external:
         return []
@@ -117,13 +120,13 @@ def wanted_ordinals(group: GroupState) -> list[int]:
             return missing
         elsewhere += lacks - len(own)
         unborn.append(ordinals)
-    # Pods that are being stopped, or wait for a retry, are replaced by those of other tasks.
+    # Pods that are being stopped or wait for a retry are replaced by pods of other tasks.
     return missing + list(islice(chain.from_iterable(unborn), elsewhere))
 
 
 def _may_run(group: GroupState, pod: Pod) -> bool:
-    """Whether it counts towards minMember: of an elastic group, not while it waits for a retry or
-    is being stopped. Another pod of the group takes its place meanwhile, so that room does not lie
+    """Return whether a pod counts towards minMember. A pod of an elastic group does not count while
+    it is being stopped or waits for a retry: another pod replaces it, so that its capacity is not
     idle.
     """
     if group.is_final(pod) or (pod.status.phase == PodPhase.PENDING and group.is_held_back(pod)):
@@ -133,7 +136,7 @@ def _may_run(group: GroupState, pod: Pod) -> bool:
 
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
-    """The ordinals of a task's pods that may exist and do not yet."""
+    """Yield the ordinals of a task's pods that may be created and do not exist yet."""
     if shape.gated:
         return
     taken = _taken(group)
@@ -143,10 +146,11 @@ def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
 
 
 def _taken(group: GroupState) -> set[int]:
-    """Ordinals that have ended for good, and those of which a former pod has not ended yet.
+    """Return the ordinals of pods that have ended for good, and of former pods that have not ended
+    yet.
 
-    A pod of a former admission holds its place until its processes are gone: nothing may run
-    twice at once.
+    A pod of a former admission keeps its ordinal until its processes have ended, because no pod may
+    run twice at once.
     """
     return {
         group.shape_of(pod).first + pod.spec.index

@@ -1,6 +1,6 @@
-"""One turn of the scheduler: the state that plugins are asked about and actions move.
+"""A session: one pass of the scheduler, with the state that plugins read and actions change.
 
-A session is opened on a snapshot, run through the actions, and closed; what it decided is its
+A session is opened on a snapshot, run through the actions, and closed; its results are its
 `intents` and the states of the groups that it `touched`. It reads no clock and does no I/O: the
 same snapshot, settings and `now_ms` give the same decisions.
 """
@@ -41,24 +41,24 @@ from batchq.core.session.state import GroupState, PendingQueue, QueueState
 Key = tuple[Any, ...]
 T = TypeVar("T")
 
-#: Of so many shapes it is remembered whether empty nodes would take them.
+#: How many shapes are cached with the answer whether empty nodes would take them.
 _MOST_SHAPES = 10_000
 
-#: The name under which the session's own refusals are known.
+#: The plugin name in the session's own verdicts.
 SESSION = "session"
 
 
 class Action(Protocol):
-    """A verb of the session: reads it, and moves groups and pods through Statements."""
+    """A step of the session, which changes groups and pods through Statements."""
 
     name: str
 
     def execute(self, session: Session) -> None:
-        """Take one turn."""
+        """Run the step once."""
 
 
 class RegisteredPlugins(Protocol):
-    """Which functions of plugins are called where (batchq.core.extension.registry)."""
+    """The plugin functions at each extension point (batchq.core.extension.registry)."""
 
     enforced: frozenset[Rule]
     lasting: Sequence[Registration[Any]]
@@ -72,23 +72,25 @@ class RegisteredPlugins(Protocol):
 
     @property
     def points(self) -> Mapping[str, ExtensionPoint[Any]]:
-        """Extension point -> the functions that are called there."""
+        """Return the functions registered at each extension point."""
 
     @property
     def clocks(self) -> Iterable[Callable[[Session], Iterable[int]]]:
-        """Functions that return instants at which plugins' answers change by the clock alone."""
+        """Return functions that yield instants at which a plugin's answer changes with time
+        alone.
+        """
 
     @property
     def lifted_by(self) -> Mapping[str, Any]:
-        """Plugin -> reason -> the changes that lift a refusal for it."""
+        """Return plugin -> reason -> the changes that lift a refusal with that reason."""
 
     @property
     def failures(self) -> dict[str, str]:
-        """What third-party plugins raised in this session."""
+        """Return what third-party plugins raised in this session."""
 
 
 class CarriedState(Protocol):
-    """What lasts from one session to the next (batchq.core.cache.scheduler_cache)."""
+    """The state kept across sessions (batchq.core.cache.scheduler_cache)."""
 
     machines: NodeCache
     tree: QueueTree
@@ -106,26 +108,28 @@ class CarriedState(Protocol):
     claimants: dict[str, GroupState]
 
     def take_up(self, session: Session, parking: Any) -> None:
-        """Bring everything up to date for a session that begins."""
+        """Update the state for a new session."""
 
     def divide_classes(self, session: Session) -> None:
-        """Let the groups stand alone that a plugin tells from those that ask for the same."""
+        """Take groups out of their classes if a plugin treats them differently from other
+        members.
+        """
 
     def next_at(self, parking: Any) -> int | None:
-        """When something becomes due of groups that have ended, or sleep."""
+        """Return the instant (ms) at which an ended or parked group next needs attention."""
 
     def end(self) -> None:
-        """The session has come to its end."""
+        """Mark the state as complete after a session."""
 
     def lay_down(self, group: GroupState) -> None:
-        """A group sleeps from now on."""
+        """Remove a parked group from the pending queue."""
 
 
 class StateKey(Generic[T]):
-    """Names what another module keeps in a session, and makes it when it is first asked for.
+    """The key of a value that another module keeps in a session, created on first use.
 
-    The same idea as the keys of kube-scheduler's CycleState: so a session holds the state of all
-    modules, and knows none of them.
+    The idea is that of the keys of kube-scheduler's CycleState: a session holds the state of all
+    modules without importing them.
     """
 
     __slots__ = ("ends_with_session", "make", "name")
@@ -133,16 +137,18 @@ class StateKey(Generic[T]):
     def __init__(
         self, name: str, make: Callable[[Session], T], *, ends_with_session: bool = False
     ) -> None:
-        """`ends_with_session`: nobody asks for it once everything is decided."""
+        """Create a key. With `ends_with_session`, the value is dropped once everything is
+        decided.
+        """
         self.name = name
         self.make = make
         self.ends_with_session = ends_with_session
 
 
 class Session:
-    """Owner of all working state of one turn. See the module's docstring.
+    """The owner of all working state of one pass; see the module's docstring.
 
-    `batchq.core.session.open_session` makes them.
+    Sessions are created by `batchq.core.session.open_session`.
     """
 
     def __init__(
@@ -183,28 +189,28 @@ class Session:
         for line in self.lines():
             line.order_by(self.group_key)
 
-    # What other modules keep here --------------------------------------------------------------
+    # State of other modules -----------------------------------------------------------------------
 
     def get(self, key: StateKey[T]) -> T:
-        """What a key names; made if it is not there yet."""
+        """Return the value of a key, creating it if necessary."""
         found = self._parts.get(key)
         if found is None:
             found = self._parts[key] = key.make(self)
         return cast(T, found)
 
     def peek(self, key: StateKey[T]) -> T | None:
-        """What a key names, if it is there."""
+        """Return the value of a key, or None."""
         return cast("T | None", self._parts.get(key))
 
     def put(self, key: StateKey[T], part: T | None) -> None:
-        """Have a key name this from now on; None: nothing."""
+        """Set the value of a key; None removes it."""
         if part is None:
             self._parts.pop(key, None)
         else:
             self._parts[key] = part
 
     def adopt(self, carried: CarriedState) -> None:
-        """Take over what the session before has left, put right; for the cache."""
+        """Take over the updated state of the previous session; called by the cache."""
         self.nodes = SessionNodes(carried.machines)
         self.tree = carried.tree
         self.groups = carried.groups
@@ -212,10 +218,10 @@ class Session:
         self.queues = carried.queues
         self.ledger = carried.ledger
 
-    # Plugins' say ----------------------------------------------------------------------------
+    # Plugins --------------------------------------------------------------------------------------
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
-        """Every refusal of every plugin at `preEnqueue`, `admissible` or `permit`."""
+        """Return all refusals of all plugins at `preEnqueue`, `admissible` or `permit`."""
         return [
             verdict
             for entry in self.plugins.points[point]
@@ -223,7 +229,7 @@ class Session:
         ]
 
     def refused_by(self, shape: TaskShape, node: NodeState) -> Verdict | None:
-        """The first plugin's refusal to put this shape on that node."""
+        """Return the first plugin's refusal to put this shape on that node, or None."""
         for entry in self.plugins.points["predicate"]:
             verdict: Verdict | None = entry.function(self, shape, node)
             if verdict is not None:
@@ -231,9 +237,10 @@ class Session:
         return None
 
     def is_taken_when_empty(self, shape: TaskShape) -> bool:
-        """Return whether any ready, uncordoned node would take a pod of this shape, were it empty.
+        """Return whether any ready, uncordoned node would take a pod of this shape if it were
+        empty.
 
-        Looked up once for each shape and set of nodes.
+        Cached for each shape and set of nodes.
         """
         taken = self.nodes.taken_when_empty
         known = taken.get(shape.shape)
@@ -245,21 +252,21 @@ class Session:
         return known
 
     def score(self, shape: TaskShape, node: NodeState) -> int:
-        """The weighted sum of the plugins' scores; higher is better."""
+        """Return the weighted sum of the plugins' scores; higher is better."""
         return sum(
             entry.weight * entry.function(self, shape, node)
             for entry in self.plugins.points["score"]
         )
 
     def group_ready(self, group: GroupState) -> bool:
-        """Whether every plugin finds the group's placements enough to start it."""
+        """Return whether every plugin finds the group's placements sufficient to start it."""
         for entry in self.plugins.points["groupReady"]:  # noqa: SIM110 - asked of every gang, often
             if not entry.function(self, group):
                 return False
         return True
 
     def group_key(self, group: GroupState) -> Key:
-        """The order of groups: the plugins' keys, then queue time, then uid."""
+        """Return the sort key of a group: the plugins' keys, then queue time, then uid."""
         if group.line_key is not None and (
             self.plugins.order_lasts or group.status is group.record.status
         ):
@@ -271,40 +278,41 @@ class Session:
         return key
 
     def queue_key(self, queue: QueueState) -> Key:
-        """The order of queues, level by level from the root: the plugins' keys, age, uid.
+        """Return the sort key of a queue, level by level from the root: the plugins' keys, age,
+        uid.
 
-        Moves with every admission.
+        It changes with every admission.
         """
         return tuple(self.level_key(self.queues[name]) for name in self.tree.chain(queue.name)[1:])
 
     def level_key(self, queue: QueueState) -> Key:
-        """The order of a queue among its siblings. No two keys are equal."""
+        """Return the sort key of a queue among its siblings. No two keys are equal."""
         keys = tuple(entry.function(self, queue) for entry in self.plugins.points["queueOrder"])
         meta = queue.record.metadata
         return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
 
     def pod_key(self, group: GroupState, pod: Pod) -> Key:
-        """The order of one group's pods: the plugins' keys, then task, then index."""
+        """Return the sort key of a pod in its group: the plugins' keys, then task, then index."""
         keys = tuple(entry.function(self, group, pod) for entry in self.plugins.points["podOrder"])
         return (*keys, group.shape_of(pod).first, pod.spec.index)
 
-    # Working -----------------------------------------------------------------------------------
+    # Decisions ------------------------------------------------------------------------------------
 
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
-        """Keep why a group waits, all blockers, ranked."""
+        """Store the verdicts on a waiting group, ranked."""
         self.refusals[group.uid] = self.as_kept(verdicts)
 
     def as_kept(self, verdicts: Iterable[Verdict]) -> Blockers:
-        """Blockers as they are kept, if they are not already."""
+        """Return the verdicts in the form in which they are stored."""
         return verdicts if isinstance(verdicts, Blockers) else self.dated(verdicts)
 
     def dated(self, verdicts: Iterable[Verdict]) -> Blockers:
-        """Blockers as they are kept: ranked, with the revision at which they were seen."""
+        """Return the verdicts ranked and marked with the snapshot's revision."""
         at = self.snapshot.revision
         return ranked(msgspec.structs.replace(verdict, revision=at) for verdict in verdicts)
 
     def begin_actions(self) -> None:
-        """Tell what the actions do from what was done before."""
+        """Separate the changes of the actions from those made before."""
         self.effects.begin_actions(len(self.intents))
 
     def busy(self) -> list[GroupState]:
@@ -312,24 +320,26 @@ class Session:
         return self._busy.by_key()
 
     def in_order(self) -> list[GroupState]:
-        """Every group, by key; that is a look at each, so only for those who want all of them."""
+        """Return every group, by key. This visits all groups, so call it only if all are needed."""
         return sorted(self.groups.values(), key=lambda group: group.key)
 
     def lines(self) -> Iterator[PendingQueue]:
-        """The line of every queue, and of those that there are not."""
+        """Yield the pending queue of every queue, then that of groups whose queue does not
+        exist.
+        """
         for queue in self.queues.values():
             yield queue.line
         yield self.carried.strayed
 
     def next_at(self) -> int | None:
-        """When something becomes due of groups that have ended, or sleep."""
+        """Return the instant (ms) at which an ended or parked group next needs attention."""
         return self.carried.next_at(self.pending.inadmissible)
 
     def line_up(self) -> None:
-        """Let the lines follow the groups that the controller has let leave or end.
+        """Update the pending queues after the controller has rolled back or finished groups.
 
-        Who has just left stands in line like everybody else, and nobody behind may overtake it
-        for that.
+        A group that has just been rolled back is in line like any other, and no group behind it may
+        overtake it for that reason.
         """
         for group in self.effects.touched.values():
             if group.queue not in self.queues or group.peers is not None:
@@ -340,32 +350,36 @@ class Session:
                 line.add(group)
 
     def close(self) -> None:
-        """End the turn: what was only held is undone."""
+        """Close the session and return what was only held."""
         self.nodes.end()
 
     def end(self) -> None:
-        """Everything is decided and written down: the next session may take this one over."""
+        """Mark everything as decided and stored, so that the next session can take this
+        state over.
+        """
         self.carried.end()
-        # They know the session: left here, both were a cycle, which only the collector frees.
+        # These values refer to the session; the cycle would be freed only by the garbage collector.
         for key in [key for key in self._parts if key.ends_with_session]:
             del self._parts[key]
 
     def anybody_sleeps(self) -> bool:
-        """Whether what anybody was told may be older than this session."""
+        """Return whether any group may have verdicts from an earlier session."""
         return bool(self.pending.parked) or any(
             peers.sleeps for line in self.lines() for peers in line.classes.values()
         )
 
     def lay_down(self, group: GroupState) -> None:
-        """A group sleeps from now on."""
+        """Park a group."""
         self.carried.lay_down(group)
 
 
 def _enqueue_comes_first(actions: tuple[str, ...]) -> bool:
-    """Whether `enqueue` is the first to look at the lines, so that it may keep what it finds."""
+    """Return whether `enqueue` is the first action, so that its verdicts on pending groups stay
+    valid.
+    """
     return "enqueue" in actions and actions.index("enqueue") == 0
 
 
 def unfinished(groups: Iterable[GroupState]) -> list[GroupState]:
-    """The groups that have not ended."""
+    """Return the groups that have not ended."""
     return [group for group in groups if group.phase not in TERMINAL]

@@ -1,5 +1,5 @@
-"""What one session knows of its groups beside their states: which hold anything, which wait, which
-are heads of queues, and which have to leave for others.
+"""What a session knows of its groups besides their states: busy groups, verdicts on pending groups,
+heads of queues, and pledged victims.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class InadmissibleSet(Protocol):
 
     @property
     def world(self) -> object:
-        """Equal as long as nothing has changed that lasting answers at preEnqueue depend on."""
+        """Return a token that stays equal while lasting answers at preEnqueue stay valid."""
 
     def may_sleep(self) -> bool:
-        """Return whether groups may be left out of a session at all."""
+        """Return whether groups may be parked at all."""
 
 
 class CarriedGroups(Protocol):
-    """The busy groups as the last session left them."""
+    """The busy groups at the end of the last session."""
 
     @property
     def busy(self) -> Iterable[GroupState]:
-        """The groups that are more than a record that waits, by key."""
+        """Return the groups that are more than a waiting record, by key."""
 
 
 class BusyGroups:
-    """The groups that are more than a record that waits, and those that a session has touched: all
+    """The groups that are more than a waiting record, and those that a session has touched: all
     that hold anything or could, without the parked ones.
     """
 
@@ -52,7 +52,7 @@ class BusyGroups:
         self._seen = 0
 
     def by_key(self) -> list[GroupState]:
-        """Return them by key. A list that was returned before stays as it is."""
+        """Return these groups by key. A list returned earlier is not changed."""
         if self._groups is None:
             self._groups = list(self._carried.busy)
             self._uids = {group.uid for group in self._groups}
@@ -60,7 +60,8 @@ class BusyGroups:
             new = list(islice(self._touched.values(), self._seen, None))
             self._seen = len(self._touched)
             if more := [group for group in new if group.uid not in self._uids]:
-                # A caller may be iterating over the list; each trial of an eviction adds groups.
+                # A caller may be iterating over the list, and each trial of an eviction adds
+                # groups.
                 self._groups = self._groups.copy()
                 for group in more:
                     insort(self._groups, group, key=_key_of)
@@ -69,65 +70,65 @@ class BusyGroups:
 
 
 class PendingGroups:
-    """What has been found out about groups that wait, and by which rules classes of them stand for
-    their members.
+    """Verdicts on pending groups, and the rules by which an equivalence class stands for its
+    members.
     """
 
     def __init__(
         self, inadmissible: InadmissibleSet, *, classes_may_form: bool, limits_decide: bool
     ) -> None:
         self.inadmissible = inadmissible
-        #: Whether groups that ask for the same are asked about together.
+        #: Whether groups with equal requests are evaluated together.
         self.classes_may_form = classes_may_form
-        #: Whether what could ever fit is let in wherever the limits have capacity.
+        #: Whether every group that could ever fit is admitted as soon as the limits have capacity.
         self.limits_decide = classes_may_form and limits_decide
-        #: Whether classes may sleep.
+        #: Whether classes may be parked.
         self.classes_may_sleep = classes_may_form and inadmissible.may_sleep()
-        #: Uid -> why a parked group waits.
+        #: Uid -> the verdicts on a parked group.
         self.parked: Mapping[str, tuple[Verdict, ...]] = {}
-        #: Equal as long as nothing has changed that lasting answers at preEnqueue depend on.
+        #: A token that stays equal while lasting answers at preEnqueue stay valid.
         self.generation: object = None
-        #: Uid -> why a group is ineligible, once asked (batchq.core.pending.queue).
+        #: Uid -> why a group is ineligible, filled on demand (batchq.core.pending.queue).
         self.ineligible: dict[str, tuple[Verdict, ...]] = {}
-        #: What groups ask for -> the version of the ledger, and the verdicts on such a group then.
+        #: Request -> the version of the ledger, and the verdicts on such a group at that version.
         self.last_verdicts: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
-        #: How many groups were asked about; for measurements.
+        #: The number of groups evaluated; for measurements.
         self.evaluated = 0
 
     def begin(self) -> None:
-        """Note which groups are parked, once the session before has been taken up."""
+        """Read the parked groups, after the state of the previous session was taken over."""
         self.parked = self.inadmissible.asleep
         self.generation = self.inadmissible.world
 
 
 class QueueHeads:
-    """The groups that others of their queues wait for."""
+    """The heads of queues, which other groups wait for."""
 
     def __init__(self) -> None:
-        #: Queue -> the head that all others of the queue wait for, if there is one now.
+        #: Queue -> the head that all other groups of the queue wait for, if there is one now.
         self.strict: dict[str, GroupState] = {}
-        #: Heads for which nothing is reserved, as they ask for more than their queues deserve.
+        #: Heads without a reservation, because they request more than their queues deserve.
         self.exceeding: list[GroupState] = []
-        #: Group's uid -> the heads beside which more pods of it were counted as bound, while less
-        #: important groups of its queue were tried.
+        #: Uid of a group -> the heads beside which more of its pods were counted as bound while
+        #: less important groups of its queue were tried.
         self.grown_beside: dict[str, tuple[str, ...]] = {}
-        #: Group's uid -> from when on capacity is kept for it, in milliseconds, as backfill found.
+        #: Uid of a group -> the instant (ms) from which backfill keeps capacity for it.
         self.starts: dict[str, int] = {}
-        #: Heads behind which only those groups have such a start that could have started now.
+        #: Heads behind which backfill has planned only groups that could have started now.
         self.unplanned: set[str] = set()
 
 
 class PledgedVictims:
-    """The victims that have to leave for a preemptor, and have not ended yet."""
+    """The victims that must leave for a preemptor and have not ended yet."""
 
     def __init__(self) -> None:
         #: Uid of a pod or of an external group -> the uid of the preemptor that it is pledged to.
         self.pledged: dict[str, str] = {}
-        #: The same as the store has it.
+        #: The same as stored at the start of the session.
         self.pledged_before: dict[str, str] = {}
-        #: Whether a victim was passed over since it has started at this very instant.
+        #: Whether a victim was skipped because it has started at this very instant.
         self.spares_the_new = False
 
     def begin(self) -> None:
-        """Note what is pledged when the session begins."""
+        """Record the pledges at the start of the session."""
         self.pledged_before = dict(self.pledged)

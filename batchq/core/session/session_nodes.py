@@ -1,7 +1,7 @@
-"""The nodes of one session: what is free on them now, and what is kept there for groups that wait.
+"""The nodes of one session: what is free on them, and what is kept there for waiting groups.
 
-Whatever changes what is free on a node in a session goes through `take`, `give` or `put_back`. Each
-notes the node in `changes`, the journal by which rankings and columns know what to look at again.
+All changes of free resources go through `take`, `give` or `put_back`. Each records the node in
+`changes`, the journal that tells rankings and columns which nodes to update.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from batchq.core.session.node_state import KeptPlaces, NodeState
 
 
 class SessionNodes:
-    """Owner of the nodes while a session lasts; the node cache owns them between sessions."""
+    """The owner of the nodes during a session; between sessions, it is the node cache."""
 
     def __init__(self, cache: NodeCache) -> None:
         self._cache = cache
         #: Every node by name, in order.
         self.by_name: dict[str, NodeState] = cache.nodes
-        #: Rises when anything changes that decides what may be put on nodes.
+        #: Rises when anything changes that affects what may be put on nodes.
         self.version = cache.version
-        #: What all ready nodes have together, and all that were seen within a day, ready or not.
+        #: The total of all ready nodes, and of all nodes seen within a day, ready or not.
         self.ready: Amounts = cache.ready
         self.known: Amounts = cache.known
-        #: What the cluster could ever have: rule 1 asks for every group.
+        #: The most that the cluster could ever have, for rule 1.
         self.could_have: Amounts = cache.could_have
         #: Shape of a pod -> whether an open node would take it if the node were empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = cache.taken_when_empty
         #: The nodes on which something has been freed, and how often.
         self.freed = cache.freed
-        #: The names of nodes on which something was taken or given back, in that order.
+        #: The names of changed nodes, in the order of the changes.
         self.changes: list[str] = []
-        #: Group's uid -> node -> the amounts that are held for the group there in this session:
-        #: what was promised to it, or what a gang that has waited for long has found.
+        #: Uid of a group -> node -> the amounts held for the group in this session: pledged
+        #: capacity, or what a gang that has waited for long has found.
         self.held: dict[str, dict[str, Amounts]] = {}
-        #: Group's uid -> the places on nodes that are kept for its gang; their amounts are taken.
+        #: Uid of a group -> the places kept for its gang; their amounts are taken.
         self.kept: dict[str, KeptPlaces] = {}
-        #: Why nothing is bound in this session; None if pods may be.
+        #: Why nothing is bound in this session; None if pods may be bound.
         self.binding_refused: Verdict | None = None
-        #: Resource -> what `most_free` says of it, and the length of `changes` then.
+        #: Resource -> the result of `most_free`, valid for one length of `changes`.
         self._most_free: dict[str, tuple[int, str]] = {}
         self._most_free_at = -1
 
@@ -53,25 +53,25 @@ class SessionNodes:
         self.changes.append(node.name)
 
     def give(self, node: NodeState, amounts: Mapping[str, int]) -> None:
-        """Free amounts on a node: groups that no node took may fit there from now on."""
+        """Free amounts on a node, so that refused groups may fit there from now on."""
         node.give(amounts)
         self.changes.append(node.name)
 
     def put_back(self, node: NodeState, amounts: Mapping[str, int]) -> None:
-        """Return amounts that were taken for a while: nothing is free that was not before."""
+        """Return amounts taken only for a while: nothing is free that was not free before."""
         node.put_back(amounts)
         self.changes.append(node.name)
 
     # Places of gangs ------------------------------------------------------------------------------
 
     def take_places(self, places: KeptPlaces) -> None:
-        """Take what the pods of a gang ask for off their nodes."""
+        """Take the requests of a gang's pods off their nodes."""
         for shape, nodes in places.parts:
             for node in nodes:
                 self.take(node, shape.requests)
 
     def give_places(self, places: KeptPlaces) -> None:
-        """Free what the pods of a gang ask for."""
+        """Free the requests of a gang's pods."""
         for shape, nodes in places.parts:
             for node in nodes:
                 self.give(node, shape.requests)
@@ -88,7 +88,7 @@ class SessionNodes:
         self.kept[uid] = places
 
     def release(self, uid: str) -> KeptPlaces:
-        """Free the places that are kept for the gang of a group, and return them."""
+        """Free the places kept for the gang of a group, and return them."""
         places = self.kept.pop(uid)
         self.give_places(places)
         return places
@@ -102,7 +102,7 @@ class SessionNodes:
             self.take(self.by_name[name], part)
 
     def give_hold(self, uid: str) -> dict[str, Amounts]:
-        """Free what is held for a group, and return it; empty if nothing is."""
+        """Free what is held for a group, and return it; empty if nothing is held."""
         amounts = self.held.pop(uid, {})
         for name, part in amounts.items():
             self.give(self.by_name[name], part)
@@ -116,7 +116,9 @@ class SessionNodes:
         return amounts
 
     def note_held_less(self) -> None:
-        """Note nodes on which less is kept for groups than at the end of the last session."""
+        """Record as freed the nodes on which less is held or kept than at the end of the last
+        session.
+        """
         former = self._cache.held
         if not former:
             return
@@ -126,7 +128,7 @@ class SessionNodes:
                 self.freed.note(name)
 
     def end(self) -> None:
-        """Return everything that is held or kept: the next session takes it again."""
+        """Return everything held or kept; the next session takes it again."""
         self._cache.held = self._all_held()
         for uid in list(self.held):
             self.put_back_hold(uid)
@@ -134,7 +136,7 @@ class SessionNodes:
             self.put_back_places(self.kept.popitem()[1])
 
     def _all_held(self) -> dict[str, Amounts]:
-        """What is held or kept by node."""
+        """Return everything held or kept, by node."""
         found: dict[str, Amounts] = {}
         kept = (places.room() for places in reversed(self.kept.values()))
         for by_node in (*reversed(self.held.values()), *kept):
@@ -142,10 +144,10 @@ class SessionNodes:
                 found[name] = plus(found.get(name, {}), amounts)
         return found
 
-    # What they have -------------------------------------------------------------------------------
+    # Totals ---------------------------------------------------------------------------------------
 
     def known_when_empty(self) -> EmptyNodes:
-        """Return the nodes that were seen within a day, as if they were empty."""
+        """Return the nodes seen within a day, as if they were empty."""
         return self._cache.known_when_empty()
 
     def open_when_empty(self) -> EmptyNodes:
@@ -153,8 +155,8 @@ class SessionNodes:
         return self._cache.open_when_empty()
 
     def most_free(self, resource: str) -> tuple[int, str]:
-        """Return the most of a resource that one open node has free, and the node's name; 0 and ''
-        without such a node.
+        """Return the largest free amount of a resource on one open node, and the node's name; (0,
+        '') if no node is open.
         """
         if self._most_free_at != len(self.changes):
             self._most_free_at, self._most_free = len(self.changes), {}

@@ -1,4 +1,4 @@
-"""What one session sees: every live object at one revision, in a fixed order."""
+"""The snapshot that a session decides on: every live object at one revision, in a fixed order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from batchq.core.cache.chunks import ByUid, Rows
 
 
 class ContactStanding(Struct, frozen=True, kw_only=True):
-    """How the reader of a snapshot stands with its server. Instants are milliseconds of its clock.
+    """The contact of a snapshot's reader with its server. Instants are in ms of the reader's clock.
 
-    `generation`: that of attempts (see `batchq.api.transaction`). `contact_since`: the reader
-    has heard of the server without a break since then, and so would have heard whoever could reach
-    it; None where there is no server to lose. `restarted_at`: when the server's present run was
-    first led; nodes in `reported` have said since then what runs on them. `forgot`: the server is
-    known to have lost writes in that restart.
+    `generation` is that of attempts (see `batchq.api.transaction`). Since `contact_since`, the
+    reader has been in touch with the server without interruption, and would have heard of every
+    node that could reach it; None if there is no server. `restarted_at` is when a leader first
+    served the server's current run; the nodes in `reported` have reported since then what runs on
+    them. `forgot` says that the server is known to have lost writes in that restart.
     """
 
     generation: int = 0
@@ -37,18 +37,19 @@ class ContactStanding(Struct, frozen=True, kw_only=True):
 
     @property
     def hears_since(self) -> int | None:
-        """Silence before this instant says nothing. A server that was started anew may have
-        forgotten beats and renewals, even if its reader has noticed no break.
+        """Return the instant (ms) before which silence means nothing. A restarted server may have
+        lost heartbeats and renewals even if its reader has noticed no interruption.
         """
         known = [at for at in (self.contact_since, self.restarted_at) if at is not None]
         return max(known, default=None)
 
 
 def says_the_same(one: Snapshot, other: Snapshot) -> bool:
-    """Whether two snapshots differ in nothing but signs of life: nodes' beats, pods' leases.
+    """Return whether two snapshots differ only in signs of life: heartbeats of nodes and leases of
+    pods.
 
-    Records that did not change are the same objects in both. What signs of life decide, they
-    decide by the clock: when one is late.
+    Unchanged records are the same objects in both. Signs of life affect a decision only when they
+    are late, which depends on the clock.
     """
     return (
         one.groups is other.groups
@@ -75,10 +76,10 @@ def _same_but_for_beats(one: Node, other: Node) -> bool:
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Immutable records. Every sequence is ordered by key.
 
-    A store's `groups` and `pods` are Rows and ByUid (batchq.core.cache.chunks): they share with
-    those of the snapshot before all that did not change. `pods` are grouped by the uid of their
-    group; `leases` maps a pod's uid to the instant in milliseconds at which the lease of its
-    current attempt ends.
+    The `groups` and `pods` of a store are Rows and ByUid (batchq.core.cache.chunks), which share
+    all unchanged parts with those of the previous snapshot. `pods` are grouped by the uid of their
+    group. `leases` maps the uid of a pod to the instant (ms) at which the lease of its current
+    attempt ends.
     """
 
     revision: int = 0
@@ -90,8 +91,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     groups: Sequence[PodGroup] = ()
     pods: Mapping[str, tuple[Pod, ...]] = {}
     leases: Mapping[str, int] = {}
-    #: Scope -> the limits under which a described world states more than fits: those who hold it
-    #: stay until a limit falls below that. A store never over-admits, so there it is empty.
+    #: Scope -> limits exceeded in a snapshot described by hand: its holders stay until a limit
+    #: falls below that. A store never over-admits, so for a store this is empty.
     overbooked: Mapping[str, Amounts] = {}
     standing: ContactStanding = ContactStanding()
 
@@ -99,7 +100,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 def groups_changed(
     former: Sequence[PodGroup], now: Sequence[PodGroup]
 ) -> Iterator[tuple[PodGroup | None, PodGroup | None]]:
-    """(before, now) of each group whose record is not the very same."""
+    """Yield (before, now) for each group whose record is not the same object."""
     if isinstance(former, Rows) and isinstance(now, Rows):
         for _, old, new in now.differences(former):
             yield old, new
@@ -118,7 +119,7 @@ def groups_changed(
 def pods_changed(
     former: Mapping[str, tuple[Pod, ...]], now: Mapping[str, tuple[Pod, ...]]
 ) -> Iterator[str]:
-    """The uids of the groups whose pods are not the very same."""
+    """Yield the uids of the groups whose pods are not the same objects."""
     if former is now:
         return
     if isinstance(former, ByUid) and isinstance(now, ByUid):

@@ -1,4 +1,4 @@
-"""What follows from a group's spec alone, worked out once for as long as the spec stands."""
+"""Shapes: everything that follows from a group's spec alone, computed once for each spec."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from batchq.api.validation import MOST_GANG
 class TaskShape:
     """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
 
-    `task` stands for all that ask for the same: its command may be another's. `place` is where it
-    stands among the tasks of its group, and `first` is the ordinal of its first pod among all pods
-    of the group. Pods of a `gated` one are neither made nor bound until the gates in its template
-    are open.
+    `task` stands for all tasks with the same requests; its command may belong to another group.
+    `place` is its index among the tasks of the group, and `first` the ordinal of its first pod
+    among all pods of the group. Pods of a `gated` task are neither created nor bound until the
+    gates in its template are open.
     """
 
     task: Task
@@ -28,24 +28,24 @@ class TaskShape:
     requests: Amounts
     shape: tuple[object, ...]
     gated: bool = False
-    #: What its pods say that they ask for, as they are made: the same object of all of them.
+    #: The requests written into its pods; all pods share this object.
     stated: Amounts = field(default_factory=dict)
-    #: The priority of its pods: what the template states, else the group's.
+    #: The priority of its pods: the template's, or else the group's.
     priority: int = 0
 
     @property
     def ordinals(self) -> range:
-        """The ordinals of its pods."""
+        """Return the ordinals of its pods."""
         return range(self.first, self.first + self.task.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """A group's tasks, and what an admission of it reserves.
+    """A group's tasks, and what its admission reserves.
 
-    `reservation` is, per dimension, the larger of minResources and the requests of its gang, the
-    first minMember of its pods in the order of `choose`. An external group has as many `replicas`
-    as its tasks say, and at least minMember.
+    `reservation` is, for each dimension, the larger of minResources and the requests of its gang,
+    which are the first minMember pods in the order of `choose`. For an external group, `replicas`
+    is the sum over its tasks, and at least minMember.
     """
 
     spec: PodGroupSpec
@@ -54,34 +54,36 @@ class GroupShape:
     replicas: int
     min_member: int
     reservation: Amounts
-    #: The reservation, and one group: what an admission asks of a limit.
+    #: The reservation and one group: what an admission requests from a limit.
     counted: Amounts
-    #: Equal for groups that ask for the same.
+    #: Equal for groups with equal requests.
     claim: tuple[object, ...]
-    #: Equal for groups whose pods, too, fit where the others' do.
+    #: Equal for groups whose pods also fit on the same nodes.
     alike: tuple[object, ...]
-    #: Task -> 0: what groups without pods have placed. Never changed in place.
+    #: Task -> 0: the placed pods of a group without pods. Never changed in place.
     none_placed: dict[str, int]
-    #: Whether it contradicts itself nowhere, and no gate in a template holds any pod back.
+    #: Whether the spec has no contradictions and no gate in a template holds a pod.
     is_sound: bool = False
-    #: Whether a gate in a template holds any pod back.
+    #: Whether a gate in a template holds a pod.
     gated: bool = False
 
     @property
     def has_choice(self) -> bool:
-        """Whether different pods could make up its gang: of several tasks, not all are needed."""
+        """Return whether different pods could make up its gang: it has several tasks, and not all
+        pods are needed.
+        """
         return len(self.tasks) > 1 and self.replicas > self.min_member
 
 
 class Shapes:
-    """The shapes of specs, one for all that ask for the same; whatever they are to run."""
+    """The shapes of specs, shared by all with the same requests, whatever their commands."""
 
     def __init__(self, *, gates_hold: bool) -> None:
         self._gates_hold = gates_hold
         self._known: dict[tuple[object, ...], GroupShape] = {}
 
     def of(self, spec: PodGroupSpec, priority: int) -> GroupShape:
-        """The shape of a spec, in a group of this priority."""
+        """Return the shape of a spec in a group of this priority."""
         states_priority = any(task.template.priority is not None for task in spec.tasks)
         key = (
             spec.min_member,
@@ -98,7 +100,7 @@ class Shapes:
         return known
 
 
-#: So many shapes are remembered.
+#: How many shapes are cached.
 _MOST_KNOWN = 10_000
 
 
@@ -117,7 +119,7 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
 
 
 def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
-    """Work a spec out, for a group of this priority."""
+    """Compute the shape of a spec in a group of this priority."""
     tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
@@ -143,14 +145,14 @@ def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) 
 
 
 def with_left(shape: GroupShape, left: Sequence[int], last: Collection[str] = ()) -> GroupShape:
-    """Return the shape with what is reserved when so many pods of each task are `left`, and pods of
-    the tasks in `last` are chosen last.
+    """Return the shape with the reservation for a group with these numbers of pods `left` of each
+    task, where pods of the tasks in `last` are chosen last.
     """
     return with_gang(shape, choose(shape.tasks, shape.min_member, left, last=last))
 
 
 def with_gang(shape: GroupShape, chosen: Sequence[int]) -> GroupShape:
-    """Return the shape with what is reserved for a gang of so many pods of each task."""
+    """Return the shape with the reservation for a gang with these numbers of pods of each task."""
     tasks, spec = shape.tasks, shape.spec
     of_pods = total(times(task.requests, count) for task, count in zip(tasks, chosen, strict=True))
     reservation = named(larger(spec.min_resources, of_pods))
@@ -176,9 +178,9 @@ def choose(
     least: Sequence[int] | None = None,
     last: Collection[str] = (),
 ) -> list[int]:
-    """Return how many pods of each task make up `count` of those that are `left`, in the order of
-    a gang: each task's `least` (absent: its minAvailable) first, then by pod priority and task;
-    pods of gated tasks, and of those in `last`, only where there are not enough others.
+    """Return how many pods of each task make up `count` of those that are `left`, in the order of a
+    gang: each task's `least` first (default: its minAvailable), then by pod priority and task. Pods
+    of gated tasks and of tasks in `last` are chosen only if there are not enough others.
     """
     if least is None:
         least = [shape.task.min_available for shape in tasks]
@@ -204,7 +206,7 @@ def choose(
 def shapes_of(
     tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True
 ) -> tuple[TaskShape, ...]:
-    """Each task's requests and shape, and where its pods begin, in a group of this priority."""
+    """Return the shape of each task, in a group of this priority."""
     shapes, first = [], 0
     for place, task in enumerate(tasks):
         template = task.template
@@ -221,12 +223,14 @@ def shapes_of(
     return tuple(shapes)
 
 
-#: Looked up once: this is asked of every group that there is.
+#: Kept in module variables, because every group is tested.
 _PENDING, _RUNNING = PodGroupPhase.PENDING, PodGroupPhase.RUNNING
 
 
 def only_waits(record: PodGroup) -> bool:
-    """Whether a record without pods waits, and holds nothing, owes nothing and has no clock."""
+    """Return whether a record without pods only waits: it holds and owes nothing, and has no
+    timers.
+    """
     status = record.status
     return (
         status.phase == _PENDING
@@ -243,7 +247,7 @@ def only_waits(record: PodGroup) -> bool:
 
 
 def only_runs(record: PodGroup) -> bool:
-    """Whether a record runs, and no check, pledge or claim has a say in that."""
+    """Return whether a record only runs: no check, pledge or claim affects it."""
     status = record.status
     return (
         status.phase == _RUNNING
@@ -255,13 +259,15 @@ def only_runs(record: PodGroup) -> bool:
 
 
 def is_over(record: PodGroup, held: Amounts) -> bool:
-    """Whether an ended group holds nothing any more, in the store either."""
+    """Return whether an ended group holds nothing any more, in the session and in the store."""
     status = record.status
     return not (held or status.charge or status.claim.is_open or status.pledge.stands)
 
 
 def contradictions(spec: PodGroupSpec, replicas: int, min_member: int) -> list[str]:
-    """What a submission would have been refused for, and a described world may still contain."""
+    """Return the contradictions that a submission is refused for; a snapshot described by hand may
+    still contain them.
+    """
     found = []
     if not spec.tasks and spec.controller == "batchq":
         found.append("the group has no tasks, so there is nothing to run")

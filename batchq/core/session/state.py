@@ -1,7 +1,7 @@
-"""A session's working state: groups, nodes and queues that can change for one turn.
+"""The working state of a session: groups and queues that may change during one pass.
 
-Everything kept here is an immutable value in a mutable place, so that a Statement can undo a
-change by putting the old value back. Only Statements change a place.
+All values here are immutable and held in mutable attributes, so that a Statement can undo a change
+by restoring the old value. Only Statements change these attributes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from batchq.core.session.specs import (
     with_left,
 )
 
-#: What groups without pods have; never changed in place.
+#: Shared empty values for groups without pods; never changed in place.
 _NONE: dict[str, int] = {}
 _NO_PODS: dict[str, Pod] = {}
 
-#: Looked up once: it is asked of every pod.
+#: Kept in a module variable, because every pod is tested.
 _PENDING = PodPhase.PENDING
 
 _NOT_RUN_YET = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE})
 
 Key: TypeAlias = tuple[Any, ...]
-#: What groups say in their records: causes, and whose turn they wait for.
+#: The reasons in a group's record: causes, and the turn that it waits for.
 Said: TypeAlias = tuple[tuple[Any, ...], str]
 
-#: A pod's uid, how it was (None: it was not there), and how it is from now on (None: gone).
+#: The uid of a pod, its old state (None: new), and its new state (None: removed).
 Exchange = tuple[str, Pod | None, Pod | None]
 
 
 class GroupState:
     """A pod group during one session.
 
-    `record` is what the snapshot has and never changes; `status` and `pods` are the current
-    values. `pods` holds every pod of the group, those of older admissions included, by uid.
+    `record` is that of the snapshot and never changes; `status` and `pods` are the current values.
+    `pods` has every pod of the group by uid, including those of older admissions.
     """
 
     __slots__ = (
@@ -101,16 +101,16 @@ class GroupState:
         gates_hold: bool = True,
     ) -> None:
         self.record = record
-        #: From the root down to its queue.
+        #: The path from the root to its queue.
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
-        #: What follows from its spec alone; `shape` heeds gates of single pods, too.
+        #: What follows from its spec alone; `shape` also respects gates of single pods.
         self.given_shape = self.shape = shape = shape or shape_of(
             record.spec, priority, gates_hold=gates_hold
         )
-        #: The tasks of which its gang takes pods only where there are not enough others: no node
-        #: would take them if it were empty. Fixed at admission.
+        #: Tasks whose pods the gang uses only if there are not enough others, because no node would
+        #: take them even if it were empty. Fixed at admission.
         self.left_out: tuple[str, ...] = ()
-        #: Whether scheduling gates mean anything: the plugin `gates` is on.
+        #: Whether scheduling gates apply, i.e. the plugin `gates` is configured.
         self.gates_hold = gates_hold
         self.key = key_of(record)
         self.uid = record.metadata.uid
@@ -120,11 +120,11 @@ class GroupState:
         self.tasks = shape.tasks
         self.replicas = shape.replicas
         self.min_member = shape.min_member
-        # Most groups have no pods: these share what is empty, and each change makes a new one.
+        # Most groups have no pods; they share empty values, and each change creates a new one.
         self._on_nodes: Amounts = _NONE
-        #: Task -> how many of its pods have a node and may keep it, or have succeeded.
+        #: Task -> the number of its pods that have a node and may keep it, or have succeeded.
         self.placed: dict[str, int] = shape.none_placed
-        #: Task -> how many of its pods have gates of their own.
+        #: Task -> the number of its pods with gates of their own.
         self._gated_pods: dict[str, int] = _NONE
         self.pods: dict[str, Pod] = _NO_PODS
         if pods:
@@ -132,41 +132,40 @@ class GroupState:
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
         if self._gated_pods or record.status.left_out or self._comes_back():
             self.leave_out(record.status.left_out)
-        #: What the snapshot has of its pods.
+        #: Its pods in the snapshot.
         self.given_pods = pods
-        #: Whether it is nothing but a record that waits, by that record.
+        #: Whether it is only a waiting record.
         self.bare = not pods and only_waits(record)
-        #: Whether it runs, and nothing but its pods and its clocks can change that, by its record.
+        #: Whether it runs, and only its pods and timers can change that.
         self.steady = not self.bare and only_runs(record)
-        #: Whether it has ended and holds nothing, so that only its time to be forgotten comes.
+        #: Whether it has ended and holds nothing, so that it only waits to be deleted.
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
-        #: Its next pod, while it runs and stands in line with nothing but that.
+        #: Its next pod, if it runs and queues again for that pod only.
         self.next_pod: TaskShape | None = None
-        #: Those who wait as it does, if it is one of them (batchq.core.pending.equivalence).
+        #: Its equivalence class, if it is in one (batchq.core.pending.equivalence).
         self.peers: EquivalenceClass | None = None
-        #: Whether a plugin has refused it in this session, and not all that ask for the same.
+        #: Whether a plugin in this session has refused it but not all groups with equal requests.
         self.is_refused_alone = False
-        #: The state of the world in which it was found settled, and until when.
+        #: The configuration generation in which it was found settled, and until when (ms).
         self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
-        #: Its place in line, where that lasts as long as its record; once worked out.
+        #: Its sort key, if that lasts as long as its record; computed on demand.
         self.line_key: tuple[Any, ...] | None = None
-        #: Of the reasons that its record gives, once worked out.
+        #: The causes and the turn in its record's reasons; computed on demand.
         self.told: tuple[tuple[Cause, ...], str] | None = None
-        #: The state of the world (batchq.core.pending.inadmissible) in which nothing put it out of
-        #: line.
+        #: The configuration generation (batchq.core.pending.inadmissible) in which it was eligible.
         self.in_line_at: object = None
 
-    # What it is ------------------------------------------------------------------------------
+    # Identity -------------------------------------------------------------------------------------
 
     @property
     def order(self) -> UidOrder:
-        """How its uid compares, where nothing else decides."""
+        """Return the sort key of its uid, the last criterion of every order."""
         return uid_order(self.uid)
 
     @property
     def asks(self) -> tuple[object, ...]:
-        """Equal for groups that the limits and the nodes are asked the same of."""
+        """Return a key that is equal for groups with equal requests to limits and nodes."""
         return (self.queue, self.namespace, self.priority, *self.shape.alike)
 
     @property
@@ -183,44 +182,46 @@ class GroupState:
 
     @property
     def is_array(self) -> bool:
-        """One pod is enough, and there are more."""
+        """Return whether one pod is enough to start, and there are more."""
         return self.min_member == 1 and self.replicas > 1
 
     @property
     def is_elastic(self) -> bool:
-        """It can run with fewer pods than it has."""
+        """Return whether it can run with fewer pods than it has."""
         return self.replicas > self.min_member
 
     @property
     def queue_time(self) -> int:
-        """Since when it stands in line, in milliseconds."""
+        """Return since when it has been in line (ms)."""
         if self.status.queue_time is not None:
             return self.status.queue_time
         return self.record.metadata.creation_timestamp or 0
 
     @property
     def reservation(self) -> Amounts:
-        """What an admission reserves: the larger of minResources and its gang's requests; of a
-        group that runs and stands in line, what its next pod asks for.
+        """Return what an admission reserves: the larger of minResources and the gang's requests;
+        for a running group that queues again, the requests of its next pod.
         """
         return self.shape.reservation if self.next_pod is None else self.next_pod.requests
 
     @property
     def reserved(self) -> bool:
-        """Whether it holds a reservation."""
+        """Return whether it holds a reservation."""
         return self.status.reserved_at is not None and self.phase not in TERMINAL
 
     @property
     def is_external(self) -> bool:
-        """Whether somebody else runs it: it has no pods of ours, and nodes are no matter to it."""
+        """Return whether an external program runs it: batchq creates no pods for it and assigns no
+        nodes.
+        """
         return self.record.spec.controller == "external"
 
     @property
     def held(self) -> Amounts:
-        """What it holds without a reservation, until its processes have ended.
+        """Return what it holds without a reservation, until its processes have ended.
 
-        Of pods, what they hold on nodes, terminating ones included; of an external group that lost
-        its reservation, what its claim holds until its end is reported or certain.
+        This is what its pods hold on nodes, including terminating pods. An external group that lost
+        its reservation holds the amounts of its lease, until its end is reported or certain.
         """
         if not self.is_external:
             return self._on_nodes
@@ -229,22 +230,22 @@ class GroupState:
 
     @property
     def has_all_placed(self) -> bool:
-        """Whether each of its pods has a node that it may keep, or has succeeded."""
+        """Return whether each of its pods has a node that it may keep, or has succeeded."""
         return sum(self.placed.values()) >= self.replicas
 
-    # Its pods --------------------------------------------------------------------------------
+    # Pods -----------------------------------------------------------------------------------------
 
     def leave_out(self, tasks: tuple[str, ...]) -> None:
-        """Let its gang take pods of these tasks only where there are not enough others."""
+        """Use pods of these tasks in the gang only if there are not enough others."""
         self.left_out = tasks
         if self._comes_back():
-            # None of the pods that it has finished before is made again.
+            # Pods that it has finished before are not created again.
             self.shape = with_gang(self.given_shape, self.lacks_for_gang())
         else:
             self.shape = with_left(self.given_shape, self.ungated(), tasks)
 
     def _comes_back(self) -> bool:
-        """Whether it is to run again, and has finished some of its pods before."""
+        """Return whether it is to run again after some of its pods have finished."""
         return (
             bool(self.pods)
             and self.phase in _NOT_RUN_YET
@@ -258,8 +259,8 @@ class GroupState:
         """Return how many pods of each task make up `count` of those that are `left`, in the order
         of its gang (`batchq.core.session.specs.choose`).
 
-        Pods of tasks whose gates were opened since the group was admitted come last: it has pods
-        of others for minMember already.
+        Pods of tasks whose gates were opened after the admission come last, because the group
+        already has other pods for minMember.
         """
         last: Collection[str] = self.left_out
         if self.status.opened_gates:
@@ -272,11 +273,11 @@ class GroupState:
         return choose(self.tasks, count, left, least=least, last=last)
 
     def lacks_for_gang(self) -> list[int]:
-        """Return how many unfinished pods of each task its gang still lacks to be complete: each
-        task's minAvailable less that task's succeeded pods, and minMember less all that succeeded.
+        """Return how many unfinished pods of each task its gang still lacks: each task's
+        minAvailable minus its succeeded pods, and minMember minus all succeeded pods.
 
-        A group that does not run yet needs one pod at least, whatever succeeded before it had to
-        leave.
+        A group that does not run yet needs at least one pod, whatever succeeded before it was
+        rolled back.
         """
         ended: Counter[str] = Counter()
         succeeded: Counter[str] = Counter()
@@ -296,8 +297,8 @@ class GroupState:
         return self.choose(count, left, least=least)
 
     def unfinished(self) -> list[int]:
-        """How many pods of each task are to run still: neither gated nor ended for good, those not
-        yet created included.
+        """Return how many pods of each task still have to run: those neither gated nor ended for
+        good, including those not created yet.
         """
         ended = Counter(pod.spec.task for pod in self.current() if self.is_final(pod))
         return [
@@ -306,21 +307,23 @@ class GroupState:
         ]
 
     def ungated(self) -> list[int]:
-        """How many pods of each task no gate of theirs holds back."""
+        """Return how many pods of each task have no closed gate of their own or in their
+        template.
+        """
         return [
             0 if shape.gated else shape.task.replicas - self._gated_pods.get(shape.task.name, 0)
             for shape in self.tasks
         ]
 
     def is_held_back(self, pod: Pod) -> bool:
-        """Whether a pod without a node is not to be bound: it has gates, or its template has."""
+        """Return whether gates of the pod or of its template prevent it from being bound."""
         own = self.gates_hold and bool(pod.spec.scheduling_gates)
         return own or self.shape_of(pod).gated
 
     def lacks_ungated(self) -> bool:
-        """Whether gates of its pods leave it fewer than it has to start with.
+        """Return whether gates leave it with fewer pods than it needs to start.
 
-        Those that it has finished before count if they succeeded, and are lost if they failed.
+        Pods that finished before count if they succeeded, and are lost if they failed.
         """
         if not self._gated_pods and not any(shape.gated for shape in self.tasks):
             return False
@@ -334,20 +337,22 @@ class GroupState:
         )
 
     def current(self) -> Iterator[Pod]:
-        """The pods that count now."""
+        """Return the pods that count now."""
         return (pod for pod in self.pods.values() if self.is_current(pod))
 
     def is_current(self, pod: Pod) -> bool:
-        """Whether it is of this admission, or one that an elastic group has finished before.
+        """Return whether a pod belongs to this admission, or was finished earlier in an elastic
+        group.
 
-        A full gang starts anew: what its former pods still come to says nothing about this one.
+        A gang without extra pods starts from the beginning, so late reports on its former pods do
+        not matter.
         """
         return pod.status.admission == self.status.admission or (
             self.is_elastic and self.is_final(pod)
         )
 
     def is_final(self, pod: Pod) -> bool:
-        """Whether it has ended for good: succeeded, or failed with no retry left."""
+        """Return whether a pod has ended for good: succeeded, or failed with no retry left."""
         status = pod.status
         if status.phase == PodPhase.SUCCEEDED:
             return True
@@ -356,12 +361,12 @@ class GroupState:
         )
 
     def shape_of(self, pod: Pod) -> TaskShape:
-        """The task that the pod belongs to; an empty one if an edit has removed it since."""
+        """Return the task of the pod; an empty one if an edit has removed the task since."""
         known = self.shape.by_task.get(pod.spec.task)
         return known or shapes_of((Task(name=pod.spec.task, replicas=0),))[0]
 
     def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
-        """Put, replace or take away one pod; for Statements."""
+        """Add, replace or remove one pod; for Statements."""
         if self.pods is _NO_PODS:
             self.pods = {}
         if old is not None:
@@ -373,8 +378,8 @@ class GroupState:
             self._count(new, 1)
 
     def exchange_all(self, changes: Iterable[Exchange]) -> bool:
-        """The same of many pods, each named once; what they add up to is worked out once.
-        Whether any of them counts for anything.
+        """Apply many changes, each pod at most once, with a single update of the sums. Return
+        whether any changed pod affects the sums.
         """
         if self.pods is _NO_PODS:
             self.pods = {}
@@ -402,7 +407,7 @@ class GroupState:
             if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
                 self._count(pod, sign)
                 continue
-            # Pods of one task share what they ask for.
+            # Pods of one task share their requests.
             if pod.spec.requests is not stated:
                 stated, requests = pod.spec.requests, self.requests_of(pod)
             for name, units in requests.items():
@@ -417,7 +422,7 @@ class GroupState:
             self.placed = plus(self.placed, placed)
 
     def requests_of(self, pod: Pod) -> Amounts:
-        """What one of its pods asks for: of most, what their task says."""
+        """Return the requests of a pod, usually those of its task."""
         known = self.shape.by_task.get(pod.spec.task)
         if known is not None and known.stated is pod.spec.requests:
             return known.requests
@@ -438,7 +443,7 @@ class GroupState:
         if phase in ON_NODE:
             is_placed = not pod.status.terminating
         else:
-            # A former pod of a full gang may succeed before it hears that it is to stop.
+            # A former pod of a full gang may succeed before it is stopped.
             is_former = pod.status.admission < self.status.admission and not self.is_elastic
             is_placed = phase == PodPhase.SUCCEEDED and not is_former
         if is_placed:
@@ -446,19 +451,21 @@ class GroupState:
             self.placed = {**self.placed, task: self.placed.get(task, 0) + sign}
 
     def charge(self) -> Amounts:
-        """live + promise: what the ledger counts for this group.
+        """Return live + promise: what the ledger charges this group.
 
-        The promise is what the reservation exceeds the pods on nodes by, per dimension, and what
-        was pledged for pods beyond minMember that have no node yet.
+        The promise is the amount by which the reservation exceeds the pods on nodes, for each
+        dimension, and what was pledged to pods beyond minMember without a node.
         """
         return self._charge_now()[2]
 
     def charge_with_count(self) -> Amounts:
-        """The same as the store keeps it: with one `podgroups` while there is any of it."""
+        """Return the charge as the store keeps it: with one `podgroups` if it is not empty."""
         return self._charge_now()[3]
 
     def _charge_now(self) -> tuple[PodGroupStatus, Amounts, Amounts, Amounts]:
-        """For which status and pods it was worked out, and the charge without and with count."""
+        """Return the status and held amounts of the calculation, then the charge without and with
+        count.
+        """
         status, held = self.status, self.held
         known = self._charged
         if known is None or known[0] is not status or known[1] is not held:
@@ -468,34 +475,35 @@ class GroupState:
             elif known is not None and known[0] is status and known[2] is charge:
                 counts = known[3]
             else:
-                # A group that runs without a pod on any node, and owes none to its gang, has no
-                # reservation left, and takes no group's place.
+                # A running group without pods on nodes and with a complete gang has no reservation
+                # left, and does not count as a group.
                 counts = {**charge, POD_GROUPS: ONE_GROUP} if charge else {}
             known = self._charged = (status, held, charge, counts)
         return known
 
     def charge_holding(self, held: Amounts) -> Amounts:
-        """The charge, if its pods held this much."""
+        """Return the charge if its pods held this much."""
         if not self.reserved:
             return held
         reservation = self.status.reservation
-        # Most hold no more than was promised to them.
+        # Most groups hold no more than their reservation.
         charge = reservation if covers(reservation, held) else larger(held, reservation)
         extra = self.status.pledge.extra
         return plus(charge, extra) if extra else charge
 
 
 def _counts(pod: Pod) -> bool:
-    """Whether a pod adds anything to its group's sums: most that wait do not."""
+    """Return whether a pod affects its group's sums; most waiting pods do not."""
     return pod.status.phase != _PENDING or bool(pod.spec.scheduling_gates)
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Where there is room for one more of a class: as long as none of these sums is above what
-    stands beside its resource. `are_all`: nothing else bounds them; if not, there never is.
+    """The headroom for one more member of a class: there is capacity while none of these sums
+    exceeds the number stored with it. If `are_all` is False, other limits apply as well, and there
+    is never headroom.
 
-    Good for as long as the ledger goes by the same `limits`; the sums are the ledger's own.
+    Valid while the ledger uses the same `limits`; the sums are the ledger's own objects.
     """
 
     limits: Mapping[str, Amounts]
@@ -504,8 +512,8 @@ class Headroom:
 
 
 class EquivalenceClass:
-    """Members in their order, and how they fare. Changed by its owner, the Backlog, and by
-    sessions, who note what they have found.
+    """An equivalence class: its members in order, and the verdicts on them. It is changed by its
+    pending queue, and by sessions, which store their findings.
     """
 
     __slots__ = (
@@ -531,29 +539,30 @@ class EquivalenceClass:
         self.asks = asks
         self.queue = queue
         self.members: Ordered[GroupState] = Ordered()
-        #: What members' records say -> who says so, by uid.
+        #: Reasons in members' records -> the members with these reasons, by uid.
         self.said: dict[Said, dict[str, GroupState]] = {}
-        #: What the last one says who joined, as it stands there and as causes; and who says so.
+        #: The reasons of the member that joined last, as stored and as causes, and the members with
+        #: these.
         self.heard: tuple[tuple[Verdict, ...] | None, Said, dict[str, GroupState]]
         self.heard = (None, _NOTHING, {})
-        #: What stood against it when it was last asked; None: nobody has asked.
+        #: The verdicts of the last evaluation; None before the first.
         self.verdicts: Blockers | None = None
-        #: What its members are told: that, and behind what kind of head they wait.
+        #: The verdicts shown to members: those above, and the kind of head that they wait behind.
         self.told: Blockers | None = None
         self.behind = ""
-        #: Why all of them stand out of line, and the state of the world in which that was so.
+        #: Why all members are ineligible, and the configuration generation in which this was found.
         self.aside: tuple[Verdict, ...] = ()
         self.asides_in: object = None
-        #: The state of the world in which it was found that it could fit some time.
+        #: The configuration generation in which the class was found to fit at some time.
         self.could_in: object = None
-        #: What the limits ask of each member, once worked out.
+        #: The limits' headroom for a member, computed on demand.
         self.bounds: Headroom | None = None
-        #: While it sleeps, the limit that keeps it out is full as long as the sum of this scope and
-        #: resource is above `most`; None: it is not the limits that keep it out.
+        #: While the class is parked by a limit, that limit is full while the sum of this scope and
+        #: resource exceeds `most`; None if the class is parked for another reason.
         self.sleeps = False
         self.watches: tuple[str, str] | None = None
         self.most = 0
-        #: Whether what it asks for counts in the demand of its queue.
+        #: Whether its requests count in the demand of its queue.
         self.counted = False
 
     def __len__(self) -> int:
@@ -561,7 +570,7 @@ class EquivalenceClass:
 
     @property
     def reservation(self) -> Amounts:
-        """What each member asks for; only of a class that is not empty."""
+        """Return what each member requests; the class must not be empty."""
         return self.first.reservation
 
     @property
@@ -571,7 +580,7 @@ class EquivalenceClass:
         return found[1]
 
     def tell(self, told: Blockers) -> bool:
-        """What its members are to hear; whether that is news."""
+        """Set the verdicts shown to members; return whether they have changed."""
         former, self.told = self.told, told
         if former is None:
             return True
@@ -579,7 +588,7 @@ class EquivalenceClass:
 
 
 def reasons_said_by(group: GroupState) -> Said:
-    """What a group's record says, worked out once."""
+    """Return the causes and the turn in a group's record, computed once."""
     if group.told is None:
         reasons = group.record.status.reasons
         group.told = (causes_of(reasons), turn_of(reasons)) if reasons else _NOTHING
@@ -590,21 +599,22 @@ _NOTHING: Said = ((), "")
 
 
 class PendingQueue:
-    """The groups of one queue that wait, in their order: classes, and others one by one."""
+    """The waiting groups of one queue, in order: equivalence classes, and single groups."""
 
     __slots__ = ("_key", "_sorted", "asked", "classes", "kinds", "restless", "singles", "unread")
 
     def __init__(self) -> None:
         self.classes: dict[Key, EquivalenceClass] = {}
-        #: The same by what they claim and who they are to claim it: priority, class, reservation.
+        #: The classes by what they could claim as preemptors: priority, priority class,
+        #: reservation.
         self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
-        #: Those of them that do not sleep.
+        #: The classes that are not parked.
         self.restless: dict[Key, EquivalenceClass] = {}
-        #: Those of which some members' records may not say what the class was told.
+        #: The classes in which some members' records may lack the verdicts of the class.
         self.unread: dict[Key, EquivalenceClass] = {}
-        #: By uid; in no order.
+        #: Single groups by uid; in no order.
         self.singles: dict[str, GroupState] = {}
-        #: What the classes that stand in line ask for.
+        #: The sum of the requests of the classes that count in the demand.
         self.asked: dict[str, int] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
@@ -621,33 +631,33 @@ class PendingQueue:
         return (group for _, group in heapq.merge(*lines, alone, key=_first))
 
     def order_by(self, key: Callable[[GroupState], Key]) -> None:
-        """Go by a session's order from now on."""
+        """Use a session's order from now on."""
         self._key, self._sorted = key, None
 
     def in_order(self) -> list[GroupState]:
-        """Those that stand for themselves."""
+        """Return the single groups, in order."""
         if self._sorted is None:
             self._sorted = sorted(self.singles.values(), key=self._key)
         return self._sorted
 
     def firsts(self) -> Iterator[GroupState]:
-        """Yield each group that stands for itself, and the first of each class."""
+        """Yield each single group, and the first member of each class."""
         yield from self.in_order()
         for peers in self.classes.values():
             yield peers.first
 
     def add(self, group: GroupState) -> None:
-        """Let a group stand for itself."""
+        """Add a single group."""
         self.singles[group.uid] = group
         self._sorted = None
 
     def discard(self, uid: str) -> None:
-        """Take a group out that stands for itself, if it is there."""
+        """Remove a single group, if it is there."""
         if self.singles.pop(uid, None) is not None:
             self._sorted = None
 
     def join(self, group: GroupState, line_key: Key) -> None:
-        """Let a group wait with those that ask for the same."""
+        """Add a group to the class of groups with equal requests."""
         key = equivalence_of(group)
         peers = self.classes.get(key)
         if peers is None:
@@ -657,7 +667,7 @@ class PendingQueue:
         peers.members.add(line_key, group)
         reasons, (heard, said, members) = group.record.status.reasons, peers.heard
         if reasons is heard:
-            # Most say what the one before says, in the very same words.
+            # Most groups have the same stored reasons as the group before.
             group.told = said
         else:
             said = reasons_said_by(group)
@@ -669,7 +679,7 @@ class PendingQueue:
             self._ask_for(group.reservation, 1)
 
     def leave(self, group: GroupState) -> None:
-        """Take a group out of its class."""
+        """Remove a group from its class."""
         peers = group.peers
         assert peers is not None
         peers.members.remove(group.line_key)
@@ -685,14 +695,14 @@ class PendingQueue:
             self._forget(peers, kind_of(group))
 
     def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
-        """A class that is empty."""
+        """Remove a class that has become empty."""
         for classes in (self.classes, self.restless, self.unread, self.kinds[kind]):
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:
             del self.kinds[kind]
 
     def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
-        """Whether what a class asks for counts in the demand from now on."""
+        """Set whether a class's requests count in the demand."""
         if peers.counted != counts:
             peers.counted = counts
             self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
@@ -703,13 +713,15 @@ class PendingQueue:
 
 
 def equivalence_of(group: GroupState) -> Key:
-    """Equal for groups that the limits and the policies cannot tell apart, but for their turn."""
+    """Return a key equal for groups that limits and policies treat alike, except for their
+    order.
+    """
     spec = group.record.spec
     return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
 
 
 def kind_of(group: GroupState) -> Key:
-    """Equal for groups that have the same claim on others, wherever they are from."""
+    """Return a key equal for groups with the same claim as preemptors, whatever their namespace."""
     return (group.priority, group.record.spec.priority_class_name, group.shape.claim)
 
 
@@ -723,7 +735,7 @@ def _first(pair: tuple[Key, GroupState]) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """What a claimant would take: a whole group, or one of its pods beyond minMember.
+    """What a preemptor would take: a whole group, or one of its pods beyond minMember.
 
     `pods` are those that hold a node now; a whole group may have none.
     """
@@ -737,8 +749,9 @@ class Victim:
 class Shortage:
     """What a preemptor lacks while victims are chosen for it.
 
-    `resources`: the dimensions that it lacks; `fitting`: what those of its pods ask for that fit
-    already; `leaving`: scope -> by how much its sum falls as earlier victims leave for others.
+    `resources` are the dimensions that it lacks; `fitting` is the requests of those of its pods
+    that fit already; `leaving` maps a scope to how much its sum falls as earlier victims leave for
+    other preemptors.
     """
 
     resources: frozenset[str] = frozenset()
@@ -748,7 +761,7 @@ class Shortage:
 
 @dataclass(slots=True)
 class QueueState:
-    """A queue, and its Pending groups in line."""
+    """A queue with its Pending groups in line."""
 
     record: Queue
     line: PendingQueue
@@ -759,5 +772,5 @@ class QueueState:
 
 
 def is_admitted(group: GroupState) -> bool:
-    """InQueue, Running or Unknown."""
+    """Return whether the group is InQueue, Running or Unknown."""
     return group.status.phase in ADMITTED

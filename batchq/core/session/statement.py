@@ -1,12 +1,12 @@
-"""A Statement: several moves that become true together, or leave no trace.
+"""Statements: several changes that take effect together or not at all.
 
     with Statement(session) as statement:
-        ...                      # moves of batchq.core.session.transitions
+        ...                      # changes of batchq.core.session.transitions
         if enough:
-            statement.commit()   # without it, leaving the block undoes every move
+            statement.commit()   # otherwise, leaving the block undoes every change
 
-Each change stores its own undo. Only Statements change a session's groups; what is free on nodes
-changes through `session.nodes`, which Statements use, too.
+Each change stores its own undo. Only Statements change a session's groups; free resources of nodes
+change through `session.nodes`, which Statements use, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from batchq.core.session.state import Exchange, GroupState
 
 
 class Statement:
-    """A context manager; owned by the one action that opened it."""
+    """A context manager for changes; owned by the action that opened it."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -47,39 +47,39 @@ class Statement:
             self.discard()
 
     def commit(self) -> None:
-        """Keep every move; their intents join the session's."""
+        """Keep all changes and add their intents to the session's."""
         self._open = False
         self.session.intents.extend(self.intents)
-        # What would undo it knows the Statement: left there, both and the session were a cycle,
-        # which only the collector frees.
+        # The undo functions refer to the Statement and the session; the cycle would be freed only
+        # by the garbage collector.
         self._undo.clear()
 
     def discard(self) -> None:
-        """Undo every move, the last one first."""
+        """Undo all changes, the last one first."""
         self._open = False
         while self._undo:
             self._undo.pop()()
 
-    # The three changes that everything else is made of ---------------------------------------
+    # Basic changes --------------------------------------------------------------------------------
 
     def also_undo(self, undo: Callable[[], None]) -> None:
-        """Undo this too, should the moves be undone."""
+        """Register another function to be called if the changes are undone."""
         self._undo.append(undo)
 
     def say(self, intent: Intent) -> None:
-        """Tell what the moves before meant."""
+        """Record the meaning of the preceding changes."""
         self.intents.append(intent)
 
     def keep_in(self, outer: Statement) -> None:
-        """Let these moves be undone with those of the Statement around; their intents are not
-        told.
+        """Hand these changes to the surrounding Statement without their intents; they are undone
+        with it.
         """
         self._open = False
         outer._undo.extend(self._undo)
         self._undo.clear()
 
     def join(self, outer: Statement) -> None:
-        """Let these moves, and their intents, be part of the Statement around."""
+        """Hand these changes and their intents to the surrounding Statement."""
         outer.intents.extend(self.intents)
         self.keep_in(outer)
 
@@ -92,7 +92,7 @@ class Statement:
         self._follow(group)
 
     def retract(self, keep: Callable[[Intent], bool]) -> None:
-        """Take back what actions have said in this session, but for what is kept."""
+        """Remove intents of actions in this session, except those for which `keep` is True."""
         session = self.session
         former = session.intents
         first = session.effects.first_intent
@@ -108,7 +108,7 @@ class Statement:
         self._follow(group)
 
     def put_pod(self, group: GroupState, pod: Pod) -> None:
-        """Add a pod to its group, or replace it by its next state."""
+        """Add a pod to its group, or replace its state."""
         self.session.effects.remember(group)
         uid = pod.metadata.uid
         former = group.pods.get(uid)
@@ -116,9 +116,9 @@ class Statement:
         self._undo.append(lambda: self._exchange(group, uid, pod, former))
 
     def put_pods(self, group: GroupState, pods: Iterable[Pod]) -> None:
-        """Add pods that have no node, or replace such by their next states: one change of many.
+        """Add pods without a node, or replace the states of such pods, in a single change.
 
-        Nodes to which they are bound then have counted them in already.
+        If the new states are bound, the nodes must have taken their requests already.
         """
         self.session.effects.remember(group)
         known = group.pods
@@ -131,7 +131,7 @@ class Statement:
         self._note_all(group, changes)
 
     def drop_pod(self, group: GroupState, uid: str) -> None:
-        """Take a pod out of its group."""
+        """Remove a pod from its group."""
         self.session.effects.remember(group)
         former = group.pods[uid]
         self._exchange(group, uid, former, None)
@@ -159,7 +159,7 @@ class Statement:
         if group.exchange_all(changes):
             self._follow(group)
         else:
-            # Its charge is as it was.
+            # The charge of the group has not changed.
             self.session.effects.touched[group.uid] = group
 
     def _count(self, group: GroupState, pod: Pod | None, *, taken: bool) -> None:
@@ -178,6 +178,6 @@ class Statement:
         session = self.session
         session.effects.touched[group.uid] = group
         session.ledger.recharge(group)
-        # What a victim is charged decides what its claimants count for.
+        # The charge of a victim affects what its preemptors count for.
         if claimants := session.ledger.claimants.get(group.uid):
             session.effects.touched.update(claimants)

@@ -1,7 +1,7 @@
-"""What can happen to a group or a pod in a session, each as one function on a Statement.
+"""Transitions of groups and pods in a session, each as one function on a Statement.
 
-These functions say how a move changes the records; who may make it and when is the business of
-actions and of `batchq.scheduler.pod_controller`.
+These functions define how a transition changes the records; actions and
+`batchq.scheduler.pod_controller` decide when it happens.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
-#: Leaving for one of these costs the group its place in line; after a timeout only if its pods had
-#: nodes and did not start.
+#: These reasons cost the group its place in line; a timeout does so only if its pods had nodes and
+#: did not start.
 _NEW_QUEUE_TIME = frozenset({Leaving.IN_QUEUE_TIMEOUT, Leaving.CHECK_RETRY})
-#: Leaving for one of these is followed by a growing pause.
+#: These reasons are followed by a growing backoff.
 _BACKS_OFF = frozenset(
     {
         Leaving.IN_QUEUE_TIMEOUT,
@@ -49,10 +49,10 @@ _BACKS_OFF = frozenset(
 )
 
 _HAS_STARTED = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED})
-#: Nobody has claimed it; one object for all.
+#: The empty claim, shared by all groups.
 _NO_CLAIM = GroupClaim()
 
-#: A group remembers the retries of so many pods over an eviction.
+#: How many pods keep their number of failures in the group's record across an eviction.
 MOST_SPENT = 10_000
 
 _set = msgspec.structs.replace
@@ -66,7 +66,7 @@ def with_condition(
     message: str,
     now_ms: int,
 ) -> tuple[Condition, ...]:
-    """The conditions with one set; unchanged (the same object) if it says so already."""
+    """Return the conditions with one set; the same object if nothing changes."""
     return _with_one(status.conditions, kind, state, reason, message, now_ms)
 
 
@@ -103,18 +103,18 @@ def set_condition(
     reason: str,
     message: str = "",
 ) -> None:
-    """Set one condition; nothing happens if it says so already."""
+    """Set one condition; does nothing if it is set already."""
     now_ms = statement.session.now_ms
     conditions = with_condition(group.status, kind, state, reason, message, now_ms)
     if conditions is not group.status.conditions:
         statement.set_status(group, conditions=conditions)
 
 
-# --- Groups ---------------------------------------------------------------------------------
+# --- Groups ---------------------------------------------------------------------------------------
 
 
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
-    """Pending -> InQueue: reserve (nothing, if the reservation is empty), count the admission."""
+    """Pending -> InQueue: store the reservation (which may be empty) and count the admission."""
     now_ms = statement.session.now_ms
     conditions = _on_admission(statement.session, group, reservation)
     statement.set_status(
@@ -153,7 +153,7 @@ def _on_admission(
         found = _with_one(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
     for one in former:
         if one.type == "Evicted":
-            # Why it had to leave is kept: its next pods are told.
+            # The reason of the last eviction is kept, because it is passed to the next pods.
             found = _with_one(found, "Evicted", "False", one.reason, one.message, now_ms)
         if one.type == "Scheduled":
             found = _with_one(found, "Scheduled", "False", "Admitted", message, now_ms)
@@ -163,12 +163,12 @@ def _on_admission(
 
 
 def _reserved_at(group: GroupState, now_ms: int) -> int:
-    """A claimant has reserved before it is admitted."""
+    """Return when the group reserved its quota; a preemptor reserves before its admission."""
     return group.status.reserved_at if group.status.reserved_at is not None else now_ms
 
 
 def reserve(statement: Statement, group: GroupState, message: str) -> None:
-    """Without a reservation -> with one: what it asks for is nobody else's from now on."""
+    """Reserve the group's quota, so that no other group can be admitted to it."""
     statement.set_status(
         group,
         reserved_at=statement.session.now_ms,
@@ -182,7 +182,7 @@ def reserve(statement: Statement, group: GroupState, message: str) -> None:
 
 
 def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) -> list[Pod]:
-    """Bring pods into being, Pending, for the current admission."""
+    """Create pods, Pending, for the current admission."""
     pods = pods_of(group, ordinals)
     if pods:
         if group.status.left_out != group.left_out:
@@ -202,9 +202,9 @@ def roll_back(
     by: str = "",
     action: str = "",
 ) -> None:
-    """Leave for Pending: no reservation, pods deleted or told to stop.
+    """Move the group back to Pending: without reservation, its pods deleted or being stopped.
 
-    `by` and `action` name the claimant, if the group makes way for one.
+    `by` and `action` name the preemptor, if the group is its victim.
     """
     session = statement.session
     status, settings, now_ms = group.status, session.settings, session.now_ms
@@ -222,7 +222,7 @@ def roll_back(
         pause = pause_ms(settings, status.backoff_count)
         changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
-    # With its reservation a claimant loses what is pledged to it.
+    # Together with its reservation, a preemptor loses its pledge.
     end_pledge(statement, group)
     release(statement, group)
     statement.set_status(
@@ -235,11 +235,11 @@ def roll_back(
         started_at=None,
         rests_at=None,
         unknown_at=None,
-        # That more of its pods had no node is no reason why the group waits.
+        # That some extra pods had no node is no reason why the group waits now.
         reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
         claim=stopped(status.claim, reason, now_ms),
         reported=final_reports(status) if group.is_elastic else {},
-        # A check that asked for a retry stays False for as long as it asked for.
+        # A check that requested a retry stays False for the requested time.
         checks=status.checks if reason == Leaving.CHECK_RETRY else cleared(session, group),
         **changes,
     )
@@ -254,7 +254,9 @@ def roll_back(
 
 
 def _spent(group: GroupState) -> dict[str, int]:
-    """How often each pod that has not ended for good has failed, with what was noted before."""
+    """Return the failures of each pod that has not ended for good, including those stored
+    before.
+    """
     counts = dict(group.status.spent)
     for pod in group.current():
         ordinal = str(group.shape_of(pod).first + pod.spec.index)
@@ -266,10 +268,10 @@ def _spent(group: GroupState) -> dict[str, int]:
 
 
 def bounded_spent(counts: dict[str, int]) -> dict[str, int]:
-    """As much of it as one record holds: the pods that failed most often.
+    """Return the counts limited to what one record may hold: the pods that failed most often.
 
-    The others have their retries anew, which costs some runs; a record of a million entries would
-    be written and sent again at each change of its group.
+    The others get all their retries back, which costs some runs; a record with a million entries
+    would be written and sent at each change of its group.
     """
     if len(counts) <= MOST_SPENT:
         return counts
@@ -286,7 +288,7 @@ def clear_pods(
     by: str = "",
     action: str = "",
 ) -> None:
-    """Stop what runs and drop what does not; `keep_final` spares pods that ended for good."""
+    """Stop pods on nodes and drop the others; `keep_final` spares pods that ended for good."""
     in_order = sorted(group.pods.items(), key=lambda item: _ordinal(group, item[1]))
     for uid, pod in in_order:
         phase = pod.status.phase
@@ -301,7 +303,7 @@ def _ordinal(group: GroupState, pod: Pod) -> tuple[int, int]:
 
 
 def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:
-    """To Running or Unknown."""
+    """Move the group to Running or Unknown."""
     now_ms = statement.session.now_ms
     if phase == PodGroupPhase.RUNNING:
         statement.set_status(
@@ -319,8 +321,9 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
 
 
 def _runs_since(group: GroupState, now_ms: int) -> int:
-    """Since when it has been Running in this admission: since the last of the pods that it needs
-    has started, whenever a session sees that. Of an external group nobody knows but the session.
+    """Return since when (ms) the group has been Running in this admission: since the start of the
+    last pod that it needs, even if a session sees it later. For an external group, it is the
+    session's time.
     """
     status = group.status
     if status.started_at is not None:
@@ -332,17 +335,17 @@ def _runs_since(group: GroupState, now_ms: int) -> int:
     )
     if not started or len(started) < group.min_member:
         return now_ms
-    # Whatever the clock of a node says: not before it was let in, nor after now.
+    # Clocks of nodes may be wrong: the result is neither before the admission nor after now.
     return min(now_ms, max(started[group.min_member - 1], status.in_queue_at or 0))
 
 
 def rest(statement: Statement, group: GroupState) -> None:
-    """Let the walltime of a group rest that runs without a pod on any node."""
+    """Pause the walltime of a running group without a pod on any node."""
     statement.set_status(group, rests_at=statement.session.now_ms)
 
 
 def wake(statement: Statement, group: GroupState) -> None:
-    """Let the walltime of a group go on: the time for which it rested does not count."""
+    """Resume the walltime of a group; the length of the pause does not count."""
     status, now_ms = group.status, statement.session.now_ms
     rested_ms = now_ms - (status.rests_at if status.rests_at is not None else now_ms)
     since = status.started_at
@@ -358,7 +361,7 @@ def finish(
     reason: Finish,
     message: str = "",
 ) -> None:
-    """The end: no reservation, pods that still run are told to stop, the others are kept."""
+    """End the group: no reservation, pods on nodes are stopped, the others are kept."""
     now_ms = statement.session.now_ms
     statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
     end_pledge(statement, group)
@@ -379,7 +382,7 @@ def finish(
 
 
 def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None:
-    """For a group that has ended: pods on nodes are told to stop, waiting ones are dropped."""
+    """Stop the pods on nodes of a group that has ended, and drop its waiting pods."""
     for uid, pod in list(group.pods.items()):
         if pod.status.phase in ON_NODE:
             if not pod.status.terminating:
@@ -389,7 +392,7 @@ def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None
 
 
 def expire(statement: Statement, group: GroupState) -> None:
-    """Forget a finished group and its pods."""
+    """Delete a finished group and its pods."""
     for uid in list(group.pods):
         statement.drop_pod(group, uid)
     statement.session.effects.expired.add(group.uid)
@@ -397,7 +400,7 @@ def expire(statement: Statement, group: GroupState) -> None:
     statement.say(intents.ExpireGroup(group=group.key))
 
 
-# --- Pods -----------------------------------------------------------------------------------
+# --- Pods -----------------------------------------------------------------------------------------
 
 
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
@@ -414,11 +417,11 @@ def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
 def bind_where_room_is_taken(
     statement: Statement, group: GroupState, pods: Sequence[Pod], nodes: Sequence[NodeState]
 ) -> None:
-    """The same for many pods, one on each of the nodes, which have counted them in already."""
+    """Bind many pods, one to each of the nodes, which have taken their requests already."""
     then: list[Pod] = []
     former = bound = None
     for pod, node in zip(pods, nodes, strict=True):
-        # Pods that were made together share their first status.
+        # Pods created together share their first status.
         if bound is None or pod.status is not former:
             former = pod.status
             bound = _bound(statement, former, node.name)
@@ -471,7 +474,7 @@ def evict(
     by: str = "",
     action: str = "",
 ) -> None:
-    """Tell a pod on a node to stop. Nothing later extends its grace or changes the reason."""
+    """Stop a pod on a node. Later calls neither extend its grace nor change the reason."""
     if pod.status.terminating:
         return
     now_ms = statement.session.now_ms
@@ -492,9 +495,9 @@ def evict(
 
 
 def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
-    """Write a pod off whose node has gone silent: -> Evicted, NodeLost.
+    """Write off a pod whose node has become silent: -> Evicted, NodeLost.
 
-    One that was being stopped ends as it would have: as Failed, if its walltime was over.
+    A pod that was being stopped ends as it would have: as Failed if its walltime was over.
     """
     reason = pod.status.reason if pod.status.terminating else str(Leaving.NODE_LOST)
     overdue = reason == Finish.WALLTIME_EXCEEDED
@@ -514,7 +517,7 @@ def lose(statement: Statement, group: GroupState, pod: Pod) -> Pod:
 
 
 def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
-    """Evicted or Failed -> Pending, to be bound anew."""
+    """Evicted or Failed -> Pending, to be bound again."""
     status = _set(
         pod.status,
         phase=PodPhase.PENDING,
@@ -528,8 +531,7 @@ def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
     statement.say(intents.RequeuePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))
 
 
-#: Reservation -> the conditions of a group that is admitted with it for the first time, in a
-#: session.
+#: Reservation -> the conditions of groups first admitted with it, in a session.
 FIRST_CONDITIONS: StateKey[dict[tuple[tuple[str, int], ...], tuple[Condition, ...]]] = StateKey(
     "first conditions", lambda _: {}
 )

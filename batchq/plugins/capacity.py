@@ -1,18 +1,22 @@
 """capacity (admissible): queues and the cluster, rules 1, 3 and 4.
 
-Rule 1: reservation <= what the queue and each queue above it could ever hold: its capability, and
-what its parent may hold (of the root: its capability, else the nodes seen within a day, ready or
-not, x overcommit) less what is guaranteed to its siblings; and these nodes would take the gang if
-they were empty. A stated limit refuses as ExceedsMaxQuota, machines as ExceedsCapacity. Rule 3:
-ledger + reservation <= capability for each of these queues, groups <= maxPodGroups, and what
-siblings are guaranteed and do not use is left to them. Rule 4: the cluster's ledger + reservation
-<= ready resources x overcommit. Rule 1 refuses out of line, loudly and never for good; rules 3 and
-4 in line, a stated limit as WaitingForQuota, machines as WaitingForResources.
-Woken when a charge falls, a queue changes, or a node comes. Kueue's nominalQuota, borrowingLimit
-and lendingLimit come to the same sums; Volcano's capacity plugin, too, checks queue and ancestors.
+Rule 1: the reservation must not exceed what the queue and each queue above it could ever hold. That
+is the capability of the queue, and what its parent may hold minus the guarantees of its siblings;
+for the root, it is its capability or else the nodes seen within a day, ready or not, x overcommit.
+These nodes must also take the gang if they were empty. A stated limit refuses with ExceedsMaxQuota,
+nodes with ExceedsCapacity.
 
-External groups run on no node of ours: of rules 1 and 4 they skip what is said of nodes, and the
-root queue binds them only by a capability of its own.
+Rule 3: ledger + reservation <= capability for each of these queues, groups <= maxPodGroups, and the
+unused guarantees of siblings are left to them. Rule 4: the cluster's ledger + reservation <= ready
+resources x overcommit.
+
+Refusals by rule 1 are out of line but not final; those by rules 3 and 4 are in line, with
+WaitingForQuota for a stated limit and WaitingForResources for nodes. Refused groups are woken when
+a charge falls, a queue changes, or a node comes. Kueue's nominalQuota, borrowingLimit and
+lendingLimit lead to the same sums; Volcano's capacity plugin also checks a queue and its ancestors.
+
+External groups use no nodes: the parts of rules 1 and 4 about nodes do not apply to them, and the
+root queue limits them only by a capability of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class Capacity:
         lifted_by={
             Waiting.EXCEEDS_MAX_QUOTA: frozenset(),
             Waiting.EXCEEDS_CAPACITY: frozenset(),
-            # Out of line, for nodes that are away.
+            # Nodes that are away may come back.
             Waiting.WAITING_FOR_RESOURCES: frozenset(),
         },
         refuses_by=RefusesBy.LEDGER,
@@ -68,7 +72,7 @@ class Capacity:
             if most := session.ledger.limits.get(queue_scope(queue)):
                 verdicts += never_fits(group, most, plugin=self.name, subject=subject, absent=None)
             if not session.ledger.unused:
-                # Nothing is guaranteed to anybody.
+                # No queue has a guarantee.
                 continue
             beside, of_machines = most_beside_siblings(
                 session, group, queue, left, session.nodes.could_have
@@ -91,7 +95,7 @@ class Capacity:
         return [*verdicts, *self._beyond_machines(session, group)]
 
     def _beyond_machines(self, session: Session, group: GroupState) -> list[Verdict]:
-        """Whether it asks for more than all machines together have, or than each of them."""
+        """Return the refusals of requests that exceed all nodes together, or each single node."""
         claim = claim_of(group)
         beyond = never_fits(
             group,
@@ -102,8 +106,8 @@ class Capacity:
             of_machines=claim,
         )
         if beyond or group.reserved or "allocate" not in session.actions:
-            # Where nothing is put on nodes, sums are all that counts; and what has reserved goes
-            # back as unschedulable if the nodes are others when its checks have passed.
+            # Without placement, only sums count. A group with a reservation is rolled back as
+            # Unschedulable if the nodes have changed by the time its checks pass.
             return beyond
         why = why_no_known_node(session, gang_of(session, group))
         if not why:
@@ -130,11 +134,11 @@ class Capacity:
     def _on_empty_nodes(
         self, session: Session, group: GroupState, full: list[Verdict]
     ) -> list[Verdict]:
-        """Put a group out of line that not even empty nodes that are ready and not cordoned would
-        take, beside what is guaranteed to others: what is full now is not what it waits for.
+        """Put a group out of line if even empty nodes that are ready and not cordoned would not
+        take it beside the guarantees of others: waiting for what is full now would not help it.
         """
         of_machines = Waiting.WAITING_FOR_RESOURCES
-        # With an overcommit above 1 their sum alone says so.
+        # With an overcommit above 1, the sum of the nodes alone shows this.
         beyond = any(
             one.reason == of_machines and one.is_larger_than_limit for one in full
         ) or exceeds_ready_beside_siblings(session, group, claim_of(group))
@@ -153,7 +157,9 @@ class Capacity:
 
 
 def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) -> str:
-    """Those beside any queue of a chain that are guaranteed most of a resource."""
+    """Return, as text, the siblings of the chain's queues with the largest guarantees of a
+    resource.
+    """
     tree = session.tree
     found = {
         other: units

@@ -1,8 +1,8 @@
 """checks (preEnqueue, permit): a group passes the admission checks of its queue (KEP-993).
 
-preEnqueue: a queue with a missing or inactive check reserves nothing, and a check that asked for
-a retry holds its group back for a while. permit: what has its quota reserved waits until all its
-checks are True. Woken by the answer, by the lease of a controller, and by the clock.
+preEnqueue: a group of a queue with a missing or inactive check reserves nothing, and a check that
+requested a retry holds its group back for a while. permit: a group with a reservation waits until
+all its checks are True. Woken by the answer, by the lease of a controller, and by the clock.
 """
 
 from __future__ import annotations
@@ -56,18 +56,20 @@ class AdmissionChecks:
         return [Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_CHECKS, detail=detail)]
 
     def due_at(self, session: Session) -> Iterator[int]:
-        """When a controller's lease lapses, unless it is renewed."""
+        """Yield when (ms) a controller's lease expires, unless it is renewed."""
         for check in session.admission_checks.values():
             if check.status.active and check.status.expires_at is not None:
                 yield check.status.expires_at
 
     def _pauses(self, session: Session, group: GroupState) -> list[Verdict]:
-        """The same words all the while: who asked, why, and for how long."""
+        """Return the refusals by retries: the check, its message and the delay. The text stays the
+        same for the whole delay.
+        """
         asked = refused_with(group, "Retry")
         if not asked or group.reserved:
             return []
-        # Also where the delay is over already: a reservation must not be made under an answer
-        # about the former one. The next session begins by asking anew.
+        # This applies even after the delay: a new reservation must not use an answer about the
+        # previous one. The next session resets the checks first.
         told = "; ".join(
             f"check {state.name} asked to retry after"
             f" {format_duration(retry_delay_ms(session, state))}{_said(state)}"
@@ -78,7 +80,7 @@ class AdmissionChecks:
     def _inactive(
         self, session: Session, group: GroupState, names: tuple[str, ...]
     ) -> list[Verdict]:
-        """Whoever has passed a check does not need its controller any more."""
+        """Return the refusals by inactive checks; a passed check no longer needs its controller."""
         passed = {state.name for state in group.status.checks if state.status == "True"}
         found = []
         for name in names:

@@ -1,9 +1,9 @@
-"""conformance (preemptable, reclaimable): nothing is taken from groups that keep the system going.
+"""conformance (preemptable, reclaimable): groups that keep the system running are not evicted.
 
-A veto on every victim in one of `namespaces`, by default `system` and `kube-system`; of all others
-no opinion. After kube-batch's and Volcano's plugin of this name, which goes by the names of two
-priority classes as well. Whoever may submit to such a namespace is safe from preempt and reclaim:
-keep them closed. Nothing wakes what it refused: a group never leaves its namespace.
+The plugin vetoes every victim in one of `namespaces`, by default `system` and `kube-system`, and
+has no opinion on others. It follows kube-batch's and Volcano's plugin of this name, which also
+exempts two priority classes. Groups submitted to such a namespace are safe from preempt and
+reclaim, so restrict access to it. No change wakes its refusals: a group never leaves its namespace.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """dependencies (preEnqueue): a group waits for the groups that it depends on.
 
-Each has to end in the way named, and its processes have to end. Woken by the other group's phase,
-and by the end of its last process. A dependency that can never hold any more is not this plugin's
-business: the controller makes the group Failed.
+Each must end in the way specified, and its processes must have ended. Woken by the other group's
+phase, and by the end of its last process. If a dependency can never be met any more, the controller
+makes the group Failed.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""drf (groupOrder, preemptable): within a queue, the group first that holds least of the cluster.
+"""drf (groupOrder, preemptable): within a queue, the group that holds least of the cluster is
+first.
 
-share(group) = max over the dimensions of the ready nodes of charge / what these nodes have, `pods`
-apart: the dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, of groups
-instead of users; compared exactly, by cross-multiplication. The charge of a Pending group is zero,
-so that groups without any charge come in the order of the plugins that follow, and of queue time.
+share(group) = max over the dimensions of the ready nodes, except `pods`, of its charge / the total
+of these nodes. This is the dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI
+2011, for groups instead of users, compared exactly by cross-multiplication. The charge of a Pending
+group is zero, so groups without any charge are ordered by the plugins that follow and by queue
+time.
 
-preemptable, one of those that agree: yes if share(claimant with what it asks for) <=
-share(victim's group without the victim), else a refusal. It is kube-batch's rule without its
-tolerance of 1e-6, and two groups that follow it never take turns at each other: the victim's
-group keeps at least what the claimant ends with. A group that leaves whole keeps nothing, so with
-this plugin on no group is preempted whole, whatever its priority: groups only even out their pods
-beyond minMember. Nothing is said between queues.
+preemptable agrees if share(preemptor with its request) <= share(victim's group without the victim),
+and refuses otherwise. This is kube-batch's rule without its tolerance of 1e-6. Two groups never
+preempt each other in turn, because the victim's group keeps at least as much as the preemptor ends
+with. A group that leaves completely keeps nothing, so with this plugin no group is preempted
+completely, whatever its priority: groups only balance their pods beyond minMember. The plugin has
+no opinion between queues.
 
-A refused victim is asked for again in the next session in which somebody claims; the answer
-changes when either group's charge or the ready nodes change.
+A refused victim is asked for again in the next session with a preemptor; the answer changes when
+either group's charge or the ready nodes change.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ class Drf:
 
 
 def dominant_share(session: Session, held: Mapping[str, int]) -> Share:
-    """The largest part that somebody holds of what the ready nodes have.
+    """Return the largest fraction of the ready nodes' resources that is held, over their
+    dimensions.
 
-    What no node has, as an external group may ask for, is nobody's share of the cluster.
+    A dimension that no node has, which an external group may request, does not count.
     """
     cluster = session.nodes.ready
     return share_of({name: units for name, units in held.items() if name in cluster}, cluster)

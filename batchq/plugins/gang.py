@@ -1,15 +1,15 @@
 """gang (groupReady, preemptable, reclaimable): a group has minMember pods or none at all.
 
-groupReady: pods on nodes and finished ones, placed >= minMember, and placed[task] >= minAvailable
-of every task. Woken by an edit of the group.
+groupReady: the number of placed pods, i.e. pods on nodes and succeeded pods, is at least minMember,
+and at least minAvailable for every task. Woken by an edit of the group.
 
-preemptable, reclaimable: a veto. Single pods may leave a group only while
-placed - leaving >= minMember, and placed[task] - leaving[task] >= minAvailable of their tasks;
-a group that would fall below leaves as a whole or stays. Of groups that leave whole, no opinion.
-kube-batch's and Volcano's gang plugin has the first of the two sums, counted once a session and
-not as victims are chosen, and lets every pod of a group with minMember 1 go, the last included.
-A refused victim is asked for again in the next session in which somebody claims; the answer
-changes when a pod of the group starts, ends or leaves.
+preemptable, reclaimable: a veto. Single pods may leave a group only while placed - leaving >=
+minMember, and placed[task] - leaving[task] >= minAvailable of their tasks; a group that would fall
+below leaves as a whole or stays. The plugin has no opinion on groups that leave as a whole. The
+gang plugin of kube-batch and Volcano uses only the first of the two sums, computed once a session
+and not as victims are chosen, and lets every pod of a group with minMember 1 go, including the
+last. A refused victim is asked for again in the next session with a preemptor; the answer changes
+when a pod of the group starts, ends or leaves.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Gang:
 
 
 def _stays_a_gang(victim: Victim) -> bool:
-    """Whether the group still has all that it needs when these pods have left."""
+    """Return whether the group still has enough pods after these have left."""
     group = victim.group
-    # Those that were told to stop are not counted as placed any more.
+    # Pods that are being stopped no longer count as placed.
     leaving = Counter(pod.spec.task for pod in victim.pods if not pod.status.terminating)
     if sum(group.placed.values()) - leaving.total() < group.min_member:
         return False

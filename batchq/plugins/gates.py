@@ -1,10 +1,10 @@
-"""gates (preEnqueue): a group with scheduling gates does not stand in line (KEP-3521).
+"""gates (preEnqueue): a group with scheduling gates is not in line (KEP-3521).
 
-Refused while a gate of its own is left, or while those of its pods (in the templates of tasks, or
-of single pods in a described world) leave fewer pods than minMember, or than a task's minAvailable.
-Gated pods are neither made nor bound, count for nothing, and ask for nothing: the session counts
-them so where this plugin is on. Where it is off gates are kept and ignored.
-Woken by the removal of the last gate. No retry cost, no Unschedulable.
+A group is refused while it has a gate of its own, or while gates of its pods (in the templates of
+tasks, or of single pods in a snapshot described by hand) leave fewer pods than minMember or than a
+task's minAvailable. While this plugin is configured, gated pods are neither created nor bound, and
+do not count in sums or requests; without it, gates are stored and ignored. Woken by the removal of
+the last gate. No retry cost, no Unschedulable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class SchedulingGates:
 
 
 def _blocking(group: GroupState) -> Iterator[str]:
-    """The names of the gates that hold the group back, its own first, then those of its pods."""
+    """Yield the names of the gates that hold the group back: its own first, then those of
+    its pods.
+    """
     lacks = group.lacks_ungated()
     for gate in gates_of(group.record.spec):
         if lacks or not gate.task:

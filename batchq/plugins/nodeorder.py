@@ -1,18 +1,19 @@
-"""The score plugins: which of the nodes that fit is best, each 0 to 1000 and in integers.
+"""The score plugins: they rank the nodes that fit, each with integers from 0 to 1000.
 
-after = what the node has in use once the pod is there, total = what it has.
+In the formulas, `after` is what the node has in use with the pod, and `total` is what it has.
 
-leastAllocated: mean of (total - after) / total over the dimensions that the pod asks for: spreads.
-mostAllocated: mean of after / total over the same: fills nodes up.
-balancedAllocation: 1 - |after(cpu) / total(cpu) - after(memory) / total(memory)|: no node is to run
-out of one while much of the other is left; a node without both has 0.
-binpack: weighted mean of after / total over the dimensions with a weight that the pod asks for, by
-default gpu alone, so that nodes with gpus are filled up and whole ones stay free for gangs.
+leastAllocated: mean of (total - after) / total over the dimensions that the pod requests: spreads.
+mostAllocated: mean of after / total over the same dimensions: fills nodes up.
+balancedAllocation: 1 - |after(cpu) / total(cpu) - after(memory) / total(memory)|: no node should
+run out of one while much of the other is left; a node without both scores 0.
+binpack: weighted mean of after / total over the requested dimensions with a weight, by default only
+gpu, so that nodes with gpus are filled up and whole ones stay free for gangs.
 
-The first three are Kubernetes' NodeResourcesFit and NodeResourcesBalancedAllocation, kube-batch's
-nodeorder; there cpu and memory always count, and unstated requests count as 100m and 200Mi, here
-nothing is made up. binpack is Volcano's. A plugin's `weight` multiplies its score; by default
-leastAllocated and binpack are on. They refuse nothing, so nothing wakes them.
+The first three are Kubernetes' NodeResourcesFit and NodeResourcesBalancedAllocation, and
+kube-batch's nodeorder. There, cpu and memory always count, and missing requests count as 100m and
+200Mi; here, only stated requests count. binpack is Volcano's. A plugin's `weight` multiplies its
+score; by default, leastAllocated and binpack are configured. They refuse nothing, so nothing wakes
+them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _LARGEST_WEIGHT = 1000
 
 
 def _asked_of(shape: TaskShape, node: NodeState) -> list[str]:
-    """The dimensions that count: asked for, there, and not the slot that every pod takes."""
+    """Return the requested dimensions that the node has, without the slot that every pod takes."""
     return [name for name in shape.requests if name != PODS and node.total.get(name)]
 
 
 def _part_after(shape: TaskShape, node: NodeState, name: str) -> int:
-    """The part of a node's resource that is in use with the pod, 0 to BEST if it fits."""
+    """Return the used part of a node's resource with the pod, 0 to BEST if the pod fits."""
     total = node.total[name]
     return (total - node.free[name] + shape.requests.get(name, 0)) * BEST // total
 
@@ -150,7 +151,7 @@ class BalancedAllocation:
 
 
 class BinPackArguments(Value, frozen=True):
-    """`resource` alone, or several by `weights`."""
+    """`resource` alone, or several with `weights`."""
 
     resource: str = ""
     weights: dict[str, int] = {}
@@ -187,7 +188,9 @@ class BinPack:
 
 
 def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
-    """Nodes -> the weighted mean of what is in use with the pod, of the dimensions there are."""
+    """Return a function from nodes to the weighted mean of the used parts with the pod, over the
+    dimensions that a node has.
+    """
     asked = [(name, shape.requests[name], weight) for name, weight in weights.items()]
 
     def scores(nodes: Sequence[NodeState]) -> list[int]:
@@ -206,7 +209,7 @@ def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
 
 
 def _mean_after_of_rows(shape: TaskShape, weights: Mapping[str, int]) -> RowScores:
-    """The same of all nodes, by columns."""
+    """Return the same function over columns."""
 
     def scores(rows: NodeRows) -> Column:
         parts = sum_of_weights = rows.free(PODS) * 0

@@ -1,24 +1,24 @@
 """overcommit (admissible): rule 4 with a factor for each resource, and rule 3 with one per queue.
 
 Arguments: `resources: {gpu: 1.0}`, a factor for each resource; `factor: 1.2`, for all others;
-`queues: {team-a: 1.5}`, a factor on a queue's capability. All are absent by default, and what is
-absent is not this plugin's business.
+`queues: {team-a: 1.5}`, a factor on a queue's capability. All are absent by default; the plugin
+does not limit anything without a factor.
 
     cluster: ledger + r <= ready resources x factor(resource)
     queue:   ledger(queue) + r <= capability(queue) x factor(queue), and below it likewise
 
 Volcano's plugin of this name has one factor for the whole cluster, and users asked for these two
-(#2255, #3635, #4530, #5687: cpu may be promised twice, gpus may not).
+(#2255, #3635, #4530, #5687: overcommit cpu, but not gpus).
 
-How it goes together with the store: the store re-checks every growth against its own limits, the
-setting `overcommit` for the cluster and `spec.overcommit` for a queue, and so does `capacity`. Of
-two limits the smaller holds. So this plugin only tightens: to promise cpu twice and gpus once, set
-`overcommit: 2` and here `resources: {gpu: 1}`. It is asked when groups are admitted; pods beyond
-minMember go by the store's limits alone.
+The plugin can only tighten limits. The store checks every growth against its own limits, the
+setting `overcommit` for the cluster and `spec.overcommit` for a queue, and so does `capacity`; the
+smaller of two limits applies. To overcommit cpu twice and gpus not at all, set `overcommit: 2` and
+here `resources: {gpu: 1}`. The plugin applies to admissions; for pods beyond minMember, only the
+store's limits apply.
 
-Refuses in line, and what never fits (with every node that was seen within a day, ready or not) out
-of line: for machines as ExceedsCapacity, for a queue as ExceedsMaxQuota. Woken when a charge falls,
-a queue changes, or a node comes.
+Refuses in line; what never fits, even with every node that was seen within a day, is refused out of
+line: with ExceedsCapacity for nodes, with ExceedsMaxQuota for a queue. Woken when a charge falls, a
+queue changes, or a node comes.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Overcommit:
             )
 
     def _overcommitted(self, resources: Mapping[str, int]) -> Amounts:
-        """What the nodes have times the factors, of resources that have one.
+        """Return the nodes' totals times the factors, for resources with a factor.
 
-        Pods are slots on machines, which `factor` for all resources does not multiply.
+        Pods are slots on nodes, so the general `factor` does not apply to them.
         """
         factors = {
             name: self._resources.get(name, None if name == PODS else self._factor)

@@ -45,7 +45,8 @@ class Predicates:
 
     def predicate_for(self, session: Session, shape: TaskShape) -> Takes:
         requests = tuple(shape.requests.items())
-        #: Node -> whether pods may be there, room aside: that stands as long as its record.
+        #: Node -> whether it suits the shape, regardless of free resources; valid as long as its
+        #: record.
         suits: dict[str, bool] = {}
 
         def takes(nodes: Sequence[NodeState]) -> list[bool]:
@@ -80,7 +81,9 @@ def _suits(shape: TaskShape, node: NodeState) -> bool:
 
 
 def suitability(shape: TaskShape, node: NodeState) -> str:
-    """Why pods of this shape may never be on this node as it is, leaving room aside; or ''."""
+    """Return why pods of this shape cannot be placed on this node, regardless of free resources; or
+    ''.
+    """
     if not node.ready:
         return "not ready"
     if node.record.spec.unschedulable:
@@ -99,9 +102,10 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
 
 
 def _strange_protocol(node: NodeState) -> str:
-    """Why the agent of a node and this scheduler would not understand each other, or ''.
+    """Return why the agent of a node and this scheduler are incompatible, or ''.
 
-    Neighbours do, so that a cluster can be upgraded a machine at a time, whichever goes first.
+    Adjacent protocol versions are compatible, so that a cluster can be upgraded one machine at a
+    time, in any order.
     """
     spoken = node.record.metadata.annotations.get(PROTOCOL_ANNOTATION)
     if spoken is None or (spoken.isascii() and spoken.isdigit() and _is_near(int(spoken[:9]))):
@@ -114,7 +118,9 @@ def _is_near(protocol: int) -> bool:
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
-    """Kubernetes' rule: an empty key with Exists tolerates all, an empty effect every effect."""
+    """Apply Kubernetes' rule: an empty key with Exists tolerates all taints, an empty effect every
+    effect.
+    """
     return any(
         (not wish.effect or wish.effect == taint.effect)
         and (

@@ -1,18 +1,18 @@
 """priority (groupOrder, podOrder, preemptable, reclaimable): the more important first.
 
-groupOrder by the value of the group's PriorityClass, podOrder by the pod's own priority (absent:
-the group's). Both orders are fixed for a session; an edit of the group or of a class changes them.
+groupOrder uses the value of the group's PriorityClass, podOrder the pod's own priority, or else the
+group's. Both orders are fixed for a session; an edit of the group or of a class changes them.
 
-preemptable, one of those that agree: a whole group to claimants of strictly higher priority; pods
-beyond minMember to claimants of at least the group's priority, but pods of an array, each of which
-is work of its own, to higher ones only. kube-batch's rule (victim's < claimant's) holds for
-both there, and says nothing between queues.
+preemptable agrees that a preemptor of strictly higher priority takes a whole group or a pod of an
+array, whose pods are independent work, and that a preemptor of at least equal priority takes other
+pods beyond minMember. In kube-batch, the first rule (victim's < preemptor's) applies to both, and
+there is none between queues.
 
-reclaimable: what `preemption.reclaim` of the claimant's queue says: Any agrees, Never refuses, and
-LowerPriority goes by the rule of preemptable. Never is the default; Any leaves it to shares alone.
+reclaimable follows `preemption.reclaim` of the preemptor's queue: Any agrees, Never refuses, and
+LowerPriority uses the rule of preemptable. Never is the default; with Any, only shares decide.
 
-A refused victim is asked for again in the next session in which somebody claims; the answer
-changes with either group's class and with the claimant's queue.
+A refused victim is asked for again in the next session with a preemptor; the answer changes with
+either group's class and with the preemptor's queue.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
-"""proportion (queueOrder, reclaimable): queues come first, and get back, by what they deserve.
+"""proportion (queueOrder, reclaimable): queues are served, and reclaim, by what they deserve.
 
-queueOrder: share = max over dimensions of ledger / deserved (batchq.core.quota.fair_shares), where
-what a queue deserves comes from what it states, and else from its weight by water-filling, level by
-level (batchq.core.quota.fair_shares). The lowest share comes first, counting what this pass has
-admitted; in a tree the session compares level by level from the root. The method is max-min
-fairness, as in kube-batch's plugin of this name, but for each dimension by itself and without
-rounding.
+queueOrder: share = max over dimensions of ledger / deserved (batchq.core.quota.fair_shares). What a
+queue deserves is what it states, or else follows from its weight by water-filling, level by level.
+The lowest share comes first, including what this pass has admitted; the session compares queues
+level by level from the root. The method is max-min fairness, as in kube-batch's plugin of this
+name, but for each dimension separately and without rounding.
 
-reclaimable, one of those that agree: the victim's queue and each of its ancestors below the one
-that it has in common with the claimant's,
+reclaimable agrees if the victim's queue, and each of its ancestors below the lowest one in common
+with the preemptor's queue,
 
-    is above deserved, before this victim and without what it is giving back to others already, in
-    a dimension that the claimant lacks,
+    is above deserved in a dimension that the preemptor lacks, before this victim leaves and
+    without what it is giving back to other preemptors already,
     has ledger - victim >= guarantee in every dimension that the victim gives back,
     and is not `reclaimable: false`;
 
-else a refusal. `pods` counts as a dimension of deserved only where the queue's own `deserved` names
-it. kube-batch asks for all dimensions at once, after the victim: there a queue that asks for cpu
-alone is never above what it deserves of memory, and can keep the whole cluster. That the claimant's
-queue ends at or below deserved, so that it is no victim in turn, is for the action to see to.
+otherwise it refuses. `pods` counts as a dimension of deserved only if the queue's own `deserved`
+names it. kube-batch compares all dimensions at once, after the victim has left: there, a queue that
+requests only cpu is never above what it deserves of memory, and can keep the whole cluster. The
+action, not this plugin, ensures that the preemptor's queue ends at or below deserved, so that it
+does not become a victim in turn.
 
-A refused victim is asked for again in the next session in which somebody claims; the answer
-changes when a charge, a queue or the ready nodes change, and as victims are chosen.
+A refused victim is asked for again in the next session with a preemptor; the answer changes when a
+charge, a queue or the ready nodes change, and as victims are chosen.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def _may_be_taken_from(session: Session, queue: str) -> bool:
 
 
 def _has_too_much(session: Session, queue: str, shortage: Shortage) -> bool:
-    """Whether it is above deserved in a dimension that the claimant lacks.
+    """Return whether the queue is above deserved in a dimension that the preemptor lacks.
 
-    In a dimension that no node and no queue names there is nothing to share out.
+    A dimension that no node and no queue names does not count.
     """
     deserved = deserved_of_queues(session).get(queue, {})
     return any(
@@ -89,6 +89,6 @@ def _keeps_its_guarantee(
 
 
 def _keeps(session: Session, queue: str, resource: str, leaving: Mapping[str, Amounts]) -> int:
-    """What it holds, without what it is giving back to others already."""
+    """Return what the queue holds, without what it is giving back to other preemptors already."""
     scope = queue_scope(queue)
     return session.ledger.used(scope, resource) - leaving.get(scope, {}).get(resource, 0)

@@ -1,6 +1,6 @@
 """quota (admissible): a namespace's ResourceQuotas, rules 1 and 2.
 
-Refuses out of line: nobody else waits for a group that only its own namespace holds back. Woken
+Refuses out of line: a group that only its own namespace holds back does not hold back others. Woken
 when a charge of the namespace falls or one of its quotas changes.
 """
 

@@ -1,19 +1,21 @@
-"""sla (preEnqueue, groupOrder, preemptable): whoever has waited too long comes first.
+"""sla (preEnqueue, groupOrder, preemptable): groups that have waited too long come first.
 
-due = queueTime + waiting time: the group's annotation `batchq/sla-waiting-time`, else the argument
-`waitingTime` (a duration; absent: only annotated groups are ever due). A group is overdue if it
-waits (Pending or InQueue) and due <= now, or runs and due <= startedAt. groupOrder: (0, due) if
-overdue, else (1, 0): overdue groups ahead of all others, the longest overdue first. The orders of
-plugins compare in the order of `plugins`: named before `priority` it overrules priority, named
-after it, it orders equals. preemptable: a veto on overdue groups, taken whole, whose place in that
-order is before the claimant's: else those whom it let pass would have it leave again at once.
+due = queueTime + waiting time, which is the group's annotation `batchq/sla-waiting-time`, or else
+the argument `waitingTime` (a duration; without it, only annotated groups become due). A group is
+overdue if it waits (Pending or InQueue) and due <= now, or runs and due <= startedAt.
 
-Volcano's plugin of this name (#1303, #1416, #1901, #2235) also votes overdue groups past every
-limit, if it happens to stand in an earlier tier, orders by deadline long before anybody is
-overdue, and ignores a waiting time that it cannot read. This one changes who is next and nothing
-else: limits hold, nobody is evicted for it, other queues take back what they deserve, and an
-annotation that is no duration puts the group out of line as Misconfigured, woken by an edit of it.
-By `due_at` the clock wakes a session when a group becomes overdue.
+groupOrder: (0, due) if overdue, else (1, 0): overdue groups come before all others, the longest
+overdue first. Plugins compare in the order of `plugins`: named before `priority`, this one
+overrides priority; named after it, it orders groups of equal priority. preemptable: a veto on
+overdue groups, taken as a whole, that come before the preemptor in that order; otherwise such a
+group, admitted first, would be evicted again at once.
+
+Volcano's plugin of this name (#1303, #1416, #1901, #2235) also lets overdue groups past every limit
+if it is in an earlier tier, orders by deadline long before any group is overdue, and ignores an
+unreadable waiting time. This plugin changes only the order: limits hold, no group is evicted for an
+overdue one, other queues reclaim what they deserve, and a group with an unreadable annotation is
+out of line as Misconfigured, woken by an edit of it. Through `due_at`, the clock wakes a session
+when a group becomes overdue.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from batchq.core.extension.traits import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 
-#: How long this group may wait; overrides the plugin's `waitingTime`.
+#: The annotation with a group's waiting time; overrides the plugin's `waitingTime`.
 WAITING_TIME_ANNOTATION = "batchq/sla-waiting-time"
 
 _WAITS = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE})
@@ -73,13 +75,15 @@ class Sla:
                 yield due
 
     def _overdue_since(self, session: Session, group: GroupState) -> int | None:
-        """Since when it has waited too long, or had when it started; None if it has not."""
+        """Return since when (ms) it has waited too long, or had when it started; None if it has
+        not.
+        """
         waited_until = session.now_ms if group.phase in _WAITS else group.status.started_at
         due = self._due(group)
         return None if due is None or waited_until is None or waited_until < due else due
 
     def _due(self, group: GroupState) -> int | None:
-        """Until when it may wait; None if for ever."""
+        """Return until when (ms) it may wait; None if for ever."""
         written = group.record.metadata.annotations.get(WAITING_TIME_ANNOTATION)
         waiting_time = self._waiting_time_ms if written is None else _read(written)[0]
         return None if waiting_time is None else group.queue_time + waiting_time
@@ -87,7 +91,7 @@ class Sla:
 
 @lru_cache(maxsize=1000)
 def _read(written: str) -> tuple[int | None, str]:
-    """A duration in milliseconds, or None and what is wrong with it."""
+    """Return a duration in ms, or None with a description of the problem."""
     try:
         return parse_duration(written), ""
     except ValueError as error:

@@ -1,8 +1,9 @@
-"""Extension points: where plugins have a say, and how several answers become one.
+"""Extension points: the functions that plugins implement, and how several answers are combined.
 
-One generic class holds what was registered; four combinators read it. A plugin is an object with
-a `name` and a method for each point that it implements, named as the point's `method`. Votes are
-pure: asked twice about the same state, a plugin answers twice the same, and changes nothing.
+`ExtensionPoint` holds what is registered at a point; callers combine the answers as listed below. A
+plugin is an object with a `name` and a method for each point that it implements, named as the
+point's `method`. Votes are pure: asked twice about the same state, a plugin returns the same answer
+twice, and changes nothing.
 
 | point       | asked                                    | several answers combine by |
 |-------------|------------------------------------------|----------------------------|
@@ -14,14 +15,14 @@ pure: asked twice about the same state, a plugin answers twice the same, and cha
 | predicate   | may a pod of this shape be on this node? | first refusal              |
 | score       | how good is this node for it?            | weighted sum               |
 | groupReady  | are this group's placements enough?      | all must agree             |
-| preemptable | may this claimant of the same queue take | one at least agrees, and   |
-|             | this victim?                             | none refuses               |
+| preemptable | may this preemptor of the same queue     | at least one agrees, and   |
+|             | take this victim?                        | none refuses               |
 | reclaimable | the same, of another queue               | the same                   |
 | permit      | its quota is reserved: may it start?     | every refusal is kept      |
 
 `preemptable` and `reclaimable` answer True (agreed), False (refused) or None (no opinion), for one
-victim at a time and about the state as it is then: what was chosen before has left already. A vote
-that has a fourth parameter gets what the preemptor lacks (`batchq.core.session.state.Shortage`).
+victim at a time and for the current state, without the victims chosen before. A vote with a fourth
+parameter gets what the preemptor lacks (`batchq.core.session.state.Shortage`).
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ _PROMISES_NOTHING = PluginTraits()
 class Plugin(Protocol):
     """A policy: an object with a name, and a method for each point that it implements.
 
-    An attribute `traits` (batchq.core.extension.traits) may promise something about its answers.
+    An attribute `traits` (batchq.core.extension.traits) may declare properties of its answers.
     """
 
     name: str
 
 
-#: point -> who is asked there, in this order, each with its weight.
+#: Point -> the plugins called there, in this order, each with its weight.
 PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """What a plugin answers for many at once, and over columns (`placement.node_order`)."""
+    """A plugin's batched methods, for many nodes or pods and for columns
+    (`placement.node_order`).
+    """
 
     many: Callable[..., Any]
     rows: Callable[..., Any] | None = None
@@ -73,9 +76,9 @@ class Registration(Generic[F]):
 
 
 class ExtensionPoint(list[Registration[F]], Generic[F]):
-    """What is registered at one point, in the order in which it is asked.
+    """The plugins registered at one point, in the order of the calls.
 
-    A list, as the points are gone through for every group and every pod.
+    It is a list because sessions iterate over it for every group and every pod.
     """
 
     def __init__(self, name: str, method: str) -> None:
@@ -91,13 +94,15 @@ class ExtensionPoint(list[Registration[F]], Generic[F]):
         at_once: AtOnce | None = None,
         traits: PluginTraits = _PROMISES_NOTHING,
     ) -> None:
-        """Register; a plugin may stand at a point once."""
+        """Register a function. Raise ValueError if the plugin is registered at this point
+        already.
+        """
         if any(entry.plugin == plugin for entry in self):
             raise ValueError(f"plugin {plugin} is registered at {self.name} already")
         self.append(Registration(plugin, function, weight, at_once, traits))
 
 
-#: point -> the method of a plugin that implements it.
+#: Point -> the method of a plugin that implements it.
 POINTS: dict[str, str] = {
     "preEnqueue": "pre_enqueue",
     "admissible": "admissible",
@@ -115,7 +120,7 @@ POINTS: dict[str, str] = {
 
 #: The points at which plugins vote on victims.
 VOTES = frozenset({"preemptable", "reclaimable"})
-#: Session, preemptor, victim.
+#: The parameters of every vote: session, preemptor, victim.
 _LEAST_ASKED = 3
 
 
@@ -130,14 +135,14 @@ def with_shortage(vote: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def implemented(plugin: Plugin) -> tuple[str, ...]:
-    """The points that a plugin has a method for."""
+    """Return the points that a plugin implements."""
     return tuple(
         point for point, method in POINTS.items() if getattr(plugin, method, None) is not None
     )
 
 
 def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> PluginPlaces:
-    """Each plugin at every point that it implements, in the order given."""
+    """Return each plugin at every point that it implements, in the order given."""
     all_of_them = tuple(plugins)
     return {
         point: tuple(pair for pair in all_of_them if point in implemented(pair[0]))
@@ -146,7 +151,7 @@ def everywhere(plugins: Iterable[tuple[Plugin, int]]) -> PluginPlaces:
 
 
 _LONGEST = 300
-#: What a plugin that raises is taken to have answered, for all points but those of an order.
+#: The answers assumed for a plugin that raises, for all points except those of an order.
 _REFUSALS: dict[str, Callable[[Verdict], Any]] = {
     "preEnqueue": lambda verdict: [verdict],
     "admissible": lambda verdict: [verdict],
@@ -160,22 +165,23 @@ _REFUSALS: dict[str, Callable[[Verdict], Any]] = {
 
 
 def is_of_others(plugin: Plugin) -> bool:
-    """Whether it comes from an installed package, and not from the box."""
+    """Return whether a plugin comes from another package."""
     return type(plugin).__module__.partition(".")[0] != "batchq"
 
 
 def guarded(
     plugin: Plugin, point: str, function: Callable[..., Any], failures: dict[str, str]
 ) -> Callable[..., Any]:
-    """The plugin's function, which refuses where it would raise and notes that in `failures`.
+    """Return the plugin's function wrapped so that it refuses instead of raising, and records the
+    error in `failures`.
 
-    Raises PluginFailed at the points of an order.
+    At the points of an order, the wrapped function raises PluginFailed.
     """
 
     def asked(*arguments: Any) -> Any:
         try:
             return _in_form(point, function(*arguments))
-        except Exception as error:  # whatever a stranger's code may raise
+        except Exception as error:  # third-party code may raise anything
             told = f"plugin {plugin.name} failed at {point}: {_shown(error)}"
             if point not in _REFUSALS:
                 raise PluginFailed(
@@ -191,7 +197,7 @@ def guarded(
 
 
 def _in_form(point: str, answer: Any) -> Any:
-    """The answer as it was given. Raises TypeError if it is none of those that the point knows."""
+    """Return the answer. Raise TypeError if the point does not allow it."""
     match point:
         case "preEnqueue" | "admissible" | "permit":
             answer = list(answer)
@@ -211,12 +217,12 @@ def _in_form(point: str, answer: Any) -> Any:
 def guarded_clock(
     plugin: Plugin, clock: Callable[..., Iterable[int]], failures: dict[str, str]
 ) -> Callable[..., Iterable[int]]:
-    """The plugin's `due_at`, which names no instants where it would raise."""
+    """Return the plugin's `due_at` wrapped so that it yields no instants instead of raising."""
 
     def asked(*arguments: Any) -> Iterable[int]:
         try:
             return [int(at) for at in clock(*arguments)]
-        except Exception as error:  # whatever a stranger's code may raise
+        except Exception as error:  # third-party code may raise anything
             failures.setdefault(f"{plugin.name} at due_at", _shown(error))
             return []
 

@@ -1,5 +1,5 @@
-"""The plugin registry: which functions are called at which point, gathered once for all sessions of
-a scheduler, and what the plugins together promise.
+"""The plugin registry: the functions called at each point, collected once for all sessions of a
+scheduler, and the combined traits of the plugins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class PluginRegistry:
-    """The plugins in their places. A plugin that is on at any point has its `due_at` asked, too."""
+    """The registered plugins. The `due_at` of every plugin that is configured at any point is
+    called, too.
+    """
 
     def __init__(
         self,
@@ -38,11 +40,11 @@ class PluginRegistry:
     ) -> None:
         self._of = (plugins, instrument)
         self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
-        #: Plugins' `due_at`: instants at which their answers change by the clock alone.
+        #: The `due_at` of plugins: instants at which their answers change with time alone.
         self.clocks: list[Callable[[Session], Iterable[int]]] = []
         #: Plugin -> the changes that lift its refusals, by reason.
         self.lifted_by: dict[str, LiftedBy] = dict(of_session)
-        #: What third-party plugins raised in this session: `plugin at point` -> the first of it.
+        #: Errors of third-party plugins in this session: `plugin at point` -> the first one.
         self.failures: dict[str, str] = {}
         for plugin in self._registered(plugins, instrument).values():
             if (clock := getattr(plugin, "due_at", None)) is not None:
@@ -57,14 +59,15 @@ class PluginRegistry:
             if any(rule in entry.traits.enforces for entry in self.points[point])
         )
         before, admissible = self.points["preEnqueue"], self.points["admissible"]
-        #: preEnqueue: plugins whose answers last, and those that are asked in every session.
+        #: At preEnqueue: plugins whose answers last, and those called in every session.
         self.lasting: Sequence[Registration[Any]] = [
             one for one in before if one.traits.lifted_by is not None
         ]
         self.passing: Sequence[Registration[Any]] = [
             one for one in before if one.traits.lifted_by is None
         ]
-        #: admissible: plugins that are asked once for a class of groups, and for each group.
+        #: At admissible: plugins called once for a class of groups, and those called for each
+        #: group.
         self.for_classes: Sequence[Registration[Any]] = [
             one for one in admissible if one.traits.refuses_by is not RefusesBy.ANYTHING
         ]
@@ -78,16 +81,15 @@ class PluginRegistry:
         ]
         #: Whether a waiting group keeps its place while its record and the priority classes stay.
         self.order_lasts = all(one.traits.order_lasts for one in self.points["groupOrder"])
-        #: Whether groups that ask for the same are answered the same while limits are full.
+        #: Whether groups with equal requests get equal answers while limits are full.
         self.may_form_classes = Rule.CAPACITY in self.enforced
-        #: Whether a class is refused nothing but what never fits, and what a limit has no
-        #: capacity for.
+        #: Whether a class is refused only for what never fits and for full limits.
         self.limits_decide = self.may_form_classes and all(
             one.traits.refuses_by is RefusesBy.LEDGER for one in self.for_classes
         )
 
     def is_of(self, plugins: PluginPlaces, instrument: Instrument | None) -> bool:
-        """Return whether it is made of these."""
+        """Return whether the registry was built from these objects."""
         return self._of[0] is plugins and self._of[1] is instrument
 
     def _registered(

@@ -1,4 +1,6 @@
-"""Why a Pending group stands out of line by its own and its queue's state, plugins aside."""
+"""Eligibility: why a Pending group is out of line because of its own state or its queue's. Plugins
+are not included.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _QUEUES_SHOWN = 10
 
 
 def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
-    """Every such reason: contradictions, a missing or stopped queue, suspension, back-off."""
+    """Return all such reasons: contradictions, a missing or stopped queue, suspension, backoff."""
     found: list[tuple[Waiting, str]] = []
     shape = group.given_shape
     unsound = [] if shape.is_sound else contradictions(shape.spec, shape.replicas, shape.min_member)
@@ -59,7 +61,7 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
 
 
 def _which_queues_there_are(session: Session, name: str) -> str:
-    """The nearest names, if there are too many to be listed."""
+    """Return the message about a missing queue, with the nearest name if not all are listed."""
     names = list(session.queues)
     near = get_close_matches(name, names, n=1)
     shown = names[:_QUEUES_SHOWN]
@@ -69,7 +71,9 @@ def _which_queues_there_are(session: Session, name: str) -> str:
 
 
 def _why_it_pauses(session: Session, group: GroupState) -> str:
-    """What made it leave InQueue, and for how long it pauses: the same words all the while."""
+    """Return why the group left InQueue and how long it pauses; the text stays the same for the
+    whole pause.
+    """
     left = next((one for one in group.status.conditions if one.type == "Evicted"), None)
     why = f"{left.reason}: {left.message}" if left and left.message else "it had to leave InQueue"
     pause = format_duration(pause_ms(session.settings, max(0, group.status.backoff_count - 1)))
@@ -80,7 +84,7 @@ def _why_it_pauses(session: Session, group: GroupState) -> str:
 
 
 def _why_it_is_promised(session: Session, group: GroupState) -> str:
-    """Whose processes have to end first: the same words until the last has."""
+    """Return which victims must end first; the text stays the same until the last has ended."""
     pledge = group.status.pledge
     victims = pledge.victims
     shown = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
@@ -93,14 +97,16 @@ def _why_it_is_promised(session: Session, group: GroupState) -> str:
 
 
 def _why_it_awaits_nodes(group: GroupState, nodes: list[str]) -> str:
-    """Which nodes have to come back: the same words as long as they are away."""
+    """Return which nodes must come back; the text stays the same while they are away."""
     shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     until = format_instant(group.status.pledge.expires or 0)
     return f"room was made for it on {shown}, lost or cordoned since: waits until {until}"
 
 
 def _why_its_claim_counts(claim: GroupClaim) -> str:
-    """A group that had to leave cannot be run by two at once: the same words until it is over."""
+    """Return why the open lease of an external group keeps it out of line: two consumers must not
+    run it at once. The text stays the same until the lease is over.
+    """
     until = "" if claim.over_at is None else f", at the latest at {format_instant(claim.over_at)}"
     return (
         f"{claim.holder} has claimed it and was told to stop ({claim.stop_reason}):"
@@ -109,19 +115,19 @@ def _why_its_claim_counts(claim: GroupClaim) -> str:
 
 
 def pause_ms(settings: Settings, former: int) -> int:
-    """10 s x 2^n up to 10 min, after `former` pauses in a row."""
+    """Return the backoff in ms after `former` consecutive ones: 10 s x 2^n, at most 10 min."""
     return min(settings.backoff_first_ms << min(former, 30), settings.backoff_most_ms)
 
 
 def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
-    """Which of its queue and those above are stopped, and how: (name, policy)."""
+    """Return the stopped queues among its queue and those above, as (name, stop policy)."""
     above = [session.queues.get(name) for name in reversed(group.chain)]
     stated = [(queue.name, queue.record.spec.stop_policy) for queue in above if queue is not None]
     return [(name, policy) for name, policy in stated if policy != "None"]
 
 
 def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:
-    """Names in it that a submission would have been refused for."""
+    """Return the names in its spec for which a submission would be refused."""
     spec = group.record.spec
     found = []
     if group.queue == ROOT:
@@ -142,7 +148,7 @@ def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:
     return found
 
 
-#: What a condition waits for the other group to do.
+#: Dependency condition -> what the group waits for the other group to do.
 WANTED = {"ok": "to complete", "failed": "to fail", "any": "to end"}
 
 
@@ -155,12 +161,14 @@ class DependencyState(Enum):
 def dependency_state(
     group: GroupState, dependency: Dependency, groups: Mapping[str, GroupState]
 ) -> DependencyState:
-    """Judge one dependency of `group` by the group that it was bound to at submission.
+    """Return the state of one dependency of `group`, given the group that it was bound to at
+    submission.
 
-    A group that is gone has ended: that meets `any`, and can never meet `ok` or `failed`, unless
-    it has met them before: ends are final, so who was admitted once need not ask again. One that
-    is bound to nothing (only a described world has it) stays open, as Misconfigured. What can
-    never be met is so at once, whatever still runs.
+    A group that is gone has ended: this meets `any`, and can never meet `ok` or `failed` unless
+    these were met before. Ends are final, so a group that was admitted once need not check again. A
+    dependency that is bound to no group, which only a snapshot described by hand contains, stays
+    open, as Misconfigured. A dependency that can never be met is NEVER at once, even while
+    processes still run.
     """
     if not dependency.uid:
         return DependencyState.OPEN
@@ -182,12 +190,12 @@ def dependency_state(
 
 
 def has_processes(group: GroupState) -> bool:
-    """Whether processes of a group may still run: of its pods, or of who has claimed it."""
+    """Return whether processes of a group may still run: of its pods, or of its consumer."""
     return bool(group.held) or group.status.claim.is_open
 
 
 def never_met(group: GroupState, groups: Mapping[str, GroupState]) -> Dependency | None:
-    """The first dependency that can never hold any more."""
+    """Return the first dependency that can never be met any more."""
     for dependency in group.record.spec.depends_on:
         if dependency_state(group, dependency, groups) is DependencyState.NEVER:
             return dependency
@@ -203,12 +211,12 @@ def are_honoured(session: Session) -> bool:
 
 
 def names_for(session: Session, group: GroupState) -> tuple[str, ...]:
-    """The checks that a group has to pass, those of the queue nearest to the root first."""
+    """Return the checks that a group must pass, those of the queue nearest to the root first."""
     return names_in(session, group.chain)
 
 
 def names_in(session: Session, chain: Sequence[str]) -> tuple[str, ...]:
-    """The checks that these queues ask for, from the root down."""
+    """Return the checks that these queues require, from the root down."""
     found: dict[str, None] = {}
     for name in chain:
         if (queue := session.queues.get(name)) is not None:
@@ -217,20 +225,20 @@ def names_in(session: Session, chain: Sequence[str]) -> tuple[str, ...]:
 
 
 def spec_of(session: Session, name: str) -> AdmissionCheckSpec:
-    """What stands in the AdmissionCheck; of one that is missing, the defaults."""
+    """Return the spec of an AdmissionCheck, or the defaults if it does not exist."""
     check = session.admission_checks.get(name)
     return AdmissionCheckSpec() if check is None else check.spec
 
 
 def is_active(check: AdmissionCheck | None, now_ms: int) -> bool:
-    """Whether the check is there, and its controller has renewed its lease."""
+    """Return whether the check exists and its controller has renewed its lease."""
     if check is None or not check.status.active:
         return False
     return check.status.expires_at is None or now_ms < check.status.expires_at
 
 
 def cleared(session: Session, group: GroupState) -> tuple[CheckState, ...]:
-    """All checks of the group as they are before anybody has answered."""
+    """Return all checks of the group in their initial state, Unknown."""
     known = {state.name: state for state in group.status.checks}
     names = names_for(session, group) if group.queue in session.queues else tuple(known)
     return tuple(_unknown(known.get(name), name, session.now_ms) for name in names)
@@ -245,24 +253,26 @@ def _unknown(known: CheckState | None, name: str, now_ms: int) -> CheckState:
 
 
 def open_checks(group: GroupState) -> list[CheckState]:
-    """Those that have not passed."""
+    """Return the checks that have not passed."""
     return [state for state in group.status.checks if state.status != "True"]
 
 
 def refused_with(group: GroupState, reason: str) -> list[CheckState]:
-    """Those that say no: `Retry` or `Reject`."""
+    """Return the checks that refuse with this reason, `Retry` or `Reject`."""
     return [
         state for state in group.status.checks if state.status == "False" and state.reason == reason
     ]
 
 
 def retry_delay_ms(session: Session, state: CheckState) -> int:
-    """For how long a check that asks for a retry stays False."""
+    """Return how long (ms) a check that requests a retry stays False."""
     return spec_of(session, state.name).retry_delay_minutes * MINUTE
 
 
 def retry_at(session: Session, group: GroupState) -> int | None:
-    """When all checks are Unknown again: the longest delay counts. None: nobody asks for one."""
+    """Return when (ms) all checks are Unknown again, after the longest retry delay; None if no
+    check requests a retry.
+    """
     asked = refused_with(group, "Retry")
     ends = (_since(session, state) + retry_delay_ms(session, state) for state in asked)
     return max(ends, default=None)
@@ -273,7 +283,7 @@ def _since(session: Session, state: CheckState) -> int:
 
 
 def timeout_at(session: Session, group: GroupState, state: CheckState) -> int | None:
-    """When a check that has not answered is given up, counted from the reservation."""
+    """Return when (ms) waiting for an unanswered check ends, counted from the reservation."""
     reserved_at = group.status.reserved_at
     if state.status != "Unknown" or reserved_at is None or group.phase != PodGroupPhase.PENDING:
         return None
@@ -281,7 +291,7 @@ def timeout_at(session: Session, group: GroupState, state: CheckState) -> int | 
 
 
 def instants(session: Session, group: GroupState) -> Iterator[int]:
-    """When something becomes due by the clock alone: a retry, or a timeout."""
+    """Yield the instants (ms) at which a retry or a timeout becomes due."""
     if not group.status.checks or not are_honoured(session):
         return
     if (at := retry_at(session, group)) is not None and group.phase == PodGroupPhase.PENDING:
@@ -295,7 +305,9 @@ def instants(session: Session, group: GroupState) -> Iterator[int]:
 
 
 def evicts_late(session: Session, group: GroupState) -> bool:
-    """Whether nobody is evicted at the reservation, but once checks have passed or ask for it."""
+    """Return whether evictions wait until checks have passed or request them, instead of starting
+    at the reservation.
+    """
     if group.phase != PodGroupPhase.PENDING or not are_honoured(session):
         return False
     specs = (spec_of(session, state.name) for state in group.status.checks)
@@ -303,10 +315,10 @@ def evicts_late(session: Session, group: GroupState) -> bool:
 
 
 def holds_off(session: Session, group: GroupState) -> bool:
-    """Whether others may not be evicted for this group yet.
+    """Return whether groups may not be evicted for this group yet.
 
-    They may once every AfterCheckPassedOrOnDemand check is True, or any check asks for it
-    (PreemptionRequired). A group that has only just come up for its reservation has asked nobody.
+    Evictions may start when every AfterCheckPassedOrOnDemand check is True, or any check requests
+    them (PreemptionRequired). A group whose reservation has just been made has no answers yet.
     """
     if not evicts_late(session, group):
         return False

@@ -1,12 +1,12 @@
-"""Classes: groups of one queue that are nothing but records that wait, and ask for the same.
+"""Equivalence classes: groups of one queue that are only waiting records, with equal requests.
 
-The limits answer all of them alike, so a session asks about one of them, and looks at the next
-only if that one got in. A class that is refused because a limit is full *sleeps* for as long as
-that one limit is: it watches a single number, as a solver watches a literal of each clause
-(Moskewicz et al., "Chaff", DAC 2001), and costs a session nothing.
+The limits answer all members alike, so a session evaluates one member, and the next only if that
+one was admitted. A class that is refused because a limit is full is *parked* while that one limit
+stays full: it watches a single number, as a SAT solver watches a literal of each clause (Moskewicz
+et al., "Chaff", DAC 2001), and costs a session nothing.
 
-What a class was told may be older than what its members would be told now: there may be other
-reasons by then beside the one that it watches. Who asks for a group's reasons gets fresh ones.
+The verdicts of a class may be older than the session: new reasons may exist besides the watched
+one. A request for a group's reasons evaluates the group again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Shown: TypeAlias = tuple[Key, int, GroupState, EquivalenceClass | None, int]
 
 
 class PendingIterator:
-    """One pass along a line, from the front. A class can be passed over from where it has come to,
-    and taken up again there. Nobody joins or leaves a class meanwhile.
+    """One pass along a pending queue, from the front. A class can be skipped from the current
+    position on and resumed there. No group joins or leaves a class during the pass.
     """
 
     def __init__(
@@ -34,9 +34,8 @@ class PendingIterator:
         key: Callable[[GroupState], Key],
         passed: Iterable[EquivalenceClass] = (),
     ) -> None:
-        """`passed`: classes that are passed over from the start."""
-        #: Key, 0 for a group that stands for itself and 1 for one of a class, group, class and its
-        #: place in that.
+        """Create an iterator; the classes `passed` are skipped from the start."""
+        #: Key, 0 for a single group or 1 for a member, group, class, and its position in the class.
         self._heap: list[_Shown] = [(key(group), 0, group, None, 0) for group in singles]
         for peers in classes:
             place = peers.members.start
@@ -46,15 +45,15 @@ class PendingIterator:
         self._passed: dict[Key, EquivalenceClass] = {
             (peers.queue, peers.asks): peers for peers in passed
         }
-        #: The group that was shown last: its key, and its place in its class.
+        #: The key of the last group, and its position in its class.
         self._last: Key = ()
         self._place = 0
         self._shown: GroupState | None = None
-        #: Its class, if it was shown as one of that, and more of it is to come.
+        #: The class of the last group, if more of its members follow.
         self.peers: EquivalenceClass | None = None
 
     def next(self) -> GroupState | None:
-        """The next group; None at the end."""
+        """Return the next group; None at the end."""
         heap, peers = self._heap, self.peers
         if peers is not None:
             place = self._place + 1
@@ -62,7 +61,7 @@ class PendingIterator:
             if following is not None:
                 key, group = following
                 if not heap or key < heap[0][0]:
-                    # The usual case: many of one class, one after the other.
+                    # The usual case: many members of one class in sequence.
                     self._last, self._place, self._shown = key, place, group
                     return group
                 heapq.heappush(heap, (key, 1, group, peers, place))
@@ -74,14 +73,14 @@ class PendingIterator:
         return group
 
     def pass_over(self) -> None:
-        """Show no more of the class of the last group; nothing happens if it was refused alone."""
+        """Skip the rest of the last group's class, unless the group was refused alone."""
         if self.peers is not None and self._shown is not None and not self._shown.is_refused_alone:
             self._passed[self.peers.queue, self.peers.asks] = self.peers
             self.peers = None
 
     def has_changed(self, refused: Container[str]) -> bool:
-        """Return whether the last group was shown as one of its class and is not refused as that
-        is: it has been changed, or it is one of those `refused` by themselves, by uid.
+        """Return whether the last group was a member of its class and no longer shares its refusal:
+        it has changed, or its uid is in `refused`, the groups with verdicts of their own.
         """
         group = self._shown
         if self.peers is None or group is None:
@@ -90,7 +89,7 @@ class PendingIterator:
         return not is_member or group.uid in refused
 
     def take_up(self) -> None:
-        """Show the rest of those that were passed over."""
+        """Resume all skipped classes."""
         for peers in self._passed.values():
             place = peers.members.place_after(self._last)
             if (following := peers.members.at(place)) is not None:
@@ -100,8 +99,8 @@ class PendingIterator:
 
 @dataclass(frozen=True, slots=True)
 class ClassSelection:
-    """Classes whose members are to be tried, and others of the same queues, whose members are tried
-    only once something has changed.
+    """Classes whose members are tried, and other classes of the same queues whose members are tried
+    only after something has changed.
     """
 
     tried: Sequence[EquivalenceClass] = ()
@@ -117,9 +116,7 @@ class ClassSelection:
         line_of: Callable[[str], str],
         key: Callable[[GroupState], Key],
     ) -> dict[str, PendingIterator]:
-        """Return the members of the classes and these groups, in order, by the line of their
-        queue.
-        """
+        """Return the members of the classes and these groups, in order, by line."""
         singles: dict[str, list[GroupState]] = {}
         tried: dict[str, list[EquivalenceClass]] = {}
         later: dict[str, list[EquivalenceClass]] = {}
@@ -138,39 +135,41 @@ class ClassSelection:
 
 
 class WakeUpIndex:
-    """Which classes sleep on which number: (scope, resource) -> those that watch it, the one that
-    asks for least last.
+    """The parked classes by the number that they watch: (scope, resource) -> classes, the class
+    with the smallest request last.
     """
 
     def __init__(self) -> None:
         self._watching: dict[tuple[str, str], Ordered[EquivalenceClass]] = {}
-        #: Their places are found by how much they leave, and among equals by when they came.
+        #: Class -> what it watches, and its sort key: headroom, then order of arrival.
         self._places: dict[EquivalenceClass, tuple[tuple[str, str], tuple[int, int]]] = {}
-        #: Those that are not in their places yet: many at once are sorted before that.
+        #: Classes not inserted yet; many at once are sorted first.
         self._unplaced: list[EquivalenceClass] = []
         self._count = 0
 
     def clear(self) -> None:
-        """Nobody watches anything."""
+        """Remove all classes."""
         self._watching.clear()
         self._places.clear()
         self._unplaced.clear()
 
     def add(self, peers: EquivalenceClass, watches: tuple[str, str], most: int) -> None:
-        """It sleeps as long as that sum is above `most`."""
+        """Park a class while that sum exceeds `most`."""
         self._count += 1
         self._places[peers] = (watches, (most, self._count))
         self._unplaced.append(peers)
 
     def remove(self, peers: EquivalenceClass) -> None:
-        """It does not any more; nothing happens if it did not."""
+        """Remove a class, if it is parked here."""
         if peers in self._places:
             self._put_in_place()
             watches, place = self._places.pop(peers)
             self._watching[watches].remove(place)
 
     def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[EquivalenceClass]:
-        """Those whose sum has come down far enough, in the order in which they began to watch."""
+        """Return the classes whose sum has fallen far enough, in the order in which they were
+        parked.
+        """
         self._put_in_place()
         found: list[tuple[int, EquivalenceClass]] = []
         for (scope, resource), watching in self._watching.items():

@@ -1,12 +1,12 @@
-"""Groups that sleep: refused for a reason that only certain changes can lift.
+"""Inadmissible groups: parked because only certain changes can lift their refusal.
 
-A group that stands out of line is not looked at again before something happens that could let it
-in: each plugin says by which changes its refusals are lifted (`lifted_by`). A sleeping group is
-in no queue's line, and costs a session nothing; it is found by what wakes it. What a plugin says
-nothing about is asked about in every session.
+An ineligible group is not evaluated again before something happens that could make it eligible:
+each plugin declares which changes lift its refusals (`lifted_by`). A parked group is in no pending
+queue and costs a session nothing; the changes that unpark it are indexed. Refusals of plugins
+without such a declaration are checked in every session.
 
-The memory lasts from session to session and changes no decision: without it, every group would be
-asked, and would answer the same.
+The set lasts across sessions and changes no decision: without it, every group would be evaluated,
+with the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from batchq.core.session.session import Session
 
 
-#: For what the session itself finds (batchq.core.pending.eligibility).
+#: Changes that lift the session's own refusals (batchq.core.pending.eligibility).
 OF_SESSION: LiftedBy = {
     Waiting.MISCONFIGURED: frozenset(),
     Waiting.QUEUE_NOT_FOUND: frozenset(),
@@ -37,32 +37,33 @@ OF_SESSION: LiftedBy = {
 }
 
 
-#: For what nodes refuse (batchq.core.placement.trial), out of line only.
+#: Changes that lift refusals of nodes (batchq.core.placement.trial), if they are out of line.
 OF_NODES: LiftedBy = {Waiting.WAITING_FOR_RESOURCES: frozenset()}
 
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """A group as it was when it was last asked."""
+    """A parked group as of its last evaluation."""
 
     record: PodGroup
     verdicts: tuple[Verdict, ...]
 
 
 class InadmissibleGroups:
-    """Owner of what is known of sleeping groups, by uid; belongs to one scheduler."""
+    """The owner of the parked groups, by uid; belongs to one scheduler."""
 
     def __init__(self) -> None:
-        #: Uid -> why not, of all that sleep.
+        #: Uid -> the verdicts on a parked group.
         self.asleep: dict[str, tuple[Verdict, ...]] = {}
         self._entries: dict[str, Asleep] = {}
-        #: Uid -> those that sleep until something happens to it, by uid, in order.
+        #: Uid -> the groups parked until something happens to that group, by uid, in order.
         self._waiting_for: dict[str, dict[str, None]] = {}
-        #: Uid -> its record when the first of those fell asleep, and whether processes of it ran.
+        #: Uid -> its record when the first of those was parked, and whether it had running
+        #: processes.
         self._seen: dict[str, tuple[PodGroup, bool] | None] = {}
-        #: Those to whom the admission checks matter.
+        #: Groups whose refusal depends on admission checks.
         self._by_checks: dict[str, None] = {}
-        #: When to look again, and at whom; entries of those that have been woken stay.
+        #: When to unpark which group; entries of groups already unparked stay.
         self._clock: list[tuple[int, str]] = []
         self._world: tuple[object, ...] = ()
         self._checks: object = None
@@ -71,20 +72,22 @@ class InadmissibleGroups:
 
     @property
     def world(self) -> tuple[int, int]:
-        """The same as long as nothing has changed that wakes everybody, nor any check."""
+        """Return a token that stays equal until all groups are unparked or any check changes."""
         return (self._world_version, self._checks_version)
 
     @property
     def awaited(self) -> Iterable[str]:
-        """The uids of the groups whose ends sleeping groups wait for."""
+        """Return the uids of the groups whose ends parked groups wait for."""
         return self._seen.keys()
 
     def may_sleep(self) -> bool:
-        """Whether classes may sleep, too."""
+        """Return whether classes may be parked, too."""
         return True
 
     def still_sleeps(self, group: GroupState) -> bool:
-        """Whether a group whose record has been read again is as it was when it fell asleep."""
+        """Return whether a group whose record has been read again is unchanged since it was
+        parked.
+        """
         entry = self._entries.get(group.uid)
         if entry is None:
             return False
@@ -94,7 +97,7 @@ class InadmissibleGroups:
         return False
 
     def forget(self, uid: str) -> None:
-        """A group is gone, or awake."""
+        """Remove a group that is gone or unparked."""
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
@@ -109,10 +112,10 @@ class InadmissibleGroups:
                     self._seen.pop(other.uid, None)
 
     def wake(self, session: Session, changed: Iterable[str]) -> list[str]:
-        """Whom something has happened to that could let them in, by uid; they sleep no more.
+        """Unpark the groups for which something relevant has happened, and return their uids.
 
-        `changed`: the uids of groups that are not what they were in the session before, their
-        records or their pods.
+        `changed` has the uids of groups whose records or pods have changed since the previous
+        session.
         """
         world, checks = self.world
         self._notice(session)
@@ -134,15 +137,16 @@ class InadmissibleGroups:
         return list(woken)
 
     def next_at(self) -> int | None:
-        """When one of them wakes by the clock."""
+        """Return the next instant (ms) at which a group is unparked."""
         while self._clock and self._clock[0][1] not in self._entries:
             heappop(self._clock)
         return self._clock[0][0] if self._clock else None
 
     def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> bool:
-        """Let a group sleep that was refused like this, if it may; whether it does.
+        """Park a group with these verdicts if possible; return whether it is parked.
 
-        To be called only when its record says so already: nothing is left to be written.
+        Call this only if the group's record has these reasons already, so that nothing is left to
+        be stored.
         """
         if isinstance(verdicts, Blockers) and verdicts.are_in_line:
             return False
@@ -164,8 +168,8 @@ class InadmissibleGroups:
         return True
 
     def _is_as_seen(self, session: Session, uid: str) -> bool:
-        """Whether a group that others wait for has gone no further: of the steps of its pods, only
-        the end of the last one matters.
+        """Return whether a group that others wait for has made no relevant progress: of the changes
+        of its pods, only the end of the last one matters.
         """
         seen, now = self._seen[uid], _standing(session.groups.get(uid))
         if seen is None or now is None:
@@ -190,7 +194,7 @@ class InadmissibleGroups:
 
 
 def _standing(group: GroupState | None) -> tuple[PodGroup, bool] | None:
-    """How a session finds a group that others wait for; None of one that is gone."""
+    """Return the relevant state of a group that others wait for; None if it is gone."""
     if group is None:
         return None
     on_nodes = any(pod.status.phase in ON_NODE for pod in group.given_pods)
@@ -208,7 +212,7 @@ def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
 
 
 def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
-    """Whether a group is nothing but a record that waits."""
+    """Return whether a group is only a waiting record."""
     status = group.status
     return (
         group.phase == PodGroupPhase.PENDING
@@ -223,7 +227,9 @@ def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
 
 
 def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChange] | None:
-    """What can lift the refusals that put a group out of line; None if nobody has said so."""
+    """Return the changes that can lift the refusals that make a group ineligible; None if no plugin
+    has declared any.
+    """
     found: set[LiftingChange] = set()
     known = False
     for verdict in verdicts:
@@ -237,11 +243,11 @@ def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChan
 
 
 def only_the_world_helps(session: Session, verdicts: Iterable[Verdict]) -> bool:
-    """Whether what put a group out of line is lifted by nothing but what wakes everybody."""
+    """Return whether only changes that unpark all groups lift the refusals."""
     return _lifted_by(session, verdicts) == set()
 
 
 def _wake_at(session: Session, group: GroupState) -> int | None:
-    """The first of the instants that its record names which has not passed."""
+    """Return the first instant (ms) named in its record that has not passed."""
     named = (group.status.backoff_until, retry_at(session, group))
     return min((at for at in named if at is not None and at > session.now_ms), default=None)

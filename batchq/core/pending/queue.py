@@ -1,9 +1,9 @@
 """The pending queue: which groups are tried next, why a group is not admitted, and what a refusal
-means for the groups that ask for the same.
+means for groups with equal requests.
 
-Actions call `candidates` for the groups to try, `blockers` for what keeps one of them out, and
-`refuse` to keep the answer. That groups which ask for the same are asked about once, and sleep
-while a limit keeps them out (batchq.core.pending.equivalence), is seen by none of them.
+Actions call `candidates` for the groups to try, `blockers` for the refusals of a group, and
+`refuse` to store them. Groups with equal requests are evaluated once, and parked while a limit
+keeps them out (batchq.core.pending.equivalence); actions do not see this.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from batchq.core.session.state import (
     QueueState,
 )
 
-#: At no version of the ledger, nothing.
+#: No verdicts, at no version of the ledger.
 _NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
 
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Every refusal: what puts it out of line, and what the ledger and the limits say."""
+    """Return every refusal: why it is ineligible, and what plugins and limits refuse."""
     peers = group.peers
     if peers is not None and group.status is group.record.status:
         return _with_own(session, group, _of_class(session, peers, group))
@@ -50,13 +50,13 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return _with_own(session, group, _refused_alike(session, group))
     aside = standing_aside(session, group)
     if awaits_victims(session, group):
-        # It has reserved what it asks for: that its victims hold it still is no second reason.
+        # It has reserved its quota; that its victims still hold capacity is no second reason.
         return aside
     return (*aside, *gives_way(session, group), *_inadmissible(session, group))
 
 
 class Candidates:
-    """The groups of a queue that an action is to try, in order; owned by the action."""
+    """The groups of a queue that an action tries, in order; owned by the action."""
 
     def __init__(self, session: Session, groups: PendingIterator, *, whole: bool) -> None:
         self._session = session
@@ -64,7 +64,7 @@ class Candidates:
         self._whole = whole
 
     def next(self) -> GroupState | None:
-        """Return the next group that waits; None at the end."""
+        """Return the next waiting group; None at the end."""
         groups = self._groups
         while (group := groups.next()) is not None:
             if group.phase != PodGroupPhase.PENDING and group.next_pod is None:
@@ -72,12 +72,12 @@ class Candidates:
             peers = None if self._whole else groups.peers
             if peers is None or not is_kept_out(self._session, peers):
                 return group
-            # What was freed for many may have been taken by the first of them.
+            # The first member may have taken what was freed for several.
             groups.pass_over()
         return None
 
     def pass_over(self) -> None:
-        """Leave out the groups that the refusal of the last group holds for, too."""
+        """Skip the groups that share the last group's refusal."""
         self._groups.pass_over()
 
 
@@ -89,8 +89,8 @@ def candidates(
 ) -> dict[str, Candidates]:
     """Return the candidates of each queue that has any.
 
-    `also` names groups by queue that run and stand in line with their next pod. A queue that is
-    not `whole` leaves out the groups that a limit or the nodes kept out before, and still do.
+    `also` has running groups, by queue, that queue again for their next pod. A queue that is not
+    `whole` leaves out the groups that are still kept out by a limit or the nodes.
     """
     freed: dict[str, list[EquivalenceClass]] = {}
     for peers in session.carried.watches.freed(session.ledger.sums):
@@ -129,10 +129,10 @@ def refuse(
     wanted: Wanted | None = None,
     is_head: bool = False,
 ) -> None:
-    """Keep why a group waits. It is kept for all groups that ask for the same, too, unless a plugin
-    refuses this one alone, or it `is_head`, for which others wait.
+    """Store why a group waits. The verdicts apply to all groups with equal requests, unless a
+    plugin refuses only this one or it is the head (`is_head`) that others wait for.
 
-    `wanted`: what nodes were asked for, if it is they that refused.
+    `wanted` is the request to nodes, if nodes refused it.
     """
     kept = session.as_kept(verdicts)
     is_alone = is_in_class(group) and kept.are_own
@@ -146,12 +146,12 @@ def refuse(
 def refuse_behind(
     session: Session, name: str, head: GroupState, told: Verdict, also: Sequence[GroupState]
 ) -> None:
-    """Keep for the groups of a queue behind a head that they wait for it, but for those that are
-    out of line anyway. `also`: groups that run and stand in line with their next pod.
+    """Store for the groups behind a head that they wait for it, unless they are ineligible. `also`
+    has running groups that queue again for their next pod.
     """
     line, head_key = session.queues[name].line, session.group_key(head)
     for peers in list(line.classes.values()):
-        # A class that sleeps has been told.
+        # A parked class has these verdicts already.
         if peers.behind != told.detail or not is_kept_out(session, peers):
             _refuse_class_behind(session, peers, head_key, told)
     for group in line.in_order():
@@ -188,8 +188,8 @@ def groups_after(
     *,
     kept_out: bool,
 ) -> Iterator[GroupState]:
-    """Return the groups of a queue after a place in line, in order, and those of `also` among them;
-    without `kept_out` not those that a full limit or the nodes still keep out.
+    """Return the groups of a queue after a position, in order, including those of `also`; without
+    `kept_out`, groups that are still kept out by a full limit or the nodes are left out.
     """
     line = session.queues[name].line
     classes = [one for one in line.classes.values() if kept_out or not is_kept_out(session, one)]
@@ -207,11 +207,11 @@ def select(
     may: Callable[[GroupState], bool],
     lacks: Callable[[Blockers], bool],
 ) -> ClassSelection:
-    """Return the classes of those queues in which any hopes, whose members `may` claim and lack
-    what they were told they lack.
+    """Return the classes of queues in which any request could be met, with members that `may` claim
+    and whose verdicts match `lacks`.
 
-    `hopes` maps a queue to a test of a group (None: nothing in it hopes); one group is tested for
-    all that have the same claim on others.
+    `hopes` maps a queue to a test of a group, or None if no request in it could be met. One group
+    is tested for all with the same claim.
     """
     tried: list[EquivalenceClass] = []
     later: list[EquivalenceClass] = []
@@ -239,8 +239,8 @@ def select(
 def asked_in_classes(
     session: Session, queue: QueueState, could_be_let_in: Callable[[GroupState], bool]
 ) -> Amounts:
-    """Return what the classes of a queue ask for whose members stand in line, without those that
-    this session has let in. One member is asked about for all.
+    """Return the requests of the eligible classes of a queue, including members admitted in this
+    session. One member is evaluated for all.
     """
     line = queue.line
     for peers in list(line.restless.values()):
@@ -252,8 +252,8 @@ def asked_in_classes(
 
 
 def _is_kept_by_shared_limits_alone(session: Session, peers: EquivalenceClass) -> bool:
-    """Whether it stands in line whatever is full by now: it has been found that it could fit, and
-    that nothing puts it out of line; nor does its namespace, which has no limits.
+    """Return whether a class is in line however full the limits are: it was found to be eligible
+    and to fit at some time, and its namespace has no limits.
     """
     world = session.pending.generation
     return (
@@ -266,7 +266,7 @@ def _is_kept_by_shared_limits_alone(session: Session, peers: EquivalenceClass) -
 
 
 def let_in_of_classes(session: Session) -> dict[str, list[Amounts]]:
-    """Return by queue what those members of classes asked for that this session has let in."""
+    """Return, by queue, the requests of class members that this session has admitted."""
     found: dict[str, list[Amounts]] = {}
     for group in session.effects.touched.values():
         still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
@@ -276,8 +276,8 @@ def let_in_of_classes(session: Session) -> dict[str, list[Amounts]]:
 
 
 class WaitingAlike(NamedTuple):
-    """Groups of one class whose records say the same: the queue that they name, how many, one of
-    them, and the one of the class that has waited for longest.
+    """Groups of one class with the same stored reasons: their queue, their number, an example, and
+    the group of the class that has waited longest.
     """
 
     queue: str
@@ -287,14 +287,14 @@ class WaitingAlike(NamedTuple):
 
 
 def waiting_alike(session: Session) -> Iterator[WaitingAlike]:
-    """Yield the members of all classes that the session has not changed, without a look at each."""
+    """Yield the members of all classes that the session has not changed, without visiting each."""
     moved: dict[EquivalenceClass, set[str]] = {}
     for group in session.effects.touched.values():
         if group.peers is not None:
             moved.setdefault(group.peers, set()).add(group.uid)
     for peers in (one for line in session.lines() for one in line.classes.values()):
         gone = moved.get(peers, set())
-        # They are alike but for their turn, so the first of them has waited for longest.
+        # Members differ only in their order, so the first has waited longest.
         oldest = next((group for group in peers.members if group.uid not in gone), None)
         for members in peers.said.values() if oldest is not None else ():
             example = next((group for uid, group in members.items() if uid not in gone), None)
@@ -304,7 +304,7 @@ def waiting_alike(session: Session) -> Iterator[WaitingAlike]:
 
 
 def refuse_strayed(session: Session) -> None:
-    """Keep for groups of missing queues why they are out of line."""
+    """Store the verdicts on groups whose queue does not exist."""
     for group in session.carried.strayed.singles.values():
         if group.phase == PodGroupPhase.PENDING:
             session.refuse(group, standing_aside(session, group))
@@ -314,7 +314,7 @@ def refuse_strayed(session: Session) -> None:
 
 
 def queues_to_tell(session: Session) -> set[str]:
-    """Return the queues with classes of which some records may not say what they were told."""
+    """Return the queues with classes in which some records may lack the class's verdicts."""
     return {next(iter(line.unread.values())).queue for line in session.lines() if line.unread}
 
 
@@ -323,7 +323,7 @@ def tell_classes(
     write: Callable[[GroupState, Blockers], bool],
     still_says: Callable[[GroupState, Blockers], bool],
 ) -> None:
-    """Have what each class was told written with the members whose records do not say so.
+    """Write the verdicts of each class to members whose records differ.
 
     `write` returns False if it writes no more groups of that queue.
     """
@@ -356,14 +356,14 @@ def _tell_class(
 
 
 def is_in_class(group: GroupState) -> bool:
-    """Return whether a group waits with others that ask for the same, and has not been changed."""
+    """Return whether a group is in an equivalence class and unchanged in this session."""
     return group.peers is not None and group.status is group.record.status
 
 
 def _with_own(
     session: Session, group: GroupState, alike: tuple[Verdict, ...]
 ) -> tuple[Verdict, ...]:
-    """Add to the refusals of a class those that plugins give this group alone."""
+    """Add refusals of only this group to those of its class."""
     if not session.plugins.for_groups:
         return alike
     own = _refusals(session, session.plugins.for_groups, group)
@@ -404,8 +404,8 @@ def _ask_of_class(
 
 
 def _passes(verdict: Verdict) -> bool:
-    """Whether a refusal passes as others end. What machines as they are now are too small for stays
-    out of line until nodes change.
+    """Return whether a refusal may end when other groups end. A refusal by nodes that are too small
+    stays out of line until nodes change.
     """
     if verdict.reason == Waiting.WAITING_FOR_RESOURCES:
         return verdict.in_line
@@ -413,9 +413,10 @@ def _passes(verdict: Verdict) -> bool:
 
 
 def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
-    """Whether every limit has room for one of a class, and nothing else could be said against it.
+    """Return whether every limit has capacity for one more member and no other refusal is possible.
 
-    It is what `admissible` comes to, without asking anybody: many are let in one after the other.
+    This gives the result of `admissible` without calling plugins, because many members are admitted
+    in sequence.
     """
     ledger = session.ledger
     if not session.pending.limits_decide or peers.could_in != session.pending.generation:
@@ -424,7 +425,7 @@ def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
         return False
     if peers.bounds is None or peers.bounds.limits is not ledger.limits:
         if session.pending.last_verdicts.get(group.asks, _NOT_TOLD)[0] == ledger.version:
-            # It has just been asked, so there is an answer.
+            # It has just been evaluated, so verdicts exist.
             return False
         peers.bounds = _bounds_for(ledger, group)
     for sums, resource, most in peers.bounds.most:
@@ -434,7 +435,7 @@ def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
 
 
 def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
-    """What the sums of its scopes may come to, so that there is room for one like this."""
+    """Return the headroom of its scopes for one more group of this class."""
     most: list[tuple[dict[str, int], str, int]] = []
     are_all = True
     for scope in group.scopes:
@@ -455,7 +456,9 @@ def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
 
 
 def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """A victim keeps its place, but is not admitted again before its claimant."""
+    """Return the verdict on a victim: it keeps its place, but is not admitted before its
+    preemptor.
+    """
     claimant = gives_way_to(session, group)
     if claimant is None:
         return ()
@@ -465,9 +468,9 @@ def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Why a Pending group is out of line, whatever the ledger says; empty if it is in line.
+    """Return why a Pending group is ineligible, regardless of the ledger; empty if it is eligible.
 
-    Asked once a session for each group, or class: none of it changes within one.
+    Computed once a session for each group or class, because it does not change within a session.
     """
     peers = group.peers
     if peers is not None and group.status is group.record.status:
@@ -484,8 +487,8 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
             found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
         is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
         if is_reserved and "enqueue" in session.actions:
-            # It has what it asks for, and waits for leave to start. (Without enqueue nobody needs
-            # any.)
+            # It has its reservation and waits for its admission checks. (Without enqueue, no group
+            # waits for checks.)
             found += session.refusals_at("permit", group)
         verdicts = session.pending.ineligible[group.uid] = tuple(found)
         if not found and group.bare and group.status is group.record.status:
@@ -504,9 +507,9 @@ def _class_aside(
 
 
 def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
-    """Whether it stood in line before, and nothing has happened since that could change it.
+    """Return whether it was eligible before and nothing has happened since that could change this.
 
-    Every plugin there says what lifts its refusals; so nothing else brings them about.
+    Every plugin considered declares what lifts its refusals; so nothing else causes them.
     """
     return (
         group.in_line_at is not None
@@ -516,8 +519,8 @@ def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
 
 
 def alike(session: Session, group: GroupState) -> bool:
-    """Whether it stands in line, and is asked nothing but what the limits ask of all who ask for
-    the same: `GroupState.asks`.
+    """Return whether a group is eligible, and limits treat it like all groups with equal requests
+    (`GroupState.asks`).
     """
     return (
         group.bare
@@ -534,7 +537,9 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Asked once for all groups of one queue, namespace and request, until the ledger moves."""
+    """Return the refusals of a group, computed once for each queue, namespace and request until the
+    ledger changes.
+    """
     version, verdicts = session.pending.last_verdicts.get(group.asks, _NOT_TOLD)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))
@@ -548,16 +553,18 @@ def _ask(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether a group refused like this keeps its place in line (`Blockers.wait_in_line`)."""
+    """Return whether a group with these verdicts keeps its place in line
+    (`Blockers.wait_in_line`).
+    """
     known = verdicts if isinstance(verdicts, Blockers) else Blockers(verdicts)
     return known.wait_in_line
 
 
-# --- Classes --------------------------------------------------------------------------------------
+# --- Equivalence classes --------------------------------------------------------------------------
 
 
 def is_kept_out(session: Session, peers: EquivalenceClass) -> bool:
-    """Whether what a sleeping class was refused for has not changed."""
+    """Return whether a class is parked and the reason still holds."""
     if not peers.sleeps:
         return False
     if session.get(NODE_REFUSALS).holds(peers):
@@ -573,9 +580,9 @@ def refuse_class(
     *,
     wanted: Wanted | None = None,
 ) -> None:
-    """Keep why all groups wait that wait as this one does; they sleep from now on, if they may.
+    """Store the verdicts for the group's whole class, and park it if possible.
 
-    `wanted`: what nodes were asked for, if it is they that refused.
+    `wanted` is the request to nodes, if nodes refused it.
     """
     peers = group.peers
     assert peers is not None
@@ -596,7 +603,7 @@ def refuse_class(
 
 
 def wake_class(session: Session, group: GroupState) -> None:
-    """Let the class of a group be asked again; nothing happens if it is of none."""
+    """Unpark the class of a group, if it has one."""
     peers = group.peers
     if peers is None:
         return

@@ -1,8 +1,8 @@
-"""What enqueue does for groups that wait for nodes, before and after it tries others.
+"""Groups that wait only for nodes: the steps of enqueue before and after other groups are tried.
 
-Before: pods within a promise get their places, and a gang that has waited for long, the first of
-its queue, holds what nodes have free for it. After: since when the first of a queue waits for
-nothing but nodes is noted.
+Before: pods covered by a reservation get their places, and a gang that has waited long, the first
+of its queue, holds what nodes have free for it. After: the instant since which the first group of a
+queue waits only for nodes is stored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from batchq.core.session.statement import Statement
 
 
 def keep_places(session: Session) -> None:
-    """Keep places for pods within a promise, then for gangs that have waited for long."""
+    """Keep places for pods covered by a reservation, then for gangs that have waited long."""
     if session.nodes.binding_refused is None:
         _seek_and_hold(session)
-    # Also where nothing is held now: what was held before is free again, and may wake others.
+    # This is needed even if nothing is held now: former holds are free again and may unpark groups.
     session.nodes.note_held_less()
 
 
@@ -53,12 +53,12 @@ def _seek_and_hold(session: Session) -> None:
         if not _has_reservation(session, group):
             hold(session, group)
             if group.uid in session.nodes.kept:
-                # It is to be tried, though another one that asks for the same finds no nodes now.
+                # The group must be tried although another member of its class finds no nodes now.
                 wake_class(session, group)
 
 
 def _promised(session: Session) -> Iterator[GroupState]:
-    """Groups whose gang has a reservation and lacks places, queues by share, groups in order."""
+    """Yield groups with a reservation whose gang lacks places, queues by share, groups in order."""
     lines: dict[str, deque[GroupState]] = {}
     groups = [group for group in session.busy() if _lacks_places(session, group)]
     for group in sorted(groups, key=session.group_key):
@@ -83,15 +83,17 @@ def _lacks_places(session: Session, group: GroupState) -> bool:
 
 
 def has_waited_long(session: Session, group: GroupState, since: int | None) -> bool:
-    """Return whether half of inQueueTimeout has passed since an instant."""
+    """Return whether half of inQueueTimeout has passed since an instant (ms)."""
     return since is not None and session.now_ms - since > session.settings.in_queue_timeout_ms // 2
 
 
 def _may_hold(session: Session, group: GroupState) -> bool:
-    """Whether a group lacks nothing but nodes, and has for long. One that was refused for what is
-    set aside for a head holds nothing: the two would keep each other off for ever. Neither does one
-    that not even empty nodes take, since some are away. One whose victims only the eviction budget
-    spares holds nodes: without these it may find no victims, and would hold nodes again, for ever.
+    """Return whether a group has waited long and lacks only nodes.
+
+    A group refused because of a head reservation holds nothing, since the two would block each
+    other for ever. Nor does a group that even empty nodes refuse, because nodes are away. A group
+    whose victims are spared only by the eviction budget does hold nodes: without its hold it might
+    find no victims, and would hold nodes again, for ever.
     """
     return (
         group.phase == PodGroupPhase.PENDING
@@ -106,8 +108,8 @@ def _may_hold(session: Session, group: GroupState) -> bool:
 
 
 def _has_reservation(session: Session, group: GroupState) -> bool:
-    """Whether a group that waits has a reservation in time, which serves instead of a hold: the
-    head of a Backfill queue does if it is known when it can start.
+    """Return whether a waiting group has a reservation in time, which replaces a hold: the head of
+    a Backfill queue has one if its start is known.
     """
     strategy = session.queues[group.queue].record.spec.strategy.type
     if is_admitted(group) or strategy != "Backfill" or "backfill" not in session.actions:
@@ -116,7 +118,7 @@ def _has_reservation(session: Session, group: GroupState) -> bool:
 
 
 def note_first_waiting(session: Session) -> None:
-    """Note since when the first in line of a queue waits for nothing but nodes."""
+    """Store since when the first group in line of a queue waits only for nodes."""
     queues = {peers.queue for peers in session.get(NODE_REFUSALS).sleepers()}
     queues.update(
         session.groups[uid].queue
@@ -132,12 +134,12 @@ def note_first_waiting(session: Session) -> None:
             with Statement(session) as statement:
                 statement.set_status(group, nodes_lacked_at=session.now_ms)
                 statement.commit()
-            # It speaks for itself from now on, and no more for those that wait alike.
+            # From now on, it has verdicts of its own, separate from its class.
             session.refuse(group, told)
 
 
 def _first_in_line(session: Session, queue: str) -> GroupState | None:
-    """The first group of a queue that waits in line."""
+    """Return the first group of a queue that waits in line."""
     line = session.queues[queue].line
     firsts = [
         first

@@ -533,25 +533,25 @@ HEADS_TO_COME: StateKey[list[tuple[GroupState, HeadPlace]]] = StateKey(
 
 
 class OtherHeads:
-    """The heads for which something is set aside, each with a plan of its own: what is known, and
-    its reservation. Owned by one turn of an action, which says when anybody has started.
+    """The heads with a reservation, each with a timeline of its own: everything known, plus its
+    reservation. Owned by one run of an action, which reports every start.
     """
 
     def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self._session = session
         self._known = known
         self._places: Mapping[str, HeadPlace] | None = None
-        #: Head's uid -> its plan; None of one without a finite start.
+        #: Uid of a head -> its timeline; None if its start is unknown.
         self._plans: dict[str, LedgerTimeline | None] = {}
 
     def somebody_started(self) -> None:
-        """What is known has changed."""
+        """Clear all timelines after a group has started."""
         self._places = None
         self._plans.clear()
 
     def before(self, queue: str) -> LedgerTimeline:
-        """What is known, with the reservations of heads of other queues that come before the head
-        of this one: of the queues that were tried before it.
+        """Return the timeline with the reservations of heads of other queues that were tried before
+        this queue.
         """
         table = self._known.beside()
         asides = self._session.ledger.aside
@@ -560,8 +560,8 @@ class OtherHeads:
         return table
 
     def in_the_way(self, queue: str, fits: Callable[[LedgerTimeline], bool]) -> frozenset[str]:
-        """The uids of heads of other queues that a group would delay, if it `fits` beside none of
-        what is planned for them: what is set aside for these binds.
+        """Return the uids of heads of other queues that a group would delay, because it does not
+        fit (`fits`) beside their reservations. These reservations apply to the group.
         """
         return frozenset(
             one.head
@@ -570,8 +570,8 @@ class OtherHeads:
         )
 
     def booked_until(self, queue: str, length: int | None) -> Room:
-        """Node -> what is free there now, and booked for heads of other queues in so long a time;
-        where nobody knows when a head starts, all that stands there for it.
+        """Return, by node, what is free now and booked for heads of other queues within `length`
+        ms. If the start of a head is unknown, its whole reservation counts.
         """
         found: dict[str, dict[str, int]] = {}
         unknown: dict[str, dict[str, int]] = {}
@@ -597,7 +597,7 @@ class OtherHeads:
         return self._plans[uid]
 
     def _book(self, uid: str, table: LedgerTimeline) -> None:
-        """Book a head's reservation; nothing happens if nobody knows when it starts."""
+        """Book a head's reservation, if its start is known."""
         start, room = self._place(uid)
         if start is not None:
             head = self._session.groups[uid]

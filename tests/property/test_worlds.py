@@ -57,6 +57,7 @@ BROKEN_ONCE = {
     802267: "a group waited for more pods of an array that gave way to another group",
     825417: "a group held nodes in every second session, while the eviction budget was spent",
     828197: "a pod was kept off a node as a borrower's, by what another one had asked for",
+    844850: "what had evicted a pod was forgotten when its group left whole in that session",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

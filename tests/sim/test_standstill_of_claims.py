@@ -309,3 +309,30 @@ def test_no_pod_is_evicted_for_a_group_that_has_just_been_held() -> None:
         config="actions: [reclaim, enqueue, allocate]\nminRuntime: 5s",
     )
     assert evicted(came) == []
+
+
+def test_a_pod_is_evicted_for_the_claimant_that_took_it_before_its_group_leaves_whole() -> None:
+    """`gpu` takes the pod on n1. Then `pair` takes the rest of the array, together with a pod that
+    the same session has bound.
+    """
+    came = outcome(
+        node("n1", 1, gpu=1),
+        node("n2", 2),
+        priority("high", 10),
+        taker("a", deserved={"cpu": 2}),
+        queue("b"),
+        group("array", 3, grace="5s", minMember=1, queue="b", status={"phase": "Running"}),
+        pod("array-t-0", "array", 0, phase="Running", node="n2", startedAt=0),
+        pod("array-t-1", "array", 1, phase="Running", node="n1", startedAt=0),
+        group("gpu", tasks=[task("t", 1, 1, gpu=1)], queue="a"),
+        group("pair", 1, 2, queue="b", priorityClassName="high"),
+        cycles=1,
+    )
+    assert {(one.pod, one.by, one.action) for one in came.cycles[0].evicted} == {
+        ("default/array-t-0", "default/pair", "preempt"),
+        ("default/array-t-1", "default/gpu", "reclaim"),
+    }
+    assert came.cycles[0].pledged == {
+        "default/gpu": ["default/array-t-1"],
+        "default/pair": ["default/array-t-0"],
+    }

@@ -167,7 +167,7 @@ def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
     action = action_against(claimant, group)
     former = session.effects.before.get(group.uid)
     if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
-        forget(statement, group)
+        _forget_all_but_evictions(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
     running = [pod for pod in stopped if pod.status.phase in ON_NODE]
     reason, by = REASONS[action], claimant.key
@@ -181,6 +181,25 @@ def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
 
 
 _WHY = {"preempt": "made room for", "reclaim": "gave back what its queue had borrowed, for"}
+
+
+def _forget_all_but_evictions(statement: Statement, group: GroupState) -> None:
+    """As if the actions had not touched the group, but for its pods that others had evicted: these
+    are pledged to them.
+    """
+    told = [
+        one
+        for one in statement.session.intents
+        if isinstance(one, intents.Evict) and one.group == group.key and one.by
+    ]
+    forget(statement, group)
+    for one in told:
+        pod, reason = group.pods[one.uid], Leaving(one.reason)
+        if pod.status.terminating:
+            # It was told before the actions began.
+            continue
+        _note_cost(statement, group, [pod], whole=False, by=one.by, reason=reason)
+        evict(statement, group, pod, reason, by=one.by, action=one.action)
 
 
 def _is_new(pod: Pod, former: dict[str, Pod]) -> bool:

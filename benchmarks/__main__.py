@@ -1,6 +1,6 @@
-"""`python -m benchmarks [NAME …]`: run all of them, or those named.
+"""`python -m benchmarks [NAME …]`: run the named benchmarks, or all of them.
 
-However it ends, by Ctrl-C or SIGTERM too, it leaves no process behind that it started.
+All processes that it started are killed when it ends, also after Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes whose parents end, so that they can be found at the end."""
+    """Adopt descendants whose parents end, so that `end_children` finds them."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_children() -> None:
-    """Kill all descendants, and those that they fork meanwhile."""
+    """Kill all descendants, including any that they fork in the meantime."""
     while children := psutil.Process().children(recursive=True):
         for child in children:
             child.kill()
@@ -46,13 +46,13 @@ def end_children() -> None:
 
 
 def on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Leave as Ctrl-C does, through every `finally`."""
+    """Exit through every `finally`, as Ctrl-C does."""
     sys.exit(128 + number)
 
 
 def run(names: list[str]) -> None:
     """Run the named benchmarks, or all of them."""
-    # A run of all of them has time for the longest, too.
+    # A run of all benchmarks includes the largest backlog.
     if not names:
         os.environ.setdefault("BATCHQ_BENCH_MOST", "1000000")
     for name in names or ALL:
@@ -63,13 +63,13 @@ def run(names: list[str]) -> None:
                 import_module(f"benchmarks.{name}").main()
             case _:
                 known = ", ".join((*ALL, "kueue-large"))
-                sys.exit(f"there is no benchmark {name!r}; there are: {known}")
+                sys.exit(f"unknown benchmark {name!r}; known benchmarks: {known}")
 
 
 if __name__ == "__main__":
     if {"--help", "-h"} & set(sys.argv[1:]):
         names = ", ".join((*ALL, "kueue-large"))
-        print(f"python -m benchmarks [NAME ...]; all of them, if none is named: {names}")
+        print(f"python -m benchmarks [NAME ...]; without names, runs all of them: {names}")
         sys.exit(0)
     adopt_orphans()
     signal.signal(signal.SIGTERM, on_sigterm)

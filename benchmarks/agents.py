@@ -1,7 +1,7 @@
-"""What an agent costs while it waits and while 64 pods run, beside RQ's WorkerPool(64).
+"""Measure an agent at rest and with 64 running pods, compared with RQ's WorkerPool(64).
 
-Both on one real server. Memory is what is the processes' own (USS) and their fair part of what
-they share (PSS), without the commands that pods run; connections are those that the server counts.
+Both use a real server. Memory is the private memory of the processes (USS) and their proportional
+share of shared memory (PSS), without the commands of the pods; the server counts the connections.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def main() -> None:
     pool_idle, pool_busy = _pool()
     columns = ["", "processes", "USS MiB", "PSS MiB", "connections", "USS: pool / agent"]
     rows = [
-        ["agent, nothing runs", *idle, pool_idle[1] / idle[1]],
+        ["agent, idle", *idle, pool_idle[1] / idle[1]],
         [f"agent, {PODS} pods", *busy, pool_busy[1] / busy[1]],
-        [f"WorkerPool({PODS}), nothing runs", *pool_idle, 1.0],
+        [f"WorkerPool({PODS}), idle", *pool_idle, 1.0],
         [f"WorkerPool({PODS}), {PODS} jobs", *pool_busy, 1.0],
     ]
     report("agents", columns, rows)
@@ -50,7 +50,7 @@ def _agent() -> tuple[Cost, Cost]:
         idle = _cost(agent.pid, client, before)
         command = ["sleep", str(_SLEEP_S)]
         with machine.client() as api:
-            # Its own connection goes with it.
+            # This client's connection is closed before connections are counted.
             api.submit(command=command, name="many", replicas=PODS, cpus=1)
             until(lambda: group(api, "many").status.phase == "Running", within_s=120)
         busy = _cost(agent.pid, client, before)
@@ -85,7 +85,7 @@ def _serve(socket: str) -> None:
 
 
 def _cost(pid: int, client: redis.Redis, before: int) -> Cost:
-    """Of a process and its children, apart from the commands that pods run."""
+    """Return the cost of a process and its children, without the commands of the pods."""
     threading.Event().wait(2.0)
     found = [_memory(one) for one in _family(pid) if _is_ours(one)]
     uss, pss = (sum(column) / _MIB for column in zip(*found, strict=True))
@@ -103,8 +103,8 @@ def _is_ours(process: psutil.Process) -> bool:
 
 
 def _memory(process: psutil.Process) -> tuple[int, int]:
-    told = process.memory_full_info()
-    return told.uss, told.pss
+    memory = process.memory_full_info()
+    return memory.uss, memory.pss
 
 
 def _connections(client: redis.Redis) -> int:

@@ -1,12 +1,12 @@
-"""Sessions of a full cluster, whatever waits for it: 1,000 groups or a million.
+"""Measure sessions over a full cluster with a backlog of 1,000 to 1,000,000 groups.
 
-A real server, a `RedisStore`, the real `Cycle` with the default configuration, in a process of its
-own. Scenarios: `cold` (a new process: list, build, decide), `quiet` (nothing has changed), `freed`
-(a pod has ended, so that one group gets in), `submitted` (1,000 more, which wait too) and `full`
-(limits have changed, so that everybody is asked).
+A real server, a `RedisStore`, and the real `Cycle` with the default configuration in a separate
+process. Scenarios: `cold` (a new process lists everything and decides), `quiet` (no change),
+`freed` (a pod ended, so that one group is admitted), `submitted` (1,000 more groups, which stay
+pending) and `full` (limits changed, so that all groups are evaluated again).
 
-Cells are chosen by the environment: BATCHQ_BENCH_MOST (the most that wait, 100000 if not given, a
-million where all benchmarks are run), BATCHQ_BENCH_WAITING=1000,10000, BATCHQ_BENCH_QUEUES=1,10,
+Environment variables select the cells: BATCHQ_BENCH_MOST (the largest backlog; 100000 by default, a
+million when all benchmarks run), BATCHQ_BENCH_WAITING=1000,10000, BATCHQ_BENCH_QUEUES=1,10,
 BATCHQ_BENCH_SCENARIOS=quiet,freed, BATCHQ_BENCH_REPEATS=5.
 """
 
@@ -31,27 +31,27 @@ from benchmarks.backlog_world import (
     LONG_MS,
     Spec,
     as_settled,
-    found,
-    leases,
+    renew_leases,
     submit,
     waiting,
+    write_full_cluster,
 )
 from benchmarks.table import report
 from tests.harness.server import Server
 
 WAITING = (1_000, 10_000, 100_000, 1_000_000)
 QUEUES = (1, 10, 1_000)
-#: Reported beside the others: every group is of a shape of its own.
+#: An additional cell, in which all groups differ in shape.
 MANY_SHAPES = Spec(waiting=100_000, queues=10, shapes=100_000)
 _MOST = 100_000
 _REPEATS = 5
-#: No scenario of a cell is repeated for longer, in seconds.
+#: After this many seconds a scenario of a cell is not repeated again.
 _LONGEST_S = 60.0
-#: What others take, for the same or the nearest thing; not run here.
+#: Figures of other schedulers for the same or a similar operation; not measured here.
 _VOLCANO_SESSION = (
-    "Volcano: a session over 100,000 waiting jobs in 10 queues took its action enqueue about 5 s of"
-    " CPU and 1-2 s more to open, each time anew (our measurement on two cores: its code of May"
-    " 2023 in memory, without Kubernetes)."
+    "Volcano: every session over 100,000 waiting jobs in 10 queues took about 5 s of CPU in the"
+    " action enqueue and 1-2 s more to open (our measurement on two cores: its code of May 2023"
+    " in memory, without Kubernetes)."
 )
 _VOLCANO_RESTART = (
     "Volcano: 8 min 17 s from restart to first bind with 87,031 jobs"
@@ -66,8 +66,8 @@ COLUMNS = [
     *("decide ms", "decide CPU ms", "commit ms", "writes", "admitted", "MB", "times least"),
 ]
 NOTES = (
-    "all: the whole turn, cold from the start of the process; MB: the most that its process had.",
-    "times least: CPU ms over that of the fewest that wait in as many queues, same scenario.",
+    "all: the whole cycle, for cold from the start of the process; MB: peak memory of the process.",
+    "times least: ratio of CPU ms to the smallest backlog with as many queues, same scenario.",
     _VOLCANO_SESSION,
     _VOLCANO_RESTART,
     _KUEUE,
@@ -75,7 +75,7 @@ NOTES = (
 
 
 def main() -> None:
-    # Who ends this with `timeout` must not leave a server behind.
+    # The server must end too when `timeout` ends this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     scenarios = tuple(_listed("SCENARIOS", (COLD, *SCENARIOS)))
     rows: list[list[object]] = []
@@ -86,7 +86,7 @@ def main() -> None:
         try:
             answers = measure(spec, scenarios)
         except RuntimeError as error:
-            # The other cells are worth having.
+            # The other cells are still useful.
             failed.append(f"{spec.title}: {error}")
             continue
         for answer in answers:
@@ -96,11 +96,11 @@ def main() -> None:
             rows.append(_row(spec, answer, base))
     report("backlog", COLUMNS, rows, notes=(*failed, *NOTES))
     if failed:
-        sys.exit("not every cell could be measured")
+        sys.exit("some cells failed; see the notes of the table")
 
 
 def measure(spec: Spec, scenarios: tuple[str, ...]) -> list[Answer]:
-    """Each scenario in one world, on a server of its own."""
+    """Measure the scenarios one after the other in one cluster, on a new server."""
     repeats = int(os.environ.get("BATCHQ_BENCH_REPEATS", _REPEATS))
     others = tuple(scenario for scenario in scenarios if scenario != COLD)
     with Server() as server:
@@ -120,16 +120,16 @@ def measure(spec: Spec, scenarios: tuple[str, ...]) -> list[Answer]:
 
 
 def build(url: str, spec: Spec) -> None:
-    """The world as a settled scheduler leaves it, on an empty server; then it persists as the
-    bundled server does.
+    """Write the cluster as a scheduler at rest leaves it to an empty server, then enable the
+    append-only file, as the bundled server does.
     """
     store = RedisStore(url)
     try:
         store.lead(LEADER, LONG_MS)
         now_ms = store.now_ms() - LONG_MS
-        found(store, spec, now_ms)
+        write_full_cluster(store, spec, now_ms)
         submit(store, as_settled(waiting(spec, now_ms), spec, now_ms))
-        leases(store, LONG_MS)
+        renew_leases(store, LONG_MS)
     finally:
         store.close()
     with redis.Redis.from_url(url, socket_timeout=60) as client:
@@ -140,16 +140,16 @@ def build(url: str, spec: Spec) -> None:
 
 
 def _answers(order: Order) -> Iterator[Answer]:
-    """What the process says that goes by the order. Raises RuntimeError if it fails."""
+    """Yield the answers of a process that executes the order. Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "benchmarks.backlog_session"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield from _lines(process, order)
-        except BaseException:  # Whatever ends this one: the other would go on for minutes.
+        except BaseException:  # The child must end with this process; it would run for minutes.
             process.kill()
             raise
     if process.returncode:
-        raise RuntimeError(f"the session over {order.spec.title} ended with {process.returncode}")
+        raise RuntimeError(f"the process for {order.spec.title} exited with {process.returncode}")
 
 
 def _lines(process: subprocess.Popen[bytes], order: Order) -> Iterator[Answer]:

@@ -1,8 +1,7 @@
-"""What happens to the world of the benchmark `backlog`, and how long a session then takes.
+"""Scenarios of the benchmark `backlog`: a change of the cluster, and the cycle after it, timed.
 
-A scenario is a change that somebody else makes, and the one turn of the real `Cycle` after it. What
-it takes is told apart by standing between the cycle and what it calls: the store's `snapshot` is
-reading, the scheduler's `decide` is deciding, and the rest of the turn is writing.
+Wrappers between the `Cycle` and the objects that it calls time its parts: the store's `snapshot` is
+reading, the scheduler's `decide` is deciding, and the rest of the cycle is writing.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from benchmarks.backlog_world import (
     write,
 )
 
-#: A world that is not at rest after so many turns never will be.
+#: A cluster that is not at rest after this many cycles never will be.
 _MOST_TURNS = 10
 _SUBMITTED = 1_000
 
 
 class Took(Struct, kw_only=True):
-    """One turn: wall time of each part and of all in seconds, and CPU of this process."""
+    """The times of one cycle in seconds: wall time in total and by part, and CPU time."""
 
     all_s: float = 0.0
     all_cpu_s: float = 0.0
@@ -62,7 +61,7 @@ class Took(Struct, kw_only=True):
 
 
 class Stage:
-    """A store, and a cycle over it whose parts are timed. One thread at a time."""
+    """A store, and a cycle over it whose parts are timed. Not thread-safe."""
 
     def __init__(
         self,
@@ -85,16 +84,16 @@ class Stage:
             clock,
             RandomIds(),
         )
-        #: The number of the next group that is submitted, and how often limits have changed.
-        self._next = spec.waiting
-        self._made = 0
-        #: The number of the next group that runs.
-        self._runners = CPUS
-        #: Keys of groups that were submitted, and are taken away again.
+        #: The number of the next submitted group.
+        self._next_waiting = spec.waiting
+        self._limit_changes = 0
+        #: The number of the next running group.
+        self._next_running = CPUS
+        #: Keys of submitted groups that the next `settle` deletes.
         self._submitted: list[str] = []
 
     def turn(self) -> Took:
-        """One turn of the cycle."""
+        """Run one cycle. Raises RuntimeError if a write is refused."""
         self._beat()
         self._took = took = Took()
         started_at, cpu_at = time.perf_counter(), time.process_time()
@@ -110,44 +109,48 @@ class Stage:
         return took
 
     def settle(self) -> int:
-        """Turns until one has nothing to write, in a world as it was; how many had."""
-        self._take_away()
+        """Restore the cluster and run cycles until one writes nothing.
+
+        Return the number of cycles that wrote. Raises RuntimeError after 10 of them.
+        """
+        self._delete_submitted()
         for writing in range(_MOST_TURNS):
             self._replace_admitted()
             if not self.turn().writes:
                 return writing
-        raise RuntimeError(f"the world is not at rest after {_MOST_TURNS} turns")
-
-    # --- what others do ---------------------------------------------------------------------
+        raise RuntimeError(f"the cluster is not at rest after {_MOST_TURNS} cycles")
 
     def end_one(self) -> None:
-        """One pod that runs has ended well, so that one cpu is free."""
+        """End a running pod successfully, which frees one cpu."""
         pod = next(pod for pod in self._pods() if pod.status.phase == PodPhase.RUNNING)
-        fact = Ended(
+        report = Ended(
             pod=pod.metadata.uid, attempt=pod.status.attempt, outcome=PodOutcome(exit_code=0)
         )
-        ended = node_reports.end(pod, NODE, fact, now_ms=self._clock.now_ms())
+        ended = node_reports.end(pod, NODE, report, now_ms=self._clock.now_ms())
         assert isinstance(ended, Transaction)
         write(self.store, [ended])
 
     def submit_many(self) -> None:
-        """A thousand more groups of the same shapes, which have to wait, too."""
+        """Submit a thousand more groups of the same shapes, which stay pending."""
         now_ms = self._clock.now_ms()
-        groups = list(waiting(self.spec, now_ms, first=self._next, most=_SUBMITTED))
-        self._next += _SUBMITTED
+        groups = list(waiting(self.spec, now_ms, first=self._next_waiting, most=_SUBMITTED))
+        self._next_waiting += _SUBMITTED
         submit(self.store, groups)
         self._submitted = [key_of(group) for group in groups]
 
     def change_limits(self) -> None:
-        """Every namespace's quota, and a queue's capability: anybody may fit now, as far as can be
-        told without asking. All stay far away, so nobody does.
+        """Change the quotas of all namespaces and the capability of a queue.
+
+        Any group may have become admissible, so all are evaluated again; the limits are so high
+        that the results stay the same.
         """
-        self._made += 1
+        self._limit_changes += 1
         queue = self.store.get("Queue", queue_names(self.spec)[0])
         assert isinstance(queue, Queue)
-        capability = {"cpu": 1_000_000_000 + self._made}
+        capability = {"cpu": 1_000_000_000 + self._limit_changes}
         queue = structs.replace(queue, spec=structs.replace(queue.spec, capability=capability))
-        changed: list[Object] = [queue, *(a_quota_of(name, self._made) for name in NAMESPACES)]
+        quotas = [a_quota_of(name, self._limit_changes) for name in NAMESPACES]
+        changed: list[Object] = [queue, *quotas]
         for item in changed:
             stored = self.store.get(kind_of(item), key_of(item))
             assert stored is not None
@@ -156,20 +159,21 @@ class Stage:
             write(self.store, [object_writes.put(self.store, item, expect=expect, event=event)])
 
     def _beat(self) -> None:
-        """The node's agent lives, or the node would be taken for dead during a long session."""
+        """Send the node's heartbeat, or the node would count as dead during a long session."""
         if isinstance(self.store, RedisStore):
             self._run_id = self._run_id or self.store.run_id()
             self.store.beat(NODE, self._run_id)
 
-    def _take_away(self) -> None:
-        """What was submitted is deleted, so that the backlog stays as long as it was."""
+    def _delete_submitted(self) -> None:
+        """Delete the submitted groups, so that the backlog keeps its length."""
         stored = self.store.get_many("PodGroup", self._submitted)
         withdraw(self.store, [one for one in stored.values() if isinstance(one, PodGroup)])
         self._submitted = []
 
     def _replace_admitted(self) -> None:
-        """What has just been bound makes way for one of the class of all that run: else somebody
-        who waits would evict it, and each repeat would be about another world.
+        """Replace groups that were just bound by groups of the highest class.
+
+        Otherwise a waiting group would evict them, and each repeat would start from another state.
         """
         for pod in self._pods():
             if pod.status.phase != PodPhase.BOUND:
@@ -177,14 +181,12 @@ class Stage:
             key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
             group = self.store.get("PodGroup", key)
             assert isinstance(group, PodGroup)
-            number, now_ms = self._runners, self._clock.now_ms()
+            number, now_ms = self._next_running, self._clock.now_ms()
             replace_running(self.store, self.spec, group, [pod], number, now_ms)
-            self._runners += 1
+            self._next_running += 1
 
     def _pods(self) -> Sequence[Pod]:
         return [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]
-
-    # --- the parts --------------------------------------------------------------------------
 
     def _reads(self, snapshot: Callable[[], Snapshot]) -> Snapshot:
         started_at = time.perf_counter()
@@ -203,7 +205,7 @@ class Stage:
 
 
 class _Timed:
-    """Passes everything on to what it stands for; calls of some methods go through another."""
+    """A proxy for `inner` that routes calls of the methods in `through` through a function."""
 
     def __init__(self, inner: object, through: Mapping[str, Callable[..., Any]]) -> None:
         self._inner = inner
@@ -219,7 +221,7 @@ def _admitted(report: CycleReport) -> int:
     return sum(type(intent).__name__ == "AdmitGroup" for intent in report.intents)
 
 
-#: Scenario -> what happens before the turn that is timed.
+#: Scenario -> the change before the timed cycle.
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "quiet": lambda stage: None,
     "freed": Stage.end_one,
@@ -229,9 +231,9 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
 
 
 def play(stage: Stage, scenario: str, repeats: int, *, most_s: float = 60.0) -> list[Took]:
-    """The turn after each time that it happens; the world is brought to rest in between.
+    """Play a scenario up to `repeats` times, and return the times of the cycle after each change.
 
-    What takes long is not repeated as often: no repeat is begun after `most_s`.
+    The cluster is brought to rest in between. No repeat begins after `most_s` seconds.
     """
     took: list[Took] = []
     until = time.perf_counter() + most_s
@@ -244,7 +246,7 @@ def play(stage: Stage, scenario: str, repeats: int, *, most_s: float = 60.0) -> 
 
 
 def median_of(took: Sequence[Took]) -> Took:
-    """A turn of which each part is the median of these."""
+    """Return the median of each part over these cycles."""
     return Took(
         **{
             part: statistics.median(getattr(one, part) for one in took)

@@ -1,7 +1,7 @@
-"""The scheduler of the benchmark `backlog`: a process of its own, so that its memory is its own.
+"""The scheduler of the benchmark `backlog`, in a separate process so that its memory is separate.
 
-`python -m benchmarks.backlog_session` reads what to do from stdin, JSON of `Order`, and writes a
-line of JSON (`Answer`) for each scenario. The first turn, which lists everything, is `cold`.
+`python -m benchmarks.backlog_session` reads an `Order` as JSON from stdin, and writes an `Answer`
+as a line of JSON for each scenario. The first cycle, which lists everything, is `cold`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import msgspec
 from msgspec import Struct
 
-# What the daemon has in memory, this has too.
+# Load the same modules as the daemon, so that the memory is comparable.
 import batchq.daemon.app  # noqa: F401
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
@@ -22,12 +22,12 @@ from batchq.store.redis import RedisStore
 from benchmarks.backlog_scenarios import Stage, Took, median_of, play
 from benchmarks.backlog_world import LEADER, LONG_MS, Spec
 
-#: Besides those in `SCENARIOS`: the first turn of a process.
+#: The first cycle of a process, a scenario besides those in `SCENARIOS`.
 COLD = "cold"
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """`started_at`: when the process was started, by the machine's monotonic clock, in seconds."""
+    """What to measure. `started_at`: the start of the process in seconds of the monotonic clock."""
 
     url: str
     spec: Spec
@@ -38,7 +38,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The median turn of so many; `mb`: the most memory that the process has had by then."""
+    """The median times of `turns` cycles; `mb`: the peak memory of the process so far, in MiB."""
 
     scenario: str
     took: Took
@@ -48,7 +48,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    # The turns of a daemon are a second apart, so each hears the nodes.
+    # The cycles of a daemon are a second apart, so each reads the heartbeats; so does each here.
     store = RedisStore(order.url, heartbeats_every_ms=0)
     config = SchedulerConfig()
     store.judge_silence_by(config.settings.pod_lease_ms)
@@ -61,23 +61,23 @@ def main() -> None:
     app.freeze_gc()
     cold.all_s = time.monotonic() - order.started_at
     cold.all_cpu_s = time.process_time()
-    _tell(COLD, [cold])
+    _print_answer(COLD, [cold])
     if not order.scenarios:
         return
     stage.settle()
     for scenario in order.scenarios:
-        _tell(scenario, play(stage, scenario, order.repeats, most_s=order.most_s))
+        _print_answer(scenario, play(stage, scenario, order.repeats, most_s=order.most_s))
     store.close()
 
 
-def _tell(scenario: str, took: list[Took]) -> None:
+def _print_answer(scenario: str, took: list[Took]) -> None:
     answer = Answer(scenario=scenario, took=median_of(took), turns=len(took), mb=peak_mb())
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def peak_mb() -> float:
-    """The most memory that this process has had, in MiB."""
+    """Return the peak memory of this process, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # In KiB on Linux, in bytes on macOS.
     return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

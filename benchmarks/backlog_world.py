@@ -1,8 +1,8 @@
-"""The world of the benchmark `backlog`: a full cluster, and any number of groups that wait for it.
+"""The cluster of the benchmark `backlog`: one full node, and any number of waiting groups.
 
-One node of 64 cpus, held by 64 groups of one pod each. The waiting ones are of ten shapes (1 to 10
-cpus), in ten namespaces and three priority classes, spread over the queues by a fixed seed. Those
-that run are of the highest class, so that nobody is evicted for those that wait.
+The node has 64 cpus, held by 64 groups of one pod each. The waiting groups have ten shapes (1 to 10
+cpus) and belong to ten namespaces and three priority classes; a fixed seed spreads them over the
+queues. The running groups have the highest priority class, so that none is preempted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.builders import (
     as_charged,
 )
 
-#: Who leads, in whatever process, and for longer than any run.
+#: The leader's name, the same in all processes, and its lease, longer than any run.
 LEADER = "benchmark"
 LONG_MS = 24 * 60 * 60 * 1000
 CPUS = 64
@@ -54,15 +54,14 @@ NODE = "n1"
 NAMESPACES = tuple(f"team-{number}" for number in range(10))
 CLASSES = {"low": 10, "middle": 100, "high": 1000}
 _SHAPES = 10
-#: So many groups are one transaction of the world's foundation: a call of the script takes 2,000
-#: writes.
-_TOGETHER = 1_000
+#: Groups per transaction; one call of the script takes at most 2,000 writes.
+_BATCH = 1_000
 
 AnyStore: TypeAlias = MemoryStore | RedisStore
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """How much waits where. `shapes` None: ten; else each group has one of so many."""
+    """The size of a backlog. `shapes` is the number of different shapes; None means ten."""
 
     waiting: int
     queues: int
@@ -77,8 +76,8 @@ def queue_names(spec: Spec) -> list[str]:
     return [f"q{number:04}" for number in range(spec.queues)]
 
 
-def furniture(spec: Spec) -> list[Object]:
-    """All but the groups: classes, queues, quotas that bind nobody, and the node."""
+def objects_without_groups(spec: Spec) -> list[Object]:
+    """Return the priority classes, the queues, quotas too high to limit any group, and the node."""
     classes = [a_priority(name, value) for name, value in CLASSES.items()]
     queues = [a_queue(), *map(a_queue, queue_names(spec))]
     quotas: list[Object] = [a_quota_of(name, 0) for name in NAMESPACES]
@@ -86,12 +85,12 @@ def furniture(spec: Spec) -> list[Object]:
 
 
 def a_quota_of(namespace: str, more: int) -> ResourceQuota:
-    """A namespace's quota, which is far away, by another amount for each `more`."""
+    """Return a namespace's quota, too high to limit it; `more` makes it differ from others."""
     return a_quota(namespace, cpu=1_000_000 + more, podgroups=100_000_000)
 
 
 def running(spec: Spec, number: int, now_ms: int) -> tuple[PodGroup, tuple[Pod, ...]]:
-    """A group that holds one cpu of the node, as the store has it, and its pod."""
+    """Return a group that holds one cpu of the node, as it is stored, and its pod."""
     queues = queue_names(spec)
     group, pod = as_charged(
         *a_running_group(
@@ -114,7 +113,7 @@ def running(spec: Spec, number: int, now_ms: int) -> tuple[PodGroup, tuple[Pod, 
 def waiting(
     spec: Spec, now_ms: int, *, first: int = 0, most: int | None = None
 ) -> Iterator[PodGroup]:
-    """Groups that have just been submitted, numbered from `first`."""
+    """Yield newly submitted groups, numbered from `first`."""
     chance = random.Random(first)
     queues, classes = queue_names(spec), tuple(CLASSES)
     for number in range(first, first + (spec.waiting if most is None else most)):
@@ -133,25 +132,25 @@ def _task(spec: Spec, number: int) -> Task:
     cpu = 1 + number % _SHAPES
     if spec.shapes is None:
         return _TASKS[cpu]
-    # Another amount of memory makes another shape; there is always enough of it.
+    # The amount of memory distinguishes the shapes; memory is never short.
     requests = {"cpu": cpu, "memory": f"{1 + number % spec.shapes}Ki"}
     return a_task(requests=requests, command=("true",))
 
 
-#: Shared by all groups that are alike, as little as that is so after they have been stored.
+#: Equal groups share a task until they are stored.
 _TASKS = {cpu: a_task(requests={"cpu": cpu}, command=("true",)) for cpu in range(1, _SHAPES + 1)}
 
 
-def found(store: AnyStore, spec: Spec, now_ms: int) -> None:
-    """Write everything but what waits into an empty store, ledger and limits included."""
-    for item in furniture(spec):
+def write_full_cluster(store: AnyStore, spec: Spec, now_ms: int) -> None:
+    """Write everything but the waiting groups to an empty store, with ledger and limits."""
+    for item in objects_without_groups(spec):
         event = Event(kind=kind_of(item), key=item.metadata.name, reason="Created")
         write(store, [object_writes.put(store, item, expect=0, event=event)])
     write(store, [stated(*running(spec, number, now_ms)) for number in range(CPUS)])
 
 
-def leases(store: RedisStore, lease_ms: int) -> None:
-    """The node has reported to the server, and all that runs on it has a lease of this length."""
+def renew_leases(store: RedisStore, lease_ms: int) -> None:
+    """Send the node's heartbeat, and renew the leases of all its pods for `lease_ms`."""
     store.beat(NODE, store.run_id())
     for pod in store.pods_on(NODE):
         uid, attempt = pod.metadata.uid, pod.status.attempt
@@ -160,16 +159,16 @@ def leases(store: RedisStore, lease_ms: int) -> None:
 
 
 def submit(store: AnyStore, groups: Iterable[PodGroup]) -> None:
-    """Write groups, each as charged as its status says, many in one transaction."""
+    """Write groups with the charges that their statuses state, many in one transaction."""
     rest = iter(groups)
-    while some := list(islice(rest, _TOGETHER)):
+    while some := list(islice(rest, _BATCH)):
         write(store, [_merged([stated(group, ()) for group in some])])
 
 
 def replace_running(
     store: AnyStore, spec: Spec, group: PodGroup, pods: Sequence[Pod], number: int, now_ms: int
 ) -> None:
-    """Take a group with its pods away, and let another one of the highest class run instead."""
+    """Delete a group with its pods, and write a running group of the highest class instead."""
     holders = (
         *holders_in_store(group),
         f"object:{group.metadata.uid}",
@@ -189,9 +188,9 @@ def replace_running(
 
 
 def withdraw(store: AnyStore, groups: Iterable[PodGroup]) -> None:
-    """Delete groups that wait, and what is counted for them."""
+    """Delete waiting groups and their charges."""
     rest = iter(groups)
-    while some := list(islice(rest, _TOGETHER)):
+    while some := list(islice(rest, _BATCH)):
         writes = tuple(
             Write(kind="PodGroup", key=key_of(one), expect=one.metadata.revision, value=None)
             for one in some
@@ -209,31 +208,31 @@ def _merged(parts: Sequence[Transaction]) -> Transaction:
 
 
 def write(store: AnyStore, transactions: Sequence[Transaction]) -> None:
-    """Commit what must not be refused. Raises RuntimeError if it is."""
+    """Commit transactions. Raises RuntimeError if one is refused."""
     commit = store.commit(transactions, request_id=f"world-{next(_requests)}")
     if commit.refused:
-        raise RuntimeError(f"the world was refused: {commit.refused[0].answer}")
+        raise RuntimeError(f"a write was refused: {commit.refused[0].answer}")
 
 
-#: Another process of this benchmark counts from one, too, and asks within the same minutes.
+#: Unique across the processes of this benchmark, which write within the same minutes.
 _requests = count(os.getpid() * 10**9)
 
 
 def as_settled(groups: Iterable[PodGroup], spec: Spec, now_ms: int) -> Iterator[PodGroup]:
-    """The same groups as a settled scheduler leaves them: each with why it waits.
+    """Yield the groups as a scheduler at rest leaves them, each with its pending reasons.
 
-    Why a group waits here follows from the cpus that it asks for, so the scheduler is asked about
-    ten of them. Whoever measures looks whether the first session finds nothing to write.
+    Here the reasons depend only on the requested cpus, so the scheduler evaluates one group of each
+    of the ten shapes. The caller checks that the first session has nothing to write.
     """
-    told = _reasons(structs.replace(spec, waiting=_SHAPES, shapes=None), now_ms)
+    statuses = _statuses(structs.replace(spec, waiting=_SHAPES, shapes=None), now_ms)
     for group in groups:
-        yield structs.replace(group, status=told[_cpu_of(group)])
+        yield structs.replace(group, status=statuses[_cpu_of(group)])
 
 
-def _reasons(spec: Spec, now_ms: int) -> dict[int, PodGroupStatus]:
-    """Cpus -> the status of a group that waits for so many."""
+def _statuses(spec: Spec, now_ms: int) -> dict[int, PodGroupStatus]:
+    """Return requested cpus -> the status of a group that waits for them."""
     store = MemoryStore()
-    found(store, spec, now_ms)
+    write_full_cluster(store, spec, now_ms)
     submit(store, waiting(spec, now_ms))
     Cycle(store, assemble(SchedulerConfig()), StoppedClock(now_ms), CountingIds()).run_once()
     groups = [group for group in store.list("PodGroup") if isinstance(group, PodGroup)]
@@ -245,7 +244,7 @@ def _cpu_of(group: PodGroup) -> int:
 
 
 class StoppedClock:
-    """Stands still until it is told."""
+    """A clock that changes only when `at_ms` is set."""
 
     def __init__(self, at_ms: int) -> None:
         self.at_ms = at_ms

@@ -1,4 +1,4 @@
-"""Writes of 2,000 pods on a real server: in one call, and one call for each."""
+"""Write 2,000 pods to a real server: in one call, in batches, and in one call per pod."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""EASY on 100 nodes: gangs of 1 to 64 whole nodes beside jobs that share one, with walltimes that
-hold. Is the start that the head of the line was promised ever missed, and what does it cost to
-count its room on nodes and not in sums?
+"""EASY on 100 nodes, with gangs of 1 to 64 whole nodes, jobs that share a node, and walltimes that
+hold. Does the head of the queue ever start later than its reserved start, and what does it cost to
+reserve capacity on nodes instead of a sum over all nodes?
 
-The jobs are those of a log of Lublin's model (256 processors), or of any other in the Standard
-Workload Format: a job of four processors and more takes whole nodes of four cpus, a smaller one as
-many cpus of one node. Requests are one to three times the run times. Arrivals are drawn together
-until the machine is asked for `LOAD` of what it has.
+The jobs come from a log of Lublin's model (256 processors), or of any other in the Standard
+Workload Format: a job of four processors or more takes whole nodes of four cpus, a smaller job
+takes as many cpus of one node. Walltimes are one to three times the run times. Arrival times are
+scaled until the jobs request `LOAD` of the machine's capacity.
 
-The daemon's sessions play the load in virtual time. Beside them stands a plain simulator
-(`tests/traces/easynodes.py`), with the head's room counted on nodes, and in sums alone.
+The daemon's sessions play the load in virtual time. The references are a plain simulator
+(`tests/traces/easynodes.py`) that reserves capacity on nodes, and one that reserves only a sum.
 
-BATCHQ_BENCH_JOBS=300 plays only so many jobs; BATCHQ_TRACES names the folder of the logs.
+BATCHQ_BENCH_JOBS=300 limits the number of jobs; BATCHQ_TRACES names the folder of the logs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     most = int(os.environ.get("BATCHQ_BENCH_JOBS", _MOST_JOBS))
     path = trace_folder() / f"{LOG}.swf.gz"
     if not path.is_file():
-        print(f"\neasynodes: there is no {path}; BATCHQ_TRACES may name another folder")
+        print(f"\neasynodes: {path} does not exist; BATCHQ_TRACES names the folder of the logs")
         return
     rows: list[list[object]] = []
     for walltimes in (_EXACT, _LOOSE):
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def jobs_of(log: Sequence[Job], *, loose: bool) -> list[NodeJob]:
-    """The log's jobs on nodes: whole ones, or a part of one."""
+    """Return the log's jobs, each converted to whole nodes or to a part of one node."""
     dice = random.Random("easynodes")
     found = []
     for job in log:
@@ -87,7 +87,7 @@ def jobs_of(log: Sequence[Job], *, loose: bool) -> list[NodeJob]:
 
 
 def compare(jobs: Sequence[NodeJob], walltimes: str) -> list[list[object]]:
-    """A row for batchq, for the plain simulator on nodes, and for it in sums."""
+    """Return a row for batchq and for each of the two plain simulators."""
     began = time.perf_counter()
     app.freeze_gc()
     starts, promised = play(jobs)
@@ -113,18 +113,19 @@ def compare(jobs: Sequence[NodeJob], walltimes: str) -> list[list[object]]:
 
 
 def mean_wait_s(jobs: Sequence[NodeJob], starts: Mapping[int, int]) -> float:
-    """Seconds from submission to start, on average."""
+    """Return the mean time from submission to start, in seconds."""
     return sum(starts[job.number] - job.submit for job in jobs) / max(1, len(jobs))
 
 
 def missed(starts: Mapping[int, int], promised: Mapping[int, int]) -> list[int]:
-    """By how many seconds each head started later than it was promised first, of those that did."""
+    """Return the delays, in seconds, of the heads that started after their first reserved start."""
     return [starts[number] - at for number, at in promised.items() if starts[number] > at]
 
 
 def play(jobs: Sequence[NodeJob]) -> tuple[dict[int, int], dict[int, int]]:
-    """Job -> its start, and job -> the start that it was promised first as the head of the line;
-    by the daemon's sessions.
+    """Play the jobs with the daemon's sessions.
+
+    Return job -> its start, and job -> its first reserved start as the head of the queue.
     """
     load = _load(jobs)
     stage = _Stage(load)
@@ -138,12 +139,12 @@ def play(jobs: Sequence[NodeJob]) -> tuple[dict[int, int], dict[int, int]]:
 
 @dataclass
 class Promises:
-    """Group's uid -> the start, in seconds, that it was promised when it first headed its line."""
+    """The first reserved start of each group that was the head of its queue."""
 
     first_s: dict[str, int] = field(default_factory=dict)
 
     def note(self, session: Session) -> None:
-        """Look at the head of the line in a session that has decided."""
+        """Record the reserved starts of the heads of the queues in a finished session."""
         for head in session.heads.strict.values():
             if head.uid not in self.first_s and head.status.phase == "Pending":
                 at = reservations_of(session).get(head.uid)
@@ -153,7 +154,7 @@ class Promises:
 
 @dataclass(frozen=True)
 class _Noted(Scheduler):
-    """A scheduler whose promises are noted."""
+    """A scheduler whose reserved starts are recorded."""
 
     promises: Promises = field(default_factory=Promises)
 
@@ -164,7 +165,7 @@ class _Noted(Scheduler):
 
 
 class _Stage(LoadRun):
-    """A stage on which the promises to heads are noted."""
+    """A run of a load that records the reserved starts of heads."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load, POLICY_CONFIG, watch=False)

@@ -1,13 +1,12 @@
-"""2,000 pods that do nothing, from a held queue to their recorded ends, beside RQ's fork workers.
+"""Drain 2,000 pods that do nothing, from a held queue to their recorded ends, and compare with RQ.
 
-Everything is real: one server for both, batchq's scheduler daemon and its agent as processes, RQ
-work-horses that are forked, groups of one pod each. The groups are submitted while the node is
-cordoned, and the jobs are enqueued under another key, so that draining alone is measured: from the
-word to start until the last pod or job has ended, as each of the two has written it down. CPU is
-that of all processes of the one or the other, ended children included, without the server's, which
-is shown beside it.
+Everything is real: the same server for both, batchq's scheduler daemon and its agent as processes,
+RQ's forked work-horses, groups of one pod each. The groups are submitted while the node is
+cordoned, and the jobs are enqueued under another key, so that only draining is measured: from the
+release of the queue to the last end of a pod or job that the system recorded. CPU covers all
+processes of a system, including children that ended; the server's CPU has a separate column.
 
-`BATCHQ_BENCH_PODS` and `BATCHQ_BENCH_RUNS` ask for other numbers of pods and of runs.
+`BATCHQ_BENCH_PODS` and `BATCHQ_BENCH_RUNS` set the numbers of pods and runs.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _WITHIN_S = 900.0
 
 
 class Drained(Struct, frozen=True, kw_only=True):
-    """What one run came to, per pod or job."""
+    """The result of one run, per pod or job."""
 
     per_s: float
     cpu_ms: float
@@ -74,22 +73,22 @@ class Drained(Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     rows: list[list[object]] = []
-    # RQ's workers have it in memory; where nothing may be written, each pod would compile it anew.
+    # RQ's workers import the function once; in a read-only checkout each pod would compile it.
     py_compile.compile(noop.__code__.co_filename)
     for slots in SLOTS:
         rows += compare(pods=PODS, slots=slots, runs=RUNS)
     report("endtoend", TITLES, rows)
     for other, is_there in _others():
         if not is_there:
-            print(f"  {other} is not installed here: left out")
+            print(f"  {other} is not installed and not measured")
 
 
 def compare(*, pods: int, slots: int, runs: int) -> list[list[object]]:
-    """The medians of some runs of each, taken in turns; a row of the table for each."""
+    """Return a row for each system with the medians of its runs; the systems take turns."""
     ways = {FUNCTION: _functions, COMMAND: _commands, RQ: _jobs}
     found: dict[str, list[Drained]] = {what: [] for what in ways}
     for run in range(runs):
-        # Whoever comes first finds the emptiest server: each in its turn.
+        # The first one of a round finds the emptiest server, so each round begins with another.
         names = list(ways)
         for what in names[run % len(names) :] + names[: run % len(names)]:
             drained = ways[what](pods, slots)
@@ -134,7 +133,7 @@ def _drain_groups(pods: int, slots: int, what: dict[str, Any]) -> Drained:
         watched = _Watched(machine, scheduler.pid, agent.pid)
 
         def has_ended() -> bool:
-            # The last to be submitted is among the last to end; the others are looked at then.
+            # The last submitted group is among the last to end; check the others only after it.
             return _is_done(client, names[-1]) and _all_done(client, pods)
 
         client.uncordon(_NODE)
@@ -214,11 +213,11 @@ def _last_job_ms(client: redis.Redis) -> int:
     return max(round(1000 * job.ended_at.timestamp()) for job in found if job and job.ended_at)
 
 
-# --- what is watched ------------------------------------------------------------------------
+# --- measurement ----------------------------------------------------------------------------
 
 
 class _Watched:
-    """From its making on: the CPU time of processes, with all below them, and of the server."""
+    """The CPU time of processes, with their descendants, and of the server, since its creation."""
 
     def __init__(self, machine: Machine, *pids: int) -> None:
         server = detached.read_record(embedded.record_path(machine.home))
@@ -229,7 +228,7 @@ class _Watched:
         self._began_ms = time.time_ns() // 1_000_000
 
     def until(self, has_ended: Callable[[], bool], last_end_ms: Callable[[], int]) -> float:
-        """Wait; how long it took, in seconds."""
+        """Wait for `has_ended`; return the seconds from the creation of this to the last end."""
         deadline = time.monotonic() + _WITHIN_S
         never = threading.Event()
         while not has_ended():
@@ -239,7 +238,7 @@ class _Watched:
         return (last_end_ms() - self._began_ms) / 1000
 
     def drained(self, count: int, took_s: float) -> Drained:
-        """Per pod or job."""
+        """Return the result per pod or job."""
         own_s, server_s = (
             after - before for after, before in zip(self._after, self._before, strict=True)
         )
@@ -258,7 +257,7 @@ def _cpu_s(pid: int) -> float:
         try:
             times = one.cpu_times()
         except psutil.NoSuchProcess:
-            # It has ended since: it is counted with its parent.
+            # The process ended in the meantime; its parent's figures include it.
             continue
         spent += times.user + times.system + times.children_user + times.children_system
     return spent
@@ -266,7 +265,7 @@ def _cpu_s(pid: int) -> float:
 
 @contextmanager
 def _a_machine() -> Iterator[Machine]:
-    """A server, and a scheduler as it is by default; both of them for batchq and for RQ."""
+    """Start a server and a default scheduler, for runs of batchq and of RQ alike."""
     with Machine() as machine:
         machine.batchq("up", "--agents", "0")
         yield machine
@@ -290,7 +289,7 @@ def _median(some: Sequence[Drained]) -> Drained:
 
 
 def _others() -> Iterator[tuple[str, bool]]:
-    """Other systems that could stand in this table."""
+    """Yield other systems that could be compared, and whether each is installed."""
     yield "Huey", find_spec("huey") is not None
     yield "Celery", find_spec("celery") is not None
     yield "HyperQueue", shutil.which("hq") is not None

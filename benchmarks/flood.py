@@ -1,13 +1,12 @@
-"""200,000 groups of one tenant: how soon another's `true` starts, and `jobs` answers.
+"""Measure how soon a tenant's `true` starts while another tenant submits 200,000 groups.
 
 Everything is real: server, scheduler and one agent as `batchq up` starts them. One tenant submits a
-file of groups that have no room, into a namespace and a queue of its own whose quotas allow that.
-Before, meanwhile and afterwards another tenant, with a queue of its own that has room, submits a
-`true` now and then and waits until it has started. Then the scheduler is ended and started anew,
-and at last lists are asked for: the time counts from the start of the command to its first line.
+file of groups that do not fit into its queue; the quotas of its namespace and queue allow them.
+Before, during and after the submission another tenant, whose queue has free capacity, repeatedly
+submits a `true` and waits until it has started. Then the scheduler is restarted. Finally, lists are
+requested: their time is that from the start of the command to its first line.
 
-`BATCHQ_BENCH_FLOOD` asks for another number of groups, `BATCHQ_BENCH_SHAPES` for groups of so many
-shapes.
+`BATCHQ_BENCH_FLOOD` sets the number of groups, `BATCHQ_BENCH_SHAPES` the number of their shapes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NOISY, _QUIET = "noisy", "quiet"
 _PROBES, _APART_S = 5, 0.5
 _WITHIN_S = 600.0
 
-#: Lists of which the first page is waited for.
+#: Lists whose first page is timed.
 LISTS = (
     ("jobs", "-n", _NOISY),
     ("jobs", "-n", _QUIET),
@@ -51,16 +50,16 @@ def main() -> None:
 
 _NOTES = (
     (
-        "`true`: from its submission until its command runs, by the clock of the one who waits, who"
-        " looks every 10 ms. After a new scheduler's start it counts from that start, Python's own"
-        " included."
+        "`true`: from its submission until its command runs, by the clock of the submitter, which"
+        " polls every 10 ms. After a restart of the scheduler the time counts from that start,"
+        " including Python's own startup."
     ),
-    "Lists: from the start of the command, Python's own included, to its first line.",
+    "Lists: from the start of the command, including Python's own startup, to its first line.",
 )
 
 
 def measure(*, many: int, shapes: int, probes: int, restart: bool) -> list[list[object]]:
-    """The rows of the table; that of a new scheduler only with `restart`."""
+    """Return the rows of the table; `restart` adds the row of a restarted scheduler."""
     with Machine() as machine:
         machine.batchq("up", "--agents", "1", "--resources", "cpu=4,memory=4Gi")
         with machine.client() as client:
@@ -81,7 +80,7 @@ def measure(*, many: int, shapes: int, probes: int, restart: bool) -> list[list[
 
 
 def start_s(client: Client, name: str) -> float:
-    """How long until a `true` of the other tenant has started."""
+    """Return the time in seconds until a `true` of the other tenant has started."""
     began = time.monotonic()
     client.submit(command=["true"], name=name, namespace=_QUIET, queue=_QUIET, cpus=1)
     until(lambda: _has_started(client, name), within_s=_WITHIN_S, every_s=0.01)
@@ -112,12 +111,12 @@ def _while_flooded(
     assert flood.returncode == 0, machine.output_of(flood)
     yield _row("`true`", f"{many} come in", meanwhile, STARTS)
     yield _row("`true`", "right after", [probe() for _ in range(probes)], STARTS)
-    until(lambda: _is_told(client, many), within_s=_WITHIN_S)
+    until(lambda: _is_at_rest(client, many), within_s=_WITHIN_S)
     yield _row("`true`", f"{many} wait", [probe() for _ in range(probes)], STARTS)
 
 
 def a_request(number: int, shapes: int) -> dict[str, object]:
-    """One of the flood's groups: none has room in its queue but the first."""
+    """Return a request of the noisy tenant; only the first fits into its queue."""
     cpus = "1" if shapes == 1 else f"{1000 + number % shapes}m"
     command = ["sleep", "3600"]
     return {
@@ -129,15 +128,15 @@ def a_request(number: int, shapes: int) -> dict[str, object]:
     }
 
 
-def _is_told(client: Client, many: int) -> bool:
-    """Whether the last of the flood has heard why it waits: then the scheduler is at rest."""
+def _is_at_rest(client: Client, many: int) -> bool:
+    """Return whether the last group has a pending reason: then the scheduler is at rest."""
     group = client.get("PodGroup", f"f-{many - 1}", namespace=_NOISY)
     assert isinstance(group, PodGroup)
     return bool(group.status.reasons)
 
 
 def _restarted_s(machine: Machine, probe: Callable[[], float]) -> float:
-    """From the start of another scheduler until a `true` starts that was waiting for it."""
+    """Restart the scheduler; return the time in seconds until a `true` starts."""
     scheduler = detached.read_record(machine.home.run / "scheduler.json")
     assert scheduler is not None
     detached.end(scheduler, patience_s=60)
@@ -151,7 +150,7 @@ def _list_row(machine: Machine, words: Sequence[str], probes: int) -> list[objec
 
 
 def first_line_s(machine: Machine, words: Sequence[str]) -> float:
-    """How long until a command has written its first line; the rest is not waited for."""
+    """Return the time in seconds until a command has written its first line; then kill it."""
     began = time.monotonic()
     process = machine.piped(*words)
     try:

@@ -1,9 +1,9 @@
-"""Placing n pods in gangs on m nodes: a whole session, beside every node asked for every pod.
+"""Place 10,000 pods in gangs, and compare with the plain algorithm, which evaluates every node.
 
-`session` is all of a turn: admission, pods made, nodes found, pods bound, what is told. `allocate`
-is the part of it that finds nodes and binds; `ranked` what plugins and heaps take to find them.
-The plain algorithm only finds nodes, for so many pods as it can in a while. CPU times; a shape is
-what a pod asks for, and each gang's is one of so many.
+`session` is a whole session: admit groups, create pods, find nodes, bind pods and set statuses.
+`allocate` is the action that finds nodes and binds; `ranked` is the search for nodes alone, with
+its plugins and heaps. The plain algorithm only finds nodes, for a sample of the pods. All times are
+CPU times. A shape is the request of a pod; the gangs take turns among the `shapes` of a row.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.builders import a_group, a_node, a_snapshot, a_task
 
 _PODS = 10_000
 _RUNS = 5
-#: So many node-asks of the plain algorithm are enough to know how fast it is.
-_PLAIN_ASKS = 100_000
-#: Nodes, pods of a gang, different shapes.
+#: Evaluations of nodes by the plain algorithm, enough for a stable rate.
+_PLAIN_EVALUATIONS = 100_000
+#: (nodes, pods of a gang, number of shapes)
 _SIZES = (
     *((nodes, gang, 1) for nodes in (100, 1_000, 5_000) for gang in (1, 10, 500)),
     *((1_000, 10, shapes) for shapes in (30, 1_000)),
@@ -51,7 +51,7 @@ _COLUMNS = [
 
 @dataclass
 class ActionTimes:
-    """An Instrument that adds up the CPU seconds of actions, and leaves plugins alone."""
+    """An Instrument that sums up the CPU seconds of each action, and does not time plugins."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -108,13 +108,13 @@ def _world(nodes: int, gang: int, shapes: int) -> Snapshot:
 
 
 def _session(world: Snapshot) -> tuple[float, float]:
-    """The medians of a whole session and of its action `allocate`, in CPU seconds."""
+    """Return the medians of a whole session and of its action `allocate`, in CPU seconds."""
     whole, allocate = zip(*(_first_turn(world) for _ in range(_RUNS)), strict=True)
     return statistics.median(whole), statistics.median(allocate)
 
 
 def _first_turn(world: Snapshot) -> tuple[float, float]:
-    """One of them. What it leaves is taken apart when its time has been taken."""
+    """Return the times of one session; its garbage is collected after the measurement."""
     usual, times = assemble(SchedulerConfig()), ActionTimes()
     scheduler = Scheduler(
         actions=usual.actions,
@@ -122,7 +122,7 @@ def _first_turn(world: Snapshot) -> tuple[float, float]:
         settings=usual.settings,
         instrument=times,
     )
-    # A daemon's first turn is like that.
+    # As in the first cycle of a daemon.
     app.disable_gc()
     began = time.process_time()
     session = scheduler.decide(world, 0)
@@ -137,7 +137,7 @@ def _opened(world: Snapshot) -> Session:
 
 
 def _ranked(world: Snapshot, gang: int) -> float:
-    """Finding the nodes of all pods, and nothing else."""
+    """Return the CPU seconds to find nodes for all pods."""
     session = _opened(world)
     shapes = [group.tasks[0] for group in session.groups.values()]
     began = time.process_time()
@@ -147,10 +147,10 @@ def _ranked(world: Snapshot, gang: int) -> float:
 
 
 def _plain_rate(world: Snapshot, nodes: int) -> float:
-    """Pods per second, if every node is asked for every pod."""
+    """Return the pods per second of the plain algorithm."""
     session = _opened(world)
     shapes = [group.tasks[0] for group in session.groups.values()]
-    pods = _PLAIN_ASKS // nodes
+    pods = _PLAIN_EVALUATIONS // nodes
     began = time.process_time()
     for place in range(pods):
         shape = shapes[place % len(shapes)]

@@ -1,6 +1,6 @@
-"""A session over 1,000 queues in a tree of depth 4, beside the same groups in 10 flat queues.
+"""Compare a session over 1,000 queues in a tree of depth 4 with the same groups in 10 flat queues.
 
-The cluster takes some of the groups; the session after that finds it full and takes none.
+The first session admits groups until the cluster is full; the second finds it full and admits none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def compare(*, waiting: int, nodes: int, cpu: int = 64, times: int = 5) -> list[list[object]]:
-    """A row for the session that admits some groups, and one for the session that admits none."""
+    """Return a row for the session that admits some groups, and one for that which admits none."""
     worlds = []
     for queues in (flat(), tree()):
         machines = [a_node(f"n{place:03}", cpu=cpu, memory="256Gi") for place in range(nodes)]
@@ -43,12 +43,12 @@ def compare(*, waiting: int, nodes: int, cpu: int = 64, times: int = 5) -> list[
 
 
 def flat() -> list[Queue]:
-    """As many queues as a level of the tree has."""
+    """Return ten queues without parents."""
     return [a_queue(f"q{place}", weight=1 + place % 3) for place in range(_WIDTH)]
 
 
 def tree() -> list[Queue]:
-    """Root, 10 queues below it, 10 below each of these, and 10 below each of those."""
+    """Return 10 queues below the root, 10 below each of these, and 10 below each of those."""
     queues = []
     for depth in (1, 2, 3):
         for path in product(range(_WIDTH), repeat=depth):
@@ -74,7 +74,7 @@ def _groups(leaves: list[str], count: int) -> list[Any]:
 
 
 def _after(world: list[Any]) -> list[Any]:
-    """The world as the session leaves it, with what it wrote."""
+    """Return the objects as a session leaves them."""
     session = _SCHEDULER.decide(a_snapshot(*world), 0)
     kept = [item for item in world if type(item).__name__ != "PodGroup"]
     groups = [
@@ -91,7 +91,7 @@ def _pods_of(session: Session) -> Iterator[Any]:
 def _row(name: str, worlds: list[list[Any]], *, times: int) -> list[object]:
     snapshots = [a_snapshot(*world) for world in worlds]
     taken: list[list[float]] = [[], []]
-    # In turns: a machine's speed drifts.
+    # The two alternate, because the speed of a machine drifts.
     for _ in range(times):
         for place, snapshot in enumerate(snapshots):
             run = partial(_SCHEDULER.decide, snapshot, 0)

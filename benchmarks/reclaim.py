@@ -1,12 +1,12 @@
-"""What reclaim costs and brings: a real log with a queue for each of its groups, under EASY.
+"""Measure the cost and the benefit of reclaim on a real log with a queue for each group of users.
 
-The same jobs twice, under the default configuration: once with queues as they are by default, which
-reclaim from none, and once with `preemption: {reclaim: Any}` in each. Beside the waits stand what
-evictions threw away, and how often a job was evicted: what reclaim has cost protects, so no job may
-be evicted more often than log2 of its length in seconds, rounded up.
+EASY plays the same jobs twice: once with default queues, which do not reclaim, and once with
+`preemption: {reclaim: Any}` in each queue. The table shows the waits, the work that evictions lost,
+and the evictions per job. Work that a job lost protects it from later evictions, so no job may be
+evicted more often than log2 of its length in seconds, rounded up.
 
-The log is not part of this project; where it is not at hand, nothing is measured.
-BATCHQ_BENCH_JOBS=1500 plays only so many of its jobs.
+The log is not part of this project; without it, nothing is measured.
+BATCHQ_BENCH_JOBS=1500 limits the number of its jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.harness.traces import trace_folder
 LOG = "SDSC-SP2-1998-4.2-cln"
 _JOBS = 5_000
 _DAY_S = 86_400
-#: Name -> the preemption that every queue states.
+#: Name -> the preemption policy of all queues.
 RUNS = {"defaults": QueuePreemption(), "reclaim: Any": QueuePreemption(reclaim="Any")}
 TITLES = [
     *("queues", "jobs", "groups", "mean wait h", "useful util %", "lost node-days"),
@@ -41,7 +41,7 @@ TITLES = [
 def main() -> None:
     path = trace_folder() / f"{LOG}.swf.gz"
     if not path.is_file():
-        print(f"\nreclaim: there is no {path}; BATCHQ_TRACES may name another folder")
+        print(f"\nreclaim: {path} does not exist; BATCHQ_TRACES names the folder of the logs")
         return
     most = int(os.environ.get("BATCHQ_BENCH_JOBS", "0")) or _JOBS
     rows = []
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def played(path: Path, preemption: QueuePreemption, most: int) -> Schedule:
-    """The first jobs of the log, with such queues."""
+    """Play the first `most` jobs of the log in queues with this preemption policy."""
     pattern = Queue(metadata=Metadata(name=DEFAULT), spec=QueueSpec(preemption=preemption))
     load = swf_load(
         read_swf(path, most=most),
@@ -61,7 +61,7 @@ def played(path: Path, preemption: QueuePreemption, most: int) -> Schedule:
         by="group",
         queues=[pattern],
     )
-    # As the daemon does with what lasts.
+    # As the daemon does with its long-lived objects.
     app.freeze_gc()
     schedule = play_load(load, POLICY_CONFIG, stopwatch=time.perf_counter)
     app.restore_gc()
@@ -69,7 +69,7 @@ def played(path: Path, preemption: QueuePreemption, most: int) -> Schedule:
 
 
 def row_of(name: str, schedule: Schedule) -> list[object]:
-    """The figures of a run; evictions of a job are held against log2 of its length."""
+    """Return the figures of a run; the evictions of a job are compared with log2 of its length."""
     figures = figures_of(schedule)
     assert figures.mean_wait_s is not None
     assert figures.utilization is not None
@@ -89,5 +89,5 @@ def row_of(name: str, schedule: Schedule) -> list[object]:
 
 
 def length_s(job: Ran) -> int:
-    """How long it runs, if nobody stops it: 2 s at least, so that its logarithm is none below 1."""
+    """Return the job's run time in seconds; at least 2, so that its logarithm is at least 1."""
     return max(2, job.run_s or 0)

@@ -1,8 +1,8 @@
-"""Submitting 20,000 groups: one by one, in bulk, and from a file, beside RQ's enqueue.
+"""Submit 20,000 groups one by one, in bulk and from a file, and compare with RQ's enqueue.
 
-All on one real server that keeps an append-only file, one after the other in every round, so that
-a slow minute of the machine is slow for all. Beside the wall time stands what the submitting
-process and the server spent of it on a processor.
+All methods use one real server with an append-only file. Each round runs all of them, so that a
+slow minute of the machine affects all. The table shows the wall time and the CPU time of the
+submitting process and of the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.table import report
 from tests.harness.server import Server
 
 MANY = 20_000
-#: One at a time is slower by far, and no faster for more of them.
+#: Submission one by one is much slower, and its rate does not depend on the number.
 FEW = 1_000
 ROUNDS = 5
 _COLUMNS = [
@@ -34,7 +34,7 @@ _COLUMNS = [
 
 
 class Taken(NamedTuple):
-    """Of one round, per group: microseconds by the clock, and on a processor here and there."""
+    """Times of one round in microseconds per group: wall, CPU of the client, CPU of the server."""
 
     wall_us: float
     client_us: float
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(server: Server, *, many: int, few: int, rounds: int) -> list[list[object]]:
-    """A row for each way, of the medians over all rounds."""
+    """Return a row for each method with the medians over all rounds."""
     raw = redis.Redis(unix_socket_path=str(server.socket))
     queue = Queue("bench", connection=raw)
     file = server.folder / "jobs.jsonl"
@@ -74,7 +74,7 @@ def measure(server: Server, *, many: int, few: int, rounds: int) -> list[list[ob
                 queue.enqueue("os.path.join", "a", str(number))
 
         def enqueue_many(run: int) -> None:
-            # As its manual has it: all data first, one call.
+            # As RQ's manual recommends: prepare all data first, then one call.
             queue.enqueue_many(
                 [Queue.prepare_data("os.path.join", ("a", str(number))) for number in range(many)]
             )
@@ -91,7 +91,7 @@ def measure(server: Server, *, many: int, few: int, rounds: int) -> list[list[ob
             for name, (way, count) in ways.items():
                 write_file(file, f"file-{run}", many)
                 taken[name].append(_took(lambda way=way, run=run: way(run), count, raw))  # type: ignore[misc]
-                # A round finds the server as the first did.
+                # Each measurement begins with an empty server.
                 raw.flushall()
     raw.close()
     medians = {name: _median(found) for name, found in taken.items()}
@@ -111,7 +111,7 @@ def measure(server: Server, *, many: int, few: int, rounds: int) -> list[list[ob
 
 
 def a_request(stem: str, number: int) -> dict[str, Any]:
-    """What most files consist of: everything is shared but the name and the command."""
+    """Return a request as in most files: only the name and the command differ."""
     return {
         "name": f"{stem}-{number}",
         "command": ["python3", "train.py", "--seed", str(number)],
@@ -128,7 +128,7 @@ def write_file(file: Path, stem: str, many: int) -> None:
 
 
 def submit_file(server: Server, file: Path) -> None:
-    """The command itself, with the start of its process."""
+    """Run `batchq submit --from-file` in a new process."""
     words = ["--redis-url", server.url, "submit", "--from-file", str(file)]
     subprocess.run(
         [sys.executable, "-m", "batchq.cli", *words], check=True, stdout=subprocess.DEVNULL
@@ -136,22 +136,22 @@ def submit_file(server: Server, file: Path) -> None:
 
 
 def _took(run: Callable[[], None], count: int, raw: redis.Redis) -> Taken:
-    server_s, client_s, started = _of_server_s(raw), _of_us_s(), time.perf_counter()
+    server_s, client_s, started = _server_cpu_s(raw), _client_cpu_s(), time.perf_counter()
     run()
     wall_s = time.perf_counter() - started
-    client_s, server_s = _of_us_s() - client_s, _of_server_s(raw) - server_s
+    client_s, server_s = _client_cpu_s() - client_s, _server_cpu_s(raw) - server_s
     return Taken(*(1e6 * seconds / count for seconds in (wall_s, client_s, server_s)))
 
 
-def _of_us_s() -> float:
-    """This process's processor time, and that of those it has waited for."""
+def _client_cpu_s() -> float:
+    """Return the CPU seconds of this process and of children that it waited for."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in found)
 
 
-def _of_server_s(raw: redis.Redis) -> float:
-    told = raw.info("cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+def _server_cpu_s(raw: redis.Redis) -> float:
+    cpu = raw.info("cpu")
+    return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
 
 def _median(found: list[Taken]) -> Taken:

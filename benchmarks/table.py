@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, a table, and a JSON file with the machine it ran on."""
+"""Timing and reporting for all benchmarks: a table, and a JSON file that describes the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = ("batchq", "msgspec", "redis", "rq")
 
 
 def median_s(run: Callable[[], object], *, times: int = 3) -> float:
-    """The median wall time of some runs, in seconds."""
+    """Return the median wall time of `times` runs, in seconds."""
     taken = []
     for _ in range(times):
         started_at = time.perf_counter()
@@ -37,9 +37,9 @@ def median_s(run: Callable[[], object], *, times: int = 3) -> float:
 def report(
     name: str, columns: list[str], rows: list[list[object]], *, notes: Sequence[str] = ()
 ) -> None:
-    """Print the table, and keep it with the machine it was made on.
+    """Print the table, and write it to `results/` with a description of the machine.
 
-    `notes` are sentences below it: what stands beside it that was not run here, and its source.
+    `notes` are sentences printed below the table, such as published figures with their sources.
     """
     cells = [columns, *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]

@@ -1,11 +1,11 @@
-"""What up to a thousand agents at rest cost one server and one scheduler, idle and with pods.
+"""Measure what up to a thousand agents at rest cost one server and one scheduler.
 
-Stand-ins say to a real server what agents and work-horses say while nothing happens, by the very
-objects that an agent says it with, each over connections of its own: a wait at the node's doorbell,
-a look at its queue every second, a beat, the comparison of what should run with what does, the care
-for RQ's registries, and for each pod the renewals of its lease. A second of theirs takes longer
-than one here, and the sums are of theirs. Beside them stand RQ's workers, whose heartbeats are
-measured in the same run.
+Simulated agents and work-horses send to a real server the requests of agents at rest, through the
+same objects as an agent and over their own connections: a wait on the node's wake-up channel, a
+look at its queue every second, heartbeats, the comparison of bound pods with running ones, the
+cleanup of RQ's registries, and the lease renewals of each pod. One simulated second takes more than
+one second of wall time; the figures are per simulated second. The heartbeats of RQ's workers,
+measured in the same run, are the reference.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tests.harness.server import Server
 
 SIZES = (10, 100, 1_000)
 PODS_EACH = 4
-#: How often what is done, in ticks.
 TICK_MS = 50
+#: The period of each duty, in ticks.
 _LOOK, _WAIT, _RENEW, _BEAT, _TIME, _RECONCILE, _CLEAN = (
     ms // TICK_MS
     for ms in (LOOK_MS, LONGEST_BLOCK_MS, 500, 5_000, liveness.REMEASURE_AFTER_MS, 10_000, 60_000)
 )
 _LOOK_THROUGH = (ANSWERS_BY_COUNT + 1) * _RECONCILE
-#: The server's time is asked for by the seconds of here, of which the stand-ins' have several.
+#: Stores measure the server's time by the wall clock, too often for simulated seconds: disable it.
 _SELDOM_MS = 24 * 60 * 60 * 1000
-#: Seconds of each agent times agents, about, in one window.
+#: The approximate length of a measurement: simulated seconds times agents.
 _AGENT_SECONDS = 4_000
 _LONGEST_S = 60
 _LEASE_MS = 24 * 60 * 60 * 1000
@@ -62,18 +62,18 @@ _THREADS = 4
 _TURNS = 10
 _TOGETHER = 200
 _RQ_BEATS = 500
-#: RQ's own: an idle worker beats when its blocking read ends, a busy one while it watches.
+#: RQ's heartbeat periods: an idle worker's blocking read, and a busy worker's monitoring interval.
 _RQ_IDLE_S, _RQ_BUSY_S = 405, 30
 
 COLUMNS = [
     "", "number", "pods", "connections", "server MB", "commands/s", "kB/s in", "kB/s out",
-    "server CPU ms/s", "us an agent and s", "scheduler CPU ms/s", "server CPU for it ms/s",
+    "server CPU ms/s", "server us/s an agent", "scheduler CPU ms/s", "server CPU for it ms/s",
 ]  # fmt: skip
 DUTIES = ["", "times/s", "commands", "server CPU us", "bytes in", "bytes out", "us/s"]
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What the server has done in a while: seconds on a processor, commands, bytes."""
+    """The work of the server in a period: CPU seconds, commands, bytes."""
 
     cpu_s: float
     commands: float
@@ -99,18 +99,18 @@ def main() -> None:
 
 _NOTES = (
     (
-        "A look at an empty queue every second, a wait for a ring and a beat every 5 s, a"
-        " comparison every 10 s, every sixty-first of them a look through all pods, a look after"
-        " RQ's registries every 60 s; for each pod a renewal every 500 ms."
+        "Each agent: a look at an empty queue every second, a wait for a notification and a"
+        " heartbeat every 5 s, a comparison every 10 s, of which every sixty-first looks at all"
+        " pods, a cleanup of RQ's registries every 60 s; for each pod a renewal every 500 ms."
     ),
     (
-        "Scheduler: one turn with nothing to decide that hears all nodes, and one look through all"
-        " inboxes; there is one of each a second."
+        "Scheduler: one cycle that reads all heartbeats and has nothing to decide, and one look at"
+        " all report queues; the daemon does each once a second."
     ),
     (
-        "RQ's rows are one worker's heartbeats, as often as RQ has them (405 s idle, 30 s at a"
+        "RQ's rows are the heartbeats of one worker at RQ's intervals (405 s idle, 30 s with a"
         " job), times the number of workers; a worker runs one job at a time. Connections are"
-        " counted of an idle one."
+        " those of an idle worker."
     ),
 )
 
@@ -118,7 +118,7 @@ _NOTES = (
 def measure(
     sizes: Sequence[int], *, agent_seconds: int, turns: int, beats: int
 ) -> tuple[list[list[object]], list[list[object]]]:
-    """The rows of both tables; the duties are those of the last size."""
+    """Return the rows of both tables; the second covers only the last size."""
     rows: list[list[object]] = []
     duties: list[list[object]] = []
     for number in sizes:
@@ -133,7 +133,7 @@ def measure(
 
 
 class StandIn:
-    """One agent and its work-horses, each with the connections that they would have."""
+    """A simulated agent and its work-horses, with the connections of real ones."""
 
     def __init__(self, url: str, number: int, pods: Sequence[Pod]) -> None:
         name = _name(number)
@@ -165,26 +165,26 @@ class StandIn:
         self._slots.enqueue_missing([])
 
     def look_through(self) -> None:
-        """A comparison that does not go by the ledger."""
+        """List all pods of the node, without help of the ledger."""
         assert len(self._store.pods_on(self._name)) == len(self._pods)
 
     def clean(self) -> None:
         self._slots.clean()
 
     def ask_time(self) -> None:
-        """What each store asks by itself every few seconds, and does not here (`_SELDOM_MS`)."""
+        """Measure the server's time, as each store does every few seconds elsewhere."""
         for store in (self._store, *(store for store, _ in self._horses)):
             store.link.ask(lambda client: client.time())
 
     def renew(self) -> None:
-        """Every pod's lease."""
+        """Renew the leases of all pods."""
         for store, pod in self._horses:
             attempt, fence = pod.status.attempt, fence_of(pod)
             renewal = store.renew(self._name, pod.metadata.uid, attempt, fence, _LEASE_MS)
             assert renewal.word == "ok", renewal
 
     def live(self, tick: int) -> None:
-        """What is due in a tick of its life; agents are at different points of theirs."""
+        """Do the duties that are due in a tick; the agents' periods are offset by their numbers."""
         for duty, period in (
             (self.look, _LOOK),
             (self.wait, _WAIT),
@@ -206,7 +206,7 @@ class StandIn:
 
 
 class Stage:
-    """A server with nodes, their stand-ins, and pods that run; owned by `with`."""
+    """A context manager: a server with nodes, their simulated agents, and running pods."""
 
     def __init__(self, number: int, pods: int) -> None:
         self._number, self._pods = number, pods
@@ -218,7 +218,7 @@ class Stage:
         self._server.start()
         self._client = redis.Redis(unix_socket_path=str(self._server.socket))
         self._store = RedisStore(self._server.url, heartbeats_every_ms=0)
-        of_node = self._found()
+        of_node = self._create_cluster()
         self._before = _connections(self._client)
         self._agents = [
             StandIn(self._server.url, number, of_node[number]) for number in range(self._number)
@@ -258,7 +258,7 @@ class Stage:
         ]
 
     def duties(self) -> list[list[object]]:
-        """What each duty costs by itself, and in a second of one agent with its pods."""
+        """Return the cost of each duty, per call and per second of one agent with its pods."""
         rows: list[list[object]] = []
         for name, duty, period, each in (
             ("look at the queue", StandIn.look, _LOOK, 1),
@@ -290,10 +290,8 @@ class Stage:
             )
         return rows
 
-    # --- the world --------------------------------------------------------------------------
-
-    def _found(self) -> list[list[Pod]]:
-        """Nodes, and what runs on each; the pods of each node, as they are stored."""
+    def _create_cluster(self) -> list[list[Pod]]:
+        """Write the nodes and their running groups; return the pods of each node, as stored."""
         names = [_name(number) for number in range(self._number)]
         served = [{AGENT_ANNOTATION: _identity(name)} for name in names]
         nodes = [
@@ -321,12 +319,10 @@ class Stage:
     def _write(self, parts: Sequence[Transaction]) -> None:
         commit = self._store.commit(parts, request_id=RandomIds().new_uid())
         if commit.refused:
-            raise RuntimeError(f"the world was refused: {commit.refused[0].answer}")
-
-    # --- measuring --------------------------------------------------------------------------
+            raise RuntimeError(f"a write was refused: {commit.refused[0].answer}")
 
     def _all(self, duty: Callable[[StandIn], None]) -> None:
-        """Every agent does it, a few of them at once."""
+        """Do a duty for every agent, in a few threads."""
 
         def in_turn(agents: Sequence[StandIn]) -> None:
             for agent in agents:
@@ -336,20 +332,21 @@ class Stage:
         list(self._threads.map(in_turn, parts))
 
     def _live(self, seconds: int) -> None:
-        """So many seconds of all agents, tick by tick, since they live at the same time."""
+        """Simulate all agents for some seconds, tick by tick."""
         for tick in range(seconds * 1000 // TICK_MS):
             self._all(partial(StandIn.live, tick=tick))
 
     def _cost(self, run: Callable[[], None]) -> Cost:
-        """What it costs the server, without the asking."""
+        """Return the server's cost of `run`."""
         before = _spent(self._client)
         run()
         after = _spent(self._client)
         return Cost(**{part: after[part] - before[part] for part in before})
 
     def _schedule(self, turns: int) -> tuple[float, float]:
-        """Seconds on a processor, here and of the server, of a turn that hears that all nodes
-        live, and of one look through all inboxes; the median of each.
+        """Time a cycle that reads all heartbeats, and a look at all report queues.
+
+        Return the median CPU seconds of this process and of the server.
         """
         config = SchedulerConfig()
         self._store.judge_silence_by(config.settings.pod_lease_ms)
@@ -368,12 +365,12 @@ class Stage:
             here.append(time.process_time() - started_at)
             there.append(_spent(self._client)["cpu_s"] - before["cpu_s"])
             if report.intents or entries:
-                raise RuntimeError("the world is not at rest: something else would be measured")
+                raise RuntimeError("the cluster is not at rest, so the figures would be wrong")
         return statistics.median(here), statistics.median(there)
 
 
 def _rq_rows(number: int, beats: int) -> list[list[object]]:
-    """As many workers of RQ as there are agents, idle; and as there are pods, each at a job."""
+    """Return a row for as many idle RQ workers as agents, and for as many busy ones as pods."""
     with Server("--appendonly", "yes") as server:
         client = redis.Redis(unix_socket_path=str(server.socket))
         before = _connections(client)
@@ -419,7 +416,7 @@ def _rq_row(
 
 
 def _cost_of(client: redis.Redis, step: Callable[[], object], times: int) -> Cost:
-    """What one step costs the server, of many."""
+    """Return the server's mean cost of a step."""
     before = _spent(client)
     for _ in range(times):
         step()
@@ -428,7 +425,7 @@ def _cost_of(client: redis.Redis, step: Callable[[], object], times: int) -> Cos
 
 
 def _spent(client: redis.Redis) -> dict[str, float]:
-    """What the server has done since it was started."""
+    """Return the server's work since its start."""
     cpu, stats = client.info("cpu"), client.info("stats")
     return {
         "cpu_s": cpu["used_cpu_user"] + cpu["used_cpu_sys"],

@@ -1,12 +1,12 @@
-"""Real logs, played whole under every policy by the daemon's sessions, in virtual time.
+"""Play whole real logs under every policy with the daemon's sessions, in virtual time.
 
-Beside each run stands a plain simulator of the same policy (`tests/traces/oracle.py`), which shares
-no code with batchq: how long that takes, and how many jobs it starts at another second. Schedules
-of the first 5,000 jobs are held against published ones as well, and so is the mean bounded
-slowdown of the whole of KTH-SP2, with a pass per event (Gaussier, Glesser, Reis and Trystram,
-SC'15). The logs are not part of this project; where they are not at hand, nothing is measured.
+The reference of each run is a plain simulator of the same policy (`tests/traces/oracle.py`), which
+shares no code with batchq: its duration, and the number of jobs that it starts at another second.
+Schedules of the first 5,000 jobs are also compared with published schedules, and the mean bounded
+slowdown of all of KTH-SP2, with a pass per event, with the published one (Gaussier, Glesser, Reis
+and Trystram, SC'15). The logs are not part of this project; without them, nothing is measured.
 
-BATCHQ_BENCH_JOBS=10000 plays only so many of the whole logs' jobs.
+BATCHQ_BENCH_JOBS=10000 limits the number of jobs in the runs of whole logs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
 from tests.traces.oracle import read_log, starts
 
 LOGS = ("KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln")
-#: Every policy with a pass per instant; some with a pass per event, too.
+#: Every policy with one pass per instant; some also with one pass per event.
 RUNS: Sequence[tuple[str, bool]] = tuple(COLUMNS)
 _GOLDEN_JOBS = 5_000
-#: Log, jobs, policy and whether with a pass per event -> mean bounded slowdown.
+#: (log, jobs, policy, whether with one pass per event) -> mean bounded slowdown.
 PUBLISHED: Mapping[tuple[str, int, str, bool], str] = {
     ("KTH-SP2-1996-2", 28_481, "easy", True): "92.57654",
     ("KTH-SP2-1996-2", 28_481, "easy-sjf", True): "69.40540",
@@ -48,7 +48,7 @@ def main() -> None:
     for name in LOGS:
         path = trace_folder() / f"{name}.swf.gz"
         if not path.is_file():
-            print(f"\ntraces: there is no {path}; BATCHQ_TRACES may name another folder")
+            print(f"\ntraces: {path} does not exist; BATCHQ_TRACES names the folder of the logs")
             continue
         for jobs in (_GOLDEN_JOBS, most):
             for row in compare(path, name, jobs):
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
-    """A row for each run over the first jobs of a log; None: over all of them."""
+    """Yield a row for each run over the first `most` jobs of a log; None means all of them."""
     trace = read_swf(path, most=most)
     processors, jobs = read_log(path, most)
     for policy, per_event in RUNS:
@@ -67,7 +67,7 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
         expected = starts(jobs, processors, policy, per_event=per_event)
         plain_s = time.perf_counter() - began
         load = swf_load(trace, title=name, strategy=strategy_of(policy))
-        # As the daemon does with what lasts.
+        # As the daemon does with its long-lived objects.
         app.freeze_gc()
         schedule = play_load(
             load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
@@ -88,13 +88,13 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
 
 
 def _unlike(schedule: Schedule, expected: Mapping[int, int]) -> int:
-    """How many jobs start at another second."""
+    """Return how many jobs start at another second."""
     found = {one.number: one.start_s for one in schedule.jobs}
     return sum(found.get(number) != start for number, start in expected.items())
 
 
 def _unlike_published(schedule: Schedule, log: str, policy: str, *, per_event: bool) -> object:
-    """The same against the published schedule, where there is one of just these jobs."""
+    """Compare with the published schedule; return "-" if none has exactly these jobs."""
     golden = trace_folder() / "golden" / f"{GOLDEN.get(log)}.starts.csv.gz"
     if not golden.is_file():
         return "-"

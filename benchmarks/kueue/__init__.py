@@ -1,8 +1,8 @@
 """Kueue's own two scheduling benchmarks, replayed: the same quotas, classes, times and evictions.
 
-A real server, the daemon, a submitter and a consumer that mimics workers, each a process of its
-own, as Kueue's runner mimics them. Beside what Kueue publishes of its runs, and beside the floor:
-what the same work takes where nothing but its units limits it.
+A real server, the daemon, a submitter and a consumer, which imitates workers as Kueue's runner
+does, run as separate processes. The references are Kueue's published figures and the floor: the
+time that the same work takes when only its units limit it.
 
 `python -m benchmarks.kueue [baseline] [large-scale] [--profile]`
 """

@@ -1,9 +1,9 @@
-"""The process that mimics the workers: claims what is admitted, lets time pass, reports the end.
+"""The process that imitates the workers: claim admitted groups, wait, and report their ends.
 
-An evicted group stops at once, and its work is lost. What it really did is written down as it
-happens, for the truth to be told afterwards.
+An evicted group stops at once, and its work is lost. The process records every run, so that
+`truth.py` can check the store's records against the runs.
 
-`python -m benchmarks.kueue.consumer FOLDER`; runs until the file `done` is there, leaves
+`python -m benchmarks.kueue.consumer FOLDER` runs until the file `done` exists, and writes
 `consumer.json`.
 """
 
@@ -19,23 +19,23 @@ import msgspec
 
 from batchq.client import Client
 from batchq.client.external import Consumer, Held
-from benchmarks.kueue.load import class_of, kept
+from benchmarks.kueue.load import class_of, read_scenario
 from benchmarks.kueue.stage import peak_mib
 
-#: Between two looks: what is admitted meanwhile is claimed in one request.
+#: The pause between two turns; groups admitted in the meantime are claimed in one request.
 _PAUSE_S = 0.005
-#: So long at most it hears nothing of the end of the benchmark.
+#: The longest wait for groups, and so the longest delay until `done` is noticed.
 _WAIT_S = 0.2
 _MOST = 1_000
 
 
 class Farm:
-    """Runs in virtual workers: when each began, when each is to end, and how each ended."""
+    """The runs of virtual workers: when each began, when each is due to end, and how it ended."""
 
     def __init__(self, consumer: Consumer, run_ms: dict[str, int]) -> None:
         self._consumer = consumer
         self._run_s = {name: ms / 1000 for name, ms in run_ms.items()}
-        #: (when it ends, number, what is held); of those that were stopped, too.
+        #: (due end, number, held group); a heap that also contains stopped runs.
         self._ends: list[tuple[float, int, Held]] = []
         self._began: dict[str, tuple[Held, float]] = {}
         self._count = 0
@@ -43,7 +43,7 @@ class Farm:
         self.refused: list[str] = []
 
     def turn(self) -> None:
-        """Claim what waits, stop what is to stop, report what has ended."""
+        """Claim admitted groups, stop evicted ones, and report ended ones."""
         taken = self._consumer.claim(most=_MOST, wait_s=self._wait_s(), reported="running")
         now = time.monotonic()
         for held in taken:
@@ -53,7 +53,7 @@ class Farm:
             heapq.heappush(self._ends, (ends, self._count, held))
         over: list[tuple[Held, Any]] = []
         for held in self._consumer.stopping():
-            # One that was refused its end has stopped by itself already.
+            # A run whose report was refused has already ended.
             self._end(held, time.monotonic(), "evicted")
             over.append((held, "evicted"))
         now = time.monotonic()
@@ -68,7 +68,7 @@ class Farm:
     def _report(self, over: list[tuple[Held, Any]]) -> None:
         for refused in self._consumer.report(over):
             self.refused.append(str(refused.error))
-            # Nothing was completed by a run whose end came after its eviction.
+            # A run that ended after its eviction completed nothing.
             place = next(
                 place
                 for place in reversed(range(len(self.runs)))
@@ -89,7 +89,7 @@ class Farm:
 
 
 def main(folder: Path) -> None:
-    run_ms = {one.name: one.run_ms for one in kept(folder).classes}
+    run_ms = {one.name: one.run_ms for one in read_scenario(folder).classes}
     with Client() as client:
         farm = Farm(client.external.consumer(holder="farm", ttl="60s"), run_ms)
         farm.turn()
@@ -98,13 +98,13 @@ def main(folder: Path) -> None:
         while not (folder / "done").exists():
             farm.turn()
             time.sleep(_PAUSE_S)
-        told = {
+        result = {
             "runs": farm.runs,
             "refused": farm.refused,
             "cpu_s": time.process_time() - cpu_before,
             "peak_mib": peak_mib(),
         }
-    (folder / "consumer.json").write_bytes(msgspec.json.encode(told))
+    (folder / "consumer.json").write_bytes(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

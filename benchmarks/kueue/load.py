@@ -1,7 +1,8 @@
-"""What Kueue's generator makes of its two configurations, in batchq's words.
+"""The two loads of Kueue's generator, as batchq's objects.
 
-test/performance/scheduler/configs/{baseline,large-scale}/generator.yaml of kubernetes-sigs/kueue:
-every class of every queue is submitted at its own pace, the first after one interval.
+Source: test/performance/scheduler/configs/{baseline,large-scale}/generator.yaml of
+kubernetes-sigs/kueue. The groups of each class and queue are submitted at a fixed interval, the
+first after one interval.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from batchq.api.objects import (
     QueueSpec,
 )
 
-#: The amount of one unit of quota: cpu is counted in thousandths.
+#: One unit of quota is one cpu, which is counted in thousandths.
 UNIT = 1000
-_KEPT = "scenario.json"
+_FILE = "scenario.json"
 
 NOMINAL = 20
 BORROWING = 100
@@ -35,7 +36,7 @@ BORROWING = 100
 
 @dataclass(frozen=True)
 class Class:
-    """Groups of one sort: how many a queue gets, and at which pace."""
+    """A class of groups: their size and run time, their number per queue and their interval."""
 
     name: str
     priority: int
@@ -57,39 +58,39 @@ class Published:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Cohorts of equal queues, each with all of the classes."""
+    """A load: cohorts of equal queues, each with groups of all classes."""
 
     name: str
     cohorts: int
     queues: int
     classes: tuple[Class, ...]
     published: Published
-    #: What the published figures and this benchmark's aim are compared with, in seconds.
+    #: The duration when only the units limit the work: the base of `to floor`, in seconds.
     floor_s: float
 
     @property
     def cohort_units(self) -> int:
-        """What the queues of a cohort may hold together."""
+        """Return the limit of all queues of a cohort together."""
         return self.queues * NOMINAL
 
     @property
     def queue_units(self) -> int:
-        """What one queue may hold, borrowed units too."""
+        """Return the limit of one queue, borrowed units included."""
         return min(NOMINAL + BORROWING, self.cohort_units)
 
     @property
     def groups(self) -> int:
-        """How many there are in all."""
+        """Return the total number of groups."""
         return self.cohorts * self.queues * sum(one.count for one in self.classes)
 
     @property
     def unit_s(self) -> float:
-        """The work of one queue, in seconds of one unit."""
+        """Return the work of one queue, in unit-seconds."""
         return sum(one.count * one.units * one.run_ms for one in self.classes) / 1000
 
     @property
     def last_submission_s(self) -> float:
-        """When the last group is submitted, after the first."""
+        """Return the seconds from the first submission to the last."""
         times = [(one.every_ms, one.count * one.every_ms) for one in self.classes]
         return (max(last for _, last in times) - min(first for first, _ in times)) / 1000
 
@@ -122,7 +123,7 @@ SCENARIOS = {one.name: one for one in (BASELINE, LARGE_SCALE)}
 
 
 def scaled(scenario: Scenario, scale: float) -> Scenario:
-    """The same with fewer (or more) groups of each class in each queue."""
+    """Return the load with the number of groups of each class and queue multiplied by `scale`."""
     if scale == 1:
         return scenario
     classes = tuple(
@@ -133,23 +134,23 @@ def scaled(scenario: Scenario, scale: float) -> Scenario:
     return replace(smaller, name=f"{scenario.name}, scale {scale:g}", floor_s=least)
 
 
-def scale_asked_for() -> float:
-    """BATCHQ_BENCH_SCALE, 1 where it is not set."""
+def requested_scale() -> float:
+    """Return BATCHQ_BENCH_SCALE; 1 by default."""
     return float(os.environ.get("BATCHQ_BENCH_SCALE", "1"))
 
 
-def keep(scenario: Scenario, folder: Path) -> None:
-    """Put it where the other processes of a run find it."""
-    (folder / _KEPT).write_bytes(msgspec.json.encode(scenario))
+def write_scenario(scenario: Scenario, folder: Path) -> None:
+    """Write the scenario to the run's folder, for the other processes."""
+    (folder / _FILE).write_bytes(msgspec.json.encode(scenario))
 
 
-def kept(folder: Path) -> Scenario:
-    """The scenario of this run."""
-    return msgspec.json.decode((folder / _KEPT).read_bytes(), type=Scenario)
+def read_scenario(folder: Path) -> Scenario:
+    """Return the scenario of the run in this folder."""
+    return msgspec.json.decode((folder / _FILE).read_bytes(), type=Scenario)
 
 
-def furniture(scenario: Scenario) -> list[Object]:
-    """The priority classes, the cohorts and their queues."""
+def classes_and_queues(scenario: Scenario) -> list[Object]:
+    """Return the priority classes, the cohorts and their queues."""
     found: list[Object] = [
         PriorityClass(metadata=Metadata(name=one.name), spec=PriorityClassSpec(value=one.priority))
         for one in scenario.classes
@@ -170,14 +171,14 @@ def _queue(scenario: Scenario, cohort: str) -> QueueSpec:
     return QueueSpec(
         parent=cohort,
         deserved={"cpu": NOMINAL * UNIT},
-        # Above what the cohort has it says nothing, and a child may not state more.
+        # Never more than the cohort's capability, which a child may not exceed.
         capability={"cpu": scenario.queue_units * UNIT},
         preemption=QueuePreemption(within_queue="LowerPriority", reclaim="Any"),
     )
 
 
 def submissions(scenario: Scenario) -> list[tuple[int, PodGroup]]:
-    """(milliseconds after the start, group), in the order of time."""
+    """Return (milliseconds after the start, group), ordered by time."""
     return sorted(_all_submissions(scenario), key=lambda one: (one[0], one[1].metadata.name))
 
 
@@ -198,11 +199,11 @@ def _all_submissions(scenario: Scenario) -> Iterator[tuple[int, PodGroup]]:
 
 
 def class_of(name: str) -> str:
-    """`small-0-3-17` is a small one."""
+    """Return the class of a group: `small` for `small-0-3-17`."""
     return name.partition("-")[0]
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """Cohort and queue of a group: `0` and `0-3` of `small-0-3-17`."""
+    """Return the cohort and the queue of a group: `0` and `0-3` for `small-0-3-17`."""
     _, cohort, queue, _ = name.split("-")
     return cohort, f"{cohort}-{queue}"

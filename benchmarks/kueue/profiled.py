@@ -1,4 +1,4 @@
-"""Run a module as `python -m` does, every thread of it under a profiler of its own.
+"""Run a module as `python -m` does, with a profiler for each of its threads.
 
 `python -m benchmarks.kueue.profiled OUT MODULE ARGUMENT…`
 """

@@ -1,7 +1,7 @@
-"""Every write of a run in its order, taken from the change stream by somebody who takes no part.
+"""Record every write of a run in order, from the change stream.
 
-While it runs the bytes are put aside as they are, so that it costs little; they are read when all
-is over.
+During the run the recorder only writes the raw bytes to a file, which is cheap; they are decoded
+after the run.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from batchq.store import keys
 from batchq.store.mirror import Change, read_changes
 from batchq.store.redis import RedisStore
 
-#: So often it reads. The stream keeps 65,536 changes, many times what is written meanwhile.
+#: The pause between two reads. The stream keeps 65,536 changes, many times those of a pause.
 _EVERY_S = 0.05
 _MOST = 20_000
 _COMPLETED = b'"phase":"Completed"'
 
 
 class Recorder:
-    """Follows from now on; owned by one thread."""
+    """A record of all changes since its creation; owned by one thread."""
 
     def __init__(self, store: RedisStore, path: Path) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Recorder:
         self.completed = 0
 
     def step(self) -> None:
-        """Put aside what has been written, then rest."""
+        """Pause, then write new changes to the file."""
         time.sleep(_EVERY_S)
         reply: Any = self._store.link.ask(
             lambda client: client.xread({keys.CHANGES: self._after}, count=_MOST)
@@ -48,13 +48,13 @@ class Recorder:
         self.completed += sum(_COMPLETED in fields[b"value"] for _, fields in entries)
 
     def close(self) -> None:
-        """No more is put aside. Twice does nothing new."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def changes(self) -> Iterator[tuple[float, Change]]:
-        """(by this machine's monotonic clock, to some hundredths of a second; change), in order.
+        """Yield (seconds of the monotonic clock, accurate to 0.05 s or so; change), in order.
 
-        Raises Trimmed if one is missing.
+        Raises Trimmed if a change is missing.
         """
         revision = self._first
         with self._path.open("rb") as file:

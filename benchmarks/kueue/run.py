@@ -11,7 +11,14 @@ from typing import Any, cast
 
 from batchq.client import Client
 from batchq.store.redis import RedisStore, open_store
-from benchmarks.kueue.load import SCENARIOS, Scenario, furniture, keep, scale_asked_for, scaled
+from benchmarks.kueue.load import (
+    SCENARIOS,
+    Scenario,
+    classes_and_queues,
+    requested_scale,
+    scaled,
+    write_scenario,
+)
 from benchmarks.kueue.record import Recorder
 from benchmarks.kueue.stage import PROFILED, Cost, Stage, cost_of
 from benchmarks.kueue.truth import Run, Story, admission_s, faults, story_of, unit_seconds
@@ -24,7 +31,7 @@ _SLOWEST = 25
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run: what happened, what it cost, and what was wrong with it."""
+    """The result of a run: its history, its costs, and the faults that the checks found."""
 
     scenario: Scenario
     story: Story
@@ -37,11 +44,11 @@ class Outcome:
 
 
 def run(scenario: Scenario, *, profile: bool = False) -> Outcome:
-    """Play a scenario on a stage of its own."""
+    """Play a scenario with new processes."""
     with Stage(profile=profile) as stage:
-        keep(scenario, stage.folder)
+        write_scenario(scenario, stage.folder)
         with Client(stage.url) as client:
-            client.apply(furniture(scenario))
+            client.apply(classes_and_queues(scenario))
         stage.start_scheduler()
         stage.start("consumer", "benchmarks.kueue.consumer", str(stage.folder))
         stage.start("submitter", "benchmarks.kueue.submitter", str(stage.folder))
@@ -55,7 +62,7 @@ def run(scenario: Scenario, *, profile: bool = False) -> Outcome:
 
 
 def _outcome(scenario: Scenario, stage: Stage, store: RedisStore, recorder: Recorder) -> Outcome:
-    """From the first submission until everybody has told what there is to tell."""
+    """Start the submission, wait for the last end, and collect the results of all processes."""
     before = {"server": cost_of(stage.server), "daemon": cost_of(stage.process("daemon"))}
     store.link.ask(lambda client: client.config_resetstat())
     (stage.folder / "go").touch()
@@ -69,14 +76,14 @@ def _outcome(scenario: Scenario, stage: Stage, store: RedisStore, recorder: Reco
     }
     commands = _commands(store.link.ask(lambda client: client.info("commandstats")))
     (stage.folder / "done").touch()
-    told = {one: stage.told(one) for one in ("submitter", "consumer")}
-    for one, words in told.items():
-        costs[one] = Cost(words["cpu_s"], words["peak_mib"])
+    results = {one: stage.result_of(one) for one in ("submitter", "consumer")}
+    for one, result in results.items():
+        costs[one] = Cost(result["cpu_s"], result["peak_mib"])
     stage.end("daemon")
     recorder.step()
     recorder.close()
     story = story_of(recorder.changes())
-    runs = [cast(Run, tuple(one)) for one in told["consumer"]["runs"]]
+    runs = [cast(Run, tuple(one)) for one in results["consumer"]["runs"]]
     if stage.profile:
         _show_profiles(stage)
     return Outcome(
@@ -84,14 +91,14 @@ def _outcome(scenario: Scenario, stage: Stage, store: RedisStore, recorder: Reco
         story=story,
         runs=runs,
         costs=costs,
-        late_ms=(told["submitter"]["late_mean_ms"], told["submitter"]["late_most_ms"]),
+        late_ms=(results["submitter"]["late_mean_ms"], results["submitter"]["late_most_ms"]),
         commands=commands,
         faults=faults(scenario, story, runs),
     )
 
 
 def _show_profiles(stage: Stage) -> None:
-    """Where the time went, waiting included."""
+    """Print the functions that took the most time, waits included."""
     for one in PROFILED:
         print(f"\n=== {one}")
         stats = pstats.Stats(str(stage.folder / f"{one}.profile"))
@@ -113,7 +120,7 @@ TITLES += ["late ms", "truth"]
 
 
 def rows_of(outcome: Outcome) -> list[list[object]]:
-    """This run, Kueue's published one, and the floor under both."""
+    """Return rows for this run, for Kueue's published figures, and for the floor of this run."""
     scenario, story = outcome.scenario, outcome.story
     units = scenario.cohorts * scenario.cohort_units
     lost = unit_seconds(scenario, (run for run in outcome.runs if run[3] != "succeeded"))
@@ -151,7 +158,7 @@ def rows_of(outcome: Outcome) -> list[list[object]]:
 
 
 def cost_rows(outcome: Outcome) -> list[list[object]]:
-    """What each process took, in all and for each group."""
+    """Return the cost of each process, in total and per group."""
     groups = outcome.scenario.groups
     rows: list[list[object]] = [
         [outcome.scenario.name, name, cost.cpu_s, 1000 * cost.cpu_s / groups, cost.peak_mib]
@@ -163,7 +170,7 @@ def cost_rows(outcome: Outcome) -> list[list[object]]:
 
 
 def command_rows(outcome: Outcome, most: int = 8) -> list[list[object]]:
-    """The commands that took the server longest; those of scripts are counted in theirs, too."""
+    """Return the commands that took the most server time; scripts include their own commands."""
     groups = outcome.scenario.groups
     return [
         [outcome.scenario.name, name, calls, calls / groups, seconds]
@@ -174,12 +181,13 @@ def command_rows(outcome: Outcome, most: int = 8) -> list[list[object]]:
 def main(arguments: list[str] | None = None) -> None:
     words = arguments or []
     if "--help" in words or "-h" in words:
-        print(f"python -m benchmarks.kueue [{'] ['.join(SCENARIOS)}] [--profile]; all, if none")
+        names = "] [".join(SCENARIOS)
+        print(f"python -m benchmarks.kueue [{names}] [--profile]; without names, runs all of them")
         return
-    scale, profile = scale_asked_for(), "--profile" in words
+    scale, profile = requested_scale(), "--profile" in words
     wanted = [word for word in words if word != "--profile"] or list(SCENARIOS)
     if unknown := [word for word in wanted if word not in SCENARIOS]:
-        sys.exit(f"there is no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
+        sys.exit(f"unknown scenario {unknown[0]!r}; known scenarios: {', '.join(SCENARIOS)}")
     outcomes = [run(scaled(SCENARIOS[name], scale), profile=profile) for name in wanted]
     costs = ["", "process", "CPU s", "CPU ms a group", "peak MiB"]
     report("kueue", TITLES, [row for one in outcomes for row in rows_of(one)])
@@ -190,4 +198,4 @@ def main(arguments: list[str] | None = None) -> None:
         for fault in one.faults[:20]:
             print(f"{one.scenario.name}: {fault}")
     if any(one.faults for one in outcomes):
-        sys.exit("not everything was as it has to be")
+        sys.exit("the checks found faults")

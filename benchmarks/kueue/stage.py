@@ -1,4 +1,4 @@
-"""The processes of a benchmark, in a home of their own: what each has cost, and none left over."""
+"""Start, measure and end the processes of a benchmark, in a temporary home directory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import psutil
 from batchq.daemon import embedded_server as embedded
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 
-#: As in Kueue's own run: evictions within a queue and within a cohort, nothing to place.
+#: As in Kueue's own run: evictions within a queue and within a cohort, no placement.
 CONFIG = "actions: [enqueue, reclaim, preempt]\n"
-#: What is looked into with `--profile`; the clock of the submitter is not to be slowed down.
+#: The processes that `--profile` profiles; a profiler would delay the submitter.
 PROFILED = ("daemon", "consumer")
 _READY_WITHIN_S = 60.0
 _ENDED_WITHIN_S = 120.0
@@ -30,17 +30,17 @@ _MIB = 1024 * 1024
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a process took: seconds of CPU, and its largest resident memory in MiB."""
+    """The cost of a process: CPU seconds, and its peak resident memory in MiB."""
 
     cpu_s: float
     peak_mib: float
 
 
 class Stage:
-    """A server as `batchq up` starts it, and the scheduler; a context manager."""
+    """A context manager: a server as `batchq up` starts it, and the processes of a benchmark."""
 
     def __init__(self, *, profile: bool = False) -> None:
-        # Short, since the socket's path is bounded.
+        # Short, because the length of a socket's path is limited.
         self.folder = Path(tempfile.mkdtemp(prefix="bqk"))
         self.home = Home(self.folder / "home")
         self.url = default_url(self.home)
@@ -69,13 +69,13 @@ class Stage:
 
     @property
     def server(self) -> psutil.Process:
-        """The server's process."""
+        """Return the server's process."""
         found = embedded.running_server(self.home)
         assert found is not None
         return psutil.Process(found.pid)
 
     def start(self, name: str, module: str, *arguments: str) -> None:
-        """Start `python -m module`, known as `name` here; profiled if this stage is."""
+        """Start `python -m module` under this name; profiled if `profile` was given."""
         words = [sys.executable, "-m", module, *arguments]
         if self.profile and name in PROFILED:
             out = str(self.folder / f"{name}.profile")
@@ -94,46 +94,46 @@ class Stage:
         self.start("daemon", "batchq.cli", "scheduler", "--config", str(config))
 
     def process(self, name: str) -> psutil.Process:
-        """A process that was started."""
+        """Return the process that was started under this name."""
         return psutil.Process(self._started[name].pid)
 
     def check(self) -> None:
-        """Raises RuntimeError if one of them has failed."""
+        """Raise RuntimeError if a process has failed."""
         for name, process in self._started.items():
             if process.poll() not in (None, 0):
                 raise RuntimeError(f"the {name} ended with {process.returncode}")
 
     def await_file(self, name: str) -> None:
-        """Wait until a process has left a file. Raises RuntimeError if one of them fails."""
+        """Wait until a file exists. Raises RuntimeError if a process fails."""
         deadline = time.monotonic() + _READY_WITHIN_S
         while not (self.folder / name).exists():
             self.check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"there is no {name} after {_READY_WITHIN_S:.0f} s")
+                raise RuntimeError(f"{name} does not exist after {_READY_WITHIN_S:.0f} s")
             time.sleep(0.01)
 
-    def told(self, name: str) -> Mapping[str, Any]:
-        """What a process left when it ended."""
+    def result_of(self, name: str) -> Mapping[str, Any]:
+        """Return the JSON that a process wrote at its end."""
         self._started[name].wait(_ENDED_WITHIN_S)
         self.check()
         found: Mapping[str, Any] = msgspec.json.decode((self.folder / f"{name}.json").read_bytes())
         return found
 
     def end(self, name: str) -> None:
-        """Ask a process to end, and wait for it."""
+        """Send a process SIGTERM, and wait for its end."""
         self._started[name].send_signal(signal.SIGTERM)
         self._started[name].wait(_ENDED_WITHIN_S)
 
 
 def cost_of(process: psutil.Process, before: Cost | None = None) -> Cost:
-    """What it has taken by now, since `before`."""
+    """Return the cost of a process since `before`."""
     times = process.cpu_times()
     used = times.user + times.system - (before.cpu_s if before else 0.0)
     return Cost(used, peak_mib(process.pid))
 
 
 def peak_mib(pid: int | None = None) -> float:
-    """The largest resident memory that a process (None: this one) has had."""
+    """Return the peak resident memory of a process in MiB; None means this process."""
     status = Path("/proc", "self" if pid is None else str(pid), "status")
     if status.exists():
         for line in status.read_text().splitlines():

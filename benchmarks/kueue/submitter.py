@@ -1,6 +1,6 @@
-"""The process that submits: every group when the generator would, and what is due together.
+"""The process that submits every group on the generator's schedule, due groups in one request.
 
-`python -m benchmarks.kueue.submitter FOLDER`; waits for the file `go`, leaves
+`python -m benchmarks.kueue.submitter FOLDER` waits for the file `go`, and writes
 `submitter.json`.
 """
 
@@ -15,16 +15,16 @@ import msgspec
 from batchq.api.objects import PodGroup
 from batchq.client import Client
 from batchq.client.submission import Refused
-from benchmarks.kueue.load import kept, submissions
+from benchmarks.kueue.load import read_scenario, submissions
 from benchmarks.kueue.stage import peak_mib
 
-#: Between two requests, as long as it is in time.
+#: The pause between two requests, unless the submitter is late.
 _PAUSE_S = 0.03
 _MOST = 5_000
 
 
 def main(folder: Path) -> None:
-    due = submissions(kept(folder))
+    due = submissions(read_scenario(folder))
     with Client() as client:
         client.queues()
         (folder / "submitter.ready").touch()
@@ -32,17 +32,17 @@ def main(folder: Path) -> None:
             time.sleep(0.01)
         cpu_before = time.process_time()
         late_ms = submit_all(client, due)
-        told = {
+        result = {
             "late_mean_ms": sum(late_ms) / len(late_ms),
             "late_most_ms": max(late_ms),
             "cpu_s": time.process_time() - cpu_before,
             "peak_mib": peak_mib(),
         }
-    (folder / "submitter.json").write_bytes(msgspec.json.encode(told))
+    (folder / "submitter.json").write_bytes(msgspec.json.encode(result))
 
 
 def submit_all(client: Client, due: list[tuple[int, PodGroup]]) -> list[float]:
-    """Submit each when it is due; how late each was acknowledged, in milliseconds."""
+    """Submit each group when it is due; return the delays of the acknowledgements, in ms."""
     late_ms: list[float] = []
     place = 0
     started = time.monotonic() - due[0][0] / 1000

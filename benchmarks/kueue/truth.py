@@ -1,4 +1,4 @@
-"""What really happened in a run: read off every write and every virtual run, and judged."""
+"""Check what happened in a run against its limits, from every write and every virtual run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = tuple[str, float, float, str]
 
 @dataclass
 class Story:
-    """What was written about all groups, in its order."""
+    """The history of all groups in a run, as the store's changes state it."""
 
     first_ms: int = 2**60
     last_ms: int = 0
@@ -27,26 +27,26 @@ class Story:
     admitted_s: dict[str, float] = field(default_factory=dict)
     completions: Counter[str] = field(default_factory=Counter)
     admissions: Counter[str] = field(default_factory=Counter)
-    #: How often somebody who had been admitted was sent back.
+    #: Group -> how often it was evicted after its admission.
     evictions: Counter[str] = field(default_factory=Counter)
     phases: dict[str, str] = field(default_factory=dict)
     #: Scope (a cohort `0` or a queue `0-3`) -> the most units that it held at any time.
     most: Counter[str] = field(default_factory=Counter)
-    #: Unit-seconds that were charged.
+    #: Charged unit-seconds.
     charged_unit_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
-        """From the first submission to the last end."""
+        """Return the seconds from the first submission to the last end."""
         return (self.last_ms - self.first_ms) / 1000
 
 
 def story_of(changes: Iterable[tuple[float, Change]]) -> Story:
-    """The story that the changes tell, each with the time at which it was read.
+    """Return the history that the changes state; each change comes with the time of its reading.
 
-    What is held is looked at after all that was read at once. Several groups are written in one
-    commit, one after the other, and between two of these writes a ledger may hold too much: where
-    one takes over the room that another was promised.
+    Maxima are taken only between reads, because a commit writes several groups one after the other,
+    and between two of these writes a ledger may exceed its limit: for instance when one group takes
+    over the capacity that was pledged to another.
     """
     story = Story()
     held: Counter[str] = Counter()
@@ -79,8 +79,9 @@ def _note_most(story: Story, held: Counter[str]) -> None:
 
 
 def _charged(group: PodGroup) -> Iterator[tuple[str, int]]:
-    """What it counts for in its cohort and in its queue: what victims still hold there, and owe it,
-    is counted with them.
+    """Yield the units charged to the group in its cohort and in its queue.
+
+    Pledged units that victims still hold are counted for the victims.
     """
     cohort, queue = place_of(group.metadata.name)
     owed = group.status.pledge.owed
@@ -109,7 +110,7 @@ def _note(story: Story, name: str, group: PodGroup) -> None:
 
 
 def faults(scenario: Scenario, story: Story, runs: Sequence[Run]) -> list[str]:
-    """Whatever was not as it has to be, in sentences; none if all was."""
+    """Return every violation as a sentence; empty if the run was correct."""
     found = []
     if len(story.phases) != scenario.groups:
         found.append(f"{len(story.phases)} groups were submitted, and not {scenario.groups}")
@@ -139,7 +140,7 @@ def _above(scenario: Scenario, most: Counter[str]) -> list[str]:
 
 def _most_run(scenario: Scenario, runs: Sequence[Run]) -> Counter[str]:
     units = _units(scenario.classes)
-    # Of what begins and ends at one instant, the end is first.
+    # At one instant, ends come before beginnings.
     steps = [(began, 1, name) for name, began, _, _ in runs]
     steps += [(ended, 0, name) for name, _, ended, _ in runs]
     held: Counter[str] = Counter()
@@ -171,12 +172,12 @@ def _units(classes: Iterable[Class]) -> dict[str, int]:
 
 
 def unit_seconds(scenario: Scenario, runs: Iterable[Run]) -> float:
-    """What these runs have used."""
+    """Return the unit-seconds of these runs."""
     units = _units(scenario.classes)
     return sum(units[class_of(name)] * (ended - began) for name, began, ended, _ in runs)
 
 
 def admission_s(story: Story, name: str) -> tuple[float, float]:
-    """Mean and 95th percentile of a class, in seconds."""
+    """Return the mean and the 95th percentile of a class's admission times, in seconds."""
     found = sorted(wait for group, wait in story.admitted_s.items() if class_of(group) == name)
     return statistics.fmean(found), found[round(0.95 * (len(found) - 1))]

@@ -1,4 +1,4 @@
-"""The benchmarks run, and compare what they say they compare."""
+"""The benchmarks run, and their tables contain the documented comparisons."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_traces_compares_every_policy_with_a_plain_simulator(tmp_path: Path) -> 
     assert rows[0]["slowdown"] == f"{(1 + (99 + 50) / 50 + (98 + 50) / 50) / 3:.5f}"
 
 
-def test_reclaim_counts_what_evictions_threw_away_and_how_often_they_hit_one_job(
+def test_reclaim_counts_lost_work_and_the_evictions_per_job(
     tmp_path: Path,
 ) -> None:
-    """Two groups on ten processors, of which either deserves five. The first has all of them for
-    100 s, when the second asks for five after 10 s and again after 20 s.
+    """Two queues deserve five of ten processors each. The first holds all ten for 100 s; the second
+    requests five after 10 s and again after 20 s.
     """
     jobs = [(1, 0, 100, 5, 7), (2, 0, 100, 5, 7), (3, 10, 5, 5, 8), (4, 20, 5, 5, 8)]
     lines = [

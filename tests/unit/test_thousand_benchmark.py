@@ -1,4 +1,4 @@
-"""The benchmark `thousand` has stand-ins that say what agents say, in a world at rest."""
+"""The benchmark `thousand` simulates the requests of agents in a cluster at rest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks import thousand
 
-#: What is measured takes its time.
+#: The simulated periods take many seconds.
 pytestmark = pytest.mark.slow
 
 
-def test_a_few_agents_are_measured_idle_and_with_pods_beside_as_many_workers_of_rq() -> None:
+def test_agents_are_measured_idle_and_with_pods_and_compared_with_rq_workers() -> None:
     rows, duties = thousand.measure([2, 3], agent_seconds=3, turns=1, beats=2)
     titles = ["agents, idle", "agents, 4 pods each", "RQ workers, idle", "RQ workers, a job each"]
     assert [row[0] for row in rows] == titles * 2
@@ -24,7 +24,7 @@ def test_a_few_agents_are_measured_idle_and_with_pods_beside_as_many_workers_of_
         (3, 0),
         (12, 12),
     ]
-    # An agent has three connections, and a work-horse that runs for a while one of its own.
+    # An agent has three connections, and each running work-horse has one.
     assert [row[3] for row in rows[4:6]] == [9, 21]
     assert [duty[:2] for duty in duties] == [
         ["look at the queue", 1.0],
@@ -38,9 +38,9 @@ def test_a_few_agents_are_measured_idle_and_with_pods_beside_as_many_workers_of_
     assert all(isinstance(cell, float) and cell > 0 for duty in duties for cell in duty[1:3])
 
 
-def test_agents_that_are_rung_ask_for_little() -> None:
+def test_agents_with_a_wake_up_channel_send_few_commands() -> None:
     (idle, *_), _ = thousand.measure([5], agent_seconds=20, turns=1, beats=1)
     commands = idle[5]
     assert isinstance(commands, float)
-    # A look at the queue each second, the wait at the doorbell, and now and then something else.
+    # A look at the queue each second, the wait on the wake-up channel, and rarely something else.
     assert 10 <= commands <= 50

@@ -23,9 +23,9 @@ from batchq.core.pending.queue import (
     blockers,
     candidates,
     candidates_in_one_line,
-    gives_way,
     refuse,
     refuse_behind,
+    victim_refusals,
     waits_in_line,
 )
 from batchq.core.pending.waiting_for_nodes import keep_places, note_first_waiting
@@ -315,7 +315,7 @@ def _start_next_pod(
     session: Session, group: GroupState, shape: TaskShape, growing: GrowingGroups
 ) -> bool:
     """Bind the next pod of a group that runs and holds nothing, or keep the reasons against it."""
-    against = list(gives_way(session, group))
+    against = list(victim_refusals(session, group))
     if not against:
         with Statement(session) as trial:
             growing.grow(trial, growing.above(group))

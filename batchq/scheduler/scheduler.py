@@ -10,7 +10,7 @@ from batchq.api.reasons import NEVER_FITS, Verdict
 from batchq.core.cache.scheduler_cache import SchedulerCache
 from batchq.core.extension.points import PluginPlaces
 from batchq.core.pending.inadmissible import InadmissibleGroups
-from batchq.core.pending.queue import blockers, gives_way, standing_aside
+from batchq.core.pending.queue import blockers, out_of_line_refusals, victim_refusals
 from batchq.core.placement.kept_places import store_kept_places
 from batchq.core.session.open_session import open_session
 from batchq.core.session.pods import wanted_ordinals
@@ -116,8 +116,8 @@ def _admit_all(session: Session) -> None:
             list(blockers(session, group))
             if group.is_external
             else [
-                *standing_aside(session, group),
-                *gives_way(session, group),
+                *out_of_line_refusals(session, group),
+                *victim_refusals(session, group),
                 *_unsatisfiable(session, group),
             ]
         )

@@ -29,7 +29,7 @@ from batchq.api.objects import GroupClaim, Pledge, Pod
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.times import SECOND
 from batchq.core.pending.eligibility import are_honoured, retry_at
-from batchq.core.pending.queue import standing_aside
+from batchq.core.pending.queue import out_of_line_refusals
 from batchq.core.preemption.pledges import awaits_victims, end_pledge, gives_way_to, victims_left
 from batchq.core.quota.ledger import title_of
 from batchq.core.quota.limit_checks import over_any_limit
@@ -116,7 +116,7 @@ def forecast(
 
 def _firm(session: Session, group: GroupState) -> Verdict | None:
     """Return the first refusal that no end of other groups changes, if any."""
-    aside = standing_aside(session, group)
+    aside = out_of_line_refusals(session, group)
     firm = [verdict for verdict in aside if verdict.reason not in PASSES]
     never = (
         verdict

@@ -32,7 +32,7 @@ from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.forecast.earliest_fit import PASSES, UNKNOWN_VICTIMS, ends, not_before_of
 from batchq.core.forecast.timeline import LedgerTimeline
-from batchq.core.pending.queue import blockers, standing_aside, waits_in_line
+from batchq.core.pending.queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.preemption.pledges import awaits_victims
@@ -243,7 +243,7 @@ class _Plan:
         end is unknown.
         """
         session = self._session
-        for verdict in standing_aside(session, group):
+        for verdict in out_of_line_refusals(session, group):
             if verdict.reason not in PASSES or verdict.reason == Waiting.WAITING_FOR_CHECKS:
                 return verdict
         if awaits_victims(session, group):
@@ -389,7 +389,7 @@ def _is_riddle(verdict: Verdict) -> bool:
 
 def _by_itself(session: Session, group: GroupState) -> str:
     """Return why a group is ineligible for the moment, or ''."""
-    said = standing_aside(session, group)
+    said = out_of_line_refusals(session, group)
     return f"{said[0].reason}: {said[0].message()}" if said else ""
 
 

@@ -30,17 +30,15 @@ _PLUGIN = "session"
 _QUEUES_SHOWN = 10
 
 
-def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
+def state_refusals(session: Session, group: GroupState) -> list[Verdict]:
     """Return all such reasons: contradictions, a missing or stopped queue, suspension, backoff."""
     found: list[tuple[Waiting, str]] = []
     shape = group.given_shape
     unsound = [] if shape.is_sound else contradictions(shape.spec, shape.replicas, shape.min_member)
-    found += [
-        (Waiting.MISCONFIGURED, text) for text in (*unsound, *_stands_for_nothing(session, group))
-    ]
+    found += [(Waiting.MISCONFIGURED, text) for text in (*unsound, *_unknown_names(session, group))]
     queue = session.queues.get(group.queue)
     if queue is None:
-        found.append((Waiting.QUEUE_NOT_FOUND, _which_queues_there_are(session, group.queue)))
+        found.append((Waiting.QUEUE_NOT_FOUND, _known_queues_text(session, group.queue)))
     found += [
         (Waiting.QUEUE_STOPPED, f"queue {name} is stopped ({policy})")
         for name, policy in stops_of(session, group)
@@ -49,18 +47,18 @@ def stands_aside(session: Session, group: GroupState) -> list[Verdict]:
         found.append((Waiting.SUSPENDED, "the group is suspended"))
     claim = group.status.claim
     if group.is_external and claim.is_open:
-        found.append((Waiting.BACKING_OFF, _why_its_claim_counts(claim)))
+        found.append((Waiting.BACKING_OFF, _consumer_text(claim)))
     if awaits_victims(session, group):
-        found.append((Waiting.WAITING_FOR_PREEMPTION, _why_it_is_promised(session, group)))
+        found.append((Waiting.WAITING_FOR_PREEMPTION, _victims_text(session, group)))
     if nodes := nodes_awaited(session, group.status.pledge):
-        found.append((Waiting.WAITING_FOR_RESOURCES, _why_it_awaits_nodes(group, nodes)))
+        found.append((Waiting.WAITING_FOR_RESOURCES, _lost_nodes_text(group, nodes)))
     until = group.status.backoff_until
     if until is not None and session.now_ms < until:
-        found.append((Waiting.BACKING_OFF, _why_it_pauses(session, group)))
+        found.append((Waiting.BACKING_OFF, _pause_text(session, group)))
     return [Verdict(plugin=_PLUGIN, reason=reason, detail=detail) for reason, detail in found]
 
 
-def _which_queues_there_are(session: Session, name: str) -> str:
+def _known_queues_text(session: Session, name: str) -> str:
     """Return the message about a missing queue, with the nearest name if not all are listed."""
     names = list(session.queues)
     near = get_close_matches(name, names, n=1)
@@ -70,7 +68,7 @@ def _which_queues_there_are(session: Session, name: str) -> str:
     return f"there is no queue {name}; there are: {', '.join(shown)}{more}{meant}"
 
 
-def _why_it_pauses(session: Session, group: GroupState) -> str:
+def _pause_text(session: Session, group: GroupState) -> str:
     """Return why the group left InQueue and how long it pauses; the text stays the same for the
     whole pause.
     """
@@ -83,7 +81,7 @@ def _why_it_pauses(session: Session, group: GroupState) -> str:
     return f"pauses for {pause}, until {until}, {nth}; {why}"
 
 
-def _why_it_is_promised(session: Session, group: GroupState) -> str:
+def _victims_text(session: Session, group: GroupState) -> str:
     """Return which victims must end first; the text stays the same until the last has ended."""
     pledge = group.status.pledge
     victims = pledge.victims
@@ -96,14 +94,14 @@ def _why_it_is_promised(session: Session, group: GroupState) -> str:
     return f"waits until {shown} {have} stopped for it{patience}"
 
 
-def _why_it_awaits_nodes(group: GroupState, nodes: list[str]) -> str:
+def _lost_nodes_text(group: GroupState, nodes: list[str]) -> str:
     """Return which nodes must come back; the text stays the same while they are away."""
     shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     until = format_instant(group.status.pledge.expires or 0)
     return f"room was made for it on {shown}, lost or cordoned since: waits until {until}"
 
 
-def _why_its_claim_counts(claim: GroupClaim) -> str:
+def _consumer_text(claim: GroupClaim) -> str:
     """Return why the open lease of an external group keeps it out of line: two consumers must not
     run it at once. The text stays the same until the lease is over.
     """
@@ -126,7 +124,7 @@ def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
     return [(name, policy) for name, policy in stated if policy != "None"]
 
 
-def _stands_for_nothing(session: Session, group: GroupState) -> list[str]:
+def _unknown_names(session: Session, group: GroupState) -> list[str]:
     """Return the names in its spec for which a submission would be refused."""
     spec = group.record.spec
     found = []

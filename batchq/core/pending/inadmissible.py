@@ -242,7 +242,7 @@ def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChan
     return found if known else None
 
 
-def only_the_world_helps(session: Session, verdicts: Iterable[Verdict]) -> bool:
+def is_lifted_with_all(session: Session, verdicts: Iterable[Verdict]) -> bool:
     """Return whether only changes that unpark all groups lift the refusals."""
     return _lifted_by(session, verdicts) == set()
 

@@ -18,9 +18,9 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.extension.points import Registration
-from batchq.core.pending.eligibility import stands_aside
+from batchq.core.pending.eligibility import state_refusals
 from batchq.core.pending.equivalence import ClassSelection, PendingIterator
-from batchq.core.pending.inadmissible import only_the_world_helps
+from batchq.core.pending.inadmissible import is_lifted_with_all
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
@@ -48,11 +48,11 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return session.pending.parked[group.uid]
     if alike(session, group):
         return _with_own(session, group, _refused_alike(session, group))
-    aside = standing_aside(session, group)
+    aside = out_of_line_refusals(session, group)
     if awaits_victims(session, group):
         # It has reserved its quota; that its victims still hold capacity is no second reason.
         return aside
-    return (*aside, *gives_way(session, group), *_inadmissible(session, group))
+    return (*aside, *victim_refusals(session, group), *_inadmissible(session, group))
 
 
 class Candidates:
@@ -307,10 +307,12 @@ def refuse_strayed(session: Session) -> None:
     """Store the verdicts on groups whose queue does not exist."""
     for group in session.carried.strayed.singles.values():
         if group.phase == PodGroupPhase.PENDING:
-            session.refuse(group, standing_aside(session, group))
+            session.refuse(group, out_of_line_refusals(session, group))
     for peers in list(session.carried.strayed.restless.values()):
         if is_in_class(peers.first):
-            refuse_class(session, peers.first, session.dated(standing_aside(session, peers.first)))
+            refuse_class(
+                session, peers.first, session.dated(out_of_line_refusals(session, peers.first))
+            )
 
 
 def queues_to_tell(session: Session) -> set[str]:
@@ -455,7 +457,7 @@ def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
     return Headroom(ledger.limits, most, are_all)
 
 
-def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+def victim_refusals(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return the verdict on a victim: it keeps its place, but is not admitted before its
     preemptor.
     """
@@ -467,7 +469,7 @@ def gives_way(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return (Verdict(plugin="pledge", reason=reason, detail=detail, in_line=True),)
 
 
-def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+def out_of_line_refusals(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return why a Pending group is ineligible, regardless of the ledger; empty if it is eligible.
 
     Computed once a session for each group or class, because it does not change within a session.
@@ -484,7 +486,7 @@ def standing_aside(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         if is_known:
             found = _refusals(session, session.plugins.passing, group)
         else:
-            found = [*stands_aside(session, group), *session.refusals_at("preEnqueue", group)]
+            found = [*state_refusals(session, group), *session.refusals_at("preEnqueue", group)]
         is_reserved = group.reserved and group.phase == PodGroupPhase.PENDING
         if is_reserved and "enqueue" in session.actions:
             # It has its reservation and waits for its admission checks. (Without enqueue, no group
@@ -501,7 +503,10 @@ def _class_aside(
 ) -> tuple[Verdict, ...]:
     if peers.asides_in != session.pending.generation:
         session.pending.evaluated += 1
-        found = [*stands_aside(session, group), *_refusals(session, session.plugins.lasting, group)]
+        found = [
+            *state_refusals(session, group),
+            *_refusals(session, session.plugins.lasting, group),
+        ]
         peers.aside, peers.asides_in = tuple(found), session.pending.generation
     return peers.aside
 
@@ -526,7 +531,7 @@ def alike(session: Session, group: GroupState) -> bool:
         group.bare
         and group.status is group.record.status
         and group.uid not in session.ledger.claimants
-        and not standing_aside(session, group)
+        and not out_of_line_refusals(session, group)
     )
 
 
@@ -630,7 +635,7 @@ def _fall_asleep(
         session.get(NODE_REFUSALS).sleep(peers, wanted)
         return
     if not verdicts.wait_in_line:
-        peers.sleeps = only_the_world_helps(session, verdicts)
+        peers.sleeps = is_lifted_with_all(session, verdicts)
         return
     for scope in group.scopes:
         if scope.startswith("ns:"):

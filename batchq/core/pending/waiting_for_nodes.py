@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.core.forecast.timeline import timeline_of
-from batchq.core.pending.queue import is_in_class, standing_aside, waits_in_line, wake_class
+from batchq.core.pending.queue import is_in_class, out_of_line_refusals, waits_in_line, wake_class
 from batchq.core.placement.feasibility import fits_when_empty
 from batchq.core.placement.node_refusals import NODE_REFUSALS
 from batchq.core.placement.placement import gang_of
@@ -102,7 +102,7 @@ def _may_hold(session: Session, group: GroupState) -> bool:
         and has_waited_long(session, group, group.status.nodes_lacked_at)
         and all(verdict.plugin in (PLUGIN, EVICTION_BUDGET) for verdict in group.status.reasons)
         and fits_when_empty(session, gang_of(session, group))
-        and not standing_aside(session, group)
+        and not out_of_line_refusals(session, group)
         and not over_any_limit(session, group)
     )
 

@@ -18,7 +18,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
 from batchq.api.times import format_instant
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
-from batchq.core.pending.queue import blockers, standing_aside
+from batchq.core.pending.queue import blockers, out_of_line_refusals
 from batchq.core.preemption.candidates import (
     AT_ACTION_START,
     DECIDED,
@@ -428,7 +428,7 @@ def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:
     session.refusals.pop(group.uid, None)
     session.pending.ineligible.pop(group.uid, None)
     if group.phase == PodGroupPhase.PENDING:
-        session.refuse(group, standing_aside(session, group))
+        session.refuse(group, out_of_line_refusals(session, group))
 
 
 def _say_over_budget(session: Session, group: GroupState) -> None:

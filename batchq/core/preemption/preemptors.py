@@ -17,7 +17,7 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, of_pod, total
 from batchq.core.pending.eligibility import stops_of
 from batchq.core.pending.equivalence import ClassSelection, PendingIterator
-from batchq.core.pending.queue import select, standing_aside
+from batchq.core.pending.queue import out_of_line_refusals, select
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
     start_extras,
@@ -136,7 +136,7 @@ def _waits_for_room(session: Session, group: GroupState) -> bool:
                 return _lack_room(verdicts)
             # An action configured before enqueue uses the verdicts of the previous session, unless
             # the group is ineligible now, for example held or backing off.
-            return _lack_room(group.status.reasons) and not standing_aside(session, group)
+            return _lack_room(group.status.reasons) and not out_of_line_refusals(session, group)
         case PodGroupPhase.IN_QUEUE:
             return not group.is_external and not session.group_ready(group)
         case _:

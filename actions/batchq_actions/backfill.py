@@ -1,20 +1,20 @@
-"""backfill: what delays nobody goes ahead.
+"""backfill: start groups ahead of a blocked head where they do not delay it.
 
-For each Backfill queue whose head is blocked: the head has a reservation, at the earliest time at
-which everything that is known to end has left it enough. Those behind it, in the queue's order or
-shortest walltime first, are admitted and placed at once if they fit now, and either end before that
-time or leave enough beside the head: EASY (Lifka 1995). Time and room are those of all limits and
-of single nodes: the head has the room of its gang on certain nodes then, and what would still be
-there leaves it. With `reservations: all` every waiting group has a reservation, each beside those
-before it: conservative backfilling (Mu'alem and Feitelson 2001). What has no walltime may only use
-what is left beside the head for ever.
+The blocked head of a Backfill queue has a reservation: the earliest time at which enough of what
+runs is known to have ended. The groups behind it, in the queue's order or shortest walltime first,
+are admitted and placed at once if they fit now, and either end before that time or leave enough
+beside the head: EASY (Lifka 1995). The reservation counts all limits and single nodes: the head has
+capacity for its gang on certain nodes then, and groups that would still run there leave it free.
+With `reservations: all` every waiting group has a reservation, each beside those before it:
+conservative backfilling (Mu'alem and Feitelson 2001). A group without a walltime may only use what
+is left beside the head for ever.
 
-What is set aside for heads binds the groups of other queues; those that no head of their own queue
-holds back go ahead, too, where they delay none of these heads.
+Head reservations bind the groups of other queues, too. Where no head of its own queue holds a group
+back, it goes ahead if it delays none of the other heads.
 
-Nothing of a plan is kept: the next session makes a new one, by what is known then. Ends may come
-earlier than walltimes say, never later; so a reservation moves forward only as long as nobody else
-takes the room.
+No plan is kept: the next session makes a new one from what is known then. Groups end earlier than
+their walltimes say, never later, so a reservation moves forward as long as no other group takes its
+capacity.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, bind, create_pods, reserve
 
-#: Of a queue without a head so many groups are tried past what is set aside for others, a session.
+#: The most groups of a queue without a head that are tried past head reservations in a session.
 MOST_TRIED = 1_000
 
 
 class Backfill:
-    """Pending -> InQueue, past a head that waits, for every group that delays nobody."""
+    """Pending -> InQueue, ahead of a blocked head, for every group that does not delay it."""
 
     name = "backfill"
 
     def execute(self, session: Session) -> None:
+        # 1. Groups behind a blocked head start where they do not delay it.
         if session.nodes.binding_refused is None:
             _fill(session, _blocked_lines(session))
+        # 2. Pods without requests delay no head: they need a place on a node and nothing else.
         place_what_asks_for_nothing(session)
 
 
 @dataclass(frozen=True, slots=True)
 class _BackfillLine:
-    """A blocked head and when it starts, those who wait behind it in the order in which they are
-    tried, and what is booked for whom; with `for_all` not for the head alone.
+    """A blocked head with its start, the groups behind it in the order in which they are tried, and
+    the plan in which the head is booked; with `for_all` the groups behind it are booked, too.
     """
 
     queue: str
@@ -81,7 +83,7 @@ class _BackfillLine:
 
 
 def _blocked_lines(session: Session) -> dict[str, GroupState]:
-    """Queue -> its head, of Backfill queues; where all groups stand in one line, the root's."""
+    """Return the head of each Backfill queue; where all groups stand in one line, the root's."""
     heads = {
         name: head
         for name, head in session.heads.strict.items()
@@ -97,11 +99,13 @@ def _strategy(session: Session, group: GroupState) -> Strategy:
 
 
 def _fill(session: Session, heads: dict[str, GroupState]) -> None:
-    """The queue with the lowest share first, looked at anew after each admission."""
-    tried = {name: head for name, head in heads.items() if _anybody_may_start(session, name, head)}
+    """Serve the queue with the lowest share first; shares follow each admission."""
+    # 1. Queues in which no group can start now cost no plan.
+    tried = {name: head for name, head in heads.items() if _may_start_any(session, name, head)}
     unheaded = [name for name in _unheaded(session) if name not in heads]
     if not tried and not unheaded:
         return
+    # 2. Each head is booked at the earliest time at which it fits.
     turn = _Turn(session, LedgerTimeline(session))
     lines = {
         name: line
@@ -110,6 +114,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     }
     admissions = {name: _go_ahead(turn, line) for name, line in lines.items()}
     admissions |= {name: _go_between(turn, name) for name in unheaded}
+    # 3. One group of the fairest queue starts at a time, and all plans follow it.
     turns = FairShareSelector(session, admissions)
     while (name := turns.next()) is not None:
         started = next(admissions[name], None)
@@ -117,6 +122,7 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
             turns.drop(name)
             continue
         turn.note(started, [line.plan for line in lines.values()])
+        # 4. When the head itself starts, the next group of its queue is the head.
         if name in lines and started.group is lines[name].head:
             following = _after_head(session, name, started.group, turn.others)
             if following is None:
@@ -127,14 +133,14 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
 
 
 class _Turn:
-    """One turn of the action: what is known of times to come, and of heads of other queues."""
+    """One turn of the action: the timeline of what runs, and the heads of other queues."""
 
     def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self.session, self.known = session, known
         self.others = OtherHeads(session, known)
 
     def note(self, started: _Started, plans: Sequence[LedgerTimeline]) -> None:
-        """Let all that is planned follow a start."""
+        """Let all plans follow a start."""
         group, length, growth = started.group, started.length, started.growth
         for table in (self.known, *plans):
             if growth is None:
@@ -146,9 +152,9 @@ class _Turn:
         self.others.somebody_started()
 
 
-def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
-    """Whether it takes a plan to know that nobody of a line starts now: somebody behind the head
-    is not kept out by a limit that is full, or the head by nothing but what is set aside.
+def _may_start_any(session: Session, name: str, head: GroupState) -> bool:
+    """Return whether a group of a queue might start now, as far as a glance tells: a group behind
+    the head is not kept out by a full limit, or only head reservations keep the head out.
     """
     waits_for_limits = not session.ledger.aside and bool(blockers(session, head))
     return (
@@ -159,7 +165,7 @@ def _anybody_may_start(session: Session, name: str, head: GroupState) -> bool:
 
 
 def _unheaded(session: Session) -> list[str]:
-    """The queues whose groups wait for what is set aside for others, and maybe for nothing else."""
+    """Return the queues whose groups may wait for nothing but the head reservations of others."""
     if not session.plugins.points["queueOrder"]:
         return []
     asides = session.ledger.aside
@@ -167,8 +173,8 @@ def _unheaded(session: Session) -> list[str]:
 
 
 def reservations_of(session: Session) -> dict[str, int]:
-    """Group's uid -> from when on room is kept for it, in milliseconds; of a session that has
-    decided. Of those behind whom nobody could have started, this is worked out here.
+    """Return from when on capacity is kept for groups, by uid, in milliseconds, after a session has
+    decided. Reservations that could not have let a group start were left out, and are added here.
     """
     left = {
         name: head
@@ -185,8 +191,8 @@ def reservations_of(session: Session) -> dict[str, int]:
 
 
 def _reserve_all(session: Session, line: _BackfillLine, groups: Iterable[GroupState]) -> bool:
-    """Each in its turn beside those before it, where nobody starts now; False if one of them has no
-    start.
+    """Reserve for each group beside those before it, where none starts now; return False if one of
+    them has no start.
     """
     for group in groups:
         start = line.plan.slot(group, length_of(session, group))
@@ -204,7 +210,7 @@ def _reserve(session: Session, line: _BackfillLine, group: GroupState, start: in
 def _line_of(
     session: Session, name: str, head: GroupState, others: OtherHeads
 ) -> _BackfillLine | None:
-    """None if nobody knows when the head can start: then it is strict."""
+    """Return a queue with its head booked; None if no start is known, which makes it strict."""
     plan = others.before(head.queue)
     start, room = place_of(session, head, plan)
     if start is None:
@@ -214,7 +220,7 @@ def _line_of(
     strategy = _strategy(session, head)
     behind = list(_behind(session, name, head, awake=strategy.reservations != "all"))
     if strategy.order == "shortest":
-        # Sorting is stable: equal lengths stay in the order of the line.
+        # Sorting is stable: groups of equal walltime stay in the order of the queue.
         behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
     return _BackfillLine(
         head.queue, head, start, behind, plan, for_all=strategy.reservations == "all"
@@ -224,13 +230,13 @@ def _line_of(
 def _after_head(
     session: Session, name: str, head: GroupState, others: OtherHeads
 ) -> _BackfillLine | None:
-    """The line behind a head that has just been admitted: the next of them is the head."""
+    """Return the queue after its head has been admitted, with the next group as its head."""
     following = _next_head(session, name, head)
     return None if following is None else _line_of(session, name, following, others)
 
 
 def _next_head(session: Session, name: str, head: GroupState) -> GroupState | None:
-    """A head has just been admitted: the next in its line is the head from now on."""
+    """Make the next group the head of a queue whose head has been admitted, and return it."""
     session.heads.starts.pop(head.uid, None)
     session.ledger.drop_aside(head)
     following = next(_behind(session, name, head), None)
@@ -243,10 +249,11 @@ def _next_head(session: Session, name: str, head: GroupState) -> GroupState | No
 def _behind(
     session: Session, name: str, head: GroupState, *, awake: bool = False
 ) -> Iterator[GroupState]:
-    """Those behind a head who keep their place in line, in its order; with `awake` without those
-    that cannot be admitted now, as the limit on which they sleep is full.
+    """Yield the groups behind a head that are in line, in order; with `awake` without classes that
+    a full limit keeps out.
 
-    In one line of all queues a group of a StrictFIFO queue goes past nobody, and nobody past it.
+    In one line of all queues a group of a StrictFIFO queue ends it: no group passes that one, and
+    it passes none.
     """
     if name == ROOT:
         from_head = dropwhile(lambda group: group is not head, _one_line(session))
@@ -268,7 +275,7 @@ def _one_line(session: Session) -> list[GroupState]:
 
 
 def _drained(session: Session, name: str) -> list[GroupState]:
-    """The groups of a queue that run and stand in line with their next pod."""
+    """Return the groups of a queue that run and stand in line with their next pod."""
     return [group for group in session.busy() if group.next_pod and group.queue == name]
 
 
@@ -278,8 +285,8 @@ def _shortest_first(walltime: int | None) -> tuple[bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A group that has just been admitted, or has grown by so much: for how long, and the room of
-    the pods that were bound for that, by node.
+    """A group that has just been admitted, or has grown by `growth`: for how long it runs, and what
+    the pods that were bound for it take by node.
     """
 
     group: GroupState
@@ -289,10 +296,10 @@ class _Started:
 
 
 def _go_ahead(turn: _Turn, line: _BackfillLine) -> Iterator[_Started]:
-    """Each group of a line that starts now; then more pods of groups that run, one by one.
+    """Yield each group of a queue that starts now, then more pods of running groups, one by one.
 
-    The head itself is the last one, if all that keeps it is what is set aside for another queue's
-    head, which it does not delay: who is behind it stands behind another head then.
+    The head starts if only the reservation of another queue's head keeps it out, and it does not
+    delay that head. Nothing else is yielded then: the groups behind it have another head.
     """
     session = turn.session
     if line.start == session.now_ms and (started := _start(turn, line.queue, line.head)):
@@ -308,8 +315,8 @@ def _go_ahead(turn: _Turn, line: _BackfillLine) -> Iterator[_Started]:
 
 
 def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, bool]:
-    """Each group of a line that starts now, where all have reservations; return whether everything
-    is planned, so that more may go ahead.
+    """Yield each group of a queue that starts now, where all groups have reservations; return if
+    all of them are planned, so that more pods may go ahead.
     """
     session, plan, place = turn.session, line.plan, 0
     count = _planned(session, line, len(line.behind))
@@ -318,7 +325,7 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
         place += 1
         start = plan.slot(group, length_of(session, group))
         if start is None:
-            # Like a head without a start: whatever goes past it may delay it.
+            # As for a head without a start: any group that passes it may delay it.
             return False
         is_now = start == session.now_ms
         if is_now and (started := _start(turn, line.queue, group, plan)):
@@ -333,8 +340,8 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
 
 
 def _planned(session: Session, line: _BackfillLine, most: int) -> int:
-    """How many of those behind a head are planned, of so many: up to the last that could start now,
-    beside what is planned already. Of those behind it none can, whatever is booked meanwhile.
+    """Return how many of the first `most` groups behind a head need a plan: up to the last one that
+    could start now beside what is booked. Later bookings do not let the others start.
     """
     while most:
         group = line.behind[most - 1]
@@ -345,8 +352,8 @@ def _planned(session: Session, line: _BackfillLine, most: int) -> int:
 
 
 def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
-    """Each group of a queue that starts now though something is set aside for heads of others; of
-    a StrictFIFO queue the head, and the next head after it.
+    """Yield each group of a queue that starts now beside the head reservations of other queues; of
+    a StrictFIFO queue the head, then the next head.
     """
     session, known = turn.session, turn.known
     head = session.heads.strict.get(name)
@@ -364,7 +371,7 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
 
 
 def _in_line(session: Session, name: str) -> Iterator[GroupState]:
-    """Those of a queue who wait in line, but for those that a full limit keeps out anyway."""
+    """Yield the groups of a queue that are in line, without classes that a full limit keeps out."""
     also = _drained(session, name)
     for group in groups_after(session, name, (), also, kept_out=False):
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
@@ -372,7 +379,7 @@ def _in_line(session: Session, name: str) -> Iterator[GroupState]:
 
 
 def _room_of(group: GroupState) -> Room:
-    """What the pods of a group that was just admitted have on nodes."""
+    """Return what the pods of a group that was just admitted take by node."""
     return room_of(
         pod
         for pod in group.pods.values()
@@ -383,12 +390,12 @@ def _room_of(group: GroupState) -> Room:
 def _start(
     turn: _Turn, queue: str, group: GroupState, plan: LedgerTimeline | None = None
 ) -> _Started | None:
-    """Start a group, or the next pod of one that runs; None if it cannot be now. `plan` has what is
-    booked for others of its queue.
+    """Start a group, or the next pod of a running one; return None if it cannot start now. `plan`
+    has the bookings of other groups of its queue.
     """
     session = turn.session
     if any(one.plugin == "pledge" for one in session.refusals.get(group.uid, ())):
-        # It gave way to another one in this session: what it left is not its own.
+        # It was evicted in this session: what it left is pledged to its preemptor.
         return None
     length = length_of(session, group)
     if group.next_pod is None:
@@ -414,7 +421,9 @@ def _admit(
     length: int | None,
     plan: LedgerTimeline | None,
 ) -> bool:
-    """Admit and place a group, or let it reserve and wait for leave; False if it cannot be now."""
+    """Admit and place a group, or let it reserve and wait for its permit; return False if it cannot
+    start now.
+    """
     session = turn.session
     others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
     with session.ledger.regarding(others):
@@ -443,7 +452,7 @@ def _admit(
 def _booked_beside(
     turn: _Turn, queue: str, length: int | None, plan: LedgerTimeline | None
 ) -> Room:
-    """What is booked for others on nodes while a group would be there."""
+    """Return what is booked on nodes for other groups while a group would run there."""
     booked = dict(turn.others.booked_until(queue, length))
     for name, room in (plan.booked_until(length) if plan is not None else {}).items():
         booked[name] = larger(booked.get(name, {}), room)
@@ -454,7 +463,7 @@ def _booked_beside(
 
 
 def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
-    """Elastic groups that run, and would go past the head with more pods."""
+    """Return running elastic groups whose next pods would pass the head."""
     groups = [
         group
         for group in session.busy()
@@ -471,8 +480,8 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
 
 
 def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Started]:
-    """Bind more pods of a group, as long as they delay nobody. A task of which one pod does not fit
-    is left.
+    """Bind more pods of a group, as long as they delay no head. A task is left once one pod of it
+    does not fit.
     """
     session = turn.session
     refused: set[str] = set()
@@ -499,7 +508,7 @@ def _bind_extra(
     length: int | None,
     plan: LedgerTimeline | None,
 ) -> Room:
-    """The room of the pod that was bound; none, if none was."""
+    """Bind one more pod of a group; return what it takes by node, empty if it cannot be bound."""
     session = turn.session
     shape = shape_of_extra(group, extra)
     growth = growth_with(session, group, shape)

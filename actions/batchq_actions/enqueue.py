@@ -259,7 +259,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
         statement.commit()
     # 5. Its places, its reasons and the demand of its queue follow.
     if places is not None:
-        session.nodes.kept[group.uid] = places
+        session.nodes.keep_taken(group.uid, places)
     if waits_for:
         session.pending.ineligible.pop(group.uid, None)
         session.refuse(group, waits_for)

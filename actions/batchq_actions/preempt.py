@@ -61,7 +61,7 @@ class Preempt:
 
 
 def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
-    """Return a quick test of which requests in a queue could have victims; see `has_victims`."""
+    """Return a quick test whether a request in a queue could have victims; see `has_victims`."""
     holding = session.ledger.holding.get(name)
     if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
         return None

@@ -100,7 +100,7 @@ class Reclaim:
 
 
 def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
-    """Return a quick test of which requests in a queue could reclaim; see `may_reclaim`."""
+    """Return a quick test whether a request in a queue could reclaim; see `may_reclaim`."""
     policy = session.queues[name].record.spec.preemption
     if policy.reclaim == "Never" or not borrowers_of(session, POINT).are_there(name):
         return None

@@ -38,6 +38,7 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.cache.chunks import Ordered
+from batchq.core.cache.generation import Generation
 from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.registry import PluginRegistry
 from batchq.core.pending.equivalence import WakeUpIndex
@@ -96,11 +97,17 @@ class SchedulerCache:
         #: Uid -> the groups that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
-        self._judged_by: tuple[object, ...] = ()
-        self._limits_of: tuple[object, ...] = ()
+        #: Queues, priority classes, and what plugins make of groups.
+        self._judged = Generation()
+        #: What limits follow from.
+        self._limited = Generation()
+        #: The configuration generation, and that of nodes.
+        self._configured = Generation()
+        self._nodes = Generation()
+        #: Whether gates hold, and whether classes may form, when the states were built.
+        self._meant = (True, False)
         self._shapes = Shapes(gates_hold=True)
         self._scopes: dict[tuple[str, str, str], tuple[str, ...]] = {}
-        self._world: object = None
         #: Priority class -> value, and the default value; queue -> the admission checks that it
         #: requires.
         self._classes: tuple[Mapping[str, int], int] = ({}, 0)
@@ -109,7 +116,6 @@ class SchedulerCache:
         self._checked: set[str] = set()
         #: Waiting groups whose gang could be made up of different pods, by uid.
         self._with_choice: dict[str, GroupState] = {}
-        self._nodes_version = -1
         #: The groups touched by the last session; empty once these have been updated.
         self._touched: Mapping[str, GroupState] = {}
         #: When ended groups are to be deleted (ms), and their uids.
@@ -148,8 +154,7 @@ class SchedulerCache:
         for uid in woken:
             if (group := self.groups.get(uid)) is not None and group.peers is None:
                 self._line_up(session, group)
-        if self._world != parking.world:
-            self._world = parking.world
+        if self._configured.follow(parking.world):
             self._wake_classes()
         session.put(NODE_REFUSALS, self.node_refusals)
         session.put(ENDED, self.ended)
@@ -230,30 +235,19 @@ class SchedulerCache:
         priority classes change, all state is cleared.
         """
         snapshot = session.snapshot
-        if self._judged_by and all(
-            one is other
-            for one, other in zip(
-                self._judged_by,
-                (
-                    snapshot.queues,
-                    snapshot.priority_classes,
-                    session.gates_hold,
-                    session.pending.classes_may_form,
-                ),
-                strict=True,
-            )
-        ):
-            return
         meant = (session.gates_hold, session.pending.classes_may_form)
         judged_by = (snapshot.queues, snapshot.priority_classes, *meant)
+        if not self._judged.follow(*judged_by):
+            return
         tree, classes = QueueTree(snapshot.queues), priorities_of(snapshot.priority_classes)
         checks = {queue.metadata.name: queue.spec.admission_checks for queue in snapshot.queues}
-        known = (self._classes, self.tree.parent_of, self._checks, self._judged_by[2:])
+        known = (self._classes, self.tree.parent_of, self._checks, self._meant)
         if (classes, tree.parent_of, checks, meant) != known:
             self.forget()
             self._torn = True
+            self._judged.follow(*judged_by)
             self._shapes = Shapes(gates_hold=session.gates_hold)
-        self._judged_by, self.tree, self._classes, self._checks = judged_by, tree, classes, checks
+        self._meant, self.tree, self._classes, self._checks = meant, tree, classes, checks
         self._checked = {
             name for name in tree.records if any(checks.get(above) for above in tree.chain(name))
         }
@@ -395,7 +389,7 @@ class SchedulerCache:
             self._line_up(session, group)
 
     def _left_out(self, session: Session, group: GroupState) -> tuple[str, ...]:
-        """Return the tasks of a group whose pods no node would take if it were empty."""
+        """Return the tasks of a group whose pods no empty node takes; none if that is all tasks."""
         tasks = tuple(
             shape.task.name for shape in group.tasks if not session.is_taken_when_empty(shape)
         )
@@ -403,9 +397,8 @@ class SchedulerCache:
 
     def _follow_nodes(self, session: Session) -> None:
         """Update the gangs of waiting groups after nodes have come, gone or changed."""
-        if self._nodes_version == self.machines.version:
+        if not self._nodes.follow(self.machines.version):
             return
-        self._nodes_version = self.machines.version
         for group in list(self._with_choice.values()):
             left_out = self._left_out(session, group)
             if left_out == group.left_out:
@@ -511,19 +504,9 @@ class SchedulerCache:
     # --- Sums -------------------------------------------------------------------------------------
 
     def _begin_ledger(self, session: Session, entered: Iterable[GroupState]) -> None:
-        decided_by = (
-            session.snapshot.queues,
-            session.snapshot.quotas,
-            self.machines.ready,
-            session.settings,
-        )
-        same = len(self._limits_of) == len(decided_by) and all(
-            one is other or one == other
-            for one, other in zip(decided_by, self._limits_of, strict=True)
-        )
-        if not same:
-            self._limits_of = decided_by
-            self.ledger.go_by(limits_of(session, self.machines.ready), self.tree)
+        snapshot, ready = session.snapshot, self.machines.ready
+        if self._limited.follow(snapshot.queues, snapshot.quotas, ready, session.settings):
+            self.ledger.go_by(limits_of(session, ready), self.tree)
         self.ledger.begin(lambda group: owed_to(session, group))
         for claimant in sorted(self.claimants.values(), key=lambda group: group.key):
             note_pledge(session, claimant, claimant.status.pledge)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import Blockers, Verdict, Waiting
+from batchq.core.cache.generation import Generation
 from batchq.core.extension.traits import LiftedBy, LiftingChange
 from batchq.core.pending.eligibility import is_active, retry_at
 from batchq.core.session.state import GroupState
@@ -65,15 +66,14 @@ class InadmissibleGroups:
         self._by_checks: dict[str, None] = {}
         #: When to unpark which group; entries of groups already unparked stay.
         self._clock: list[tuple[int, str]] = []
-        self._world: tuple[object, ...] = ()
-        self._checks: object = None
-        self._world_version = 0
-        self._checks_version = 0
+        #: What all groups are judged by, and the admission checks.
+        self._configured = Generation()
+        self._checked = Generation()
 
     @property
     def world(self) -> tuple[int, int]:
         """Return a token that stays equal until all groups are unparked or any check changes."""
-        return (self._world_version, self._checks_version)
+        return (self._configured.count, self._checked.count)
 
     @property
     def awaited(self) -> Iterable[str]:
@@ -117,12 +117,14 @@ class InadmissibleGroups:
         `changed` has the uids of groups whose records or pods have changed since the previous
         session.
         """
-        world, checks = self.world
-        self._notice(session)
-        woken: dict[str, None] = {}
-        if world != self._world_version:
+        snapshot, woken = session.snapshot, dict[str, None]()
+        everything = self._configured.follow(
+            snapshot.queues, snapshot.quotas, snapshot.priority_classes, session.nodes.version
+        )
+        checks = self._checked.follow(snapshot.admission_checks, _active(session))
+        if everything:
             woken = dict.fromkeys(self._entries)
-        elif checks != self._checks_version:
+        elif checks:
             woken = dict.fromkeys(self._by_checks)
         if self._waiting_for:
             for uid in changed:
@@ -176,22 +178,6 @@ class InadmissibleGroups:
             return seen is now
         return seen[0] is now[0] and seen[1] == now[1]
 
-    def _notice(self, session: Session) -> None:
-        snapshot = session.snapshot
-        world = (
-            snapshot.queues,
-            snapshot.quotas,
-            snapshot.priority_classes,
-            session.nodes.version,
-        )
-        if not _same(world, self._world):
-            self._world = world
-            self._world_version += 1
-        checks = (snapshot.admission_checks, _active(session))
-        if checks != self._checks:
-            self._checks = checks
-            self._checks_version += 1
-
 
 def _standing(group: GroupState | None) -> tuple[PodGroup, bool] | None:
     """Return the relevant state of a group that others wait for; None if it is gone."""
@@ -203,12 +189,6 @@ def _standing(group: GroupState | None) -> tuple[PodGroup, bool] | None:
 
 def _active(session: Session) -> tuple[bool, ...]:
     return tuple(is_active(item, session.now_ms) for item in session.snapshot.admission_checks)
-
-
-def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
-    return len(left) == len(right) and all(
-        one is other or one == other for one, other in zip(left, right, strict=True)
-    )
 
 
 def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:

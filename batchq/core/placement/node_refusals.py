@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from batchq.api.reasons import Verdict
+from batchq.core.cache.generation import Generation
 from batchq.core.session.node_state import Gang, Wanted
 from batchq.core.session.session import StateKey
 from batchq.core.session.specs import TaskShape
@@ -55,15 +56,14 @@ class NodeRefusals:
         self._alike: dict[tuple[Any, ...], dict[Wanted, None]] = {}
         self._asleep: dict[Wanted, dict[EquivalenceClass, None]] = {}
         self._wants: dict[EquivalenceClass, Wanted] = {}
-        self._version = -1
+        self._nodes = Generation()
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
     def begin(self, session: Session) -> None:
         """Clear the cache if nodes have come, gone or changed in more than their free resources."""
-        if self._version != session.nodes.version:
-            self._version = session.nodes.version
+        if self._nodes.follow(session.nodes.version):
             self._known.clear()
             self._alike.clear()
 

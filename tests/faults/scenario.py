@@ -1,4 +1,4 @@
-"""A scenario as values: a small cluster, its users' requests, and its faults with their times."""
+"""A drama, as values: a small cluster, what people ask of it, and what goes wrong, and when."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from tests.faults.store_faults import Chance, Mode, never
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A fault at an instant."""
+    """Something that happens at an instant, to somebody."""
 
     at: int
 
 
 class KillHorse(Fault, frozen=True):
-    """SIGKILL to one of the work-horses that are alive then; the index wraps around."""
+    """SIGKILL to one of the work-horses that live then, counted around."""
 
     which: int
 
 
 class KillAgent(Fault, frozen=True):
-    """An agent dies, and its work-horses end their pods; another agent starts later, or never."""
+    """An agent dies, and its work-horses end their pods; another starts later, or never."""
 
     node: str
     back_after_ms: int | None
 
 
 class CrashNode(Fault, frozen=True):
-    """A machine loses power: all of its processes are gone at once; the disk survives."""
+    """A machine loses its power: everything on it is gone at once, but its disk."""
 
     node: str
     back_after_ms: int | None
 
 
 class PauseNode(Fault, frozen=True):
-    """A machine freezes for a while."""
+    """A machine stands still for a while."""
 
     node: str
     lasts_ms: int
 
 
 class PauseScheduler(Fault, frozen=True):
-    """A scheduler freezes for a while; the call that it sends `in_calls` from now arrives late."""
+    """A scheduler stands still for a while; what it then sends `in_calls` from now comes late."""
 
     name: str
     lasts_ms: int
@@ -56,40 +56,40 @@ class PauseScheduler(Fault, frozen=True):
 
 
 class KillScheduler(Fault, frozen=True):
-    """A scheduler dies, and another replaces it later."""
+    """A scheduler dies, and another takes its place later."""
 
     name: str
     back_after_ms: int
 
 
 class Cut(Fault, frozen=True):
-    """No call of one caller, or of any caller on a node, gets through for a while."""
+    """A caller, or all of a node's, gets nothing through for a while."""
 
     caller: str
     lasts_ms: int
 
 
 class Outage(Fault, frozen=True):
-    """The server answers no call for a while."""
+    """The server answers nobody for a while."""
 
     lasts_ms: int
 
 
 class RestartServer(Fault, frozen=True):
-    """The server restarts, with all of its data or with the data of this long ago."""
+    """The server is started anew, with everything it had, or as it was so long ago."""
 
     lasts_ms: int
     forgets_ms: int = 0
 
 
 class DropDeliveries(Fault, frozen=True):
-    """The messages in a node's queue are lost."""
+    """What waits in a node's queue is lost."""
 
     node: str
 
 
 class RepeatDeliveries(Fault, frozen=True):
-    """The messages for a node are delivered a second time."""
+    """What is on a node is delivered once more."""
 
     node: str
 
@@ -109,10 +109,8 @@ AnyFault: TypeAlias = (
 )
 
 
-class Scenario(Struct, frozen=True, kw_only=True):
-    """Everything that determines a run. `plans` and `chance` fail calls of the lines that they
-    name.
-    """
+class Drama(Struct, frozen=True, kw_only=True):
+    """Everything that goes into a run. `plans` and `chance` fail calls of the lines they name."""
 
     nodes: Mapping[str, dict[str, int]]
     objects: tuple[Object, ...]
@@ -124,5 +122,5 @@ class Scenario(Struct, frozen=True, kw_only=True):
     plans: Mapping[str, Mapping[int, Mode]] = {}
     chance: Callable[[str], Chance] = lambda _: never
     delay_ms: Callable[[], int] = lambda: 5_000
-    #: Interval at which the server is copied, for restores.
+    #: Keep a copy of the server so often, to restore from.
     copies_every_ms: int | None = None

@@ -128,7 +128,7 @@ def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:
     course = Course(static=True)
     course.taken["default/claimant", "default/victim-t-0"] = 2
     with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/claimant"):
-        course.no_victim_is_evicted_twice_for_one_preemptor()
+        course.nobody_is_evicted_twice_for_the_same()
 
 
 def test_a_queue_may_take_back_what_another_has_borrowed_by_eviction() -> None:

@@ -45,7 +45,7 @@ def _seek_and_hold(session: Session) -> None:
             if waits and has_waited_long(session, group, group.status.in_queue_at):
                 late.setdefault(group.queue, group)
         elif isinstance(places := seek(session, group), KeptPlaces):
-            session.nodes.kept[group.uid] = places
+            session.nodes.keep_taken(group.uid, places)
     for group in sorted(session.carried.waits_for_nodes.values(), key=session.group_key):
         if _may_hold(session, group):
             late.setdefault(group.queue, group)

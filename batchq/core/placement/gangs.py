@@ -147,7 +147,7 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
     chosen = _pods_for(places, waiting)
     if chosen is None or _grows_over(session, group, places):
         return False
-    del session.nodes.kept[group.uid]
+    session.nodes.use_kept(group.uid)
     with Statement(session) as statement:
         statement.also_undo(lambda: session.nodes.keep(group.uid, places))
         for pods, (_, nodes) in zip(chosen, places.parts, strict=True):

@@ -262,7 +262,7 @@ def hold(session: Session, group: GroupState) -> None:
     waits = bool(group.pods) and waits_for_its_own(group, gang)
     found = None if waits else _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
-        session.nodes.kept[group.uid] = found
+        session.nodes.keep_taken(group.uid, found)
         return
     stands = group.status.set_aside_on
     if stands and all(_would_hold(session, name, amounts) for name, amounts in stands.items()):
@@ -282,7 +282,7 @@ def hold(session: Session, group: GroupState) -> None:
             session.nodes.take(fullest, part)
             room[fullest.name] = plus(room.get(fullest.name, {}), part)
     if room:
-        session.nodes.held[group.uid] = room
+        session.nodes.hold_taken(group.uid, room)
 
 
 def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:

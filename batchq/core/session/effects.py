@@ -39,10 +39,6 @@ class Effects:
         if self._actions_run and group.uid not in self.before:
             self.before[group.uid] = (group.status, dict(group.pods))
 
-    def touch(self, group: GroupState) -> None:
-        """Record that a group has changed."""
-        self.touched[group.uid] = group
-
 
 class Refusals(MutableMapping[str, Blockers]):
     """The verdicts on waiting groups by uid: those of this session; for a parked group, those with

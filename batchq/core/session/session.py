@@ -3,6 +3,18 @@
 A session is opened on a snapshot, run through the actions, and closed; its results are its
 `intents` and the states of the groups that it `touched`. It reads no clock and does no I/O: the
 same snapshot, settings and `now_ms` give the same decisions.
+
+| owner     | holds                                                                     |
+|-----------|---------------------------------------------------------------------------|
+| `plugins` | the functions of plugins at each extension point                          |
+| `nodes`   | what is free on nodes, and what is held there for groups that wait        |
+| `tree`    | the tree of queues, and what is guaranteed to each                        |
+| `ledger`  | what groups are charged, by scope, and limits                             |
+| `pending` | what has been found out about groups that wait                            |
+| `heads`   | the groups that others of their queues wait for                           |
+| `victims` | the victims that have to leave for a preemptor                            |
+| `effects` | the groups that the session has changed                                   |
+| `carried` | what lasts from one session to the next                                   |
 """
 
 from __future__ import annotations

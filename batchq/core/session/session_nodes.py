@@ -85,7 +85,15 @@ class SessionNodes:
     def keep(self, uid: str, places: KeptPlaces) -> None:
         """Take places for the gang of a group, and keep them."""
         self.take_places(places)
+        self.keep_taken(uid, places)
+
+    def keep_taken(self, uid: str, places: KeptPlaces) -> None:
+        """Keep places that were taken while they were looked for."""
         self.kept[uid] = places
+
+    def use_kept(self, uid: str) -> None:
+        """End the keeping of places without freeing them: the gang's pods are bound there."""
+        del self.kept[uid]
 
     def release(self, uid: str) -> KeptPlaces:
         """Free the places kept for the gang of a group, and return them."""
@@ -97,9 +105,13 @@ class SessionNodes:
 
     def hold(self, uid: str, amounts: dict[str, Amounts]) -> None:
         """Hold amounts by node for a group, until the session ends."""
-        self.held[uid] = amounts
+        self.hold_taken(uid, amounts)
         for name, part in amounts.items():
             self.take(self.by_name[name], part)
+
+    def hold_taken(self, uid: str, amounts: dict[str, Amounts]) -> None:
+        """Hold amounts that were taken while they were looked for."""
+        self.held[uid] = amounts
 
     def give_hold(self, uid: str) -> dict[str, Amounts]:
         """Free what is held for a group, and return it; empty if nothing is held."""

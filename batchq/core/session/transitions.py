@@ -404,7 +404,7 @@ def expire(statement: Statement, group: GroupState) -> None:
 
 
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:
-    """Pending -> Bound: the next attempt, on `node`."""
+    """Move a pod Pending -> Bound: its next attempt, on `node`."""
     if group.status.rests_at is not None:
         wake(statement, group)
     bound = _bound(statement, pod.status, node)

@@ -87,7 +87,7 @@ class Capacity:
                 absent=None,
                 of_machines=of_machines,
                 detail=partial(
-                    _who_is_guaranteed, session, group.chain[group.chain.index(queue) :]
+                    _guaranteed_siblings, session, group.chain[group.chain.index(queue) :]
                 ),
             )
         if group.is_external or not session.nodes.by_name:
@@ -156,7 +156,7 @@ class Capacity:
         return [*full, Verdict(plugin=self.name, reason=of_machines, detail=detail)]
 
 
-def _who_is_guaranteed(session: Session, chain: tuple[str, ...], resource: str) -> str:
+def _guaranteed_siblings(session: Session, chain: tuple[str, ...], resource: str) -> str:
     """Return, as text, the siblings of the chain's queues with the largest guarantees of a
     resource.
     """

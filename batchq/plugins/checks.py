@@ -51,8 +51,8 @@ class AdmissionChecks:
         if not waiting:
             return []
         passed = len(group.status.checks) - len(waiting)
-        told = "; ".join(_tell(session, state) for state in waiting)
-        detail = f"{passed} of {counted(len(group.status.checks), 'check')} passed; {told}"
+        answers = "; ".join(_describe(session, state) for state in waiting)
+        detail = f"{passed} of {counted(len(group.status.checks), 'check')} passed; {answers}"
         return [Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_CHECKS, detail=detail)]
 
     def due_at(self, session: Session) -> Iterator[int]:
@@ -70,12 +70,12 @@ class AdmissionChecks:
             return []
         # This applies even after the delay: a new reservation must not use an answer about the
         # previous one. The next session resets the checks first.
-        told = "; ".join(
+        answers = "; ".join(
             f"check {state.name} asked to retry after"
             f" {format_duration(retry_delay_ms(session, state))}{_said(state)}"
             for state in asked
         )
-        return [Verdict(plugin=self.name, reason=Waiting.BACKING_OFF, detail=told)]
+        return [Verdict(plugin=self.name, reason=Waiting.BACKING_OFF, detail=answers)]
 
     def _inactive(
         self, session: Session, group: GroupState, names: tuple[str, ...]
@@ -99,7 +99,7 @@ class AdmissionChecks:
         return found
 
 
-def _tell(session: Session, state: CheckState) -> str:
+def _describe(session: Session, state: CheckState) -> str:
     spec = spec_of(session, state.name)
     answer = f"{state.status} ({state.reason})" if state.reason else state.status
     most = format_duration(spec.unknown_timeout)

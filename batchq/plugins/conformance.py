@@ -30,8 +30,8 @@ class Conformance:
                 raise Malformed(("namespaces", place), problem)
         self._protected = frozenset(arguments.namespaces)
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
         return False if victim.group.namespace in self._protected else None
 
-    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
-        return self.preemptable(session, claimant, victim)
+    def reclaimable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
+        return self.preemptable(session, preemptor, victim)

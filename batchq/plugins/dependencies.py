@@ -38,12 +38,12 @@ class Dependencies:
                 plugin=self.name,
                 reason=Waiting.DEPENDENCY_NOT_MET,
                 detail=detail,
-                passing=", ".join(_how_it_stands(session, group)),
+                passing=", ".join(_progress(session, group)),
             )
         ]
 
 
-def _how_it_stands(session: Session, group: GroupState) -> Iterator[str]:
+def _progress(session: Session, group: GroupState) -> Iterator[str]:
     for dependency in group.record.spec.depends_on:
         other = session.groups.get(dependency.uid)
         if other is None:

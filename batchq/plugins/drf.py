@@ -35,9 +35,9 @@ class Drf:
     def group_order(self, session: Session, group: GroupState) -> Share:
         return dominant_share(session, session.ledger.charged(group))
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool:
         charged = session.ledger.charged
-        asked = larger(charged(claimant), claimant.reservation)
+        asked = larger(charged(preemptor), preemptor.reservation)
         rest = minus(charged(victim.group), given_back(victim))
         return dominant_share(session, asked) <= dominant_share(session, rest)
 

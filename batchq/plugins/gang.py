@@ -41,11 +41,11 @@ class Gang:
             of_tasks += max(0, shape.task.min_available - placed[shape.task.name])
         return max(of_tasks, group.min_member - sum(placed.values()))
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
         return None if victim.whole or _stays_a_gang(victim) else False
 
-    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
-        return self.preemptable(session, claimant, victim)
+    def reclaimable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
+        return self.preemptable(session, preemptor, victim)
 
 
 def _stays_a_gang(victim: Victim) -> bool:

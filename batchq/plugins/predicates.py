@@ -122,10 +122,13 @@ def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
     effect.
     """
     return any(
-        (not wish.effect or wish.effect == taint.effect)
+        (not toleration.effect or toleration.effect == taint.effect)
         and (
-            (wish.operator == "Exists" and wish.key in ("", taint.key))
-            or (wish.operator == "Equal" and (wish.key, wish.value) == (taint.key, taint.value))
+            (toleration.operator == "Exists" and toleration.key in ("", taint.key))
+            or (
+                toleration.operator == "Equal"
+                and (toleration.key, toleration.value) == (taint.key, taint.value)
+            )
         )
-        for wish in tolerations
+        for toleration in tolerations
     )

@@ -33,18 +33,18 @@ class Priority:
     def pod_order(self, session: Session, group: GroupState, pod: Pod) -> int:
         return -(group.priority if pod.spec.priority is None else pod.spec.priority)
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool:
         group = victim.group
         if victim.whole or group.is_array:
-            return group.priority < claimant.priority
-        return group.priority <= claimant.priority
+            return group.priority < preemptor.priority
+        return group.priority <= preemptor.priority
 
-    def reclaimable(self, session: Session, claimant: GroupState, victim: Victim) -> bool:
-        queue = session.queues.get(claimant.queue)
+    def reclaimable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool:
+        queue = session.queues.get(preemptor.queue)
         match queue.record.spec.preemption.reclaim if queue is not None else "Never":
             case "Any":
                 return True
             case "LowerPriority":
-                return self.preemptable(session, claimant, victim)
+                return self.preemptable(session, preemptor, victim)
             case _:
                 return False

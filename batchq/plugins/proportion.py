@@ -48,9 +48,9 @@ class Proportion:
         return share_of_queue(session, queue.name)
 
     def reclaimable(
-        self, session: Session, claimant: GroupState, victim: Victim, shortage: Shortage
+        self, session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage
     ) -> bool:
-        _, giving = session.tree.divide(claimant.queue, victim.group.queue)
+        _, giving = session.tree.divide(preemptor.queue, victim.group.queue)
         gives = given_back(victim)
         return bool(giving) and all(
             _may_be_taken_from(session, queue)

@@ -63,11 +63,11 @@ class Sla:
         since = self._overdue_since(session, group)
         return (1, 0) if since is None else (0, since)
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
         group = victim.group
         if not victim.whole or self._overdue_since(session, group) is None:
             return None
-        return False if session.group_key(group) < session.group_key(claimant) else None
+        return False if session.group_key(group) < session.group_key(preemptor) else None
 
     def due_at(self, session: Session) -> Iterator[int]:
         for group in session.groups.values():

@@ -122,7 +122,7 @@ class SchedulerCache:
         self._over: list[tuple[int, str]] = []
         #: Preemptors with a pledge, and the uids of victims kept out of classes.
         self.claimants: dict[str, GroupState] = {}
-        self._owing: set[str] = set()
+        self._pledged: set[str] = set()
         #: Whether a session has begun to update the state and has not completed.
         self._torn = False
 
@@ -160,9 +160,9 @@ class SchedulerCache:
         session.put(ENDED, self.ended)
         self.node_refusals.begin(session)
         self._follow_nodes(session)
-        self._bring_back_what_is_over(session)
+        self._return_overdue(session)
         self._begin_ledger(session, entered)
-        self._part_who_owes(session)
+        self._separate_victims(session)
 
     def _put_right(
         self, session: Session, parking: InadmissibleGroups
@@ -341,7 +341,7 @@ class SchedulerCache:
         self.machines.give(state)
         self.ended.drop(uid)
         self.claimants.pop(uid, None)
-        self._owing.discard(uid)
+        self._pledged.discard(uid)
         for other in state.record.spec.depends_on:
             waiting = self.dependents.get(other.uid, {})
             waiting.pop(uid, None)
@@ -433,7 +433,7 @@ class SchedulerCache:
             not spec.suspend
             and not spec.scheduling_gates
             and (not wanted or wanted in self._classes[0])
-            and group.uid not in self._owing
+            and group.uid not in self._pledged
             and group.queue not in self._checked
             and group.given_shape.is_sound
         )
@@ -490,7 +490,7 @@ class SchedulerCache:
         group = self.groups.get(uid)
         return group is not None and group.is_over
 
-    def _bring_back_what_is_over(self, session: Session) -> None:
+    def _return_overdue(self, session: Session) -> None:
         """Return ended groups to `busy` when they are due to be deleted; they stay there until they
         are gone.
         """
@@ -520,13 +520,13 @@ class SchedulerCache:
         for claimant in self.claimants.values():
             self.ledger.recharge(claimant)
 
-    def _part_who_owes(self, session: Session) -> None:
+    def _separate_victims(self, session: Session) -> None:
         """Keep waiting victims out of classes, because each must wait for its own preemptor."""
-        owing = {uid for uid, claimants in self.ledger.claimants.items() if claimants}
-        if owing == self._owing:
+        pledged = {uid for uid, claimants in self.ledger.claimants.items() if claimants}
+        if pledged == self._pledged:
             return
-        back, self._owing = self._owing - owing, owing
-        for uid in sorted(owing):
+        back, self._pledged = self._pledged - pledged, pledged
+        for uid in sorted(pledged):
             group = self.groups.get(uid)
             if group is not None and group.peers is not None:
                 self._leave_class(group)

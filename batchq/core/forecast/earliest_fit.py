@@ -73,7 +73,7 @@ def ends(session: Session) -> list[ExpectedEnd]:
     charged = (group for groups in session.ledger.holding.values() for group in groups.values())
     found: list[ExpectedEnd] = []
     for group in charged:
-        if (end := _of_one_that_runs(session, group)) is not None:
+        if (end := _running_end(session, group)) is not None:
             found.append(end)
         else:
             found += _ends_of(session, group)
@@ -106,7 +106,7 @@ def forecast(
         return Forecast(at=None, why=UNKNOWN_VICTIMS)
     aside, session.ledger.aside = session.ledger.aside, {}
     try:
-        found = _when_room(session, group, ends(session) if known is None else known)
+        found = _first_fit(session, group, ends(session) if known is None else known)
     finally:
         session.ledger.aside = aside
     if found.at is None or found.at >= not_before:
@@ -158,7 +158,7 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
 # --- Expected ends --------------------------------------------------------------------------------
 
 
-def _of_one_that_runs(session: Session, group: GroupState) -> ExpectedEnd | None:
+def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
     """Return the end of a running group with a walltime and no pod being stopped. This is the usual
     case, and the fast path.
     """
@@ -179,7 +179,7 @@ def _of_one_that_runs(session: Session, group: GroupState) -> ExpectedEnd | None
 
 
 def _ends_of(session: Session, group: GroupState) -> Iterator[ExpectedEnd]:
-    stopping = [pod for pod in group.pods.values() if _is_to_stop(group, pod)]
+    stopping = [pod for pod in group.pods.values() if _is_stopping(group, pod)]
     for pod in stopping:
         yield ExpectedEnd(_stops_at(session, pod), group, (pod,), whole=False)
     claim = group.status.claim
@@ -218,14 +218,14 @@ def _any_stops(pods: Sequence[Pod]) -> bool:
     return any(pod.status.terminating for pod in pods)
 
 
-def _is_to_stop(group: GroupState, pod: Pod) -> bool:
+def _is_stopping(group: GroupState, pod: Pod) -> bool:
     over = pod.status.terminating or group.phase in TERMINAL
     return over and pod.status.phase in ON_NODE
 
 
 def _stops_at(session: Session, pod: Pod) -> int:
-    told_at = pod.status.terminating_at if pod.status.terminating else None
-    began_at = session.now_ms if told_at is None else told_at
+    stopping_since = pod.status.terminating_at if pod.status.terminating else None
+    began_at = session.now_ms if stopping_since is None else stopping_since
     return _later(session, began_at + pod.spec.termination_grace)
 
 
@@ -237,11 +237,11 @@ def _later(session: Session, at: int) -> int:
 # --- The first instant at which the limits hold ---------------------------------------------------
 
 
-def _when_room(session: Session, group: GroupState, known: Sequence[ExpectedEnd]) -> Forecast:
+def _first_fit(session: Session, group: GroupState, known: Sequence[ExpectedEnd]) -> Forecast:
     needed: list[ExpectedEnd] = []
     with Statement(session) as trial:
         # Its own stopping pods are pledged to its preemptor, which will be charged for them then.
-        for pod in [pod for pod in group.pods.values() if _is_to_stop(group, pod)]:
+        for pod in [pod for pod in group.pods.values() if _is_stopping(group, pod)]:
             trial.drop_pod(group, pod.metadata.uid)
         refused = over_any_limit(session, group)
         if not refused:

@@ -81,9 +81,9 @@ def expected_starts(
     False. Leaves no trace in the session.
     """
     found = {
-        group.uid: told
+        group.uid: expected
         for group in session.groups.values()
-        if (told := _of_admitted(session, group)) is not None
+        if (expected := _of_admitted(session, group)) is not None
     }
     if wanted is not None and found.keys() >= set(wanted):
         return found
@@ -195,7 +195,7 @@ class _Plan:
         fair_shares(session)
         lines = {name: _WaitingLine(last=now_ms) for name in waiting}
         comes = {name: iter(waiting[name]) for name in sorted(waiting) if name in session.queues}
-        with self._by_what_is_planned():
+        with self._with_planned_charges():
             turns = FairShareSelector(session, comes)
         while (name := self._next(turns)) is not None:
             if (one := next(comes[name], None)) is None:
@@ -206,11 +206,11 @@ class _Plan:
             yield from ((lines[lost], group) for group in waiting[lost])
 
     def _next(self, turns: FairShareSelector) -> str | None:
-        with self._by_what_is_planned():
+        with self._with_planned_charges():
             return turns.next()
 
     @contextmanager
-    def _by_what_is_planned(self) -> Iterator[None]:
+    def _with_planned_charges(self) -> Iterator[None]:
         """While the context is open, queues are charged for planned groups as well."""
         session, ledger = self._session, self._session.ledger
         session.ledger = self._sums
@@ -232,7 +232,7 @@ class _Plan:
             return Expected(None, why=UNKNOWN_VICTIMS)
         if awaits_victims(session, group):
             # The capacity of its victims is pledged to it already.
-            return Expected(not_before, why=_by_itself(session, group))
+            return Expected(not_before, why=_own_reason(session, group))
         if self._most <= 0:
             return Expected(None, why="it is too far behind to be planned", is_planned=False)
         self._most -= 1
@@ -249,7 +249,7 @@ class _Plan:
         if awaits_victims(session, group):
             return None
         for verdict in blockers(session, group):
-            if verdict.reason in NEVER_FITS or _is_riddle(verdict):
+            if verdict.reason in NEVER_FITS or _is_unexplained(verdict):
                 return verdict
         return None
 
@@ -266,24 +266,30 @@ class _Plan:
         if never := self._no_node_for(group):
             self._close(line, group, not_before, at)
             return Expected(None, why=f"no node takes it: {never}")
-        told = self._unknown(line, group) if at is None else self._told(line, group, not_before, at)
+        expected = (
+            self._unknown(line, group)
+            if at is None
+            else self._estimate(line, group, not_before, at)
+        )
         self._close(line, group, not_before, at)
         if at is None:
-            return told
+            return expected
         line.last = max(line.last, at)
         if not group.reserved:
             self._book(group, at, length)
         if checks:
             why = f"it reserves its quota first, and then: {checks[0].message()}"
             return Expected(None, why=why)
-        return told
+        return expected
 
-    def _told(self, line: _WaitingLine, group: GroupState, not_before: int, at: int) -> Expected:
+    def _estimate(
+        self, line: _WaitingLine, group: GroupState, not_before: int, at: int
+    ) -> Expected:
         """Return the estimate for a planned start, with what the group waits for."""
         session = self._session
-        by_itself = _by_itself(session, group) if at == not_before > session.now_ms else ""
+        own_reason = _own_reason(session, group) if at == not_before > session.now_ms else ""
         held = line.opened_at(at, is_strict=_strategy(session, group) == "StrictFIFO")
-        return Expected(at, why=by_itself, ended=self._ended_at(group, at), behind=held)
+        return Expected(at, why=own_reason, ended=self._ended_at(group, at), behind=held)
 
     def _slot(
         self, line: _WaitingLine, group: GroupState, length: int | None, earliest: int | None
@@ -382,12 +388,12 @@ def _strategy(session: Session, group: GroupState) -> str:
     return "StrictFIFO" if strategy == "Backfill" and not fills else strategy
 
 
-def _is_riddle(verdict: Verdict) -> bool:
+def _is_unexplained(verdict: Verdict) -> bool:
     """Return whether a third-party plugin refuses for a reason that no limit explains."""
     return verdict.in_line and verdict.limit is None and verdict.plugin not in _ABOUT_THE_LINE
 
 
-def _by_itself(session: Session, group: GroupState) -> str:
+def _own_reason(session: Session, group: GroupState) -> str:
     """Return why a group is ineligible for the moment, or ''."""
     said = out_of_line_refusals(session, group)
     return f"{said[0].reason}: {said[0].message()}" if said else ""

@@ -64,7 +64,7 @@ class LedgerTimeline:
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
         #: Parent queue and dimension -> the unused part of its children's guarantees at each step.
         self._unused: dict[Key, list[int]] = {}
-        self._own = _of_who_waits(session, self._moves)
+        self._own = _charges_of_waiting(session, self._moves)
         #: None if the sums alone suffice. The charge of a group that still waits is left out of its
         #: own check, but its pods do occupy nodes.
         self._nodes: NodeTimeline | None = None
@@ -445,11 +445,11 @@ def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
     ledger = session.ledger
     uids = [end.group.uid for end in known]
     ends_of = Counter(uids) if len(set(uids)) < len(uids) else dict.fromkeys(uids, 1)
-    owing = any(ledger.claimants.values())
+    has_pledges = any(ledger.claimants.values())
     with Statement(session) as trial:
         for end in known:
             group = end.group
-            if end.whole and ends_of[group.uid] == 1 and not owing:
+            if end.whole and ends_of[group.uid] == 1 and not has_pledges:
                 yield end.at, group.uid, group.scopes, _less(ledger.charged(group))
                 continue
             before = {scope: dict(ledger.sums.get(scope, {})) for scope in _moved_by(session, end)}
@@ -470,7 +470,9 @@ def _moved_by(session: Session, end: ExpectedEnd) -> list[str]:
     return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
 
 
-def _of_who_waits(session: Session, falls: Sequence[_Move]) -> dict[str, list[tuple[int, Amounts]]]:
+def _charges_of_waiting(
+    session: Session, falls: Sequence[_Move]
+) -> dict[str, list[tuple[int, Amounts]]]:
     """Return, by uid of a waiting group that is still charged, its charge from each instant on: its
     stopped pods have not ended yet, or it has reserved quota and waits for its checks.
     """

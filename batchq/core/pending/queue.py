@@ -244,14 +244,14 @@ def asked_in_classes(
     """
     line = queue.line
     for peers in list(line.restless.values()):
-        if _is_kept_by_shared_limits_alone(session, peers):
+        if _is_always_in_line(session, peers):
             line.count(peers, counts=True)
         elif is_in_class(peers.first):
             line.count(peers, counts=could_be_let_in(peers.first))
     return line.asked
 
 
-def _is_kept_by_shared_limits_alone(session: Session, peers: EquivalenceClass) -> bool:
+def _is_always_in_line(session: Session, peers: EquivalenceClass) -> bool:
     """Return whether a class is in line however full the limits are: it was found to be eligible
     and to fit at some time, and its namespace has no limits.
     """
@@ -331,13 +331,13 @@ def tell_classes(
     """
     for line in list(session.lines()):
         for peers in list(line.unread.values()):
-            if not _tell_class(session, peers, write, still_says):
+            if not _write_class(session, peers, write, still_says):
                 break
             if peers.told is not None:
                 line.unread.pop(peers.asks, None)
 
 
-def _tell_class(
+def _write_class(
     session: Session,
     peers: EquivalenceClass,
     write: Callable[[GroupState, Blockers], bool],
@@ -385,7 +385,7 @@ def _refusals(
 def _of_class(session: Session, peers: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
     if peers.sleeps and peers.verdicts is not None and is_kept_out(session, peers):
         return peers.verdicts
-    aside = _class_aside(session, peers, group)
+    aside = _class_ineligible(session, peers, group)
     if not aside:
         return () if _fits(session, peers, group) else _ask_of_class(session, peers, group)
     key = ("aside", *group.asks, peers.asks)
@@ -476,7 +476,7 @@ def out_of_line_refusals(session: Session, group: GroupState) -> tuple[Verdict, 
     """
     peers = group.peers
     if peers is not None and group.status is group.record.status:
-        return _class_aside(session, peers, group)
+        return _class_ineligible(session, peers, group)
     verdicts = session.pending.ineligible.get(group.uid)
     if verdicts is None:
         is_known = _is_known_to_stand_in_line(session, group)
@@ -498,7 +498,7 @@ def out_of_line_refusals(session: Session, group: GroupState) -> tuple[Verdict, 
     return verdicts
 
 
-def _class_aside(
+def _class_ineligible(
     session: Session, peers: EquivalenceClass, group: GroupState
 ) -> tuple[Verdict, ...]:
     if peers.asides_in != session.pending.generation:
@@ -600,7 +600,7 @@ def refuse_class(
     if peers.tell(told):
         line.unread[peers.asks] = peers
     line.count(peers, counts=verdicts.wait_in_line)
-    _fall_asleep(session, peers, group, verdicts, wanted)
+    _park(session, peers, group, verdicts, wanted)
     if peers.sleeps:
         line.restless.pop(peers.asks, None)
     else:
@@ -618,7 +618,7 @@ def wake_class(session: Session, group: GroupState) -> None:
     _line_of(session, group).restless[peers.asks] = peers
 
 
-def _fall_asleep(
+def _park(
     session: Session,
     peers: EquivalenceClass,
     group: GroupState,

@@ -38,7 +38,7 @@ def keep_places(session: Session) -> None:
 
 def _seek_and_hold(session: Session) -> None:
     late: dict[str, GroupState] = {}
-    for group in _promised(session):
+    for group in _groups_lacking_places(session):
         if is_admitted(group):
             found = seek_for_admitted(session, group)
             waits = group.phase == PodGroupPhase.IN_QUEUE and not found
@@ -57,7 +57,7 @@ def _seek_and_hold(session: Session) -> None:
                 wake_class(session, group)
 
 
-def _promised(session: Session) -> Iterator[GroupState]:
+def _groups_lacking_places(session: Session) -> Iterator[GroupState]:
     """Yield groups with a reservation whose gang lacks places, queues by share, groups in order."""
     lines: dict[str, deque[GroupState]] = {}
     groups = [group for group in session.busy() if _lacks_places(session, group)]

@@ -183,8 +183,8 @@ def node_for_extra(
     """Return the node for one more pod of a group, or None. Nodes reserved for heads of other
     queues are left out, unless the pod is already covered by the group's reservation.
     """
-    is_promised = not session.ledger.aside or not growth_with(session, group, shape)
-    with keeping_off(session, {} if is_promised else room_against(session, group, shape.requests)):
+    is_reserved = not session.ledger.aside or not growth_with(session, group, shape)
+    with keeping_off(session, {} if is_reserved else room_against(session, group, shape.requests)):
         return node_for(session, shape, plan, ordinal)
 
 

@@ -165,7 +165,7 @@ def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool
     """Return whether its pods on these places would raise the group's charge above a limit."""
     if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
-        if _promised_pods(session, group, shape) >= len(nodes):
+        if _pods_within_charge(session, group, shape) >= len(nodes):
             return False
     asked = total(times(shape.requests, len(nodes)) for shape, nodes in places.parts)
     return bool(over_limit_by(session, group, asked))
@@ -208,7 +208,7 @@ def _needed_alike(
     not ready before the last of them, and its charge does not grow. A pod created before its task
     was edited may request something else and ends the batch.
     """
-    most = min(pods_short(session, group), _promised_pods(session, group, shape))
+    most = min(pods_short(session, group), _pods_within_charge(session, group, shape))
     if most < 1:
         return []
     task, requests = shape.task.name, waiting[place].spec.requests
@@ -227,7 +227,7 @@ def _needed_alike(
     )
 
 
-def _promised_pods(session: Session, group: GroupState, shape: TaskShape) -> int:
+def _pods_within_charge(session: Session, group: GroupState, shape: TaskShape) -> int:
     """Return how many more pods of a task fit into the group's charge; no limit applies to
     these.
     """

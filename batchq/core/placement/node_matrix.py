@@ -118,7 +118,7 @@ def over_rows(
 
 
 #: The score of a node that does not take the shape: below all other scores.
-_NOBODY = -(2**62)
+_REFUSED = -(2**62)
 #: A full sweep takes as long as ranking one fiftieth of the nodes one by one.
 _SWEEP_PART = 50
 
@@ -150,7 +150,7 @@ class RowRanking:
         """Return the best node now, or None if no node takes the shape."""
         self._follow()
         row = int(self._values.argmax())
-        return None if self._values[row] == _NOBODY else self._rows.nodes[row]
+        return None if self._values[row] == _REFUSED else self._rows.nodes[row]
 
     def fill(self, count: int, filled: list[NodeState]) -> None:
         """Let up to `count` pods each take the best node at that moment; see
@@ -161,13 +161,13 @@ class RowRanking:
         judge, requests = self._judge, self._shape.requests
         for _ in range(count):
             row = int(values.argmax())
-            if values[row] == _NOBODY:
+            if values[row] == _REFUSED:
                 break
             node = nodes[row]
             self._nodes.take(node, requests)
             filled.append(node)
             rank = judge.rank(node)
-            values[row] = _NOBODY if rank is None else -rank[0]
+            values[row] = _REFUSED if rank is None else -rank[0]
         self._seen = len(self._nodes.changes)
 
     def slots(self, most: int) -> int:
@@ -175,7 +175,7 @@ class RowRanking:
         self._follow()
         rows = self._rows
         fits = [rows.free(name) // units for name, units in self._shape.requests.items()]
-        found = np.minimum.reduce(fits)[self._values != _NOBODY]
+        found = np.minimum.reduce(fits)[self._values != _REFUSED]
         # Each node is capped at `most`, so the sum stays within 64 bits.
         return min(most, int(np.minimum(found, most).sum()))
 
@@ -191,7 +191,7 @@ class RowRanking:
         for name in changed:
             row = self._rows.row_of[name]
             rank = self._judge.rank(self._rows.nodes[row])
-            self._values[row] = _NOBODY if rank is None else -rank[0]
+            self._values[row] = _REFUSED if rank is None else -rank[0]
 
     def _sweep(self) -> None:
         rows, values = self._rows, self._values
@@ -199,7 +199,7 @@ class RowRanking:
         for weight, scores in self._scores:
             values += weight * scores(rows)
         for takes in self._takes:
-            values[~takes(rows)] = _NOBODY
+            values[~takes(rows)] = _REFUSED
 
 
 def row_ranking(session: Session, shape: TaskShape, rows: NodeRows) -> RowRanking | None:

@@ -211,10 +211,10 @@ class ShapeRanking:
     def _follow(self) -> None:
         changes = self._session.nodes.changes
         if self._seen < len(changes):
-            self._rank_anew(changes[self._seen :])
+            self._update_ranks(changes[self._seen :])
             self._seen = len(changes)
 
-    def _rank_anew(self, names: Iterable[str]) -> None:
+    def _update_ranks(self, names: Iterable[str]) -> None:
         nodes, ranks = self._session.nodes.by_name, self._rank
         for name in dict.fromkeys(names):
             rank = self._judge.rank(nodes[name])

@@ -54,7 +54,7 @@ class NodeRefusals:
         self._known: dict[Wanted, _Refused] = {}
         #: Gangs of a single shape, by all parts of the shape except its amounts.
         self._alike: dict[tuple[Any, ...], dict[Wanted, None]] = {}
-        self._asleep: dict[Wanted, dict[EquivalenceClass, None]] = {}
+        self._parked: dict[Wanted, dict[EquivalenceClass, None]] = {}
         self._wants: dict[EquivalenceClass, Wanted] = {}
         self._nodes = Generation()
 
@@ -111,20 +111,20 @@ class NodeRefusals:
 
     def sleep(self, peers: EquivalenceClass, wanted: Wanted) -> None:
         """Park an equivalence class until nodes may take its gangs."""
-        self._asleep.setdefault(wanted, {})[peers] = None
+        self._parked.setdefault(wanted, {})[peers] = None
         self._wants[peers] = wanted
 
     def wake(self, peers: EquivalenceClass) -> None:
         """Unpark an equivalence class, if it is parked here."""
         wanted = self._wants.pop(peers, None)
         if wanted is not None:
-            del self._asleep[wanted][peers]
-            if not self._asleep[wanted]:
-                del self._asleep[wanted]
+            del self._parked[wanted][peers]
+            if not self._parked[wanted]:
+                del self._parked[wanted]
 
     def wake_all(self) -> None:
         """Unpark all equivalence classes."""
-        self._asleep.clear()
+        self._parked.clear()
         self._wants.clear()
 
     def holds(self, peers: EquivalenceClass) -> bool:
@@ -146,7 +146,7 @@ class NodeRefusals:
         """
         return [
             peers
-            for wanted, classes in list(self._asleep.items())
+            for wanted, classes in list(self._parked.items())
             if self.find(session, wanted) is None
             for peers in classes
         ]

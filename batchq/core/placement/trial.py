@@ -179,7 +179,7 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
     cordoned would not take it.
     """
     in_line = fits_when_empty(session, gang)
-    free = _what_is_free(session, shape) if in_line else ""
+    free = _largest_free_text(session, shape) if in_line else ""
     if in_line and not free:
         detail, passing = explain_no_node(session, shape).detail, ""
     elif in_line:
@@ -197,7 +197,7 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
     )
 
 
-def _what_is_free(session: Session, shape: TaskShape) -> str:
+def _largest_free_text(session: Session, shape: TaskShape) -> str:
     """Return the largest free amount on one open node, as text, in the first dimension in which no
     node has enough; '' if the pod is refused for another reason.
     """
@@ -264,9 +264,9 @@ def hold(session: Session, group: GroupState) -> None:
     if isinstance(found, KeptPlaces):
         session.nodes.keep_taken(group.uid, found)
         return
-    stands = group.status.set_aside_on
-    if stands and all(_would_hold(session, name, amounts) for name, amounts in stands.items()):
-        hold_room(session, group, _free_part(session, stands))
+    reserved = group.status.set_aside_on
+    if reserved and all(_would_hold(session, name, amounts) for name, amounts in reserved.items()):
+        hold_room(session, group, _free_part(session, reserved))
         return
     room: dict[str, Amounts] = {}
     for shape, count in gang:

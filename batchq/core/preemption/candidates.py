@@ -217,11 +217,11 @@ def undoable(
     fixed = session.get(DECIDED).all(session)
     for whole, _, victim in heapq.merge(*lines, key=lambda entry: entry[:2]):
         group = victim.group
-        if group is not claimant and group.uid not in fixed and _still_stands(session, victim):
+        if group is not claimant and group.uid not in fixed and _is_unchanged(session, victim):
             yield victim, whole
 
 
-def _still_stands(session: Session, victim: Victim) -> bool:
+def _is_unchanged(session: Session, victim: Victim) -> bool:
     """Return whether the entry has not been undone meanwhile."""
     group = victim.group
     if victim.pods:
@@ -385,7 +385,7 @@ class Pool:
             entries = [
                 (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
                 for group in self._groups(name)
-                if not self._is_pledged(group) and not self._counts_on_what_is_taken(group)
+                if not self._is_pledged(group) and not self._keeps_its_victims(group)
             ]
             if entries:
                 entries.sort(key=_key_of)
@@ -439,7 +439,7 @@ class Pool:
             for pod in group.pods.values()
         )
 
-    def _counts_on_what_is_taken(self, group: GroupState) -> bool:
+    def _keeps_its_victims(self, group: GroupState) -> bool:
         """Return whether a group has victims of its own that this preemptor cannot use, since it
         may not evict anything yet: they are being stopped already, or the group ranks before the
         preemptor and would take them back.

@@ -69,7 +69,7 @@ def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, ac
                 _evict(statement, claimant, victim)
         left = _still_there(decision)
         if left or _claims_left(decision) or waits:
-            _promise(statement, claim, decision, left, action, waits=waits)
+            _store_pledge(statement, claim, decision, left, action, waits=waits)
         else:
             _start(statement, claim)
         if _passes_limit(session, before):
@@ -305,7 +305,7 @@ def _holding_no_node(decision: Decision) -> list[GroupState]:
     ]
 
 
-def _promise(
+def _store_pledge(
     statement: Statement,
     claim: PreemptionRequest,
     decision: Decision,

@@ -60,13 +60,13 @@ from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
-_NOBODY_LEFT = "those that were to make room for it can no longer be taken"
+_VICTIMS_GONE = "those that were to make room for it can no longer be taken"
 _NO_NODE_LEFT = "a node on which room was made for it is gone, and there is no other"
 _OUTRANKED = "those that were to make room for it make room for a group that comes before it"
 
 
 @dataclass(frozen=True, slots=True)
-class _FromNobody(GangClaim):
+class _WithoutVictims(GangClaim):
     """A gang's claim on capacity that is free or being freed. It takes no victims, so the deserved
     share of its queue does not restrict it.
     """
@@ -164,7 +164,7 @@ def choose_anew(session: Session, action: str) -> None:
     waiting = [
         group
         for group, pledge in standing_pledges(session)
-        if pledge.action == action and _counts_on_what_has_changed(session, group)
+        if pledge.action == action and _needs_new_victims(session, group)
     ]
     if waiting:
         # Computed while they still have their pledges, because their requests are part of the
@@ -184,7 +184,7 @@ def choose_anew(session: Session, action: str) -> None:
             _choose_again(session, group, before, [action, *others])
 
 
-def _counts_on_what_has_changed(session: Session, group: GroupState) -> bool:
+def _needs_new_victims(session: Session, group: GroupState) -> bool:
     if has_lost_room(session, group.status.pledge):
         return True
     return (
@@ -204,10 +204,10 @@ def _choose_again(
     session.refusals.pop(group.uid, None)
     # Head reservations apply only to groups without a reservation.
     with session.ledger.regarding(()):
-        found = _finds_room(session, group, before.pledge.action, actions)
+        found = _find_capacity(session, group, before.pledge.action, actions)
     with Statement(session) as statement:
         if found:
-            _go_on(statement, group, before, said)
+            _keep_reservation(statement, group, before, said)
             if group.status is before and session.intents == said:
                 # Nothing has changed, so no decision was made, and the group may be a victim
                 # itself.
@@ -225,7 +225,7 @@ def _choose_again(
             _give_up(statement, group, before.pledge)
         statement.commit()
     if group.status is before and not found and not _is_put_off(session, group):
-        _tell_what_it_waits_for(session, group)
+        _set_own_verdict(session, group)
 
 
 def _was_admitted_now(session: Session, group: GroupState, before: PodGroupStatus) -> bool:
@@ -316,15 +316,15 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
     elif has_lost_room(session, pledge):
         roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
     else:
-        roll_back(statement, group, Leaving.CAPACITY_CUT, _NOBODY_LEFT)
+        roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE)
 
 
-def _finds_room(session: Session, group: GroupState, former: str, actions: list[str]) -> bool:
+def _find_capacity(session: Session, group: GroupState, former: str, actions: list[str]) -> bool:
     """Try to find capacity for a gang: in what is free, with victims of its own, then with the
     victims of preemptors ranked behind it. Those keep their victims if possible, because this gang
     had some of its own.
     """
-    if _has_room_by_now(session, group, former):
+    if _fits_without_victims(session, group, former):
         return True
     if not may_claim(session, group):
         return False
@@ -335,16 +335,16 @@ def _finds_room(session: Session, group: GroupState, former: str, actions: list[
     )
 
 
-def _has_room_by_now(session: Session, group: GroupState, action: str) -> bool:
+def _fits_without_victims(session: Session, group: GroupState, action: str) -> bool:
     """Return whether the gang no longer needs victims, because other groups end or nodes were
     added; it is then started, or waits only for these ends.
     """
-    claim = _FromNobody(group)
+    claim = _WithoutVictims(group)
     decision = find_victims(session, claim, [], terms=SearchTerms(again=True))
     return decision is not None and let_happen(session, claim, decision, action=action)
 
 
-def _go_on(
+def _keep_reservation(
     statement: Statement, group: GroupState, before: PodGroupStatus, said: list[Intent]
 ) -> None:
     """Keep the reservation of a gang that has found capacity again, perhaps with other victims.
@@ -356,7 +356,7 @@ def _go_on(
     session.intents[:] = [
         one
         for one in session.intents
-        if one in known or not _is_no_news(one, group.key, old.victims)
+        if one in known or not _is_repeated(one, group.key, old.victims)
     ]
     if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
         statement.put_status(group, before)
@@ -366,7 +366,7 @@ def _go_on(
         statement.say(intents.EndPledge(group=group.key))
 
 
-def _is_no_news(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
+def _is_repeated(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
     """Return whether an intent repeats a known reservation, or a pledge with the same victims."""
     match intent:
         case intents.ReserveQuota():
@@ -391,10 +391,10 @@ def let_happen(
         return False
     if was_pending and claim.claimant.phase != PodGroupPhase.PENDING:
         note_admission(session, claim.claimant)
-    _tell_what_it_waits_for(session, claim.claimant)
+    _set_own_verdict(session, claim.claimant)
     gave_way = (*(taken.victim for taken in decision.undone), *decision.victims)
     for victim in gave_way:
-        _tell_whom_it_made_way_for(session, victim.group, claim.claimant)
+        _set_victim_verdict(session, victim.group, claim.claimant)
     for taken in sorted(decision.outranked, key=lambda one: rank_of(one.victim.group)):
         if not taken.former[0].pledge.extra:
             _choose_again(session, taken.victim.group, taken.former[0], _claiming(session))
@@ -406,7 +406,7 @@ def _claiming(session: Session) -> list[str]:
     return [name for name in session.actions if name in POINTS]
 
 
-def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: GroupState) -> None:
+def _set_victim_verdict(session: Session, group: GroupState, claimant: GroupState) -> None:
     """Set the verdict of a victim that is Pending again."""
     if group.phase != PodGroupPhase.PENDING:
         return
@@ -423,7 +423,7 @@ def _tell_whom_it_made_way_for(session: Session, group: GroupState, claimant: Gr
     session.refuse(group, (*against, gave_way))
 
 
-def _tell_what_it_waits_for(session: Session, group: GroupState) -> None:
+def _set_own_verdict(session: Session, group: GroupState) -> None:
     session.ledger.drop_aside(group)
     session.refusals.pop(group.uid, None)
     session.pending.ineligible.pop(group.uid, None)

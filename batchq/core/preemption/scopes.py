@@ -271,10 +271,10 @@ def _may_take_over(
     queues = _below(session, claim.claimant, [other.queue])
     if (told or have_ended) and not ends_within(session, claim.claimant, queues, told):
         return False
-    return _may_take_what_ends(session, claim, told, shortage)
+    return _may_take_stopping(session, claim, told, shortage)
 
 
-def _may_take_what_ends(
+def _may_take_stopping(
     session: Session, claim: PreemptionRequest, told: list[Victim], shortage: Shortage
 ) -> bool:
     """Return whether a claim may take victims that are being stopped. A preemptor that may not
@@ -392,7 +392,7 @@ class FromBoth(GangClaim):
         have_ended: bool,
     ) -> bool:
         """Return whether the victims may be taken; `ends_well` checks the queues at last."""
-        return _may_take_what_ends(session, self, told, shortage)
+        return _may_take_stopping(session, self, told, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return whether its queue, and those above it below the common ancestor with each victim's

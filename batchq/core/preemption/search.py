@@ -224,10 +224,10 @@ class _SearchTrial:
                 self._take("undo", victim, put_back if whole else unbind)
                 if self._is_enough():
                     return True
-        if self._take_what_ends():
+        if self._take_ending():
             return True
         for other in outranked_by(self._session, self._claim.claimant, self._terms):
-            if self._take_over(other) and (self._take_what_ends() or self._is_enough()):
+            if self._take_over(other) and (self._take_ending() or self._is_enough()):
                 return True
         left = deque(stages)
         while left:
@@ -243,7 +243,7 @@ class _SearchTrial:
                     # more.
                     left.append(stage)
                     break
-                if self._pledges_ended() and self._take_what_ends():
+                if self._pledges_ended() and self._take_ending():
                     return True
         return False
 
@@ -251,7 +251,7 @@ class _SearchTrial:
         """Return whether the claim fits and only lacks what its own queue has to give up."""
         return self._fit.fits and self._claim.lacks_own_victims(self._session)
 
-    def _take_what_ends(self) -> bool:
+    def _take_ending(self) -> bool:
         """Count on all pods that stop anyway and are not pledged; return whether that suffices."""
         stopping = ending(self._session)
         for group, pod in stopping:

@@ -202,7 +202,7 @@ def note_admission(session: Session, group: GroupState) -> None:
     """
     shares = session.peek(FAIR_SHARES)
     if shares is not None and group.is_elastic:
-        shares.grow(group.queue, _asked_beyond_promise(group))
+        shares.grow(group.queue, _requests_beyond_charge(group))
 
 
 def is_asked_for(session: Session, group: GroupState) -> bool:
@@ -395,7 +395,7 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     for group in session.busy():
         # Checked first, because there are many external groups, and they have no pods.
         if not group.is_external and is_admitted(group) and group.queue in asked:
-            asked[group.queue].append(_asked_beyond_promise(group))
+            asked[group.queue].append(_requests_beyond_charge(group))
     for group, _ in standing_pledges(session):
         if group.queue in asked:
             asked[group.queue].append(_counted_with_victims(session, group))
@@ -453,7 +453,7 @@ def _could_be_let_in(session: Session, group: GroupState) -> bool:
     return not any(one.reason == Waiting.WAITING_FOR_RESOURCES and not one.in_line for one in told)
 
 
-def _asked_beyond_promise(group: GroupState) -> Amounts:
+def _requests_beyond_charge(group: GroupState) -> Amounts:
     """Return what its ungated pods without a node, including those not created yet, request beyond
     the group's charge.
     """

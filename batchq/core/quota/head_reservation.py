@@ -44,7 +44,7 @@ _OF_MACHINES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
 
 def set_aside(session: Session, head: GroupState) -> None:
     """Reserve capacity for the head of a strict queue against all other groups."""
-    if not _lacks_what_is_shared(head, session.refusals[head.uid]):
+    if not _lacks_shared_capacity(head, session.refusals[head.uid]):
         return
     if keeps_all(session, head):
         session.ledger.put_aside(head, head.reservation, lambda group, asked: True)
@@ -59,7 +59,7 @@ def keeps_all(session: Session, head: GroupState) -> bool:
 
 def has_waited(head: GroupState) -> bool:
     """Return whether a group lacked capacity shared with other queues, according to its record."""
-    return _lacks_what_is_shared(head, head.status.reasons)
+    return _lacks_shared_capacity(head, head.status.reasons)
 
 
 def let_one_exceed(session: Session) -> None:
@@ -73,7 +73,7 @@ def let_one_exceed(session: Session) -> None:
     begun = [one for one in session.busy() if one.status.set_aside_at is not None]
     for group in begun:
         if group.uid not in heads:
-            _note_aside(session, group, None)
+            _set_reserved_since(session, group, None)
     if not session.heads.exceeding or any(group.uid in heads for group in begun):
         return
     below = [
@@ -83,10 +83,10 @@ def let_one_exceed(session: Session) -> None:
     ]
     if below:
         *_, head = min(below, key=lambda one: one[:2])
-        _note_aside(session, head, session.now_ms)
+        _set_reserved_since(session, head, session.now_ms)
 
 
-def _note_aside(session: Session, group: GroupState, since: int | None) -> None:
+def _set_reserved_since(session: Session, group: GroupState, since: int | None) -> None:
     with Statement(session) as statement:
         statement.set_status(group, set_aside_at=since)
         statement.commit()
@@ -120,7 +120,7 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     if not session.queues[head.queue].record.spec.deserved:
         return
     refusals = session.refusals[head.uid]
-    if not _lacks_what_is_shared(head, refusals) or not _stays_within_deserved(session, head):
+    if not _lacks_shared_capacity(head, refusals) or not _stays_within_deserved(session, head):
         return
     amounts = head.reservation
     session.ledger.put_aside(
@@ -133,7 +133,7 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     )
 
 
-def _lacks_what_is_shared(head: GroupState, refusals: Iterable[Verdict]) -> bool:
+def _lacks_shared_capacity(head: GroupState, refusals: Iterable[Verdict]) -> bool:
     """Return whether a head is refused for capacity shared with other queues: by the cluster or by
     queues above.
     """

@@ -27,7 +27,7 @@ Against = Callable[[GroupState, Amounts | None], bool]
 
 
 _NOTHING: Amounts = {}
-_NOBODY: ByScope = {}
+_NOTHING_OWED: ByScope = {}
 
 
 def title_of(scope: str) -> str:
@@ -206,8 +206,8 @@ class LedgerView:
     def _recharge(self, group: GroupState) -> None:
         uid = group.uid
         new = group.charge_with_count()
-        new_owed = self._owed_now(group) if group.status.pledge.stands else _NOBODY
-        old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOBODY)
+        new_owed = self._owed_now(group) if group.status.pledge.stands else _NOTHING_OWED
+        old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOTHING_OWED)
         if (new is old or new == old) and new_owed == old_owed:
             return
         if new_owed or old_owed:
@@ -231,7 +231,7 @@ class LedgerView:
 
     def _owed_now(self, group: GroupState) -> ByScope:
         if self._owed_to is None or not group.reserved:
-            return _NOBODY
+            return _NOTHING_OWED
         return self._owed_to(group)
 
     def _move_alike(self, group: GroupState, before: Amounts, after: Amounts) -> None:
@@ -352,9 +352,9 @@ class LedgerView:
             without += sum(self.set_aside(group, scope, resource, asked).values())
         if without + need <= guarantee:
             return 0
-        return unused - own - self._filled_by_asides(group, queue, resource, asked)
+        return unused - own - self._filled_by_heads(group, queue, resource, asked)
 
-    def _filled_by_asides(
+    def _filled_by_heads(
         self, group: GroupState, queue: str, resource: str, asked: Amounts | None
     ) -> int:
         """Return how much of the siblings' guarantees head reservations use; these count as

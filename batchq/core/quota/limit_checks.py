@@ -93,7 +93,7 @@ def over_guarantees(
     hold its own or the cluster. What must be left below a queue counts as requested above it, too:
     a queue without a capability cannot give away what is guaranteed to one of its children.
     """
-    if not session.ledger.unused or _is_promised(session, group, wanted):
+    if not session.ledger.unused or _is_freed_by_victims(session, group, wanted):
         return []
     return [
         Verdict(
@@ -119,7 +119,7 @@ def keeps_guarantees(ledger: LedgerView, group: GroupState, wanted: Mapping[str,
     )
 
 
-def _is_promised(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
+def _is_freed_by_victims(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
     """Return whether victims have freed all of it: a preemptor whose victims have ended is charged
     for their capacity. Queues above may since have given away what a sibling was left then.
     """

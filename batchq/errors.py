@@ -1,15 +1,18 @@
 """Every error that a user can meet; each has a one-sentence message and a hint.
 
-    BatchqError                 exit code ├── InvalidInput                 1     a manifest, a file
-    or a value is wrong ├── PluginFailed                 1     a third-party plugin raised where it
-    cannot refuse ├── EndlessSessions              1     simulated sessions at one instant undo each
-    other for ever ├── UsageError                   2     the command line is wrong ├── NotFound
-    6 ├── Conflict                     8     the object is not in a state that allows this │   └──
-    UnreadableRecord         8     the record stored under its name is unreadable ├──
-    StoreUnavailable             9     the server does not answer, or refuses us ├── GroupFailed
-    10     the group whose results were asked for has failed ├── GroupCancelled              11
-    it was cancelled ├── Rejected                    12     well-formed, but a rule of the system
-    refuses it └── WaitTimedOut               124
+    BatchqError                 exit code
+    ├── InvalidInput                 1     a manifest, a file or a value is wrong
+    ├── PluginFailed                 1     a third-party plugin raised where it cannot refuse
+    ├── EndlessSessions              1     sessions at one simulated instant undo each other
+    ├── UsageError                   2     the command line is wrong
+    ├── NotFound                     6
+    ├── Conflict                     8     the object is not in a state that allows this
+    │   └── UnreadableRecord         8     the record stored under its name is unreadable
+    ├── StoreUnavailable             9     the server does not answer, or refuses us
+    ├── GroupFailed                 10     the group whose results were asked for has failed
+    ├── GroupCancelled              11     it was cancelled
+    ├── Rejected                    12     well-formed, but a rule of the system refuses it
+    └── WaitTimedOut               124
 
 `InvariantBroken` is separate: it is a bug, and the process that meets it stops.
 """

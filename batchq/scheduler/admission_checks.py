@@ -1,10 +1,11 @@
 """The effect of admission checks on a group, at the start of each session (KEP-993).
 
-    changed list of checks   new ones are added to groups that wait; removed ones are dropped from
-    all no answer in time        becomes Retry or Reject, as the check says Reject
-    Failed, final; takes precedence over Retry Retry                    back to Pending at once,
-    quota released; after the delay all checks are
-                             Unknown again
+    changed list of checks    new checks are added to groups that wait; removed ones are dropped
+                              from all groups
+    no answer in time         becomes Retry or Reject, as the check says
+    Reject                    Failed, final; takes precedence over Retry
+    Retry                     back to Pending at once, quota released; after the delay all checks
+                              are Unknown again
 
 Running groups follow the same rules: a check that turns False later evicts the group.
 """

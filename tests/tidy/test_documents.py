@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import click
 import pytest
 
+from batchq import errors
 from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
 from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
 from tests.tidy.source import ROOT, files, place
@@ -76,6 +78,67 @@ def test_the_modules_of_the_two_ways_through_the_code_exist() -> None:
     assert len(named) > 15
     folders = (ROOT / "batchq", ROOT / "batchq" / "core")
     assert [each for each in sorted(named) if not any((f / each).exists() for f in folders)] == []
+
+
+def definitions(path: Path) -> set[str]:
+    """Return the functions, classes, methods and constants that a module defines."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+#: A page with a table for newcomers, and how many names it gives at least.
+GUIDES = {"docs/internals.md": 14, "CONTRIBUTING.md": 8, "batchq/core/README.md": 5}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_names_that_a_newcomer_is_sent_to_are_in_the_modules_beside_them(guide: str) -> None:
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    cells = [cell for row in re.findall(r"^\|.*\|$", text, re.MULTILINE) for cell in row.split("|")]
+    checked, missing = 0, []
+    for cell in cells:
+        names = re.findall(r"`([\w/]+/\w+\.py)`", cell)
+        paths = [path for name in names if (path := module(name))]
+        missing += [name for name in names if not module(name)]
+        known = {name for path in paths for name in definitions(path)}
+        for name in re.findall(r"`(\w{3,})`", cell) if paths else ():
+            checked += 1
+            if name not in known:
+                missing.append(f"{name} in {', '.join(place(path) for path in paths)}")
+    assert missing == [], f"{guide} sends its reader to names that are not there."
+    assert checked >= GUIDES[guide]
+
+
+def module(name: str) -> Path | None:
+    """Return a module that a page names, from the root of the repository or of the core."""
+    found = (folder / name for folder in (ROOT, ROOT / "batchq" / "core"))
+    return next((path for path in found if path.exists()), None)
+
+
+def test_each_question_of_a_newcomer_has_an_answer_on_a_page_that_the_readme_links() -> None:
+    readme = README.read_text(encoding="utf-8")
+    internals = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "(docs/internals.md)" in readme
+    assert "(CONTRIBUTING.md#how-to-add)" in readme
+    for word in ("admitted", "refused", "bound", "lease renewed", "free quota"):
+        assert re.search(rf"^\| Where .*{word}|^\| Why .*{word}", internals, re.MULTILINE), word
+    for addition in ("plugin", "action", "command", "metric"):
+        assert re.search(rf"^\| a (built-in )?{addition} \|", contributing, re.MULTILINE), addition
+
+
+def test_the_table_of_errors_has_each_error_with_its_exit_code() -> None:
+    listed = re.findall(r"^ .*?(\w+) {2,}(\d+)", errors.__doc__ or "", re.MULTILINE)
+    classes = [one for one in vars(errors).values() if isinstance(one, type)]
+    kinds = [one for one in classes if issubclass(one, errors.BatchqError)]
+    assert listed == [
+        (one.__name__, str(one.exit_code)) for one in kinds if one is not errors.BatchqError
+    ]
 
 
 def anchors_of(document: Path) -> set[str]:

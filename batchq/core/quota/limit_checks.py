@@ -1,5 +1,7 @@
 """Limit checks for a growth of the ledger: rules 2 to 4 of an admission or a bind.
 
+batchq/core/README.md lists the rules.
+
 The store checks every growth against the same limits, in the script that writes. A decision that
 the session allows and the store refuses would be made again in every session; so limits apply here
 too, independent of the plugins that decide which groups keep their place in line.

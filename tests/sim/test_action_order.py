@@ -1,4 +1,4 @@
-"""The order of `actions` decides: the same world under two orders comes to two ends."""
+"""The order of `actions` matters: two orders give the same world two outcomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.test_norm_evictions import CLASSES, HI, gone, halves, runs
 from tests.sim.worlds import bound, evicted, group, node, outcome, phases
 
-#: Four cpus, of which each queue deserves two: b has borrowed one of a's, and a's own is low.
+#: Four cpus, and each queue deserves two: b has borrowed one of a's, and a's own group has low
+#: priority.
 BORROWED = (
     node("n1", 4),
     *halves(2),
@@ -27,12 +28,12 @@ BORROWED = (
         ("enqueue, allocate, preempt, reclaim", ["own-t-0"]),
     ],
 )
-def test_the_action_that_comes_first_chooses_who_has_to_go(actions: str, goes: list[str]) -> None:
+def test_the_first_action_chooses_the_victims(actions: str, goes: list[str]) -> None:
     assert gone(*BORROWED, config=f"actions: {actions}") == goes
 
 
-def test_to_the_same_end_one_order_evicts_once_and_the_other_twice() -> None:
-    """Who was sent away for its own queue reclaims what the other has borrowed, all the same."""
+def test_one_order_of_actions_evicts_once_and_the_other_twice_with_the_same_end() -> None:
+    """The group evicted for its own queue still reclaims what the other queue has borrowed."""
 
     def played(actions: str) -> WorldOutcome:
         return outcome(*CLASSES, *BORROWED, config=f"actions: {actions}", cycles=20)

@@ -1,4 +1,4 @@
-"""Who may have pods, in a described world."""
+"""Admission to a queue: which groups get pods, in described worlds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_tenants_second_gang_waits_without_pods_until_its_first_has_ended() ->
     assert finished(came) == [(10, ["red/other"]), (30, ["blue/first"]), (60, ["blue/second"])]
 
 
-def test_why_the_second_gang_waits_is_told_with_numbers() -> None:
+def test_a_waiting_gang_says_with_numbers_what_it_lacks() -> None:
     came = outcome(
         node("n1", 8),
         quota("blue", cpu=4),
@@ -46,7 +46,7 @@ def test_why_the_second_gang_waits_is_told_with_numbers() -> None:
     )
 
 
-def test_under_strict_fifo_the_small_wait_behind_the_large() -> None:
+def test_under_strict_fifo_small_groups_wait_behind_the_large_one() -> None:
     came = outcome(
         node("n1", 4),
         queue("q", strategy={"type": "StrictFIFO"}),
@@ -60,7 +60,7 @@ def test_under_strict_fifo_the_small_wait_behind_the_large() -> None:
     ]
 
 
-def test_under_best_effort_fifo_the_small_are_tried() -> None:
+def test_under_best_effort_fifo_small_groups_are_tried() -> None:
     came = outcome(
         node("n1", 4),
         group("a", 3, runtime="30s"),
@@ -73,7 +73,7 @@ def test_under_best_effort_fifo_the_small_are_tried() -> None:
     ]
 
 
-def test_one_who_waits_for_its_turn_says_so() -> None:
+def test_a_group_that_waits_for_its_turn_says_so() -> None:
     came = outcome(
         node("n1", 4),
         queue("q", strategy={"type": "StrictFIFO"}),
@@ -97,7 +97,7 @@ def test_the_more_important_group_goes_first() -> None:
     assert admitted(came) == [(0, ["default/urgent"]), (5, ["default/plain"])]
 
 
-def test_first_come_first_served_by_creation_then_by_place_in_the_file() -> None:
+def test_equal_priorities_go_by_creation_and_then_by_place_in_the_file() -> None:
     came = outcome(
         group("late", runtime="5s", created=20),
         group("early", runtime="5s", created=10),
@@ -118,7 +118,7 @@ def test_places_in_a_file_compare_as_numbers() -> None:
     assert [groups for _, groups in admitted(came)] == [[f"default/{name}"] for name in names]
 
 
-def test_an_array_has_as_many_pods_as_there_is_room_for() -> None:
+def test_an_array_has_as_many_pods_as_fit() -> None:
     came = outcome(node("n1", 10), group("sweep", 100_000, minMember=1))
     assert [(time, len(pods)) for time, pods in created(came)] == [(0, 10)]
     assert [(time, len(pods)) for time, pods in bound(came)] == [(0, 10)]
@@ -155,7 +155,7 @@ def test_a_gang_starts_whole_or_not_at_all() -> None:
     ]
 
 
-def test_a_queue_holds_no_more_than_its_capability() -> None:
+def test_a_queue_holds_at_most_its_capability() -> None:
     came = outcome(
         node("n1", 8),
         queue("q", capability={"cpu": 2}),
@@ -167,7 +167,7 @@ def test_a_queue_holds_no_more_than_its_capability() -> None:
     assert reasons(came, "c") == ["ExceedsMaxQuota"]
 
 
-def test_a_queue_holds_no_more_groups_than_it_may() -> None:
+def test_a_queue_holds_at_most_max_pod_groups() -> None:
     came = outcome(
         node("n1", 8),
         queue("q", maxPodGroups=1),
@@ -177,7 +177,7 @@ def test_a_queue_holds_no_more_groups_than_it_may() -> None:
     assert admitted(came) == [(0, ["default/a"]), (9, ["default/b"])]
 
 
-def test_the_root_queue_binds_everybody_by_its_capability() -> None:
+def test_the_capability_of_the_root_queue_binds_every_group() -> None:
     came = outcome(
         node("n1", 8),
         queue("root", capability={"cpu": 3}),
@@ -186,12 +186,12 @@ def test_the_root_queue_binds_everybody_by_its_capability() -> None:
         group("b", 2, runtime="9s"),
         group("misplaced", queue="root"),
     )
-    # Of queues that tie, `default` is the oldest: it is there from the start.
+    # Of queues that tie, `default` is the oldest, because it exists from the start.
     assert admitted(came) == [(0, ["default/b"]), (9, ["default/a"])]
     assert reasons(came, "misplaced") == ["Misconfigured"]
 
 
-def test_without_enqueue_pods_come_into_being_at_once_and_limits_hold_at_the_bind() -> None:
+def test_without_enqueue_pods_exist_at_once_and_limits_hold_at_the_bind() -> None:
     came = outcome(
         node("n1", 8),
         quota("default", cpu=2),
@@ -204,8 +204,8 @@ def test_without_enqueue_pods_come_into_being_at_once_and_limits_hold_at_the_bin
     assert phases(came) == {"a": "Completed", "b": "Completed"}
 
 
-def test_room_given_back_by_one_array_goes_to_another_in_the_same_session() -> None:
-    """Each binds again within what its ended pods held, and one grows into what the other left."""
+def test_capacity_released_by_one_array_goes_to_another_in_the_same_session() -> None:
+    """Each array binds again within the charge of its ended pods, and one grows into the rest."""
     came = outcome(
         node("n1", 1),
         node("n2", "1500m"),
@@ -216,7 +216,7 @@ def test_room_given_back_by_one_array_goes_to_another_in_the_same_session() -> N
     assert phases(came) == {"a": "Completed", "b": "Completed"}
 
 
-def test_a_namespace_has_no_more_groups_at_once_than_its_quota_says() -> None:
+def test_a_namespace_has_at_most_as_many_groups_as_its_quota_allows() -> None:
     came = outcome(
         node("n1", 8),
         quota("default", podgroups=1),
@@ -226,7 +226,7 @@ def test_a_namespace_has_no_more_groups_at_once_than_its_quota_says() -> None:
     assert admitted(came) == [(0, ["default/a"]), (5, ["default/b"])]
 
 
-def test_a_quota_of_no_groups_lets_nobody_in() -> None:
+def test_a_quota_of_no_groups_admits_none() -> None:
     came = outcome(node("n1", 8), quota("default", podgroups=0), group("a"))
     assert reasons(came, "a") == ["ExceedsMaxQuota"]
 

@@ -1,4 +1,4 @@
-"""What holds for any world: the stage itself checks its invariants after every event."""
+"""Properties of any world: the stage itself checks its invariants after every event."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def worlds(draw: st.DrawFn) -> list[Manifest]:
         *(draw(groups(name)) for name in NAMES[: draw(st.integers(1, 5))]),
         timeline(*draw(steps())),
     ]
-    # The first group must be in the namespace of those that may depend on it.
+    # The first group must be in the namespace of the groups that may depend on it.
     found[4]["metadata"]["namespace"] = "red"
     return found
 
@@ -94,7 +94,7 @@ def played(
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     stage = WorldRun(read_world(text, "world"), assemble(read_config(config, "config")))
     came = stage.run(most, bounded=True)
-    # Nobody writes beside the scheduler: what it decides, the store takes.
+    # Only the scheduler writes, so the store accepts all of its decisions.
     assert came.refused == 0
     return stage, came.outcome
 
@@ -117,7 +117,9 @@ def test_the_invariants_hold_after_every_event(manifests: list[Manifest], config
 @PROFILE
 @given(worlds())
 def test_every_group_that_can_end_ends(manifests: list[Manifest]) -> None:
-    """Every pod has a runtime and every node recovers: only what can never run may be left."""
+    """Every pod has a runtime and every node recovers, so only groups that can never run are
+    left.
+    """
     stage, outcome = played(manifests, "", MOST_SESSIONS)
     left = {
         reason.reason

@@ -1,4 +1,6 @@
-"""Backfill where queues meet: limits of trees, what is set aside, one line of all, evictions."""
+"""Backfill across queues: limits of trees, head reservations, one pending queue for all,
+evictions.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,15 @@ def backfill(name: str, **spec: Any) -> Manifest:
 
 
 def test_a_queues_capability_is_what_the_head_waits_for() -> None:
-    """The nodes have room for all; the queue has four."""
+    """The nodes have capacity for all groups; the queue has four cpus."""
     world = [node("n1", 100), backfill("q", capability={"cpu": 4})]
     world += [*running("r", 3, queue="q", walltime="100s"), job("head", 4, 50, queue="q")]
     assert ahead(*world, job("f", 1, 101, queue="q")) == []
     assert ahead(*world, job("f", 1, 100, queue="q")) == ["f"]
 
 
-def test_a_head_may_lack_above_its_queue_what_it_does_not_lack_in_it() -> None:
-    """Below `p` four are allowed; three are held in `b` for 100 s more."""
+def test_a_head_may_be_refused_by_an_ancestor_and_not_by_its_queue() -> None:
+    """Below `p` four cpus are allowed; `b` holds three for 100 s more."""
     world = [node("n1", 100), queue("p", capability={"cpu": 4})]
     world += [backfill("a", parent="p"), queue("b", parent="p")]
     world += [*running("r", 3, queue="b", walltime="100s"), job("head", 4, 50, queue="a")]
@@ -50,8 +52,8 @@ def test_a_head_may_lack_above_its_queue_what_it_does_not_lack_in_it() -> None:
     assert ahead(*world, job("f", 1, 100, queue="a")) == ["f"]
 
 
-def test_a_deep_tree_is_held_at_every_level() -> None:
-    """The head waits for `top`; a follower also has to fit `mid`, whose room is taken."""
+def test_every_level_of_a_deep_tree_limits_backfill() -> None:
+    """The head waits for `top`; a backfilled group also has to fit `mid`, which is full."""
     world = [
         node("n1", 100),
         queue("top", capability={"cpu": 10}),
@@ -67,8 +69,8 @@ def test_a_deep_tree_is_held_at_every_level() -> None:
     assert ahead(*world, job("f", 2, 101, queue="a")) == []
 
 
-def test_a_siblings_guarantee_is_no_room_for_backfill() -> None:
-    """Of ten, four are guaranteed to `b`, which uses none: `a` has six, and holds four."""
+def test_backfill_does_not_use_a_siblings_guarantee() -> None:
+    """Of ten cpus, four are guaranteed to `b`, which uses none: `a` has six, and holds four."""
     world = [node("n1", 10), backfill("a"), queue("b", guarantee={"cpu": 4})]
     world += [*running("r", 4, queue="a", walltime="100s"), job("head", 6, 50, queue="a")]
     assert ahead(*world, job("f", 3, 10, queue="a")) == []
@@ -76,8 +78,8 @@ def test_a_siblings_guarantee_is_no_room_for_backfill() -> None:
     assert ahead(*world, job("f", 2, 100, queue="a")) == ["f"]
 
 
-def test_the_end_of_what_a_sibling_holds_of_its_guarantee_leaves_nothing() -> None:
-    """At 50 s the four of `b` are free, and guaranteed to it; the head starts at 100 s."""
+def test_a_guarantee_that_its_owner_stops_using_is_not_free_for_the_head() -> None:
+    """At 50 s the four cpus of `b` are free, and guaranteed to it; the head starts at 100 s."""
     world = [node("n1", 10), backfill("a"), queue("b", guarantee={"cpu": 4})]
     world += [*running("s", 4, queue="b", walltime="50s")]
     world += [*running("r", 4, queue="a", walltime="100s"), job("head", 6, 50, queue="a")]
@@ -85,7 +87,7 @@ def test_the_end_of_what_a_sibling_holds_of_its_guarantee_leaves_nothing() -> No
     assert ahead(*world, job("f", 2, 101, queue="a")) == []
 
 
-def test_the_number_of_groups_in_a_queue_is_a_limit_like_others() -> None:
+def test_max_pod_groups_is_a_limit_like_others() -> None:
     world = [node("n1", 10), backfill("q", maxPodGroups=2), job("head", 9, 50, queue="q")]
     filled = [*world, *running("r", 2, queue="q", walltime="100s")]
     behind = [job("f", 1, 10, queue="q"), job("g", 1, 10, queue="q")]
@@ -94,7 +96,7 @@ def test_the_number_of_groups_in_a_queue_is_a_limit_like_others() -> None:
     assert ahead(*filled, job("f", 1, 1_000, queue="q")) == ["f"]
 
 
-def test_a_head_that_waits_for_the_number_of_groups_keeps_a_number() -> None:
+def test_a_head_that_waits_for_max_pod_groups_keeps_one_place() -> None:
     world = [node("n1", 10), backfill("q", maxPodGroups=1)]
     world += [*running("r", 1, queue="q", walltime="100s"), job("head", 1, 50, queue="q")]
     assert ahead(*world, job("f", 1, 10, queue="q")) == []
@@ -118,7 +120,7 @@ def test_each_queue_has_its_own_head_and_its_own_plan() -> None:
 
 
 def meeting(deserved: int, *, other: Manifest | None = None) -> list[Manifest]:
-    """Ten cpus: five held in `b` for 100 s more. The head of `a` wants six, so much deserved."""
+    """Ten cpus: `b` holds five for 100 s more. The head of `a` asks for six, which `a` deserves."""
     return [
         node("n1", 10),
         backfill("a", deserved={"cpu": deserved}),
@@ -129,27 +131,31 @@ def meeting(deserved: int, *, other: Manifest | None = None) -> list[Manifest]:
     ]
 
 
-def test_a_group_that_ends_before_another_queues_head_starts_uses_the_heads_reservation() -> None:
-    """Set aside for `ha` are all five that are free, from whoever would be in its way then."""
+def test_a_group_that_ends_before_another_queues_head_starts_uses_its_reservation() -> None:
+    """The reservation of `ha` covers all five free cpus, against groups that would still run
+    then.
+    """
     assert ahead(*meeting(6), job("fb", 5, 100, queue="b")) == ["fb"]
     assert ahead(*meeting(6), job("fb", 5, 101, queue="b")) == []
     assert ahead(*meeting(6), group("fb", 1, 5, queue="b")) == []
 
 
-def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None:
-    """A queue that deserves three does not keep three of the six that its head wants."""
+def test_a_head_above_its_queues_deserved_share_has_no_reservation() -> None:
+    """A queue that deserves three cpus does not keep three of the six that its head asks for."""
     assert ahead(*meeting(3), job("fb", 3, 101, queue="b")) == ["fb"]
 
 
-def test_a_head_goes_ahead_of_that_of_another_queue_if_it_leaves_it_enough() -> None:
-    """Set aside for `ha` are six; at 100 s there are ten, and four are left for `hb` for long."""
+def test_a_head_passes_the_head_of_another_queue_if_it_leaves_enough_for_it() -> None:
+    """`ha` has six cpus reserved; at 100 s ten are free, so that four are left for a long `hb`."""
     world = meeting(6)[:-1]
     assert ahead(*world, job("hb", 4, 1_000, queue="b")) == ["hb"]
     assert ahead(*world, job("hb", 5, 1_000, queue="b")) == []
 
 
 @pytest.mark.parametrize("strategy", ["BestEffortFIFO", "StrictFIFO"])
-def test_so_does_a_group_of_a_queue_that_is_not_backfilled(strategy: str) -> None:
+def test_a_group_of_a_strict_queue_passes_another_queues_head_in_the_same_way(
+    strategy: str,
+) -> None:
     other = queue("b", strategy={"type": strategy}, deserved={"cpu": 4})
     world = meeting(6, other=other)[:-1]
     assert ahead(*world, job("hb", 4, 1_000, queue="b")) == ["hb"]
@@ -159,40 +165,40 @@ def test_so_does_a_group_of_a_queue_that_is_not_backfilled(strategy: str) -> Non
     )
 
 
-def test_behind_a_strict_head_that_went_ahead_the_next_one_is_the_head() -> None:
+def test_behind_an_admitted_strict_head_the_next_group_becomes_the_head() -> None:
     world = meeting(6, other=queue("b", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4}))[:-1]
     behind = [job(f"s{at}", 2, 1_000, queue="b") for at in range(3)]
     assert ahead(*world, *behind, job("short", 1, 10, queue="b")) == ["s0", "s1"]
 
 
-def test_the_head_itself_goes_ahead_of_that_of_another_queue_if_it_ends_in_time() -> None:
-    """Nothing but what is set aside for `ha` keeps `hb` from starting, and it ends before."""
+def test_a_head_passes_the_head_of_another_queue_if_it_ends_in_time() -> None:
+    """Only the reservation of `ha` keeps `hb` from starting, and `hb` ends before `ha` starts."""
     world = meeting(6)[:-1]
     assert ahead(*world, job("hb", 5, 100, queue="b")) == ["hb"]
     assert ahead(*world, job("hb", 5, 101, queue="b")) == []
 
 
-def test_a_group_behind_a_head_that_went_ahead_is_tried_after_it() -> None:
+def test_a_group_behind_an_admitted_head_is_tried_after_it() -> None:
     world = [*meeting(6)[:-1], job("hb", 4, 100, queue="b")]
     assert ahead(*world, job("fb", 1, 100, queue="b")) == ["hb", "fb"]
     assert ahead(*world, job("fb", 2, 100, queue="b"), job("gb", 1, 50, queue="b")) == ["hb", "gb"]
 
 
-def test_a_strict_heads_reservation_binds_groups_that_would_be_in_its_way() -> None:
+def test_a_strict_heads_reservation_binds_groups_that_would_delay_it() -> None:
     strict = queue("a", strategy={"type": "StrictFIFO"}, deserved={"cpu": 6})
     world = [strict if one["metadata"]["name"] == "a" else one for one in meeting(6)]
     assert ahead(*world, job("fb", 5, 100, queue="b")) == ["fb"]
     assert ahead(*world, job("fb", 5, 101, queue="b")) == []
 
 
-def test_a_strict_queue_is_not_filled() -> None:
+def test_a_strict_queue_is_not_backfilled() -> None:
     strict = queue("b", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4})
     assert ahead(*meeting(6, other=strict), job("fb", 1, 10, queue="b")) == []
     assert ahead(*meeting(6, other=strict), job("fa", 1, 10, queue="a")) == ["fa"]
 
 
-def test_the_queue_with_the_lowest_share_goes_ahead_first_after_each() -> None:
-    """Four are free until 100 s; of equal queues each has two of them."""
+def test_the_queue_with_the_lowest_share_is_backfilled_first_after_each_group() -> None:
+    """Four cpus are free until 100 s; each of two equal queues gets two of them."""
     world = [
         node("n1", 10),
         backfill("a", deserved={"cpu": 5}),
@@ -207,38 +213,38 @@ def test_the_queue_with_the_lowest_share_goes_ahead_first_after_each() -> None:
     assert ahead(*world) == ["a0", "b0", "a1", "b1"]
 
 
-# --- One line of all queues ---------------------------------------------------------------------
+# --- One pending queue for all queues -----------------------------------------------------------
 
 
 def one_line(*manifests: Manifest) -> list[str]:
     return ahead(*manifests, config=NO_QUEUE_ORDER)
 
 
-def test_in_one_line_those_of_all_queues_stand_behind_the_head() -> None:
+def test_in_one_pending_queue_groups_of_all_queues_are_behind_the_head() -> None:
     world = [node("n1", 4), backfill("a"), backfill("b")]
     world += [*running("r", 2, queue="b", walltime="100s"), job("head", 4, 50, queue="a")]
     behind = [job("late", 1, 101, queue="b"), job("fb", 1, 100, queue="b")]
     assert one_line(*world, *behind, job("fa", 1, 100, queue="a")) == ["fb", "fa"]
 
 
-def test_in_one_line_a_group_of_a_strict_queue_goes_past_nobody_nor_anybody_past_it() -> None:
+def test_in_one_pending_queue_a_group_of_a_strict_queue_neither_passes_nor_is_passed() -> None:
     world = [node("n1", 4), backfill("a"), queue("s", strategy={"type": "StrictFIFO"})]
     world += [*running("r", 2, queue="a", walltime="100s"), job("head", 4, 50, queue="a")]
     behind = [job("f", 1, 10, queue="a"), job("s", 1, 10, queue="s"), job("g", 1, 10, queue="a")]
     assert one_line(*world, *behind) == ["f"]
 
 
-def test_in_one_line_a_strict_head_is_not_filled_past() -> None:
+def test_in_one_pending_queue_a_strict_head_is_not_passed() -> None:
     world = [node("n1", 4), backfill("a"), queue("s", strategy={"type": "StrictFIFO"})]
     world += [*running("r", 2, queue="a", walltime="100s"), job("head", 4, 50, queue="s")]
     assert one_line(*world, job("f", 1, 10, queue="a")) == []
 
 
-# --- Heads that take from others ----------------------------------------------------------------
+# --- Heads with victims -------------------------------------------------------------------------
 
 
-def test_a_head_that_is_owed_room_is_not_passed_by_whoever_would_take_it() -> None:
-    """`low` has ten seconds to leave; what it leaves and what is free are all for the head."""
+def test_a_head_with_a_pledge_is_not_passed_by_a_group_that_would_use_its_capacity() -> None:
+    """`low` has ten seconds to stop; what it releases and what is free are all for the head."""
     world = [
         node("n1", 5),
         EASY,
@@ -256,7 +262,7 @@ def test_a_head_that_is_owed_room_is_not_passed_by_whoever_would_take_it() -> No
     assert of(came, "f").phase == "Pending"
 
 
-def test_beside_a_head_that_is_owed_room_there_is_what_it_leaves() -> None:
+def test_a_head_with_a_pledge_leaves_the_rest_to_backfill() -> None:
     world = [
         node("n1", 5),
         EASY,
@@ -269,8 +275,8 @@ def test_beside_a_head_that_is_owed_room_there_is_what_it_leaves() -> None:
     assert admitted(came) == [(0, ["default/f"])]
 
 
-def test_room_left_by_a_victim_is_its_claimants_and_not_free_for_a_head() -> None:
-    """At 20 s `wants` has the four of `v`; the head of `b` waits for `r`, until 100 s."""
+def test_capacity_released_by_a_victim_is_its_preemptors_and_not_free_for_a_head() -> None:
+    """At 20 s `wants` has the four cpus of `v`; the head of `b` waits for `r`, until 100 s."""
     world = [
         node("n1", 6),
         taker("a", deserved={"cpu": 4}),
@@ -290,8 +296,8 @@ def test_room_left_by_a_victim_is_its_claimants_and_not_free_for_a_head() -> Non
 
 
 @pytest.mark.parametrize("cpus", [4, 5])
-def test_a_namespaces_quota_is_no_reason_to_pass_what_capacity_refuses(cpus: int) -> None:
-    """The head is refused by its namespace and by the nodes: it keeps its place."""
+def test_a_namespace_quota_does_not_let_others_pass_a_head_that_capacity_refuses(cpus: int) -> None:
+    """Both its namespace and the nodes refuse the head: it keeps its place."""
     world = [node("n1", cpus), EASY, quota("red", cpu=4), *running("r", 3, walltime="100s")]
     world += [job("q", 1, 100, namespace="red"), job("head", 4, 50, namespace="red")]
     assert ahead(*world, job("f", 1, 150))[1:] == (["f"] if cpus == 5 else [])

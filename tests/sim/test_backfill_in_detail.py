@@ -1,4 +1,4 @@
-"""Whom backfill lets past a head, by what sort of group it is and where its pods may go."""
+"""Which groups are backfilled past a head, by the kind of group and the nodes that fit its pods."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def array(name: str, pods: int, wall_s: int) -> Manifest:
 # --- Arrays and elastic groups ------------------------------------------------------------------
 
 
-def test_an_array_does_not_end_with_its_first_pods_and_takes_nothing_of_the_heads() -> None:
+def test_an_array_ends_with_its_last_pods_and_takes_nothing_of_the_heads() -> None:
     assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 10)) == []
 
 
-def test_an_array_goes_ahead_into_what_is_left_beside_the_head() -> None:
+def test_an_array_is_backfilled_into_the_capacity_beside_the_head() -> None:
     assert ahead(*FILLED, job("head", 3, 50), array("f", 2, 10)) == ["f"]
 
 
-def test_an_array_that_runs_leaves_pod_by_pod() -> None:
-    """Of three pods two have started 40 s before: these end in 60 s, the third in 100 s."""
+def test_a_running_array_releases_capacity_pod_by_pod() -> None:
+    """Two of three pods have started 40 s before: these end in 60 s, the third in 100 s."""
     world = [
         node("n1", 4),
         EASY,
@@ -59,8 +59,8 @@ def test_an_array_that_runs_leaves_pod_by_pod() -> None:
     assert ahead(*world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
 
 
-def test_an_array_with_pods_to_come_keeps_what_it_has_reserved_for_ever() -> None:
-    """Three of five pods run; one pod is reserved as long as there are any."""
+def test_an_array_with_pending_pods_keeps_its_reservation_indefinitely() -> None:
+    """Three of five pods run; one pod stays reserved while any is pending."""
     world = [
         node("n1", 4),
         EASY,
@@ -72,7 +72,7 @@ def test_an_array_with_pods_to_come_keeps_what_it_has_reserved_for_ever() -> Non
     assert ahead(*world, high, job("head", 3, 50, **first), job("f", 1, 100, **first)) == ["f"]
 
 
-def test_an_elastic_group_goes_ahead_and_grows_as_long_as_that_delays_nobody() -> None:
+def test_an_elastic_group_is_backfilled_and_grows_while_that_delays_no_group() -> None:
     """Its third pod ends with it, before the head starts."""
     elastic = group("f", 3, 1, minMember=2, walltime="50s")
     world = [node("n1", 6), EASY, *running("r", 3, walltime="100s"), job("head", 6, 50), elastic]
@@ -80,7 +80,7 @@ def test_an_elastic_group_goes_ahead_and_grows_as_long_as_that_delays_nobody() -
     assert bound(came) == [(0, dict.fromkeys([f"default/f-t-{index}" for index in range(3)], "n1"))]
 
 
-def test_min_resources_are_what_is_reserved_of_the_room() -> None:
+def test_min_resources_are_the_amount_that_is_reserved() -> None:
     greedy = group("f", 1, 1, minResources={"cpu": 2}, walltime="50s")
     modest = group("f", 1, 1, minResources={"cpu": 1}, walltime="50s")
     world = [node("n1", 5), EASY, *running("r", 3, walltime="100s"), *running("ever", 1)]
@@ -91,7 +91,7 @@ def test_min_resources_are_what_is_reserved_of_the_room() -> None:
 # --- External groups ----------------------------------------------------------------------------
 
 
-def test_an_external_group_goes_ahead_by_its_queues_limit_and_needs_no_node() -> None:
+def test_an_external_group_is_backfilled_by_its_queues_limit_and_needs_no_node() -> None:
     limited = queue("default", strategy={"type": "Backfill"}, capability={"cpu": 4})
     outside = group("f", 1, 1, controller="external", minResources={"cpu": 1}, walltime="100s")
     head = group("head", 1, 4, controller="external", minResources={"cpu": 4}, walltime="50s")
@@ -107,8 +107,8 @@ def test_an_external_group_that_would_delay_the_head_waits() -> None:
     assert ahead(*world, head, outside) == []
 
 
-def test_an_external_group_is_no_matter_for_the_cluster() -> None:
-    """What an external group is charged is not the nodes': the head waits for `r` alone."""
+def test_an_external_group_does_not_use_the_clusters_capacity() -> None:
+    """The charge of an external group does not use the nodes: the head waits for `r` alone."""
     outside = group(
         "e",
         1,
@@ -120,14 +120,14 @@ def test_an_external_group_is_no_matter_for_the_cluster() -> None:
     assert ahead(*FILLED, outside, job("head", 4, 50), job("f", 1, 100)) == ["f"]
 
 
-# --- What ends when -----------------------------------------------------------------------------
+# --- End times ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wall_s", "expected"), [(30, [(10, ["default/f"])]), (31, [])])
-def test_a_pod_that_is_told_to_stop_ends_with_its_grace(
+def test_a_pod_that_is_told_to_stop_ends_with_its_grace_period(
     wall_s: int, expected: list[tuple[int, list[str]]]
 ) -> None:
-    """From the suspension on `r` has thirty seconds; its walltime would be much longer."""
+    """After its suspension `r` has thirty seconds; its walltime would end much later."""
     came = outcome(
         node("n1", 4),
         EASY,
@@ -143,8 +143,8 @@ def test_a_pod_that_is_told_to_stop_ends_with_its_grace(
     assert (40, ["default/head"]) in admitted(came)
 
 
-def test_one_that_is_admitted_and_does_not_run_ends_its_walltime_from_now() -> None:
-    """`i` fits no node as they are filled, and keeps what it has reserved."""
+def test_an_admitted_group_without_running_pods_ends_its_walltime_from_now() -> None:
+    """`i` fits no node at present, and keeps its reservation."""
     world = [
         node("n1", 4),
         node("n2", 4),
@@ -159,7 +159,7 @@ def test_one_that_is_admitted_and_does_not_run_ends_its_walltime_from_now() -> N
 
 
 def test_a_group_admitted_in_the_same_session_ends_its_walltime_from_now() -> None:
-    """`first` is admitted by enqueue in this session; the head waits for its end."""
+    """This session's enqueue admits `first`; the head waits for its end."""
     world = [node("n1", 4), EASY, job("first", 3, 100), job("head", 4, 50)]
     assert ahead(*world, job("f", 1, 101)) == ["first"]
     assert ahead(*world, job("f", 1, 100)) == ["first", "f"]
@@ -182,8 +182,8 @@ def test_a_pod_that_fits_all_nodes_together_but_no_single_one_is_not_admitted() 
     assert of(came, "wide").phase == "Pending"
 
 
-def test_a_gang_goes_ahead_whole_or_not_at_all() -> None:
-    """One of its two pods would find a place; as many cpus in smaller pods do."""
+def test_a_gang_is_backfilled_whole_or_not_at_all() -> None:
+    """One of its two pods would fit; smaller pods with the same total of cpus do."""
     world = [
         node("n1", 4),
         node("n2", 2),
@@ -196,7 +196,7 @@ def test_a_gang_goes_ahead_whole_or_not_at_all() -> None:
     assert ahead(*world, group("f", 4, 1, walltime="50s")) == ["f"]
 
 
-def test_a_node_that_the_follower_may_not_go_to_is_no_room_for_it() -> None:
+def test_a_node_that_a_group_may_not_use_is_no_capacity_for_it() -> None:
     picky = group(
         "f",
         tasks=[
@@ -214,35 +214,35 @@ def test_a_node_that_the_follower_may_not_go_to_is_no_room_for_it() -> None:
     assert ahead(*world, job("head", 4, 50), picky) == []
 
 
-def test_with_overcommit_more_is_admitted_but_only_what_a_node_takes_goes_ahead() -> None:
-    """By the ledger there would be room for both; the node has one cpu."""
+def test_with_overcommit_only_what_a_node_takes_is_backfilled() -> None:
+    """The ledger has capacity for both; the node has one cpu."""
     config = f"{NO_EVICTIONS}\novercommit: 1.5"
     behind = [group("head", 4, 1, walltime="50s"), job("f", 1, 100), job("g", 1, 100)]
     assert ahead(*FILLED, *behind, config=config) == ["f"]
 
 
-def test_pods_of_a_node_count_too() -> None:
-    """Of three places on the node two are taken, and the head wants them all."""
+def test_a_nodes_limit_of_pods_counts_too() -> None:
+    """Two of the node's three places for pods are taken, and the head asks for all of them."""
     world = [node("n1", 10, pods=3), EASY, *running("r", 2, walltime="100s")]
     assert ahead(*world, group("head", 3, 1, walltime="50s"), job("f", 1, 101)) == []
     assert ahead(*world, group("head", 3, 1, walltime="50s"), job("f", 1, 100)) == ["f"]
 
 
-# --- Who is out of line -------------------------------------------------------------------------
+# --- Groups out of line -------------------------------------------------------------------------
 
 
 OUT_OF_LINE: dict[str, Manifest] = {
     "a group with a gate": job("out", 1, 10, schedulingGates=[{"name": "later"}]),
     "a suspended group": job("out", 1, 10, suspend=True),
-    "a group that pauses": job("out", 1, 10, status={"backoffUntil": 500}),
-    "a group that waits for another": job("out", 1, 10, dependsOn=[{"name": "head"}]),
+    "a group that backs off": job("out", 1, 10, status={"backoffUntil": 500}),
+    "a group that depends on another": job("out", 1, 10, dependsOn=[{"name": "head"}]),
     "a group that could never fit": job("out", 40, 10),
 }
 
 
 @pytest.mark.parametrize("case", OUT_OF_LINE)
 @pytest.mark.parametrize("line", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
-def test_a_group_out_of_line_is_not_backfilled_and_holds_up_no_other(
+def test_a_group_out_of_line_is_not_backfilled_and_delays_no_other(
     case: str, line: Manifest
 ) -> None:
     world = [node("n1", 4), line, *running("r", 3, walltime="100s"), job("head", 4, 50)]
@@ -250,20 +250,20 @@ def test_a_group_out_of_line_is_not_backfilled_and_holds_up_no_other(
 
 
 @pytest.mark.parametrize("line", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
-def test_whom_its_namespace_alone_holds_back_has_no_reservation(line: Manifest) -> None:
+def test_a_group_that_only_its_namespace_refuses_has_no_reservation(line: Manifest) -> None:
     world = [node("n1", 4), line, quota("red", cpu=0), *running("r", 3, walltime="100s")]
     behind = [job("out", 1, 10, namespace="red"), job("f", 1, 10)]
     assert ahead(*world, job("head", 4, 50), *behind) == ["f"]
 
 
-def test_a_namespace_holds_a_follower_to_its_quota() -> None:
+def test_backfill_respects_the_quota_of_a_namespace() -> None:
     world = [node("n1", 6), EASY, quota("red", cpu=1), *running("r", 3, walltime="100s")]
     behind = [job("a", 1, 10, namespace="red"), job("b", 1, 10, namespace="red"), job("f", 1, 10)]
     assert ahead(*world, job("head", 6, 50), *behind) == ["red/a", "f"]
 
 
-def test_a_head_that_its_namespace_refuses_too_waits_for_both() -> None:
-    """The cluster has room at 100 s; of its namespace's quota it has enough at 200 s."""
+def test_a_head_that_its_namespace_refuses_as_well_waits_for_both() -> None:
+    """The cluster has capacity at 100 s; the namespace's quota is sufficient at 200 s."""
     world = [
         node("n1", 6),
         EASY,
@@ -273,7 +273,7 @@ def test_a_head_that_its_namespace_refuses_too_waits_for_both() -> None:
         job("head", 4, 50, namespace="red"),
     ]
     assert ahead(*world, job("f", 2, 200)) == ["red/q", "f"]
-    # Beside head, which needs four from 200 s on, two are free.
+    # Beside head, which needs four cpus from 200 s on, two are free.
     assert ahead(*world, job("f", 2, 1000)) == ["red/q", "f"]
 
 
@@ -283,8 +283,8 @@ def test_a_head_that_its_namespace_refuses_too_waits_for_both() -> None:
 CHECKED = queue("default", strategy={"type": "Backfill"}, admissionChecks=["c"])
 
 
-def test_a_group_with_checks_reserves_beside_the_head_only() -> None:
-    """Nobody knows when the checks will be answered, and so not when it would end."""
+def test_a_group_with_checks_reserves_only_beside_the_head() -> None:
+    """The time of the checks' answers is unknown, and so is the group's end."""
     world = [check("c"), node("n1", 6), CHECKED, *running("r", 3, walltime="100s")]
     behind = [job("head", 4, 50), job("f", 3, 50), job("g", 2, 50)]
     came = outcome(*world, *behind, cycles=1, config=NO_EVICTIONS)
@@ -302,11 +302,11 @@ def test_a_group_reserved_behind_the_head_starts_when_its_checks_have_passed() -
     assert bound(came) == [(20, {"default/g-t-0": "n1"})]
 
 
-# --- Pods that ask for nothing ------------------------------------------------------------------
+# --- Pods without requests ----------------------------------------------------------------------
 
 
-def test_pods_without_requests_of_who_is_admitted_go_wherever_a_place_is_free() -> None:
-    """The gang of `f` is let in past the head; its other pods stand behind the head."""
+def test_pods_without_requests_of_an_admitted_group_go_wherever_a_place_is_free() -> None:
+    """The gang of `f` is backfilled past the head; its other pods are behind the head."""
     empty = [
         {"name": "t", "replicas": 1, "template": {"requests": {"cpu": 1}}},
         {"name": "free", "replicas": 2, "template": {}},
@@ -319,7 +319,7 @@ def test_pods_without_requests_of_who_is_admitted_go_wherever_a_place_is_free() 
     ]
 
 
-def test_pods_without_requests_find_no_place_where_every_one_is_taken() -> None:
+def test_pods_without_requests_wait_where_every_place_is_taken() -> None:
     empty = [
         {"name": "t", "replicas": 1, "template": {"requests": {"cpu": 1}}},
         {"name": "free", "replicas": 2, "template": {}},
@@ -330,8 +330,8 @@ def test_pods_without_requests_find_no_place_where_every_one_is_taken() -> None:
     assert bound(came) == [(0, {"default/f-t-0": "n1", "default/f-free-0": "n1"})]
 
 
-def test_without_allocate_only_pods_without_requests_find_a_place() -> None:
-    """A gang of such pods whole or not at all."""
+def test_without_allocate_only_pods_without_requests_are_placed() -> None:
+    """A gang of such pods is placed whole or not at all."""
     free = [{"name": "t", "replicas": 2, "template": {}}]
     world = [
         node("n1", 4, pods=3),
@@ -344,8 +344,8 @@ def test_without_allocate_only_pods_without_requests_find_a_place() -> None:
     assert bound(came) == [(0, {"default/b-t-0": "n1", "default/b-t-1": "n1"})]
 
 
-def test_nothing_starts_twice_in_a_world_of_many() -> None:
-    """Every group is admitted, and the stage would not admit one twice."""
+def test_no_group_of_a_large_world_starts_twice() -> None:
+    """Every group is admitted, and the stage would refuse a second admission."""
     world = [job(f"g{at}", 1 + at % 4, 10 + 7 * at % 50, runs_s=5 + at % 9) for at in range(30)]
     for line in (EASY, CONSERVATIVE):
         assert len(starts(node("n1", 4), line, *world)) == 30

@@ -1,6 +1,7 @@
-"""Reservations in time are of nodes, too: what goes past a head leaves it the nodes it waits for.
+"""Reservations in time also name nodes: backfilled groups leave the head the nodes that it waits
+for.
 
-Nodes have four cpus each. What runs is told with its node and when it ends by its walltime.
+Nodes have four cpus each. Each running group is described with its node, and ends by its walltime.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from tests.sim.worlds import Manifest, bound, group, node, outcome, pod
 
 
 def where(*manifests: Manifest) -> dict[str, tuple[int, str]]:
-    """When each pod is bound, and to which node, in a world that is played to its end."""
+    """Return when each pod is bound, and to which node, in a world that is played to its end."""
     came = outcome(*manifests, config=NO_EVICTIONS)
     return {
         name.removeprefix("default/").removesuffix("-t-0"): (at, on)
@@ -25,27 +26,27 @@ def nodes(count: int) -> list[Manifest]:
 
 
 def held(name: str, cpu: int, on: str, until_s: int) -> list[Manifest]:
-    """A group that runs on one node until its time is over."""
+    """Return a group that runs on one node until its walltime."""
     return running(name, 1, cpu=cpu, on=on, walltime=f"{until_s}s", grace="0s")
 
 
-def test_a_follower_goes_to_a_node_that_the_head_does_not_wait_for() -> None:
-    """Most is free on n1, which is the head's at 100 s; the sums have room for both then."""
+def test_a_group_is_backfilled_to_a_node_that_the_head_does_not_wait_for() -> None:
+    """n1 has most free cpus, and is the head's at 100 s; the sums have capacity for both then."""
     world = [EASY, *nodes(2), *held("r", 2, "n1", 100), *held("s", 3, "n2", 1_000)]
     came = where(*world, job("head", 4, 50), job("f", 1, 500))
     assert came == {"f": (0, "n2"), "head": (100, "n1")}
 
 
-def test_a_follower_that_only_the_heads_node_takes_has_to_end_in_time() -> None:
-    """At 100 s six cpus are free, in pieces but for n1: the head's four are there alone."""
+def test_a_group_that_fits_only_the_heads_node_must_end_in_time() -> None:
+    """At 100 s six cpus are free, but only n1 has four together: the head's."""
     world = [EASY, *nodes(3), *held("r", 2, "n1", 100), *held("u", 1, "n2", 100)]
     world += [*held("s", 3, "n2", 1_000), *held("t", 3, "n3", 1_000)]
     assert ahead(*world, job("head", 4, 50), job("f", 2, 101)) == []
     assert ahead(*world, job("head", 4, 50), job("f", 2, 100)) == ["f"]
 
 
-def test_a_head_of_whole_nodes_starts_when_so_many_are_empty() -> None:
-    """By the sums there would be eight cpus at 100 s; two empty nodes are there at 300 s."""
+def test_a_head_of_whole_nodes_starts_when_enough_nodes_are_empty() -> None:
+    """The sums have eight cpus at 100 s; two nodes are empty at 300 s."""
     world = [EASY, *nodes(3), *held("r", 4, "n1", 100), *held("s", 3, "n2", 300)]
     world += held("t", 1, "n3", 1_000)
     head = group("head", 2, 4, walltime="50s")
@@ -55,14 +56,14 @@ def test_a_head_of_whole_nodes_starts_when_so_many_are_empty() -> None:
     assert ahead(*world, head, job("f", 3, 300), job("g", 1, 301)) == ["f"]
 
 
-def test_a_head_that_no_node_takes_before_something_without_walltime_ends_is_strict() -> None:
+def test_a_head_that_fits_no_node_until_an_end_without_walltime_is_strict() -> None:
     world = [EASY, *nodes(2), *running("r", 1, on="n1"), *running("s", 1, on="n2")]
     world += held("t", 3, "n1", 100)
     assert ahead(*world, job("head", 4, 50), job("f", 1, 10)) == []
 
 
-def test_with_reservations_for_all_each_has_nodes_of_its_own() -> None:
-    """`a` is to have n1 at 100 s, `b` n2 at 200 s; one cpu is free until then, on each."""
+def test_with_reservations_for_all_each_group_has_nodes_of_its_own() -> None:
+    """`a` gets n1 at 100 s, `b` gets n2 at 200 s; one cpu is free on each until then."""
     world = [CONSERVATIVE, *nodes(2), *held("r", 3, "n1", 100), *held("s", 3, "n2", 200)]
     world += [job("a", 4, 150), job("b", 4, 50)]
     assert ahead(*world, job("f", 1, 100), job("g", 1, 200)) == ["f", "g"]
@@ -70,8 +71,8 @@ def test_with_reservations_for_all_each_has_nodes_of_its_own() -> None:
     assert ahead(*world, job("f", 1, 201)) == []
 
 
-def test_an_array_that_runs_grows_only_on_nodes_that_the_head_does_not_wait_for() -> None:
-    """The head is to have n1 at 100 s; a pod of the array takes 500 s."""
+def test_a_running_array_grows_only_on_nodes_that_the_head_does_not_wait_for() -> None:
+    """The head gets n1 at 100 s; a pod of the array takes 500 s."""
     array = group(
         "a", 3, 1, minMember=1, walltime="500s", status={"phase": "Running", "reservedAt": 0}
     )

@@ -1,4 +1,4 @@
-"""What is wrong with a world is told in one sentence, and nothing is played."""
+"""A mistake in a world is reported in one sentence, and nothing is played."""
 
 from __future__ import annotations
 
@@ -25,10 +25,19 @@ from tests.sim.worlds import (
 
 BAD: dict[str, tuple[list[Manifest], str]] = {
     "a pod without its group": ([pod("x", "ghost")], "its PodGroup default/ghost is not described"),
-    "a pod of no task": ([group("a"), pod("x", "a", task="u")], "has no task u; its tasks: t"),
+    "a pod of an unknown task": (
+        [group("a"), pod("x", "a", task="u")],
+        "has no task u; its tasks: t",
+    ),
     "a pod beyond the replicas": ([group("a", 2), pod("x", "a", 2)], "has 2 replicas"),
-    "two pods in one place": ([group("a"), pod("x", "a"), pod("y", "a")], "and so is default/x"),
-    "a running pod nowhere": ([group("a"), pod("x", "a", phase="Running")], "does not say where"),
+    "two pods with one index": (
+        [group("a"), pod("x", "a"), pod("y", "a")],
+        "and so is default/x",
+    ),
+    "a running pod without a node": (
+        [group("a"), pod("x", "a", phase="Running")],
+        "does not say where",
+    ),
     "a waiting pod that terminates": (
         [group("a"), pod("x", "a", terminating=True)],
         "only a pod on a node can be terminating",
@@ -45,7 +54,10 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         ),
     ),
     "a uid twice": ([group("a", uid="7"), group("b", uid="7")], "uid 7 is given twice"),
-    "a uid that is a place": ([group("a"), group("b", uid="1")], "uid 1 is given twice"),
+    "a uid equal to a place in the file": (
+        [group("a"), group("b", uid="1")],
+        "uid 1 is given twice",
+    ),
     "two default priority classes": (
         [
             manifest("PriorityClass", "a", {"value": 1, "default": True}),
@@ -55,33 +67,33 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     ),
     "an unknown field": ([group("a", minMembers=2)], "did you mean 'minMember'"),
     "an unknown kind": ([manifest("PodGruop", "a")], "did you mean 'PodGroup'"),
-    "a runtime that is none": ([group("a", runtime="soon")], "annotation batchq/runtime"),
+    "an invalid runtime": ([group("a", runtime="soon")], "annotation batchq/runtime"),
     "a check that a queue asks for twice": (
         [queue("q", admissionChecks=["c", "c"])],
         "Queue q: spec.admissionChecks: 'c' is named twice",
     ),
-    "a check that nobody could name": (
+    "a check with an impossible name": (
         [queue("q", admissionChecks=["No!"])],
         "Queue q: spec.admissionChecks[0]",
     ),
-    "a parent that is not there": (
+    "a parent that does not exist": (
         [queue("research"), queue("q", parent="reserach")],
         "Queue q: spec.parent: there is no queue 'reserach'",
     ),
-    "queues in a circle": (
+    "a cycle of queues": (
         [queue("b", parent="a"), queue("a", parent="b")],
         "Queue a: spec.parent goes in a circle: a -> b -> a",
     ),
     "a queue that is its own parent": ([queue("a", parent="a")], "cannot be its own parent"),
-    "a root below another": (
+    "a root below another queue": (
         [queue("a"), queue("root", parent="a")],
         "Queue root: spec.parent: the root queue has no parent",
     ),
-    "seventeen queues below each other": (
+    "seventeen levels of queues": (
         [queue("q1"), *(queue(f"q{number}", parent=f"q{number - 1}") for number in range(2, 18))],
         "Queue q17: spec.parent: expected at most 16 levels of queues, found more: q1 >",
     ),
-    "more guaranteed than the parent is": (
+    "guarantees above the parent's": (
         [
             queue("a", parent="p", guarantee={"cpu": 2}),
             queue("p", guarantee={"cpu": 3}),
@@ -89,15 +101,15 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         ],
         "Queue p: spec.guarantee.cpu: expected at least 4, what the queues below it are guaranteed",
     ),
-    "more deserved than the root does": (
+    "shares deserved above the root's": (
         [queue("a", deserved={"cpu": 4}), queue("root", deserved={"cpu": 3})],
         "Queue root: spec.deserved.cpu: expected at least 4, what the queues below it deserve",
     ),
-    "more guaranteed than deserved": (
+    "a guarantee above deserved": (
         [queue("a", guarantee={"cpu": 2}, deserved={"cpu": 1})],
         "Queue a: spec.guarantee.cpu: expected at most its deserved of 1, found 2",
     ),
-    "a check with a delay of less than nothing": (
+    "a check with a negative delay": (
         [check("c", retryDelayMinutes=-1)],
         "AdmissionCheck c: spec.retryDelayMinutes: expected",
     ),
@@ -105,22 +117,22 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         [check("c", unknownTimeout="0s")],
         "AdmissionCheck c: spec.unknownTimeout: expected at least 1s, found 0s",
     ),
-    "a check with a policy that there is not": (
+    "a check with an unknown policy": (
         [check("c", preemptionPolicy="Sometime")],
         "spec.preemptionPolicy",
     ),
-    "an answer that nobody can give": (
+    "an impossible answer of a check": (
         [group("a", status={"checks": [{"name": "c", "status": False}]})],
         (
             "PodGroup default/a: status.checks: check c: expected with status False the reason"
             " 'Retry' or 'Reject', found none"
         ),
     ),
-    "an answer that there is not": (
+    "an unknown answer of a check": (
         [group("a", status={"checks": [{"name": "c", "status": "Maybe"}]})],
         "status.checks[0].status",
     ),
-    "a pledge of nobody known": (
+    "a pledge of an unknown pod": (
         [group("a", status={"pledge": {"victims": ["default/b-main-0"]}})],
         (
             "PodGroup default/a: status.pledge.victims: expected the namespace/name of another"
@@ -128,7 +140,7 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
             " 'default/b-main-0'"
         ),
     ),
-    "a pledge of one's own pod": (
+    "a pledge of a group's own pod": (
         [
             node("n"),
             group("a", status={"pledge": {"victims": ["default/a-t-0"]}}),
@@ -136,7 +148,7 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         ],
         "PodGroup default/a: status.pledge.victims: default/a-t-0 is a pod of the group itself",
     ),
-    "a pod that is pledged to two": (
+    "a pod that is pledged to two groups": (
         [
             node("n"),
             group("a", status={"pledge": {"victims": ["default/v-t-0"]}}),
@@ -148,19 +160,28 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
     ),
     "an unknown step": ([timeline({"at": 0, "failPods": "a"})], "did you mean 'failPod'"),
     "a step without a time": ([timeline({"failNode": "n1"})], "expected when"),
-    "a step at no time": ([timeline({"at": "soon", "failNode": "n1"})], "expected a duration"),
-    "a step of two": ([timeline({"at": 0, "failNode": "a", "suspend": "b"})], "expected one of"),
-    "a step of none": ([timeline({"at": 0})], "found none"),
-    "steps that are none": ([manifest("Timeline", "t", {"at": 0})], "expected a list of steps"),
+    "a step at an invalid time": (
+        [timeline({"at": "soon", "failNode": "n1"})],
+        "expected a duration",
+    ),
+    "a step with two verbs": (
+        [timeline({"at": 0, "failNode": "a", "suspend": "b"})],
+        "expected one of",
+    ),
+    "a step without a verb": ([timeline({"at": 0})], "found none"),
+    "a Timeline that is no list": (
+        [manifest("Timeline", "t", {"at": 0})],
+        "expected a list of steps",
+    ),
     "a bad manifest in a step": (
         [timeline({"at": 0, "apply": group("a", minMembers=2)})],
         "did you mean 'minMember'",
     ),
-    "an answer about nobody": (
+    "an answer without a group": (
         [timeline({"at": 0, "setCheck": {"check": "c", "status": True}})],
         "expected a name, found",
     ),
-    "an answer of no check": (
+    "an answer without a check": (
         [timeline({"at": 0, "setCheck": {"podGroup": "default/a", "status": True}})],
         "expected a name, found",
     ),
@@ -168,17 +189,26 @@ BAD: dict[str, tuple[list[Manifest], str]] = {
         [timeline({"at": 0, "failPod": "a", "exitCode": 0})],
         "expected a number from 1 to 255, found 0",
     ),
-    "a step about no node": ([timeline({"at": 0, "failNode": "n9"})], "there is no Node n9"),
-    "a step about no pod": ([timeline({"at": 0, "finishPod": "x"})], "there is no Pod default/x"),
-    "a step about no group": ([timeline({"at": 0, "suspend": "x"})], "default/x does not exist"),
-    "a step about no gate": (
+    "a step about an unknown node": (
+        [timeline({"at": 0, "failNode": "n9"})],
+        "there is no Node n9",
+    ),
+    "a step about an unknown pod": (
+        [timeline({"at": 0, "finishPod": "x"})],
+        "there is no Pod default/x",
+    ),
+    "a step about an unknown group": (
+        [timeline({"at": 0, "suspend": "x"})],
+        "default/x does not exist",
+    ),
+    "a step about an unknown gate": (
         [
             group("a", schedulingGates=[{"name": "x"}]),
             timeline({"at": 0, "openGate": {"podGroup": "default/a", "gate": "y"}}),
         ],
         "has no scheduling gate 'y'",
     ),
-    "deleting what is not there": (
+    "deleting an unknown object": (
         [timeline({"at": 0, "delete": "Queue/q"})],
         "Queue q does not exist",
     ),
@@ -195,7 +225,7 @@ def test_refused(name: str) -> None:
     assert sentence.startswith("world")
 
 
-def test_a_step_that_cannot_be_done_is_named_with_its_line_and_time() -> None:
+def test_an_impossible_step_is_reported_with_its_line_and_time() -> None:
     sentence = refusal(node("n1"), timeline({"at": "90s", "recoverNode": "n2"}))
     assert sentence == "world, line 15: recoverNode at 90s: there is no Node n2"
 
@@ -206,7 +236,7 @@ def test_text_that_is_no_world_is_refused(text: str) -> None:
         play(text, "world", config=SchedulerConfig())
 
 
-def test_a_contradiction_of_queues_names_the_place_wherever_it_stands() -> None:
+def test_a_contradiction_of_queues_names_the_queue_wherever_it_is_in_the_file() -> None:
     manifests = [
         queue("team", parent="org", guarantee={"cpu": 2}),
         node("n1"),
@@ -220,7 +250,7 @@ def test_a_contradiction_of_queues_names_the_place_wherever_it_stands() -> None:
     assert refusal(*manifests[::-1]) == f"world, line 4: {sentence}"
 
 
-def test_queues_may_stand_before_the_one_above_them_and_below_a_default_not_described() -> None:
+def test_queues_may_precede_their_parent_and_be_below_a_default_not_described() -> None:
     result = outcome(
         queue("team", parent="org", guarantee={"cpu": 1}),
         queue("org", parent="default"),
@@ -255,7 +285,7 @@ def test_a_world_may_lack_commands() -> None:
     assert outcome(node("n1"), group("a", runtime="1s")).podgroups["default/a"].phase == "Completed"
 
 
-def test_a_group_that_comes_later_and_whose_pods_would_be_called_like_others_is_refused() -> None:
+def test_a_later_group_whose_pods_would_have_taken_names_is_refused() -> None:
     later = group("a-b")
     [refused] = refused_steps(
         node("n1", 4),

@@ -1,4 +1,4 @@
-"""A status in a file is believed, and what it does not say follows from it."""
+"""A status in a file is trusted, and missing parts of it are derived."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_time_zero_is_the_latest_timestamp() -> None:
         pod("a-t-0", "a", phase="Running", node="n1", startedAt=90),
         group("b", created=110),
     )
-    # Started at 90, 20 s before time 0: 10 s are left of its 30.
+    # Started at 90, 20 s before time 0: 10 s of its 30 s are left.
     assert finished(came) == [(10, ["default/a"])]
 
 
-def test_a_deadline_ahead_does_not_move_time_zero() -> None:
+def test_a_future_deadline_does_not_move_time_zero() -> None:
     came = outcome(
         node("n1", 1), group("a", created=100, status={"backoffUntil": 130}), group("b", created=90)
     )
@@ -53,7 +53,7 @@ def test_a_pod_overdue_at_time_zero_ends_at_once() -> None:
     assert finished(came) == [(0, ["default/a"])]
 
 
-def test_a_stated_queue_time_stands_before_the_creation() -> None:
+def test_a_stated_queue_time_takes_precedence_over_the_creation() -> None:
     came = outcome(
         node("n1", 1),
         group("a", created=1, status={"queueTime": 50}, runtime="1s"),
@@ -76,7 +76,7 @@ def test_a_running_group_counts_from_the_start() -> None:
     )
 
 
-def test_an_in_queue_group_gets_only_the_pods_that_are_missing() -> None:
+def test_an_in_queue_group_gets_only_the_missing_pods() -> None:
     came = outcome(
         node("n1", 4),
         group("a", 3, status={"phase": "InQueue"}),
@@ -118,8 +118,8 @@ def test_a_terminating_pod_ends_a_grace_after_the_start() -> None:
         pod("a-t-0", "a", phase="Running", node="n1", terminating=True),
         group("b"),
     )
-    # In the ledger what its old pod still holds is left out for its own admission; on nodes it is
-    # not free.
+    # The ledger leaves out the group's old pod for its own admission; on the node its cpu is not
+    # free.
     assert admitted(came) == [(7, ["default/a"])]
     assert bound(came) == [(7, {"default/a-t-0": "n1"})]
     assert evicted(came) == []
@@ -153,7 +153,7 @@ def test_a_running_group_without_pods_gets_them_and_recovers() -> None:
     assert phases(came) == {"a": "Running"}
 
 
-def test_an_array_goes_on_where_it_was() -> None:
+def test_an_array_continues_where_it_was() -> None:
     came = outcome(
         node("n1", 1),
         group("a", 3, minMember=1, runtime="10s", status={"phase": "Running"}),
@@ -177,7 +177,7 @@ def test_a_failed_pod_without_retries_left_has_failed() -> None:
     )
 
 
-def test_attempts_that_were_made_count_as_failures() -> None:
+def test_described_attempts_count_as_failures() -> None:
     def world(attempt: int) -> tuple[Manifest, ...]:
         return (
             node("n1", 1),
@@ -199,7 +199,7 @@ def test_a_finished_group_stays_finished() -> None:
     assert phases(came) == {"a": "Completed", "b": "Completed"}
 
 
-def test_more_pods_on_a_node_than_fit_are_believed() -> None:
+def test_a_described_overload_of_a_node_is_accepted() -> None:
     came = outcome(
         node("n1", 1),
         group("a", 2, status={"phase": "Running"}),

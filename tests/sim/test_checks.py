@@ -1,7 +1,7 @@
 """Admission checks: from Pending over a reservation to InQueue, and back (KEP-993's scenarios).
 
 The KEP's words: Suspended is Pending, Prechecked is Pending with its quota reserved, Admitted is
-InQueue and after, Rejected is Failed.
+InQueue and later, Rejected is Failed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ A = [(0, ["default/g"])]
 
 
 def running(name: str, pods: int, *said: str, cpu: int = 1, **spec: object) -> list[Manifest]:
-    """A group of queue q that runs on n1, of which checks have said that it may."""
+    """Return a group of queue q that runs on n1 and whose checks have passed."""
     checks = [{"name": one, "status": "True"} for one in said]
     status: Manifest = {"phase": "Running", "reservedAt": 0, "checks": checks}
     each = [
@@ -98,7 +98,7 @@ def test_a_group_that_does_not_fit_asks_no_check() -> None:
     assert "WaitingForChecks" not in reasons(came, "g")
 
 
-def test_a_reservation_stays_for_as_long_as_nobody_answers() -> None:
+def test_a_reservation_stays_while_no_controller_answers() -> None:
     late = {"at": "1700s", "apply": group("late", 4, queue="q")}
     came = outcome_until(
         1700,
@@ -127,7 +127,7 @@ def test_with_its_one_check_passed_a_group_is_admitted_and_runs() -> None:
     assert finished(came) == [(15, ["default/g"])]
 
 
-def test_with_two_checks_the_last_one_admits_it_whichever_that_is() -> None:
+def test_with_two_checks_the_last_answer_admits_the_group_whichever_it_is() -> None:
     for first, last in (("a", "b"), ("b", "a")):
         steps = [answers(5, "g", first, "True"), answers(8, "g", last, "True")]
         came = outcome(node("n1", 4), *TWO, group("g", queue="q", runtime="1s"), timeline(*steps))
@@ -178,7 +178,7 @@ def test_a_true_check_set_back_to_unknown_leaves_an_admitted_group_alone() -> No
     assert finished(came) == [(3601, ["default/g"])]
 
 
-# --- Prechecked to Suspended: what has changed meanwhile ------------------------------------------
+# --- Prechecked to Suspended: changes during the checks -------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_quota_that_is_cut_takes_the_reservation_back(cut: Manifest) -> None:
     assert came.queues["q"].reserved["cpu"] == "0"
 
 
-def test_when_the_quota_comes_back_the_checks_are_asked_anew() -> None:
+def test_when_the_quota_comes_back_the_checks_are_asked_again() -> None:
     came = outcome(
         node("n1", 4),
         *TWO,
@@ -239,7 +239,7 @@ def in_zone(name: str, pods: int) -> Manifest:
         on_zone("n1", 1),
     ],
 )
-def test_passed_on_nodes_whose_labels_taints_or_capacity_have_changed_it_goes_back(
+def test_a_group_passed_on_nodes_that_have_changed_since_loses_its_reservation(
     change: Manifest,
 ) -> None:
     came = outcome_until(
@@ -255,7 +255,7 @@ def test_passed_on_nodes_whose_labels_taints_or_capacity_have_changed_it_goes_ba
     assert of(came, "g").phase == "Pending"
 
 
-def test_nodes_that_change_and_change_back_meanwhile_are_no_matter() -> None:
+def test_nodes_that_change_and_change_back_meanwhile_make_no_difference() -> None:
     came = outcome_until(
         10,
         on_zone("n1"),
@@ -290,7 +290,7 @@ def test_retry_frees_the_quota_at_once_and_asks_again_after_the_delay() -> None:
     assert admitted(came) == [(5, ["default/other"]), (70, ["default/g"])]
 
 
-def test_room_freed_by_a_retry_is_reserved_by_another_group_in_the_same_session() -> None:
+def test_capacity_freed_by_a_retry_is_reserved_by_another_group_in_the_same_session() -> None:
     came = outcome_until(
         5,
         node("n1", 4),
@@ -366,7 +366,7 @@ def test_a_retry_without_a_delay_asks_again_at_once() -> None:
 
 
 def test_a_retry_costs_a_group_its_place_in_line() -> None:
-    """Its queue time is the moment of the roll-back."""
+    """Its queue time is the moment of the requeue."""
     came = outcome_until(
         200,
         node("n1", 4),
@@ -426,7 +426,7 @@ def test_checks_of_a_rejected_group_cannot_be_set() -> None:
 # --- Admitted, and then a check turns False -------------------------------------------------------
 
 
-def test_retry_takes_a_running_group_back_at_once_and_its_quota_falls_free() -> None:
+def test_retry_requeues_a_running_group_at_once_and_frees_its_quota() -> None:
     came = outcome_until(
         70,
         node("n1", 4),
@@ -438,12 +438,12 @@ def test_retry_takes_a_running_group_back_at_once_and_its_quota_falls_free() -> 
     )
     assert evicted(came) == [(5, [(f"default/g-t-{index}", "CheckRetry") for index in range(3)])]
     assert requeued(came) == [(5, [("default/g", "CheckRetry")])]
-    # What still runs counts until it has ended; the promise is gone at once.
+    # Processes that still run are charged until they have ended; the promise is released at once.
     assert admitted(came) == [(12, ["default/other"])]
     assert reserved(came) == [(12, ["default/other"]), (65, ["default/g"])]
 
 
-def test_a_check_that_turns_false_takes_back_what_is_inqueue_and_has_not_started() -> None:
+def test_a_check_that_turns_false_requeues_a_group_that_is_in_queue_and_has_not_started() -> None:
     came = outcome_until(
         4,
         node("n1", 4),
@@ -470,7 +470,7 @@ def test_reject_fails_a_running_group_and_stops_its_pods() -> None:
     assert (phases(came), reasons(came, "g")) == ({"g": "Failed"}, ["CheckRejected"])
 
 
-def test_after_its_delay_a_group_that_ran_is_asked_about_anew_and_starts_over() -> None:
+def test_after_its_delay_a_group_that_ran_is_checked_again_and_starts_over() -> None:
     came = outcome(
         node("n1", 4),
         check("a", retryDelayMinutes=1),
@@ -487,7 +487,7 @@ def test_after_its_delay_a_group_that_ran_is_asked_about_anew_and_starts_over() 
     assert finished(came) == [(220, ["default/g"])]
 
 
-def test_a_finished_group_is_not_sent_back_by_a_check() -> None:
+def test_a_finished_group_is_not_requeued_by_a_check() -> None:
     came = outcome(
         node("n1", 4),
         *ONE,

@@ -1,7 +1,8 @@
-"""Checks and victims: when others are evicted for a group that still has to pass its checks.
+"""Checks and victims: when victims are evicted for a group that still has open checks.
 
-With every check Anytime, at the reservation. Otherwise the reservation is a pledge under which
-nobody is evicted until the checks give leave; until then its victims are chosen anew.
+If every check is Anytime, the eviction comes with the reservation. Otherwise the reservation is a
+pledge without evictions until the checks allow them; until then the victims are chosen again in
+each session.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HI: Manifest = {"priorityClassName": "high", "queue": "q"}
 def runs(
     name: str, pods: int = 1, cpu: Any = 1, *, since: int = 0, grace: str = "10s", **spec: Any
 ) -> list[Manifest]:
-    """A group that runs on n1 since before its queue had any checks."""
+    """Return a group that runs on n1 since before its queue had any checks."""
     spec = {"queue": "q", **spec}
     status: Manifest = {"phase": "Running", "reservedAt": 0, "startedAt": since}
     each = [
@@ -77,11 +78,11 @@ def test_with_every_check_anytime_victims_are_evicted_at_the_reservation() -> No
     assert evicted(came) == [
         (0, [("default/low-t-0", "Preempted"), ("default/low-t-1", "Preempted")])
     ]
-    # Its victims end at 10; what they left is kept for it until its check has passed.
+    # Its victims end at 10; what they release is kept for it until its check has passed.
     assert admitted(came) == [(50, ["default/hi"])]
 
 
-def test_passed_before_its_victims_have_ended_a_group_waits_for_them() -> None:
+def test_a_group_that_passes_before_its_victims_have_ended_waits_for_them() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -92,8 +93,8 @@ def test_passed_before_its_victims_have_ended_a_group_waits_for_them() -> None:
     assert admitted(came) == [(10, ["default/hi"])]
 
 
-def test_a_claimant_that_only_waits_for_its_checks_does_not_time_out_with_its_pledge() -> None:
-    """The pledge would run out 60 s after the longest grace."""
+def test_a_preemptors_pledge_does_not_expire_while_only_its_checks_are_open() -> None:
+    """The pledge would expire 60 s after the longest grace period."""
     came = play(
         node("n1", 4),
         asks("any"),
@@ -106,7 +107,7 @@ def test_a_claimant_that_only_waits_for_its_checks_does_not_time_out_with_its_pl
     assert admitted(came) == [(500, ["default/hi"])]
 
 
-def test_room_left_by_victims_is_kept_for_a_claimant_that_waits_for_its_checks() -> None:
+def test_capacity_released_by_victims_is_kept_for_a_preemptor_with_open_checks() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -119,7 +120,7 @@ def test_room_left_by_victims_is_kept_for_a_claimant_that_waits_for_its_checks()
     assert reasons(came, "newcomer") == ["WaitingForResources"]
 
 
-def test_a_retry_gives_what_was_pledged_back_and_the_victim_starts_over() -> None:
+def test_a_retry_releases_the_pledge_and_the_victim_starts_over() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -139,7 +140,7 @@ def test_a_retry_gives_what_was_pledged_back_and_the_victim_starts_over() -> Non
 # --- AfterCheckPassedOrOnDemand -------------------------------------------------------------------
 
 
-def test_a_late_check_has_nobody_evicted_before_it_has_passed() -> None:
+def test_a_late_check_prevents_evictions_until_it_has_passed() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -156,7 +157,7 @@ def test_a_late_check_has_nobody_evicted_before_it_has_passed() -> None:
     assert of(came, "hi").phase == "Running"
 
 
-def test_until_then_the_victims_run_on_and_the_claimant_counts_for_nothing_more() -> None:
+def test_while_a_late_check_is_open_victims_run_and_the_preemptor_adds_no_charge() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -169,7 +170,7 @@ def test_until_then_the_victims_run_on_and_the_claimant_counts_for_nothing_more(
     assert reasons(came, "hi") == ["WaitingForChecks", "WaitingForPreemption"]
 
 
-def test_with_two_late_checks_both_have_to_pass_before_anybody_is_evicted() -> None:
+def test_with_two_late_checks_both_must_pass_before_any_eviction() -> None:
     came = play(
         node("n1", 4),
         asks("late", "later"),
@@ -181,7 +182,7 @@ def test_with_two_late_checks_both_have_to_pass_before_anybody_is_evicted() -> N
     assert admitted(came) == [(18, ["default/hi"])]
 
 
-def test_an_anytime_check_beside_it_holds_nobody_back_from_being_evicted() -> None:
+def test_an_additional_anytime_check_does_not_delay_the_eviction() -> None:
     came = play(
         node("n1", 4),
         asks("late", "any"),
@@ -219,7 +220,7 @@ def test_any_check_may_ask_for_the_preemption_before_it_passes(who: str) -> None
         (answers(5, "hi", "late", "False", "Reject"), "Failed"),
     ],
 )
-def test_when_the_claimant_loses_its_reservation_nobody_was_evicted(
+def test_a_preemptor_that_loses_its_reservation_has_evicted_no_pod(
     step: Manifest, phase: str
 ) -> None:
     came = play(
@@ -230,7 +231,7 @@ def test_when_the_claimant_loses_its_reservation_nobody_was_evicted(
     assert came.queues["q"].reserved["cpu"] == "0"
 
 
-def test_a_victim_that_ends_by_itself_leaves_its_room_to_the_claimant() -> None:
+def test_a_victim_that_ends_normally_leaves_its_capacity_to_the_preemptor() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -245,7 +246,7 @@ def test_a_victim_that_ends_by_itself_leaves_its_room_to_the_claimant() -> None:
     assert admitted(came) == [(5, ["default/hi"])]
 
 
-def test_when_its_victim_has_become_more_important_another_is_chosen() -> None:
+def test_a_victim_whose_priority_was_raised_is_replaced_by_another() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -270,7 +271,7 @@ def test_when_its_victim_has_become_more_important_another_is_chosen() -> None:
     assert admitted(came) == [(15, ["default/hi"])]
 
 
-def test_when_nobody_less_important_is_left_the_reservation_is_gone() -> None:
+def test_a_preemptor_without_victims_of_lower_priority_loses_its_reservation() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -289,7 +290,7 @@ def test_when_nobody_less_important_is_left_the_reservation_is_gone() -> None:
     assert "WaitingForChecks" not in reasons(came, "hi")
 
 
-def test_a_budget_that_is_spent_puts_the_eviction_off_and_not_the_reservation() -> None:
+def test_a_spent_eviction_budget_delays_the_eviction_and_not_the_reservation() -> None:
     came = play(
         node("n1", 4),
         node("n2", 4),
@@ -317,7 +318,7 @@ def on_n2(name: str) -> list[Manifest]:
     return [group(name, 1, 4, status=status, grace="10s", queue="other"), one]
 
 
-def test_reclaim_holds_off_as_preempt_does() -> None:
+def test_reclaim_delays_its_evictions_as_preempt_does() -> None:
     came = play(
         node("n1", 4),
         queue("b", deserved={"cpu": 1}),
@@ -332,7 +333,7 @@ def test_reclaim_holds_off_as_preempt_does() -> None:
     assert admitted(came) == [(15, ["default/in"])]
 
 
-def test_two_claimants_that_hold_off_are_pledged_different_victims() -> None:
+def test_two_preemptors_with_open_checks_are_pledged_different_victims() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -358,7 +359,7 @@ def test_two_claimants_that_hold_off_are_pledged_different_victims() -> None:
     assert of(came, "hi3").phase == "Pending"
 
 
-def test_pods_beyond_min_member_are_pledged_and_go_alone() -> None:
+def test_pods_beyond_min_member_are_pledged_and_evicted_alone() -> None:
     came = play(
         node("n1", 4),
         asks("late"),

@@ -1,4 +1,4 @@
-"""Checks: lists that change, controllers that are gone, time limits, stops, and what is refused."""
+"""Checks: changes of lists, missing controllers, time limits, stops, and refusals."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_check_that_is_added_later_does_not_join_admitted_groups() -> None:
     assert (phases(came), of(came, "g").checks) == ({"g": "Running"}, {"a": "True"})
 
 
-def test_a_check_that_is_added_later_is_asked_for_when_the_group_comes_back() -> None:
+def test_a_check_that_is_added_later_is_asked_for_when_the_group_is_requeued() -> None:
     came = until(
         20,
         asks("a"),
@@ -93,7 +93,7 @@ def test_a_check_that_is_added_later_is_asked_for_when_the_group_comes_back() ->
     assert admitted(came) == [(1, ["default/g"])]
 
 
-def test_a_check_that_is_taken_off_the_queue_is_dropped_and_lets_the_group_go() -> None:
+def test_a_check_that_is_removed_from_the_queue_is_dropped_and_admits_the_group() -> None:
     came = until(
         20,
         asks("a", "b"),
@@ -103,7 +103,7 @@ def test_a_check_that_is_taken_off_the_queue_is_dropped_and_lets_the_group_go() 
     assert (admitted(came), of(came, "g").checks) == ([(3, ["default/g"])], {"a": "True"})
 
 
-def test_a_check_that_is_taken_off_is_dropped_from_what_runs() -> None:
+def test_a_check_that_is_removed_is_dropped_from_running_groups() -> None:
     came = until(
         20,
         asks("a", "b"),
@@ -113,7 +113,7 @@ def test_a_check_that_is_taken_off_is_dropped_from_what_runs() -> None:
     assert (phases(came), of(came, "g").checks) == ({"g": "Running"}, {"b": "True"})
 
 
-def test_with_the_check_that_asked_for_a_retry_its_delay_is_gone() -> None:
+def test_a_removed_check_takes_the_delay_of_its_retry_with_it() -> None:
     came = until(
         20,
         asks("a"),
@@ -123,7 +123,7 @@ def test_with_the_check_that_asked_for_a_retry_its_delay_is_gone() -> None:
     assert admitted(came) == [(3, ["default/g"])]
 
 
-def test_checks_of_an_ancestor_come_and_go_as_those_of_the_queue() -> None:
+def test_checks_of_an_ancestor_join_and_leave_like_those_of_the_queue() -> None:
     parent = queue("p", admissionChecks=["b"])
     came = until(
         20,
@@ -156,7 +156,7 @@ def test_a_missing_or_inactive_check_holds_the_queue_and_says_so(
     assert [(one.reason, one.message) for one in of(came, "g").reasons] == [("CheckInactive", told)]
 
 
-def test_a_group_held_by_an_inactive_check_holds_up_no_other() -> None:
+def test_a_group_held_by_an_inactive_check_delays_no_other() -> None:
     came = until(
         20,
         check("c", active=False),
@@ -168,7 +168,7 @@ def test_a_group_held_by_an_inactive_check_holds_up_no_other() -> None:
     assert admitted(came) == [(0, ["default/other"])]
 
 
-def test_a_check_that_comes_up_lets_its_queue_go() -> None:
+def test_a_check_that_becomes_active_releases_its_queue() -> None:
     came = until(
         20,
         asks("c"),
@@ -178,7 +178,7 @@ def test_a_check_that_comes_up_lets_its_queue_go() -> None:
     assert (reserved(came), admitted(came)) == ([(5, ["default/g"])], [(7, ["default/g"])])
 
 
-def test_reserved_groups_keep_what_they_have_when_a_check_goes() -> None:
+def test_reserved_groups_keep_their_reservation_when_a_check_becomes_inactive() -> None:
     came = until(
         20,
         check("c"),
@@ -200,7 +200,7 @@ def leased(name: str, expires_at: int) -> Manifest:
     )
 
 
-def test_a_lease_that_runs_out_makes_its_check_inactive_by_the_clock_alone() -> None:
+def test_an_expired_lease_makes_its_check_inactive_without_any_event() -> None:
     came = until(
         200,
         leased("c", 10),
@@ -226,19 +226,19 @@ def test_a_check_that_does_not_answer_in_time_counts_as_a_retry() -> None:
     assert requeued(came) == [(27, [("default/g", "CheckRetry")])]
 
 
-def test_or_reject_as_the_check_says() -> None:
+def test_an_unanswered_check_may_also_reject() -> None:
     slow = check("s", unknownTimeout="20s", onTimeout="Reject")
     came = until(90, slow, asks("s"), timeline(at(7, group("g", queue="q"))))
     assert finished(came) == [(27, ["default/g"])]
     assert (phases(came), reasons(came, "g")) == ({"g": "Failed"}, ["CheckRejected"])
 
 
-def test_half_an_hour_unless_told_otherwise() -> None:
+def test_the_default_unknown_timeout_is_half_an_hour() -> None:
     came = until(1900, asks("a"), group("g", queue="q"))
     assert requeued(came) == [(1800, [("default/g", "CheckRetry")])]
 
 
-def test_the_time_is_counted_from_the_reservation_whatever_was_said_meanwhile() -> None:
+def test_the_timeout_counts_from_the_reservation_despite_answers_in_between() -> None:
     slow = check("s", unknownTimeout="20s")
     came = until(
         30,
@@ -254,7 +254,7 @@ def test_the_time_is_counted_from_the_reservation_whatever_was_said_meanwhile() 
     assert requeued(came) == [(20, [("default/g", "CheckRetry")])]
 
 
-def test_a_check_that_has_answered_has_no_time_limit() -> None:
+def test_an_answered_check_has_no_time_limit() -> None:
     slow = check("s", unknownTimeout="20s")
     came = until(
         100, slow, asks("s", "a"), group("g", queue="q"), timeline(answers(19, "g", "s", "True"))
@@ -311,7 +311,7 @@ def test_a_group_that_waits_for_its_checks_counts_in_its_queue(limit: Manifest) 
     assert reasons(came, "h") == ["WaitingForQuota"]
 
 
-def test_a_strict_head_that_is_reserved_and_waits_blocks_nobody() -> None:
+def test_a_strict_head_that_is_reserved_and_waits_blocks_no_group() -> None:
     came = until(
         20,
         asks("a", strategy={"type": "StrictFIFO"}),
@@ -324,7 +324,7 @@ def test_a_strict_head_that_is_reserved_and_waits_blocks_nobody() -> None:
     assert (of(came, "head").position, reasons(came, "head")) == (1, ["WaitingForChecks"])
 
 
-def test_behind_reserved_groups_a_strict_head_is_whoever_does_not_fit() -> None:
+def test_behind_reserved_groups_the_strict_head_is_the_first_that_does_not_fit() -> None:
     came = until(
         20,
         asks("a", strategy={"type": "StrictFIFO"}),
@@ -347,7 +347,7 @@ def test_behind_reserved_groups_a_strict_head_is_whoever_does_not_fit() -> None:
         (at(5, asks("a", "b", stopPolicy="HoldAndDrain")), "QueueStopped", "QueueStopped"),
     ],
 )
-def test_a_reserved_group_goes_back_with_its_checks_cleared_when_suspended_or_stopped(
+def test_a_reserved_group_is_requeued_with_checks_cleared_when_suspended_or_stopped(
     step: Manifest, reason: str, waits: str
 ) -> None:
     came = until(
@@ -381,7 +381,7 @@ def test_a_stopped_ancestor_takes_a_reservation_back() -> None:
     assert requeued(came) == [(5, [("default/g", "QueueStopped")])]
 
 
-# --- Without rule 5 -------------------------------------------------------------------------------
+# --- Without the enqueue action -------------------------------------------------------------------
 
 
 def test_without_enqueue_no_check_is_asked() -> None:
@@ -405,14 +405,14 @@ def test_with_the_plugin_off_checks_are_kept_and_ignored() -> None:
 # --- External groups ------------------------------------------------------------------------------
 
 
-def test_an_external_group_reserves_and_waits_for_its_checks_as_any() -> None:
+def test_an_external_group_reserves_and_waits_for_its_checks_like_any() -> None:
     came = until(20, asks("a"), external("e"), timeline(answers(5, "e", "a", "True")))
     assert (reserved(came), admitted(came)) == ([(0, ["default/e"])], [(5, ["default/e"])])
     assert of(came, "e").phase == "InQueue"
 
 
 @pytest.mark.parametrize(("reason", "phase"), [("Retry", "Pending"), ("Reject", "Failed")])
-def test_an_external_group_is_taken_back_or_failed_by_a_check(reason: str, phase: str) -> None:
+def test_a_check_requeues_or_fails_an_external_group(reason: str, phase: str) -> None:
     came = until(
         20,
         asks("a"),

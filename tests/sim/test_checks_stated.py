@@ -1,4 +1,4 @@
-"""Checks as a world states them: what is believed of a status, what is refused of an answer."""
+"""Checks as a world states them: which statuses are accepted, and which answers are refused."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.sim.worlds import (
     timeline,
 )
 
-# --- What a world says is believed ----------------------------------------------------------------
+# --- Stated checks are accepted -------------------------------------------------------------------
 
 
-def test_a_pending_group_of_which_all_was_said_before_is_admitted_at_once() -> None:
+def test_a_pending_group_whose_checks_were_all_stated_as_true_is_admitted_at_once() -> None:
     came = until(20, asks("a"), group("g", queue="q", status=said("Pending", ("a", True, ""))))
     assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [(0, ["default/g"])])
 
 
-def test_a_reserved_group_only_lacks_what_is_not_said() -> None:
+def test_a_reserved_group_waits_only_for_checks_that_are_not_stated() -> None:
     status = said("Pending", ("a", True, ""), reservedAt=0)
     came = until(
         20,
@@ -43,7 +43,7 @@ def test_a_reserved_group_only_lacks_what_is_not_said() -> None:
     assert reasons(came, "h") == ["WaitingForResources"]
 
 
-def test_a_retry_that_a_world_states_is_waited_out_and_a_reject_is_final() -> None:
+def test_a_stated_retry_is_waited_out_and_a_stated_reject_is_final() -> None:
     for reason, phase, again in (
         ("Retry", "Pending", [(60, ["default/g"])]),
         ("Reject", "Failed", []),
@@ -54,7 +54,7 @@ def test_a_retry_that_a_world_states_is_waited_out_and_a_reject_is_final() -> No
 
 
 @pytest.mark.parametrize("phase", ["InQueue", "Running"])
-def test_an_admitted_group_has_no_checks_that_its_world_does_not_name(phase: str) -> None:
+def test_an_admitted_group_has_only_the_checks_that_its_world_states(phase: str) -> None:
     world = (
         asks("a", "b"),
         group("g", queue="q", status=said(phase, ("a", True, ""))),
@@ -76,7 +76,7 @@ def test_a_status_may_be_a_word_or_a_boolean() -> None:
         assert of(came, "g").checks == {"a": "False"}
 
 
-def test_a_retry_whose_delay_is_over_when_it_is_heard_of_sends_a_group_back_once() -> None:
+def test_a_retry_whose_delay_is_over_when_it_is_read_requeues_a_group_once() -> None:
     """As after a time without sessions."""
     told = [{"name": "a", "status": "False", "reason": "Retry", "since": 0}]
     status = {"phase": "Running", "reservedAt": 0, "checks": told}
@@ -91,7 +91,7 @@ def test_a_retry_whose_delay_is_over_when_it_is_heard_of_sends_a_group_back_once
     assert of(came, "g").checks == {"a": "Unknown"}
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_any_other_combination_is_bad_content(status: str, reason: str, told: st
     assert refusal(*world, timeline(answers(5, "g", "a", status, reason))).endswith(told)
 
 
-def test_a_status_and_fields_that_there_are_not_are_bad_content() -> None:
+def test_an_unknown_status_or_field_is_bad_content() -> None:
     world = [node("n1", 4), A, asks("a"), group("g", queue="q")]
     for step, told in (
         (answers(5, "g", "a", "Maybe"), "expected True, False or Unknown, found 'Maybe'"),
@@ -139,7 +139,7 @@ def test_a_status_and_fields_that_there_are_not_are_bad_content() -> None:
         assert told in refusal(*world, timeline(step))
 
 
-def test_a_check_is_answered_while_its_group_is_reserved_or_admitted_only() -> None:
+def test_a_check_can_be_set_only_while_its_group_is_reserved_or_admitted() -> None:
     (told,) = refused_steps(
         node("n1", 4),
         A,
@@ -152,7 +152,7 @@ def test_a_check_is_answered_while_its_group_is_reserved_or_admitted_only() -> N
     )
 
 
-def test_an_answer_that_comes_after_the_reservation_was_lost_changes_nothing() -> None:
+def test_an_answer_after_the_reservation_was_lost_changes_nothing() -> None:
     world = [
         node("n1", 4),
         A,

@@ -1,4 +1,4 @@
-"""What a group's conditions say while it passes its checks, and who is told what in events."""
+"""The conditions of a group with checks, and the events about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A = [
 
 
 def conditions(*manifests: Manifest, cycles: int) -> dict[str, tuple[str, str, str]]:
-    """(status, reason, message) of each condition after so many sessions."""
+    """Return (status, reason, message) of each condition after this many sessions."""
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     stage = WorldRun(read_world(text, "world"), assemble(read_config("", "config")))
     stage.run(cycles, bounded=False)
@@ -29,7 +29,7 @@ def conditions(*manifests: Manifest, cycles: int) -> dict[str, tuple[str, str, s
     return {one.type: (one.status, str(one.reason), one.message) for one in found.status.conditions}
 
 
-def test_a_reserved_group_says_what_it_has_reserved_and_is_not_admitted() -> None:
+def test_a_reserved_group_states_its_reservation_and_is_not_admitted() -> None:
     told = conditions(*A, cycles=1)
     assert told["QuotaReserved"] == ("True", "QuotaReserved", "reserved cpu 2")
     assert told.get("Admitted", ("False",))[0] == "False"
@@ -41,7 +41,7 @@ def test_with_its_checks_passed_it_is_admitted_too() -> None:
     assert told["Admitted"] == ("True", "Admitted", "reserved cpu 2")
 
 
-def test_without_checks_both_are_said_by_the_same_session() -> None:
+def test_without_checks_one_session_sets_both_conditions() -> None:
     told = conditions(node("n1", 4), queue("q"), group("g", 2, queue="q"), cycles=1)
     assert {name: one[0] for name, one in told.items() if name != "Scheduled"} == {
         "QuotaReserved": "True",
@@ -49,7 +49,7 @@ def test_without_checks_both_are_said_by_the_same_session() -> None:
     }
 
 
-def test_a_retry_takes_both_back_and_says_who_said_it_and_for_how_long() -> None:
+def test_a_retry_clears_both_conditions_and_names_the_check_and_the_delay() -> None:
     told = conditions(*A, timeline(answers(5, "g", "a", "False", "Retry")), cycles=3)
     why = "check a said Retry; tries again after 1m"
     assert told["QuotaReserved"] == (
@@ -61,6 +61,6 @@ def test_a_retry_takes_both_back_and_says_who_said_it_and_for_how_long() -> None
     assert told["Evicted"] == ("True", "CheckRetry", why)
 
 
-def test_a_reject_says_who_said_it() -> None:
+def test_a_reject_names_the_check() -> None:
     told = conditions(*A, timeline(answers(5, "g", "a", "False", "Reject")), cycles=3)
     assert told["Finished"] == ("True", "CheckRejected", "check a said Reject")

@@ -1,5 +1,5 @@
-"""Checks and victims, continued: what is looked at again once all have passed, and reserved groups
-that have to make way.
+"""Checks and victims, continued: rules checked again when all checks have passed, and reserved
+groups as victims.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.sim.worlds import (
 # --- Rules 1 to 4 again ---------------------------------------------------------------------------
 
 
-def test_preemption_that_is_newly_needed_once_checks_have_passed_is_done_then() -> None:
-    """What another queue has been guaranteed meanwhile is not there any more."""
+def test_a_preemption_that_becomes_necessary_during_the_checks_is_done_when_they_pass() -> None:
+    """Another queue has got a guarantee meanwhile, which is not available any more."""
     came = play(
         node("n1", 4),
         asks("any"),
@@ -49,7 +49,7 @@ def test_preemption_that_is_newly_needed_once_checks_have_passed_is_done_then() 
     assert admitted(came) == [(15, ["default/hi"])]
 
 
-def test_where_nobody_may_be_preempted_for_it_it_goes_back() -> None:
+def test_a_group_whose_checks_have_passed_is_requeued_if_it_may_preempt_no_group() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -87,7 +87,7 @@ def test_a_reserved_group_is_preempted_and_its_checks_are_cleared() -> None:
 
 
 def test_a_reserved_victim_whose_checks_pass_first_keeps_its_reservation_and_waits() -> None:
-    """Until it is known whether the claimant passes: then one of the two starts."""
+    """Until the preemptor's checks are decided; then one of the two starts."""
     for answer, at, first in (("True", 9, "hi"), ("False", 9, "low")):
         came = play(
             node("n1", 4),
@@ -133,7 +133,7 @@ def test_a_reserved_group_of_another_queue_is_reclaimed_from() -> None:
     assert admitted(came) == [(3, ["default/in"])]
 
 
-def test_more_are_not_reserved_than_fit_together_once_victims_have_gone() -> None:
+def test_reserved_groups_after_an_eviction_are_no_more_than_fit_together() -> None:
     came = play(
         node("n1", 4),
         asks("late"),
@@ -145,7 +145,7 @@ def test_more_are_not_reserved_than_fit_together_once_victims_have_gone() -> Non
     assert (reserved(came), evicted(came)) == ([(0, ["default/hi1"])], [])
 
 
-def test_a_world_may_state_a_pledge_under_which_nobody_has_been_evicted() -> None:
+def test_a_world_may_state_a_pledge_without_evictions() -> None:
     hi = group("hi", 1, 3, **HI)
     hi["status"] = {
         "reservedAt": 0,
@@ -164,7 +164,7 @@ def test_a_world_may_state_a_pledge_under_which_nobody_has_been_evicted() -> Non
     assert admitted(came) == [(15, ["default/hi"])]
 
 
-def test_a_claimant_of_a_class_that_takes_nothing_reserves_nothing_by_others() -> None:
+def test_a_preemptor_of_a_class_that_preempts_nothing_reserves_no_victims() -> None:
     polite = manifest("PriorityClass", "polite", {"value": 50, "preemptionPolicy": "Never"})
     came = play(
         node("n1", 4),
@@ -179,7 +179,7 @@ def test_a_claimant_of_a_class_that_takes_nothing_reserves_nothing_by_others() -
 # --- In one session -------------------------------------------------------------------------------
 
 
-def test_a_reservation_of_this_session_is_taken_back_as_if_it_had_never_been() -> None:
+def test_a_reservation_of_this_session_is_undone_without_a_trace() -> None:
     came = play(
         node("n1", 4),
         asks("any"),
@@ -193,8 +193,8 @@ def test_a_reservation_of_this_session_is_taken_back_as_if_it_had_never_been() -
     assert "WaitingForChecks" not in [one.reason for one in of(came, "small").reasons]
 
 
-def test_a_newcomer_in_its_queue_does_not_cost_a_claimant_what_it_counts_on() -> None:
-    """Without what it is promised itself its queue would seem to hold less than before."""
+def test_a_new_group_in_its_queue_does_not_cost_a_preemptor_its_pledge() -> None:
+    """Without its own promise the preemptor's queue would seem to hold less than before."""
     came = play(
         node("n1", 10),
         asks("late", deserved={"cpu": 4}),
@@ -216,7 +216,9 @@ def test_a_newcomer_in_its_queue_does_not_cost_a_claimant_what_it_counts_on() ->
 
 
 def test_a_pledge_ends_and_its_victims_are_pledged_again_in_one_commit() -> None:
-    """Else one of the two might be refused, and both claimants be owed the same room."""
+    """Otherwise one of the two writes might be refused, and both preemptors be pledged the same
+    pods.
+    """
     first = group("first", 1, 3, suspend=True, **HI)
     first["status"] = {
         "reservedAt": 0,
@@ -234,9 +236,9 @@ def test_a_pledge_ends_and_its_victims_are_pledged_again_in_one_commit() -> None
     assert written == [["default/first", "default/second"]]
 
 
-def test_a_claimant_with_open_checks_hands_its_victims_over_to_a_more_important_one() -> None:
-    """It has evicted nobody, and holds nothing but a reservation: else the least important would
-    keep the most important waiting for as long as its check does.
+def test_a_preemptor_with_open_checks_hands_its_victims_to_a_more_important_one() -> None:
+    """The holder has evicted no pod, and holds nothing but a reservation: otherwise the least
+    important group would keep the most important one waiting while its own check is open.
     """
     came = play(
         node("n1", 3),

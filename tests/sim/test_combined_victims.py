@@ -1,4 +1,4 @@
-"""Victims of the claimant's own queue and of queues that borrow, together."""
+"""Victims of the preemptor's own queue combined with victims of queues that borrow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOW = priority("low", -1)
 
 
 def runs(name: str, cpu: int, of: str, *, prio: str = "", grace: str = "10s") -> list[Manifest]:
-    """A group of one pod that runs on n1."""
+    """Return a group of one pod that runs on n1."""
     spec = {"priorityClassName": prio} if prio else {}
     status = {"phase": "Running", "reservedAt": 0}
     one = pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)
@@ -30,8 +30,8 @@ def runs(name: str, cpu: int, of: str, *, prio: str = "", grace: str = "10s") ->
 
 
 @pytest.mark.parametrize("order", ["reclaim, preempt", "preempt, reclaim"])
-def test_own_groups_and_borrowers_make_room_together_where_neither_suffices(order: str) -> None:
-    """Kueue's victims from own queue and from the cohort together: the queue ends at 6 of 6."""
+def test_own_groups_and_borrowers_are_combined_where_neither_suffices(order: str) -> None:
+    """Kueue combines victims of the own queue and of the cohort: the queue ends at 6 of 6."""
     came = outcome(
         LOW,
         node("n1", 12),
@@ -56,7 +56,7 @@ def test_own_groups_and_borrowers_make_room_together_where_neither_suffices(orde
 @pytest.mark.parametrize(
     "actions", ["enqueue, allocate, reclaim", "enqueue, allocate, preempt"], ids=["one", "other"]
 )
-def test_an_action_that_is_not_configured_completes_nothing(actions: str) -> None:
+def test_an_action_that_is_not_configured_adds_no_victims(actions: str) -> None:
     came = outcome(
         LOW,
         node("n1", 12),
@@ -75,7 +75,7 @@ def test_an_action_that_is_not_configured_completes_nothing(actions: str) -> Non
 @pytest.mark.parametrize(
     "policy", [{"reclaim": "Never"}, {"reclaim": "Any", "withinQueue": "Never"}]
 )
-def test_a_queue_that_takes_nothing_by_one_of_the_actions_combines_nothing(
+def test_a_queue_that_takes_nothing_by_one_of_the_actions_combines_no_victims(
     policy: dict[str, str],
 ) -> None:
     came = outcome(
@@ -91,8 +91,8 @@ def test_a_queue_that_takes_nothing_by_one_of_the_actions_combines_nothing(
     assert evicted(came) == []
 
 
-def test_together_they_make_no_room_for_a_queue_that_would_end_above_deserved() -> None:
-    """It holds 2 that stay, and asks for 5 of the 6 that it deserves."""
+def test_victims_are_not_combined_for_a_queue_that_would_end_above_deserved() -> None:
+    """The queue holds 2 that stay, and asks for 5 of the 6 that it deserves."""
     came = outcome(
         LOW,
         node("n1", 12),
@@ -107,7 +107,7 @@ def test_together_they_make_no_room_for_a_queue_that_would_end_above_deserved() 
     assert evicted(came) == []
 
 
-def test_borrowers_give_as_much_as_they_may_before_one_of_its_own_has_to_go() -> None:
+def test_borrowers_give_as_much_as_they_may_before_an_own_group_is_evicted() -> None:
     """Its own queue has to give 2, to end within what it deserves; one borrower gives the rest."""
     own = [one for name in "abcde" for one in runs(f"own-{name}", 1, "mine", prio="low")]
     lent = [one for name in "abcdefg" for one in runs(f"lent-{name}", 1, "theirs")]

@@ -1,4 +1,4 @@
-"""What depends on a group starts once that has ended as named and its processes have ended."""
+"""A dependent starts when its dependency has ended as required and its processes have ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def _after(condition: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("condition", ["failed", "any"])
-def test_a_dependent_of_a_group_that_ran_out_of_time_waits_for_the_grace(condition: str) -> None:
+def test_a_dependent_of_a_group_that_exceeded_its_walltime_waits_for_the_grace_period(
+    condition: str,
+) -> None:
     came = outcome(
         node("n1", 8),
         group("first", walltime="10s", grace="30s"),
         group("second", runtime="1s", dependsOn=_after(condition)),
     )
-    # Failed at 10; its process has until 40 to write what it has.
+    # Failed at 10; its process has until 40 to save its output.
     assert admitted(came) == [(0, ["default/first"]), (40, ["default/second"])]
     assert phases(came) == {"first": "Failed", "second": "Completed"}
 
@@ -68,7 +70,7 @@ def test_a_group_says_that_it_waits_for_processes_to_end() -> None:
     )
 
 
-def test_an_ended_group_is_remembered_until_what_waits_for_its_processes_has_started() -> None:
+def test_an_ended_group_is_kept_until_dependents_of_its_processes_have_started() -> None:
     came = outcome(
         node("n1", 8),
         group("first", walltime="10s", grace="30s", ttlAfterFinished="1s"),

@@ -1,4 +1,6 @@
-"""A head that asks for more than its queue deserves, once its queue has used less than its due."""
+"""A head that asks for more than its queue deserves, once its queue has used less than its share
+over time.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ ADMIT = "actions: [enqueue, allocate, backfill]"
 
 
 def staggered(strategy: str, *, deserved: int = 4) -> list[Manifest]:
-    """Eight cpus that jobs of 40 s keep full, of which one ends each 5 s; at 5 s `wide` comes, of
-    six cpus.
+    """Eight cpus kept full by jobs of 40 s, one of which ends every 5 s; at 5 s `wide` comes, which
+    asks for six cpus.
     """
     first = [group(f"b-{k:03}", runtime=f"{5 * k + 5}s", queue="b", created=0) for k in range(8)]
     rest = [group(f"b-{k:03}", runtime="40s", queue="b", created=0) for k in range(8, 60)]
@@ -34,20 +36,20 @@ def test_a_head_above_its_share_starts_once_its_queue_has_used_less_than_its_due
     assert begun["wide-t-0"] == 35
 
 
-def test_without_a_half_life_it_waits_until_there_is_room_by_itself() -> None:
+def test_without_a_half_life_the_head_waits_until_enough_is_free() -> None:
     begun = starts(
         outcome(*staggered("StrictFIFO"), config=f"{ADMIT}\nfairness: {{halfLife: off}}")
     )
     assert begun["wide-t-0"] > 250
 
 
-def test_a_queue_that_nothing_is_due_to_has_nothing_set_aside() -> None:
+def test_a_queue_that_deserves_nothing_has_no_head_reservation() -> None:
     begun = starts(outcome(*staggered("StrictFIFO", deserved=0), config=ADMIT))
     assert begun["wide-t-0"] > 250
 
 
-def test_two_heads_above_what_their_queues_deserve_are_reserved_for_one_at_a_time() -> None:
-    """Each wants six of eight; the second begins when the first has left."""
+def test_two_heads_above_their_deserved_shares_get_reservations_one_at_a_time() -> None:
+    """Each asks for six of eight cpus; the second begins when the first has ended."""
     world = [one for one in staggered("StrictFIFO", deserved=2) if one["kind"] != "Timeline"]
     world = [one for one in world if one["metadata"]["name"] != "b"]
     world += [
@@ -63,7 +65,7 @@ def test_two_heads_above_what_their_queues_deserve_are_reserved_for_one_at_a_tim
     assert begun["wide-c-t-0"] == 55
 
 
-def test_nothing_is_reclaimed_for_as_much_as_is_idle_for_such_a_head() -> None:
+def test_reclaim_takes_nothing_that_is_idle_for_such_a_head() -> None:
     """At 12 s one of four cpus is idle for `wide`, and `b` holds 7 and deserves 2."""
     world = [one for one in staggered("StrictFIFO", deserved=2) if one["kind"] != "Timeline"]
     world = [one for one in world if one["metadata"]["name"] != "b"]

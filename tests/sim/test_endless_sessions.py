@@ -1,4 +1,4 @@
-"""Sessions at one instant that undo each other end the run, and say so."""
+"""Sessions of one instant that undo each other end the run with an error."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.sim.worlds import group, node
 
 
 class ToAndFro:
-    """An action that admits what waits, and sends away what was admitted."""
+    """An action that admits waiting groups, and evicts admitted ones."""
 
     name = "to-and-fro"
 
     def execute(self, session: Session) -> None:
-        """Once a session, for every group."""
+        """Admit or evict every group, once a session."""
         for one in session.in_order():
             with Statement(session) as statement:
                 if one.reserved:
@@ -54,6 +54,6 @@ def test_sessions_that_undo_each_other_are_an_error_that_names_both_decisions() 
     assert caught.value.exit_code == 1
 
 
-def test_a_run_that_is_asked_for_fewer_sessions_ends_after_these() -> None:
+def test_a_run_with_fewer_requested_sessions_ends_after_these() -> None:
     played = stage_of(ToAndFro()).run(7, bounded=False)
     assert len(played.outcome.cycles) == 7

@@ -1,4 +1,4 @@
-"""Who has to go for whom, in described worlds: preempt, reclaim, and what is promised meanwhile."""
+"""Victims and preemptors in described worlds: preempt, reclaim, and the pledges meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = "actions: [enqueue, allocate, reclaim, preempt]"
 
 
 def running(name: str, pods: int = 1, cpu: Any = 1, on: str = "n1", **more: Any) -> list[Manifest]:
-    """A group of which every pod runs since the instant 0."""
+    """Return a group whose pods all run since the instant 0."""
     status = {"phase": "Running", "reservedAt": 0}
     one = group(name, pods, cpu, status=status, **more)
     each = [
@@ -42,7 +42,7 @@ def pledged(came: WorldOutcome) -> list[tuple[int, dict[str, list[str]]]]:
     return [(cycle.time, cycle.pledged) for cycle in came.cycles if cycle.pledged]
 
 
-def test_the_more_important_gang_takes_the_room_and_the_victim_comes_back_later() -> None:
+def test_the_more_important_gang_preempts_and_the_victim_returns_later() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -62,13 +62,13 @@ def test_the_more_important_gang_takes_the_room_and_the_victim_comes_back_later(
     assert phases(came) == {"hi": "Completed", "low": "Completed"}
 
 
-def test_an_equal_is_no_victim() -> None:
+def test_a_group_of_equal_priority_is_no_victim() -> None:
     came = outcome(node("n1", 4), *running("first", 4), group("second", 2), config=ALL)
     assert evicted(came) == []
     assert reasons(came, "second") == ["WaitingForResources"]
 
 
-def test_no_pod_is_evicted_for_a_gang_that_would_not_start_even_then() -> None:
+def test_no_pod_is_evicted_for_a_gang_that_would_still_not_start() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -81,7 +81,7 @@ def test_no_pod_is_evicted_for_a_gang_that_would_not_start_even_then() -> None:
     assert evicted(came) == []
 
 
-def test_a_victim_that_proves_not_to_be_needed_is_spared() -> None:
+def test_a_victim_that_is_not_needed_is_spared() -> None:
     """Kueue's `minimal set excludes low priority`."""
     came = outcome(
         node("n1", 6),
@@ -96,7 +96,7 @@ def test_a_victim_that_proves_not_to_be_needed_is_spared() -> None:
     assert evicted(came)[0] == (0, [("default/y-mid-t-0", "Preempted")])
 
 
-def test_pods_beyond_min_member_go_before_whole_groups() -> None:
+def test_pods_beyond_min_member_are_evicted_before_whole_groups() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -114,7 +114,7 @@ def test_an_array_gives_no_pods_to_an_equally_important_group() -> None:
     assert evicted(came) == []
 
 
-def test_an_elastic_group_gives_pods_to_its_equals() -> None:
+def test_an_elastic_group_gives_pods_to_groups_of_equal_priority() -> None:
     came = outcome(
         node("n1", 4), *running("elastic", 4, minMember=2), group("equal", 2), config=ALL
     )
@@ -137,8 +137,8 @@ def test_the_latest_started_of_equal_pods_is_evicted() -> None:
     assert evicted(came)[0] == (0, [("default/a-t-1", "Preempted")])
 
 
-def test_an_admission_of_this_session_is_taken_back_without_a_trace() -> None:
-    """The large one comes first in line and does not fit; the small one took the rest."""
+def test_an_admission_of_this_session_is_undone_without_a_trace() -> None:
+    """The large group comes first in line and does not fit; the small one took the rest."""
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -155,7 +155,7 @@ def test_an_admission_of_this_session_is_taken_back_without_a_trace() -> None:
     assert [item.pod for item in cycle.evicted] == ["default/old-t-0", "default/old-t-1"]
 
 
-def test_pods_that_end_anyway_are_waited_for_before_any_eviction() -> None:
+def test_a_preemptor_waits_for_terminating_pods_before_any_eviction() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -181,8 +181,8 @@ def test_pods_that_end_anyway_are_waited_for_before_any_eviction() -> None:
     assert pledged(came) == [(0, {"default/hi": ["default/leaving-t-0", "default/leaving-t-1"]})]
 
 
-def test_room_left_by_victims_is_kept_for_the_claimant() -> None:
-    """A third group that comes while the victims stop, and would fit into what they leave."""
+def test_capacity_released_by_victims_is_kept_for_the_preemptor() -> None:
+    """A third group comes while the victims stop, and would fit into their capacity."""
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -195,7 +195,7 @@ def test_room_left_by_victims_is_kept_for_the_claimant() -> None:
     assert all("default/late" not in names for time, names in admitted(came) if time < 70)
 
 
-def test_its_victims_are_not_admitted_again_before_the_claimant() -> None:
+def test_victims_are_not_admitted_again_before_their_preemptor() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 1),
@@ -209,7 +209,7 @@ def test_its_victims_are_not_admitted_again_before_the_claimant() -> None:
     assert times["default/hi"] <= times["default/low"]
 
 
-def test_a_class_that_preempts_nobody_waits() -> None:
+def test_a_class_that_preempts_no_group_waits() -> None:
     never = manifest("PriorityClass", "polite", {"value": 10, "preemptionPolicy": "Never"})
     came = outcome(
         node("n1", 4),
@@ -233,8 +233,8 @@ def test_a_queue_whose_policy_is_never_preempts_nothing() -> None:
     assert evicted(came) == []
 
 
-def test_a_gang_that_no_node_takes_claims_nodes() -> None:
-    """The cluster's sum would do, no single node does."""
+def test_a_gang_that_fits_no_node_evicts_to_free_nodes() -> None:
+    """The cluster's sum suffices, but no single node does."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -253,7 +253,7 @@ def test_a_gang_that_no_node_takes_claims_nodes() -> None:
 # --- Between queues -------------------------------------------------------------------------------
 
 
-def test_a_lender_takes_back_what_it_lent() -> None:
+def test_a_lending_queue_reclaims_what_it_lent() -> None:
     came = outcome(
         node("n1", 8),
         taker("a", deserved={"cpu": 4}),
@@ -267,7 +267,7 @@ def test_a_lender_takes_back_what_it_lent() -> None:
     assert (5, ["default/lender"]) in admitted(came)
 
 
-def test_equal_queues_leave_each_other_alone() -> None:
+def test_equal_queues_do_not_reclaim_from_each_other() -> None:
     came = outcome(
         node("n1", 8),
         taker("a"),
@@ -305,7 +305,7 @@ def test_no_queue_falls_below_its_guarantee() -> None:
     assert evicted(came) == [], "the gang of 6 would leave 0, and 4 are guaranteed"
 
 
-def test_a_claimant_that_would_borrow_in_turn_takes_nothing_back() -> None:
+def test_a_preemptor_that_would_itself_borrow_reclaims_nothing() -> None:
     came = outcome(
         node("n1", 8),
         taker("a", deserved={"cpu": 4}),
@@ -317,7 +317,7 @@ def test_a_claimant_that_would_borrow_in_turn_takes_nothing_back() -> None:
     assert evicted(came) == []
 
 
-def test_extras_claim_until_queues_are_even() -> None:
+def test_pods_beyond_the_gang_reclaim_until_queues_are_even() -> None:
     came = outcome(
         node("n1", 10),
         taker("a"),
@@ -332,7 +332,7 @@ def test_extras_claim_until_queues_are_even() -> None:
     assert came.queues["b"].allocated["cpu"] == "5"
 
 
-def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
+def test_an_unused_guarantee_is_kept_free() -> None:
     came = outcome(
         node("n1", 8),
         taker("a", guarantee={"cpu": 4}),
@@ -344,7 +344,7 @@ def test_a_guarantee_that_nobody_uses_is_kept_free() -> None:
 
 
 def test_a_childs_guarantee_cannot_be_taken_by_its_sibling() -> None:
-    """Their parent is silent: nothing bounds it but the cluster."""
+    """Their parent states nothing: only the cluster limits it."""
     came = outcome(
         node("n1", 8),
         taker("lab"),
@@ -356,7 +356,7 @@ def test_a_childs_guarantee_cannot_be_taken_by_its_sibling() -> None:
     assert came.queues["a"].allocated["cpu"] == "4"
 
 
-def test_a_waiting_group_tells_to_which_queue_the_rest_is_guaranteed() -> None:
+def test_a_waiting_group_says_to_which_queue_the_rest_is_guaranteed() -> None:
     came = outcome(
         node("n1", 8),
         taker("a"),
@@ -371,8 +371,8 @@ def test_a_waiting_group_tells_to_which_queue_the_rest_is_guaranteed() -> None:
     )
 
 
-def test_more_pods_of_a_group_do_not_overtake_the_head_of_a_strict_queue() -> None:
-    """The gang that was evicted needs both nodes at once, and they come free one by one."""
+def test_more_pods_of_a_group_do_not_pass_the_head_of_a_strict_queue() -> None:
+    """The evicted gang needs both nodes at once, and they become free one by one."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),

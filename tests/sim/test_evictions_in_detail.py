@@ -1,4 +1,4 @@
-"""Evictions, the finer points: clocks, budgets, borrowing, and what is left of a promise."""
+"""Evictions in detail: clocks, budgets, borrowing, and the end of a pledge."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.sim.worlds import (
     timeline,
 )
 
-# --- Hygiene and promises -------------------------------------------------------------------------
+# --- Hygiene and pledges --------------------------------------------------------------------------
 
 
-def test_a_group_that_has_only_just_started_is_spared_until_it_has_run_long_enough() -> None:
+def test_a_group_that_has_just_started_is_spared_until_min_runtime_is_over() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -35,7 +35,7 @@ def test_a_group_that_has_only_just_started_is_spared_until_it_has_run_long_enou
     assert evicted(came)[0][0] == 120
 
 
-def test_the_eviction_budget_spreads_what_is_not_urgent() -> None:
+def test_the_eviction_budget_spreads_evictions_that_are_not_urgent() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -48,8 +48,10 @@ def test_the_eviction_budget_spreads_what_is_not_urgent() -> None:
     assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2), (600, 2)]
 
 
-def test_a_victim_that_does_not_end_does_not_bind_its_claimant_for_ever() -> None:
-    """The victim's node falls silent; its pod is written off, and the claimant starts elsewhere."""
+def test_a_victim_that_does_not_end_does_not_bind_its_preemptor_for_ever() -> None:
+    """The victim's node falls silent; its pod is written off, and the preemptor starts
+    elsewhere.
+    """
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -61,7 +63,7 @@ def test_a_victim_that_does_not_end_does_not_bind_its_claimant_for_ever() -> Non
     assert of(came, "hi").phase == "Completed"
 
 
-def test_a_claimant_that_is_cancelled_or_suspended_gives_the_room_back() -> None:
+def test_a_preemptor_that_is_cancelled_or_suspended_releases_its_pledge() -> None:
     came = outcome(
         node("n1", 4),
         priority("high", 10),
@@ -75,7 +77,7 @@ def test_a_claimant_that_is_cancelled_or_suspended_gives_the_room_back() -> None
     assert admitted(came) == [(30, ["default/low"])], "when its own pods have stopped"
 
 
-def test_a_pledge_that_a_file_states_is_kept_to() -> None:
+def test_a_pledge_stated_in_a_file_is_kept() -> None:
     claimant = group(
         "hi",
         2,
@@ -94,7 +96,7 @@ def test_a_pledge_that_a_file_states_is_kept_to() -> None:
     assert (7, ["default/hi"]) in admitted(came)
 
 
-def test_a_claimant_in_a_queue_that_holds_too_much_has_room_made_in_the_queue_too() -> None:
+def test_a_preemptor_in_a_queue_that_holds_too_much_evicts_in_that_queue_too() -> None:
     """Evicting `small` frees a node, and leaves the queue as full as it was."""
     came = outcome(
         node("n1", 3),
@@ -110,10 +112,10 @@ def test_a_claimant_in_a_queue_that_holds_too_much_has_room_made_in_the_queue_to
     assert phases(came)["claims"] == "Running"
 
 
-# --- Found by reading the manual against what came ------------------------------------------------
+# --- Rules of the manual --------------------------------------------------------------------------
 
 
-def test_the_time_for_which_victims_were_awaited_does_not_count_as_time_in_queue() -> None:
+def test_the_wait_for_victims_does_not_count_as_time_in_queue() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -133,7 +135,7 @@ def test_the_time_for_which_victims_were_awaited_does_not_count_as_time_in_queue
     assert (310, {"default/wide-t-0": "n1"}) in bound(came)
 
 
-def test_single_pods_claim_within_what_is_left_of_the_budget() -> None:
+def test_single_pods_reclaim_within_the_rest_of_the_budget() -> None:
     came = outcome(
         node("n1", 10),
         taker("a", deserved={"cpu": 5}),
@@ -147,7 +149,7 @@ def test_single_pods_claim_within_what_is_left_of_the_budget() -> None:
     assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2), (60, 2)]
 
 
-def test_no_group_goes_that_is_larger_than_what_is_lacking_by_then() -> None:
+def test_no_group_larger_than_the_remaining_lack_is_evicted() -> None:
     came = outcome(
         node("n1", 10),
         taker("a", deserved={"cpu": 5}),
@@ -184,7 +186,7 @@ def test_a_preemptor_that_may_borrow_takes_no_more_than_borrowing_needs() -> Non
     assert [name for name, _ in evicted(came)[0][1]] == [f"default/l-t-{n}" for n in range(4)]
 
 
-def test_slots_for_pods_are_given_back_like_anything_else() -> None:
+def test_places_for_pods_are_released_like_any_other_resource() -> None:
     came = outcome(
         node("n1", 100, pods=8),
         taker("a"),

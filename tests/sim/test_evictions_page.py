@@ -1,4 +1,4 @@
-"""docs/evictions.md: its worlds, played, do what it prints below them."""
+"""docs/evictions.md: its worlds have the outcomes that the page prints below them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from batchq.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "evictions.md"
-#: A world, whose first line is its name, and some lines of what the command says about it.
+#: A world, whose first line is its name, and some lines of the command's output.
 EXAMPLE = re.compile(
     r"^```yaml\n# (\S+)\n(.*?)^```\n\n```console\n\$ batchq (simulate .*?)\n(.*?)^```", re.S | re.M
 )
@@ -33,4 +33,6 @@ def test_an_example_does_what_the_page_prints(
     wanted = printed.splitlines()
     assert [line for line in told if line in wanted] == wanted
     evicted = [line for line in told if " evicted " in line]
-    assert evicted == [line for line in wanted if " evicted " in line], "these, and nobody else"
+    assert evicted == [line for line in wanted if " evicted " in line], (
+        "exactly the evictions on the page"
+    )

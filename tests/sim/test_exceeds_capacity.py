@@ -1,4 +1,4 @@
-"""What the machines can never take is told so at once; a stated limit is called a quota."""
+"""Requests beyond the machines are reported at once; a stated limit is called a quota."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.worlds import (
 )
 
 
-def test_a_pod_larger_than_every_node_exceeds_the_capacity_though_the_sum_would_do() -> None:
+def test_a_pod_larger_than_every_node_exceeds_the_capacity_though_the_sum_suffices() -> None:
     came = outcome(node("n1", 4), node("n2", 4), group("wide", cpu=6))
     [reason] = of(came, "wide").reasons
     assert reason.reason == "ExceedsCapacity"
@@ -41,7 +41,7 @@ def test_a_gang_that_does_not_fit_together_exceeds_the_capacity() -> None:
     assert admitted(came) == [(0, ["default/three"])]
 
 
-def test_a_group_that_exceeds_the_capacity_holds_up_no_other_in_a_strict_queue() -> None:
+def test_a_group_that_exceeds_the_capacity_delays_no_other_in_a_strict_queue() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -52,21 +52,19 @@ def test_a_group_that_exceeds_the_capacity_holds_up_no_other_in_a_strict_queue()
     assert admitted(came) == [(0, ["default/next"])]
 
 
-def test_a_larger_node_that_comes_wakes_what_exceeded_the_capacity() -> None:
+def test_a_larger_node_unparks_a_group_that_exceeded_the_capacity() -> None:
     came = outcome(
         node("n1", 4), group("wide", cpu=6), timeline({"at": "50s", "apply": node("n2", 8)})
     )
     assert [(at, dict(pods)) for at, pods in bound(came)] == [(50, {"default/wide-t-0": "n2"})]
 
 
-def test_a_cordoned_node_may_take_it_one_day() -> None:
+def test_a_group_that_only_a_cordoned_node_could_take_does_not_exceed_the_capacity() -> None:
     came = outcome_until(20, node("n1", 4), cordoned("n2", 8), group("wide", cpu=6))
     assert "ExceedsCapacity" not in reasons(came, "wide")
 
 
-def test_a_request_beyond_a_stated_capability_exceeds_a_quota_and_the_machines_the_capacity() -> (
-    None
-):
+def test_a_stated_capability_is_exceeded_as_a_quota_and_the_machines_as_capacity() -> None:
     came = outcome(
         node("n1", 8),
         queue("small", capability={"cpu": 2}),

@@ -1,4 +1,4 @@
-"""External groups in a described world: admitted, never run, sent back, believed."""
+"""External groups in a described world: admitted, never run, requeued, and described as running."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def test_an_external_group_is_admitted_without_nodes_and_gets_no_pods() -> None:
     assert result.queues["default"].allocated == {}
 
 
-def test_unclaimed_it_times_out_and_is_admitted_again_after_its_back_off() -> None:
+def test_an_unclaimed_external_group_times_out_and_is_admitted_again_after_its_back_off() -> None:
     result = outcome(external(), cycles=6)
     assert admitted(result)[:2] == [(0, ["default/e"]), (310, ["default/e"])]
     assert requeued(result)[0] == (300, [("default/e", "InQueueTimeout")])
 
 
-def test_an_external_group_leaves_the_nodes_to_others_and_is_not_bound_by_them() -> None:
+def test_an_external_group_neither_uses_nodes_nor_is_limited_by_them() -> None:
     world = (node("n", 4), external("e", 40), group("g", 4, runtime="5s"))
     result = outcome(*world, cycles=2)
     assert phases(result) == {"e": "InQueue", "g": "Running"}
     assert bound(result)[0][1].keys() == {f"default/g-t-{index}" for index in range(4)}
 
 
-def test_a_queue_binds_it_and_the_root_only_by_what_it_states() -> None:
+def test_its_queue_limits_an_external_group_and_the_root_only_by_a_stated_capability() -> None:
     world = (node("n", 1), queue("q", capability={"cpu": 5}))
     result = outcome(*world, external("a", queue="q"), external("b", queue="q"), cycles=1)
     assert phases(result) == {"a": "InQueue", "b": "Pending"}
@@ -60,7 +60,7 @@ def test_a_queue_binds_it_and_the_root_only_by_what_it_states() -> None:
     assert reasons(outcome(*world, *rooted, cycles=1), "c") == ["ExceedsMaxQuota"]
 
 
-def test_a_strict_head_that_is_external_keeps_no_nodes_from_others() -> None:
+def test_a_strict_head_that_is_external_reserves_no_nodes() -> None:
     strict = queue("s", strategy={"type": "StrictFIFO"})
     root = queue("root", capability={"license": 2})
     needs = {"minResources": {"cpu": 4, "license": 2}}
@@ -74,19 +74,19 @@ def test_a_strict_head_that_is_external_keeps_no_nodes_from_others() -> None:
     assert phases(result) == {"first": "InQueue", "head": "Pending", "g": "InQueue"}
 
 
-def test_without_min_resources_it_is_misconfigured() -> None:
+def test_an_external_group_without_min_resources_is_misconfigured() -> None:
     result = outcome(external(cpu=None), cycles=1)
     assert reasons(result, "e") == ["Misconfigured"]
 
 
-def test_believed_running_it_goes_on_and_keeps_its_whole_reservation() -> None:
+def test_an_external_group_described_as_running_keeps_its_whole_reservation() -> None:
     tasks = [{"name": "t", "replicas": 2, "template": {"requests": {"cpu": 1}}}]
     result = outcome(external(tasks=tasks, status={"phase": "Running"}))
     assert phases(result) == {"e": "Running"}
     assert result.queues["default"].reserved["cpu"] == "4"
 
 
-def test_believed_running_and_suspended_it_is_held_to_for_its_grace() -> None:
+def test_a_suspended_external_group_described_as_running_is_charged_for_its_grace_period() -> None:
     world = (
         queue("q", capability={"cpu": 4}),
         external("e", queue="q", status={"phase": "Running"}),
@@ -98,13 +98,13 @@ def test_believed_running_and_suspended_it_is_held_to_for_its_grace() -> None:
     assert admitted(result)[0] == (90, ["default/next"])
 
 
-def test_believed_running_its_walltime_ends_it() -> None:
+def test_the_walltime_ends_an_external_group_described_as_running() -> None:
     result = outcome(external(walltime="90s", status={"phase": "Running"}))
     assert finished(result) == [(90, ["default/e"])]
     assert reasons(result, "e") == ["WalltimeExceeded"]
 
 
-def test_suspended_and_resumed_it_is_admitted_anew_once_its_consumer_is_gone() -> None:
+def test_a_resumed_external_group_is_admitted_again_once_its_consumer_is_gone() -> None:
     world = (
         external("e", status={"phase": "Running"}),
         timeline({"at": "10s", "suspend": "default/e"}, {"at": "20s", "resume": "default/e"}),
@@ -113,7 +113,7 @@ def test_suspended_and_resumed_it_is_admitted_anew_once_its_consumer_is_gone() -
     assert admitted(result)[0] == (40, ["default/e"])
 
 
-def test_a_described_claim_lapses_after_its_grace() -> None:
+def test_a_described_consumer_lease_ends_after_its_grace_period() -> None:
     claim = {"phase": "Running", "holder": "w", "expiresAt": 45, "grace": "20s"}
     status = {"phase": "Running", "claim": claim | {"holding": {"cpu": 4}}}
     result = outcome(external(status=status), cycles=4)
@@ -125,12 +125,12 @@ def test_a_pod_of_an_external_group_is_bad_content() -> None:
     assert said.endswith("its PodGroup default/e is external: batchq makes and sees no pods of it")
 
 
-def test_a_finished_one_says_how_it_ended() -> None:
+def test_a_finished_external_group_says_how_it_ended() -> None:
     result = outcome(external(status={"phase": "Completed"}))
     assert of(result, "e").phase == "Completed"
 
 
-def test_an_external_group_ended_by_its_walltime_is_charged_for_its_grace() -> None:
+def test_an_external_group_ended_by_its_walltime_is_charged_for_its_grace_period() -> None:
     world = (
         queue("q", capability={"cpu": 4}),
         external("e", queue="q", walltime="60s", status={"phase": "Running"}),
@@ -141,7 +141,7 @@ def test_an_external_group_ended_by_its_walltime_is_charged_for_its_grace() -> N
     assert admitted(result)[0] == (90, ["default/next"])
 
 
-def test_deleted_it_goes_when_its_consumer_has() -> None:
+def test_a_deleted_external_group_goes_when_its_consumer_has_gone() -> None:
     world = (
         external("e", status={"phase": "Running"}),
         timeline({"at": "10s", "delete": "PodGroup/default/e"}),
@@ -150,14 +150,14 @@ def test_deleted_it_goes_when_its_consumer_has() -> None:
     assert phases(outcome(*world)) == {}
 
 
-def test_a_lack_of_nodes_is_not_held_against_an_external_group_that_asks_for_the_same() -> None:
+def test_a_lack_of_nodes_does_not_refuse_an_external_group_with_the_same_requests() -> None:
     tasks = [{"name": "t", "template": {"requests": {"cpu": 4}}}]
     world = (node("n", 4), group("first", cpu=4, created=0), group("second", cpu=4, created=1))
     result = outcome(*world, external("e", tasks=tasks, created=2), cycles=1)
     assert phases(result) == {"first": "InQueue", "second": "Pending", "e": "InQueue"}
 
 
-def test_pod_requests_of_an_external_group_are_no_demand_on_nodes_beyond_its_reservation() -> None:
+def test_pods_of_an_external_group_are_no_demand_on_nodes_beyond_its_reservation() -> None:
     tasks = [{"name": "t", "replicas": 3, "template": {"requests": {"cpu": 1}}}]
     world = (node("n", 4), queue("a"), queue("b"), group("g", 4, queue="b", minMember=1))
     result = outcome(*world, external("e", 1, queue="a", tasks=tasks, minMember=1), cycles=1)

@@ -368,7 +368,7 @@ def test_a_priority_class_without_evictions_is_named() -> None:
         waits=asks("b", priority_class_name="shy"),
     )
     assert spared(world, "b") == {
-        "preempt": ("its priority class shy evicts nobody (preemptionPolicy Never)",)
+        "preempt": ("its priority class shy does not allow evictions (preemptionPolicy Never)",)
     }
 
 

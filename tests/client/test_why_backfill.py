@@ -152,7 +152,7 @@ def test_no_group_goes_ahead_of_a_head_with_an_unknown_start(
     told = printed(world, "small", capsys)
     assert told["Backfill"] == "the start of default/head is unknown: no group goes ahead"
     assert told["Expected"] == (
-        "not known: the start of default/head; nobody knows when the one ahead of it starts"
+        "not known: the start of default/head; the start of the group ahead of it is unknown"
     )
 
 

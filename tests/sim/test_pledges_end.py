@@ -30,7 +30,7 @@ from tests.sim.worlds import (
 
 #: Let in before, without a node.
 IN_QUEUE = {"phase": "InQueue", "reservedAt": 0, "admission": 1}
-AWAY = "room was made for it on n1, lost or cordoned since: waits until 1970-01-01T00:01:10Z"
+AWAY = "its pledged capacity on n1 is lost or cordoned: waits until 1970-01-01T00:01:10Z"
 
 
 def cordoned(name: str, cpu: int = 4) -> Manifest:

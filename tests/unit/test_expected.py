@@ -174,7 +174,7 @@ def test_a_strict_head_of_which_nobody_knows_leaves_nobody_behind_a_start() -> N
     found = told(*world)
     assert found["a"].at is None
     assert found["b"] == Expected(
-        None, why="nobody knows when the one ahead of it starts", behind="default/a"
+        None, why="the start of the group ahead of it is unknown", behind="default/a"
     )
 
 

@@ -41,7 +41,7 @@ from batchq.core.session.statement import Statement
 PASSES = frozenset(
     {Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION, Waiting.WAITING_FOR_CHECKS}
 )
-UNKNOWN_VICTIMS = "it waits for victims of which nobody knows when they end"
+UNKNOWN_VICTIMS = "it waits for victims whose ends are unknown"
 
 
 class ExpectedEnd(Struct, frozen=True):

@@ -316,7 +316,7 @@ class _Plan:
         """
         strict = _strategy(self._session, group) == "StrictFIFO"
         if (key := line.closed_for_ever_by(is_strict=strict)) is not None:
-            return Expected(None, why="nobody knows when the one ahead of it starts", behind=key)
+            return Expected(None, why="the start of the group ahead of it is unknown", behind=key)
         return Expected(None, why="no walltime says when there will be room for it")
 
     def _close(

@@ -87,7 +87,7 @@ def _victims_text(session: Session, group: GroupState) -> str:
     victims = pledge.victims
     shown = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
     if pledge.expires is None and group.status.checks:
-        return f"counts on the room of {shown}, to be evicted once its checks give leave"
+        return f"waits until its checks allow the eviction of {shown}"
     have = "has" if len(victims) == 1 else "have"
     expires = group.status.pledge.expires
     patience = "" if expires is None else f", at the latest at {format_instant(expires)}"
@@ -98,7 +98,7 @@ def _lost_nodes_text(group: GroupState, nodes: list[str]) -> str:
     """Return which nodes must come back; the text stays the same while they are away."""
     shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     until = format_instant(group.status.pledge.expires or 0)
-    return f"room was made for it on {shown}, lost or cordoned since: waits until {until}"
+    return f"its pledged capacity on {shown} is lost or cordoned: waits until {until}"
 
 
 def _consumer_text(claim: GroupClaim) -> str:
@@ -108,7 +108,7 @@ def _consumer_text(claim: GroupClaim) -> str:
     until = "" if claim.over_at is None else f", at the latest at {format_instant(claim.over_at)}"
     return (
         f"{claim.holder} has claimed it and was told to stop ({claim.stop_reason}):"
-        f" waits until it has{until}"
+        f" waits until it has stopped{until}"
     )
 
 

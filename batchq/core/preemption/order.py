@@ -60,9 +60,9 @@ from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 
-_VICTIMS_GONE = "those that were to make room for it can no longer be taken"
-_NO_NODE_LEFT = "a node on which room was made for it is gone, and there is no other"
-_OUTRANKED = "those that were to make room for it make room for a group that comes before it"
+_VICTIMS_GONE = "the victims that it waited for can no longer be evicted"
+_NO_NODE_LEFT = "a node with capacity pledged to it is gone, and no other node can replace it"
+_OUTRANKED = "its victims were taken over by a group that comes before it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,9 +453,9 @@ _PREEMPTABLE = "preemptable"
 def claims_nothing(session: Session, group: GroupState) -> str:
     """Return why a group that lacks capacity is no preemptor; '' if it is one."""
     if (refused := session.nodes.binding_refused) is not None:
-        return f"nobody is evicted while nothing may be bound: {refused.message()}"
+        return f"nothing is evicted while nothing may be bound: {refused.message()}"
     if group.status.pledge.stands:
-        return "others have been told to make room for it already"
+        return "it waits for its victims already"
     if others := waits_for_more_than_room(session, group):
         reasons = ", ".join(dict.fromkeys(str(verdict.reason) for verdict in others))
         return f"it waits for more than room ({reasons}), which no eviction would end"
@@ -465,7 +465,7 @@ def claims_nothing(session: Session, group: GroupState) -> str:
     if not may_evict(session, group):
         name = group.record.spec.priority_class_name
         named = f"its priority class {name}" if name else "the default priority class"
-        return f"{named} evicts nobody (preemptionPolicy Never)"
+        return f"{named} does not allow evictions (preemptionPolicy Never)"
     return ""
 
 
@@ -475,7 +475,7 @@ def why_spared(
     """Return why the groups of these queues are not taken for a claim."""
     groups = _holders(session, claim.claimant, queues)
     if not groups:
-        return ["nobody else holds anything there"]
+        return ["no other group holds anything there"]
     fit = claim.fit(session)
     shortage = fit.shortage()
     victims = [Victim(group, _stoppable(group), whole=True) for group in groups]
@@ -544,7 +544,7 @@ def _why_not_enough(
     if decision is not None:
         if exceeds_budget(session, decision):
             return [f"{could}, but {_budget(session)}"]
-        return [f"{could}, and the next session has them do so"]
+        return [f"{could}, and the next session will evict them"]
     with Statement(session) as trial:
         for victim in may:
             send_off(trial, victim)
@@ -555,7 +555,7 @@ def _why_not_enough(
         if not claim.ends_well(session, may):
             queue = claim.claimant.queue
             return [f"{could}, but queue {queue} would end above what it deserves"]
-    return [f"{could}, but what stops already is going to be enough"]
+    return [f"{could}, but pods that are stopping already will free enough"]
 
 
 def _budget(session: Session) -> str:

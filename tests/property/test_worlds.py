@@ -58,6 +58,7 @@ BROKEN_ONCE = {
     825417: "a group held nodes in every second session, while the eviction budget was spent",
     828197: "a pod was kept off a node as a borrower's, by what another one had asked for",
     844850: "what had evicted a pod was forgotten when its group left whole in that session",
+    846480: "groups of a queue took more from each other after another queue had taken some",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",
@@ -152,6 +153,29 @@ def test_a_queue_may_take_back_what_another_has_borrowed_by_eviction() -> None:
         ("default/wide", "default/large-t-0"),
         ("default/small", "default/wide-t-0"),
     ]
+
+
+def test_groups_of_a_queue_may_take_its_guarantee_from_each_other() -> None:
+    """`outer` leaves ten cpus to `above`, which is guaranteed four. Then `inner` takes these ten
+    for one.
+    """
+    manifests = [
+        node("n1", 11),
+        taker("outside"),
+        queue("above", guarantee={"cpu": 4}),
+        taker("claims", parent="above"),
+        queue("large", parent="above"),
+        queue("small", parent="above", weight=0),
+        group("ten", 1, 10, queue="large", status={"phase": "Running"}),
+        pod("ten-t-0", "ten", phase="Running", node="n1", startedAt=0),
+        group("one", 1, 1, queue="small", status={"phase": "Running"}),
+        pod("one-t-0", "one", phase="Running", node="n1", startedAt=0),
+        group("outer", queue="outside"),
+        group("inner", queue="claims"),
+    ]
+    told = play(Described(0, True, manifests, {}))
+    taken = [(one.by, one.pod) for cycle in told.cycles for one in cycle.evicted]
+    assert taken == [("default/outer", "default/one-t-0"), ("default/inner", "default/ten-t-0")]
 
 
 _TELL = """

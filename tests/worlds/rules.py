@@ -178,18 +178,26 @@ def _only_from_lenders(after: Session, victim: GroupState, claimant: GroupState)
 
 
 def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session) -> None:
-    """What victims' queues hold once victims have ended is at least what is guaranteed to them."""
+    """What victims' queues hold once victims have ended is at least what is guaranteed to them.
+    What a queue's own groups take from each other afterwards is nothing that others took.
+    """
     taken = [intent for intent in evictions(after) if intent.action == "reclaim"]
     if any(intent.action == "preempt" for intent in evictions(after)):
         return
-    for intent in taken:
+    for place, intent in enumerate(taken):
         victim, claimant = after.by_key[intent.group], after.by_key[intent.by]
         gives = victim.pods[intent.uid].spec.requests
         for queue in after.tree.divide(claimant.queue, victim.queue)[1]:
+            as_before = {
+                key: before.by_key[key]
+                for later in taken[place + 1 :]
+                if queue in after.by_key[later.by].chain
+                for key in (later.by, later.group)
+            }
             for resource, units in after.tree.guarantee(queue).items():
                 rest = sum(
-                    _charge_once_all_have_ended(after, group).get(resource, 0)
-                    for group in after.groups.values()
+                    _charge_once_all_have_ended(after, as_before.get(key, group)).get(resource, 0)
+                    for key, group in after.by_key.items()
                     if queue in group.chain
                 )
                 if gives.get(resource) and rest < units:

@@ -2,10 +2,10 @@
 
 Gangs come first, queues by share and groups by order: a group that lacks pods to reach minMember
 gets all of them in one Statement, with every task's minAvailable, or none. A gang that fails holds
-nothing and blocks no other gang, until it has been InQueue for half its timeout: from then on the
-nodes that it found are held for it for the rest of each session. The pods beyond minMember follow,
-one at a time, to the queue with the lowest share; they are created as they are bound, and only as
-far as the limits allow what the reservation does not cover.
+nothing and blocks no other gang, until it has been InQueue for half its timeout. From then on, each
+session holds the nodes that it found for the gang until the session ends. The pods beyond minMember
+follow, one at a time, from the queue with the lowest share. They are created when they are bound. A
+pod that the group's reservation does not cover is bound only if the limits allow it.
 """
 
 from __future__ import annotations

@@ -231,9 +231,9 @@ def _is_strict_queue(session: Session, name: str) -> bool:
 
 
 def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
-    """Admit a group, or let it reserve and wait for its permit; else keep every reason against it.
+    """Admit a group, let it reserve quota and wait for its permit, or store every refusal.
 
-    Return whether anything changed for it.
+    Return whether the group's state changed.
     """
     # 1. A running group needs no admission, only a node for its next pod.
     if group.next_pod is not None:
@@ -271,9 +271,9 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
 def _judge(
     session: Session, group: GroupState, growing: GrowingGroups
 ) -> KeptPlaces | tuple[Verdict, ...] | None:
-    """Return every reason against a group, or places for its gang, or None if it needs none.
+    """Return the refusals of a group, or places for its gang, or None if it needs no places.
 
-    The group is tested as if more important groups of its queue had all pods that could be bound.
+    The pods that more important groups of its queue could bind now count as bound in this test.
     """
     above = [] if group.reserved else growing.above(group)
     if not above:
@@ -290,8 +290,8 @@ def _keep_reasons(
     *,
     wanted: Wanted | None = None,
 ) -> None:
-    """Keep the reasons of a group for its whole class, unless they are its own or it is the head of
-    a strict queue.
+    """Store the refusals of a group for its equivalence class. Refusals that plugins give this
+    group only, and those of the head of a strict queue, are stored for the group alone.
     """
     is_head = _is_strict_queue(session, group.queue) and waits_in_line(verdicts)
     refuse(session, group, verdicts, wanted=wanted, is_head=is_head)

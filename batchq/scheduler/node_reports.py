@@ -1,8 +1,8 @@
 """The node-report processor: applies what nodes report to objects and the ledger.
 
-A report is believed only as far as its node may speak: about pods bound to that node, in their
-present attempt, and about the node itself. A superseded report changes nothing and is counted. Pure
-over `ports.Store`: the same processor serves the daemon and the simulator's agents.
+A node may report only about itself and about the present attempts of pods that are bound to it; any
+other report is superseded: it is counted and changes nothing. The processor does no I/O except
+through `ports.Store`, so the daemon and the simulator use the same one.
 
 Applying a report twice is harmless. Each transaction compares the revisions that it was planned
 from, so a former leader's transaction conflicts with its successor's instead of repeating it.

@@ -1,4 +1,4 @@
-"""Write down why groups wait, at the end of a session, where it has changed."""
+"""Store the reasons for which groups wait, at the end of a session, if they have changed."""
 
 from __future__ import annotations
 

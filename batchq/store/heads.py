@@ -1,7 +1,7 @@
 """Finding heads that do not match their objects, a page at a time.
 
-Scripts compare heads, not objects. An object with a missing or false head refuses every change as
-outdated, for good, and never frees its resources.
+Scripts compare heads, not objects. If the head of an object is missing or wrong, the scripts refuse
+every change of the object as outdated, until the head is repaired, and its resources are not freed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each node has one hash, which only its agent and work-horses write: its heartbeat, the run id of the
 server that it has reported everything to, and the end of the lease of every attempt that runs
-there. The lease of an attempt that has ended is ignored: readers look up the leases of the attempts
-that pods are in. So a renewal need not read the pod in the same step.
+there. A renewal does not check that the attempt still runs, because a late renewal is harmless:
+readers look up only the leases of the pods' present attempts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finding the primary among several servers, through the sentinels that watch them.
 
-The first sentinel asked may be behind: one that was cut off still names the former primary. So a
-majority is asked if possible, and the newest answer counts. Answers also age. A new connection
-asks, and an older one asks again after some time: a former primary that wakes up accepts writes for
-seconds until the sentinels demote it, and those writes are lost.
+One sentinel may be outdated: if it was cut off, it still names the former primary. So a majority of
+the sentinels is asked if possible, and the newest answer counts. The sentinels are asked for each
+new connection, and again for a connection that has reached a certain age: a former primary that
+wakes up accepts writes for seconds until the sentinels demote it, and those writes are lost.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The earliest instant at which a group fits, from the expected ends of running groups.
 
-When work will end is unknown; its walltime gives the latest end. The forecast assumes these ends
-and no other admissions: a group may end earlier than expected, and later only by the termination
-grace of its pods. Limits apply to many dimensions at once, and a group fits when all of them hold;
-so charges are removed instant by instant on the session itself, until rules 2 to 4 of an admission
-hold, and then everything is undone.
+The walltime of a group gives its latest end: the group may end earlier, and later only by the
+termination grace of its pods. The forecast assumes these ends and no other admissions. A group fits
+when rules 2 to 4 of an admission hold (batchq/core/README.md), which depend on many sums at once.
+So the forecast removes charges from the session itself, one expected end after another, until the
+rules hold, and then undoes all of it.
 
 Expected ends (as listed in the manual under backfill):
 

@@ -1,18 +1,18 @@
 """Head reservations: capacity kept for the first group in line, as if it were charged already.
 
-Otherwise small groups of other queues, admitted one by one, could keep a large head from ever
-finding enough capacity at once. Either the whole request of the head is reserved or nothing: a
-partial reservation would be idle without starting the head. A head gets its reservation if its
-queue stays within its deserved share after the head starts, counting what the queue will still hold
-then by the known ends. The reservation lasts for the rest of the session and applies where queues
-share capacity: in the cluster and in the queues above.
+Without it, small groups of other queues, admitted one by one, could take every piece of capacity
+that becomes free, and a large head would never start. Either the whole request of the head is
+reserved or nothing: a partial reservation would be idle without starting the head. The condition is
+that the head's queue does not exceed its deserved share when the head starts; groups of the queue
+that will have ended by then do not count. The reservation lasts for the rest of the session and
+applies where queues share capacity: in the cluster and in the queues above.
 
-Among the heads whose requests exceed this, one at a time gets a reservation, if its queue has used
-less than its due over time (batchq.core.quota.fair_shares).
+If heads fail this condition, one of them at a time gets a reservation all the same: its queue must
+have used less than its due over time (batchq.core.quota.fair_shares).
 
-A head also has a reservation in time, which begins at its start. Backfill therefore lets a group of
-another queue pass that ends before the start, or leaves enough beside the head (`OtherHeads`). All
-that a head asks for is kept if its start is unknown.
+For backfill, the reservation begins only at the expected start of the head: backfill starts a group
+of another queue that ends before this instant or leaves enough capacity for the head
+(`OtherHeads`). If the expected start is unknown, the whole request is kept from now on.
 """
 
 from __future__ import annotations

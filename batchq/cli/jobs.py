@@ -39,10 +39,10 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import name_of_kind
 from batchq.client import Client
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
+from batchq.client.outcomes import ExpectedStart, Starts, StartView
 from batchq.client.overview import GATED, GroupView
 from batchq.client.position import Others
 from batchq.client.queues import ROOT
-from batchq.client.start_estimates import ExpectedStart, Starts, StartView
 
 
 def starts_table(starts: Starts, *, namespaces: bool) -> Table:

@@ -73,11 +73,11 @@ if TYPE_CHECKING:
     from batchq.client.external import External
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupLook, GroupPages
+    from batchq.client.outcomes import Starts, TrialScheduler
     from batchq.client.output import LogLine
     from batchq.client.overview import Explanation, GroupView, Overview
     from batchq.client.plan import Plan
     from batchq.client.queues import QueueView
-    from batchq.client.start_estimates import Starts, TrialScheduler
     from batchq.client.watch import Goal, Result
     from batchq.client.why import Why
     from batchq.store.mirror import Change
@@ -581,7 +581,7 @@ class Client:
         walltime. At most 1,000 groups in line are planned.
         Raises InvalidInput if this machine cannot use the scheduler's configuration.
         """
-        from batchq.client.start_estimates import TrialScheduler, starts_of
+        from batchq.client.outcomes import TrialScheduler, starts_of
 
         return starts_of(TrialScheduler.open(self._store), namespace=namespace, queue=queue)
 
@@ -591,7 +591,7 @@ class Client:
 
         Raises InvalidInput if this machine cannot use that configuration.
         """
-        from batchq.client.start_estimates import TrialScheduler
+        from batchq.client.outcomes import TrialScheduler
 
         return TrialScheduler.open(self._store)
 

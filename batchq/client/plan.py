@@ -24,6 +24,7 @@ from batchq.client.outcomes import (
     GroupPlan,
     Outcome,
     SnapshotReader,
+    TrialScheduler,
     Victim,
     check_objects_allowed,
     delayed,
@@ -35,7 +36,6 @@ from batchq.client.outcomes import (
 )
 from batchq.client.remedies import MOST_ADVISED, advice_for
 from batchq.client.requests import Applied, Effect, decoded, plan_steps
-from batchq.client.start_estimates import TrialScheduler
 from batchq.core.forecast.estimates import expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot

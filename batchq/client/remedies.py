@@ -18,9 +18,16 @@ from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
 from batchq.client.connection import NO_LEADER
-from batchq.client.outcomes import Advice, GroupPlan, Outcome, group_plan, victims, with_objects
+from batchq.client.outcomes import (
+    Advice,
+    GroupPlan,
+    Outcome,
+    TrialScheduler,
+    group_plan,
+    victims,
+    with_objects,
+)
 from batchq.client.position import backfilling_of, gates_of_task
-from batchq.client.start_estimates import TrialScheduler
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,

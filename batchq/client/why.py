@@ -24,12 +24,19 @@ from batchq.api.reasons import NEVER_FITS, UNSEEN, Leaving, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.changes.object_writes import find
-from batchq.client.outcomes import GroupPlan, Outcome, group_plan, no_node_ever
+from batchq.client.outcomes import (
+    ExpectedStart,
+    GroupPlan,
+    Outcome,
+    TrialScheduler,
+    expected_of,
+    group_plan,
+    no_node_ever,
+)
 from batchq.client.overview import Awaited, GroupView, Overview
 from batchq.client.position import Backfilling, Others, backfilling_of, gated_pods, others
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
-from batchq.client.start_estimates import ExpectedStart, TrialScheduler, expected_of
 from batchq.core.forecast.earliest_fit import Forecast, forecast
 from batchq.core.forecast.estimates import expected_starts
 from batchq.core.session.session import Session

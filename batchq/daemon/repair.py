@@ -19,7 +19,7 @@ from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.ports import IdSource
 from batchq.store import keys
 from batchq.store.books import BooksAudit, Recounted, mend_heads, recount
-from batchq.store.damaged_keys import (
+from batchq.store.inspection import (
     KEY,
     Bells,
     BookPages,

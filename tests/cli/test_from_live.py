@@ -13,7 +13,7 @@ from batchq.api.objects import AdmissionCheck, Metadata
 from batchq.api.times import HOUR, MINUTE
 from batchq.assembly import assemble
 from batchq.cli.simulate.live import notes, show_tables
-from batchq.client.start_estimates import TrialScheduler
+from batchq.client.outcomes import TrialScheduler
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.clock import CountedIds, VirtualClock
 from batchq.lab.whatif import Lasting, WhatIf, compared, look_ahead

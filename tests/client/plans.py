@@ -13,9 +13,8 @@ from batchq.api.objects import (
     PodGroup,
 )
 from batchq.assembly import assemble
-from batchq.client.outcomes import GroupPlan
+from batchq.client.outcomes import GroupPlan, TrialScheduler
 from batchq.client.plan import Plan, Planner
-from batchq.client.start_estimates import TrialScheduler
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.store.memory import MemoryStore

@@ -18,9 +18,8 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodTemplate
 from batchq.assembly import assemble
 from batchq.changes import create
-from batchq.client.outcomes import Outcome
+from batchq.client.outcomes import Outcome, TrialScheduler
 from batchq.client.plan import Plan, Planner
-from batchq.client.start_estimates import TrialScheduler
 from batchq.config.load import read_config
 from batchq.errors import Rejected
 from batchq.lab.simulation.clock import CountedIds, VirtualClock, write

@@ -26,7 +26,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
-from batchq.client.start_estimates import TrialScheduler
+from batchq.client.outcomes import TrialScheduler
 from batchq.client.why import Why, explain
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session

@@ -17,9 +17,8 @@ from batchq.daemon import repair
 from batchq.daemon.repair import Mender
 from batchq.store import books, heads, keys
 from batchq.store.books import BooksAudit, mend_heads, recount
-from batchq.store.damaged_keys import damaged_keys
 from batchq.store.heads import false_heads
-from batchq.store.inspection import read_books
+from batchq.store.inspection import damaged_keys, read_books
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit, read_object_limit
 from batchq.system import RandomIds

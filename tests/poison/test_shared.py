@@ -21,7 +21,7 @@ from batchq.daemon.reload import Reload
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import Cycle
 from batchq.store import keys, node_channels
-from batchq.store.damaged_keys import SHARED
+from batchq.store.inspection import SHARED
 from batchq.store.node_channels import WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, attending

@@ -39,7 +39,7 @@ from batchq.lab.whatif.future import (
 )
 
 if TYPE_CHECKING:
-    from batchq.client.start_estimates import TrialScheduler
+    from batchq.client.outcomes import TrialScheduler
     from batchq.config.model import SchedulerConfig
     from batchq.lab.whatif.look_ahead import Tell
 

@@ -22,18 +22,16 @@ from batchq.config.load import load_config
 from batchq.core.session.settings import Settings
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
-from batchq.store.damaged_keys import (
+from batchq.store.heads import false_heads
+from batchq.store.inspection import (
     MENDED,
+    Books,
+    ServerFacts,
+    WaitingReport,
     damaged_deliveries,
     damaged_events,
     damaged_in_nodes,
     damaged_keys,
-)
-from batchq.store.heads import false_heads
-from batchq.store.inspection import (
-    Books,
-    ServerFacts,
-    WaitingReport,
     look_at_server,
     open_for_inspection,
     permitted,

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from batchq.daemon import app
-from batchq.lab.traces import read_swf
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
+from batchq.lab.workload.swf import read_swf
 from benchmarks.table import report
 from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
 from tests.traces.oracle import read_log, starts

@@ -411,4 +411,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python docs/reference.py FOLDER")
     write(Path(sys.argv[1]))

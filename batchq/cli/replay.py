@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchq.lab.replay.compare import Comparison, Differing
     from batchq.lab.replay.live import LiveReplay, ReplayStanding, Tell
     from batchq.lab.replay.replay_plan import ReplayEnding, ReplayPlan, ReplayReport
-    from batchq.lab.traces import Trace
+    from batchq.lab.workload.swf import Trace
 
 
 _MOST_PROBLEMS = 20
@@ -274,7 +274,7 @@ def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace
     from msgspec.structs import replace
 
     from batchq.errors import InvalidInput
-    from batchq.lab.traces import read_swf
+    from batchq.lab.workload.swf import read_swf
 
     log = read_swf(path, processors=processors, most=skip + jobs)
     if skip >= len(log.jobs):

@@ -22,8 +22,8 @@ from batchq.lab.replay.replay_plan import (
     read_journal,
     report_of,
 )
-from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.jobs import POLICIES
+from batchq.lab.workload.swf import Trace, TraceJob
 from tests.cli.conftest import run
 
 JOBS = (

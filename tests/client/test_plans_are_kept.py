@@ -22,9 +22,8 @@ from batchq.client.outcomes import Outcome, TrialScheduler
 from batchq.client.plan import Plan, Planner
 from batchq.config.load import read_config
 from batchq.errors import Rejected
-from batchq.lab.simulation.clock import CountedIds, VirtualClock, write
 from batchq.lab.simulation.initial_state import found, overbooked
-from batchq.lab.simulation.world import World, read_world
+from batchq.lab.simulation.world import CountedIds, VirtualClock, World, read_world, write
 from batchq.scheduler.cycle import Cycle, CycleReport
 from tests.effort import usually
 from tests.worlds.making import described

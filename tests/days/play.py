@@ -16,10 +16,9 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation import player
-from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.player import Execution, Outside, WorldRun
 from batchq.lab.simulation.report import WorldOutcome
-from batchq.lab.simulation.world import World, read_world
+from batchq.lab.simulation.world import CountedIds, World, read_world
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore

@@ -16,7 +16,7 @@ from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
 from batchq.lab.replay.live import LiveReplay
 from batchq.lab.replay.replay_plan import ReplayPlan
-from batchq.lab.traces import read_swf
+from batchq.lab.workload.swf import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 

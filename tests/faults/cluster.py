@@ -20,7 +20,7 @@ from batchq.api.transaction import CAPACITY
 from batchq.assembly import assemble
 from batchq.changes import create, found_defaults
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation.clock import CountedIds, VirtualClock
+from batchq.lab.simulation.world import CountedIds, VirtualClock
 from tests.faults.agents import Agent, Horse, Paces
 from tests.faults.checker import Judge, unrest
 from tests.faults.machines import Attempt, Machine, Truth

@@ -10,7 +10,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.transaction import Transaction, Write
 from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation.clock import VirtualClock
+from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_pod
 from tests.effort import usually
 from tests.faults import scenario

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from batchq.api.objects import PodGroup, Retry
 from batchq.errors import InvariantBroken, StoreUnavailable
-from batchq.lab.simulation.clock import VirtualClock
+from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_quota, a_task, amounts
 from tests.effort import sample
 from tests.faults.cluster import Cluster, Ended

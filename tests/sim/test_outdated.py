@@ -10,7 +10,7 @@ from batchq.api.objects import Queue
 from batchq.api.transaction import Charge, Commit, Event, Transaction
 from batchq.changes import object_writes
 from batchq.errors import StoreUnavailable
-from batchq.lab.simulation.clock import VirtualClock
+from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_queue, amounts
 from tests.faults.server import FaultyStore, Server
 from tests.faults.store_faults import Line, Mode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.lab.traces.openb import OpenbPod
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_usage import (
     PLACEMENTS,
@@ -14,6 +13,7 @@ from batchq.lab.workload.gpu_usage import (
     openb_load,
     shape_of,
 )
+from batchq.lab.workload.openb import OpenbPod
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule
 from tests.traces.openb import a_node, a_pod

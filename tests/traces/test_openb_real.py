@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from batchq.lab.traces.openb import read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_usage import (
     PLACEMENTS,
@@ -18,6 +17,7 @@ from batchq.lab.workload.gpu_usage import (
     shape_of,
     typical_shapes,
 )
+from batchq.lab.workload.openb import read_nodes, read_pods
 from batchq.lab.workload.play import play_load
 from tests.harness.traces import trace_folder
 

@@ -14,8 +14,8 @@ from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
 from batchq.lab.replay.replay_plan import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
-from batchq.lab.traces import Trace, TraceJob
 from batchq.lab.workload.jobs import strategy_of
+from batchq.lab.workload.swf import Trace, TraceJob
 
 CONFIG = SchedulerConfig()
 BEGAN_AT = 1_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.traces import TraceJob, bounded_slowdown, nearest_rank, read_swf
+from batchq.lab.workload.swf import TraceJob, bounded_slowdown, nearest_rank, read_swf
 from tests.harness.traces import real_log
 
 

@@ -35,7 +35,6 @@ from batchq.cli.simulate.job_logs import (
     starts_csv,
 )
 from batchq.errors import UsageError
-from batchq.lab.traces.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_usage import (
     GpuLevel,
@@ -47,6 +46,7 @@ from batchq.lab.workload.gpu_usage import (
     openb_load,
     shape_of,
 )
+from batchq.lab.workload.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.plot import Curve, GpuPicture
 from batchq.lab.workload.schedule import Schedule

@@ -37,12 +37,12 @@ from batchq.cli.simulate.inputs import (
 )
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput, UsageError
-from batchq.lab.traces import Trace, read_swf
 from batchq.lab.workload.figures import Figures, TenantFigures, fairness_of, figures_of, tenants_of
 from batchq.lab.workload.gpu_usage import PLACEMENTS
 from batchq.lab.workload.jobs import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By, Load, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Ran, Schedule
+from batchq.lab.workload.swf import Trace, read_swf
 
 #: Parameter -> option, of the options that request a run.
 _RUNS = {"policies": "--policy", "placements": "--placement", "configs": "--config"}

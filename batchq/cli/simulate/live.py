@@ -25,7 +25,7 @@ from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.simulate.inputs import check_output, write_whole
 from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError
-from batchq.lab.whatif.future import (
+from batchq.lab.simulation.future import (
     ALL,
     Eviction,
     Future,
@@ -41,7 +41,7 @@ from batchq.lab.whatif.future import (
 if TYPE_CHECKING:
     from batchq.client.outcomes import TrialScheduler
     from batchq.config.model import SchedulerConfig
-    from batchq.lab.whatif.look_ahead import Tell
+    from batchq.lab.simulation.look_ahead import Tell
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -527,7 +527,7 @@ def simulate_live(shared: Globals, asked: LiveRequest) -> None:
 
     Raises InvalidInput for a wrong configuration, StoreUnavailable.
     """
-    from batchq.lab.whatif import Lasting, compared
+    from batchq.lab.simulation.future import Lasting, compared
 
     others = _configurations(asked.configs)
     if asked.save is not None:
@@ -554,7 +554,7 @@ def _futures(
 ) -> dict[str, Future]:
     """Return the futures by the name of their configuration, the live one first."""
     from batchq.assembly import assemble
-    from batchq.lab.whatif import look_ahead
+    from batchq.lab.simulation.look_ahead import look_ahead
 
     schedulers = {LIVE: deciding.scheduler}
     schedulers |= {name: assemble(config) for name, config in others.items()}
@@ -586,7 +586,7 @@ def _show(shared: Globals, asked: LiveRequest, found: WhatIf, lasting: Lasting) 
 def _save(deciding: TrialScheduler, lasting: Lasting, file: Path) -> None:
     """Write the live state as a world. Raises InvalidInput if the file cannot be written."""
     from batchq.config.documents import print_documents
-    from batchq.lab.whatif import as_world
+    from batchq.lab.simulation.look_ahead import as_world
 
     text = print_documents(as_world(deciding.session(), lasting))
     write_whole(file, text.encode(), "--save")

@@ -42,12 +42,11 @@ from batchq.lab.replay.replay_plan import (
     queue_of,
     walltime_ms,
 )
-from batchq.lab.simulation.clock import CountedIds
 from batchq.lab.simulation.initial_state import found
-from batchq.lab.simulation.world import DescribedPod, World
-from batchq.lab.traces import Trace
+from batchq.lab.simulation.world import CountedIds, DescribedPod, World
 from batchq.lab.workload.jobs import swf_load
 from batchq.lab.workload.play import play_load
+from batchq.lab.workload.swf import Trace
 
 _CPU_MILLI = 1000
 #: How many of the latest events may be withdrawn.

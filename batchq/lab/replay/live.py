@@ -31,7 +31,7 @@ from batchq.lab.replay.replay_plan import (
     read_journal,
     report_of,
 )
-from batchq.lab.traces import TraceJob
+from batchq.lab.workload.swf import TraceJob
 from batchq.paths import Home
 
 #: Interval between looks at the groups.

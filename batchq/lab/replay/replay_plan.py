@@ -31,7 +31,7 @@ from batchq.api.objects import (
     Toleration,
 )
 from batchq.api.times import SECOND
-from batchq.lab.traces import Trace, TraceJob, bounded_slowdown, nearest_rank
+from batchq.lab.workload.swf import Trace, TraceJob, bounded_slowdown, nearest_rank
 
 #: The pod's command, after `sh -c`: $0 is the journal, $1 the job's number, $2 seconds to sleep.
 SCRIPT = 'echo "start $1 $$" >> "$0" && sleep "$2" && echo "end $1 $$" >> "$0"'

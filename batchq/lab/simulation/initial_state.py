@@ -43,8 +43,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.clock import write
-from batchq.lab.simulation.world import DescribedPod, World
+from batchq.lab.simulation.world import DescribedPod, World, write
 from batchq.ports import IdSource
 from batchq.scheduler.pod_controller import GroupProgress, remaining_reservation
 from batchq.store.memory import MemoryStore

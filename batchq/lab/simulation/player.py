@@ -23,12 +23,12 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import BatchqError, Conflict, EndlessSessions, InvalidInput, NotFound, Rejected
-from batchq.lab.simulation.clock import CountedIds, VirtualClock, runtime_of, whole_second, write
 from batchq.lab.simulation.initial_state import exceeded_since_start, found, overbooked
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
 from batchq.lab.simulation.world import (
     Apply,
+    CountedIds,
     Deed,
     Delete,
     FailNode,
@@ -40,8 +40,12 @@ from batchq.lab.simulation.world import (
     SetCheck,
     Step,
     Suspend,
+    VirtualClock,
     World,
     read_world,
+    runtime_of,
+    whole_second,
+    write,
 )
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport

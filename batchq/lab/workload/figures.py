@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from batchq.lab.traces import bounded_slowdown, nearest_rank
 from batchq.lab.workload.schedule import Ran, Sample, Schedule
+from batchq.lab.workload.swf import bounded_slowdown, nearest_rank
 
 
 def jain(values: Sequence[float]) -> float | None:

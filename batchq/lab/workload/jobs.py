@@ -35,8 +35,8 @@ from batchq.changes import NewGroups, create, first_contradiction, found_default
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput, NotFound, Rejected
-from batchq.lab.simulation.clock import write
-from batchq.lab.traces import Trace, TraceJob
+from batchq.lab.simulation.world import write
+from batchq.lab.workload.swf import Trace, TraceJob
 from batchq.ports import IdSource
 from batchq.store.memory import MemoryStore
 

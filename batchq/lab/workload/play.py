@@ -26,8 +26,8 @@ from batchq.core.session.session import Session
 from batchq.core.session.settings import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
-from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.simulation.invariants import InvariantWatch
+from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.workload.jobs import Load, Submitter, empty_cluster, removal_of
 from batchq.lab.workload.schedule import Look, Progress, Schedule
 from batchq.ports import Clock, IdSource

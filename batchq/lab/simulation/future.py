@@ -17,7 +17,7 @@ from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, total
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.clock import runtime_of
+from batchq.lab.simulation.world import runtime_of
 from batchq.scheduler.timers import walltime_over_at
 
 #: All of a walltime, in thousandths.

@@ -32,7 +32,7 @@ from batchq.api.notation import (
     subdomain_problem,
 )
 from batchq.errors import InvalidInput
-from batchq.lab.traces.swf import lines_of
+from batchq.lab.workload.swf import lines_of
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = (

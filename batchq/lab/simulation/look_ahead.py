@@ -43,10 +43,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
-from batchq.lab.simulation.clock import CountedIds, VirtualClock, whole_second, write
-from batchq.lab.simulation.initial_state import stated
-from batchq.lab.simulation.report import WorldOutcome, outcome_of
-from batchq.lab.whatif.future import (
+from batchq.lab.simulation.future import (
     Eviction,
     Future,
     FutureReason,
@@ -58,6 +55,9 @@ from batchq.lab.whatif.future import (
     present_groups,
     stated_ms,
 )
+from batchq.lab.simulation.initial_state import stated
+from batchq.lab.simulation.report import WorldOutcome, outcome_of
+from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.scheduler import Scheduler

@@ -1,16 +1,16 @@
-"""Generations: how caches learn that what they depend on has changed.
+"""Generations: how caches detect that their inputs have changed.
 
-A cache has one Generation for each subject that it depends on. When a session begins, it shows the
-generation the values of that subject, and forgets what it knows if they are others than before.
-Entries that last longer keep the count at which they were made. `batchq/core/cache/README.md` lists
-the caches.
+A cache has one Generation for each subject that it depends on. When a session begins, it passes the
+values of that subject to `follow`, and is cleared if they differ from the previous ones. Entries
+that last longer store the count at which they were made. `batchq/core/cache/README.md` lists the
+caches.
 """
 
 from __future__ import annotations
 
 
 class Generation:
-    """Counts how often the values of one subject have changed; owned by the cache that asks."""
+    """Counts how often the values of one subject have changed; owned by one cache."""
 
     __slots__ = ("_seen", "count")
 
@@ -19,9 +19,9 @@ class Generation:
         self._seen: tuple[object, ...] | None = None
 
     def follow(self, *values: object) -> bool:
-        """Note the values of the subject; return whether they differ from those noted before.
+        """Store the values of the subject; return whether they differ from the former ones.
 
-        Values are compared by identity first: a store hands over the same tuple until it changes.
+        Values are compared by identity first: a store provides the same tuple until it changes.
         """
         seen = self._seen
         if seen is not None and all(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class EmptyNodes:
     """Nodes as if all of them were present, empty and not cordoned.
 
-    Cached results for gangs (batchq.core.placement.feasibility) are valid as long as the object.
+    Cached results for gangs (batchq.core.placement.feasibility) stay valid for the lifetime of the
+    object.
     """
 
     __slots__ = ("nodes", "takes", "why_not")
@@ -165,7 +166,7 @@ def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms:
 
 def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> bool:
     """Return the same as `is_ready`, but count silence only from when the scheduler could have
-    heard the node (batchq.core.placement.node_contact).
+    heard the node (batchq.core.session.open_session).
     """
     heard_at, hears_since = record.status.heartbeat, snapshot.standing.hears_since
     if heard_at is not None and hears_since is not None:

@@ -97,14 +97,14 @@ class SchedulerCache:
         #: Uid -> the groups that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
-        #: Queues, priority classes, and what plugins make of groups.
+        #: Queues, priority classes, and the plugin settings that affect groups.
         self._judged = Generation()
-        #: What limits follow from.
+        #: The inputs of the limits.
         self._limited = Generation()
         #: The configuration generation, and that of nodes.
         self._configured = Generation()
         self._nodes = Generation()
-        #: Whether gates hold, and whether classes may form, when the states were built.
+        #: Whether gates hold and classes may form, as of when the states were built.
         self._meant = (True, False)
         self._shapes = Shapes(gates_hold=True)
         self._scopes: dict[tuple[str, str, str], tuple[str, ...]] = {}
@@ -118,7 +118,7 @@ class SchedulerCache:
         self._with_choice: dict[str, GroupState] = {}
         #: The groups touched by the last session; empty once these have been updated.
         self._touched: Mapping[str, GroupState] = {}
-        #: When ended groups are to be deleted (ms), and their uids.
+        #: The deletion times of ended groups (ms), and their uids.
         self._over: list[tuple[int, str]] = []
         #: Preemptors with a pledge, and the uids of victims kept out of classes.
         self.claimants: dict[str, GroupState] = {}

@@ -184,8 +184,8 @@ _WHY = {"preempt": "made room for", "reclaim": "gave back what its queue had bor
 
 
 def _forget_all_but_evictions(statement: Statement, group: GroupState) -> None:
-    """As if the actions had not touched the group, but for its pods that others had evicted: these
-    are pledged to them.
+    """Reset the group to its state before the actions, except for pods that preemptors had evicted:
+    these are pledged to them.
     """
     told = [
         one
@@ -196,7 +196,7 @@ def _forget_all_but_evictions(statement: Statement, group: GroupState) -> None:
     for one in told:
         pod, reason = group.pods[one.uid], Leaving(one.reason)
         if pod.status.terminating:
-            # It was told before the actions began.
+            # It was being stopped before the actions began.
             continue
         _note_cost(statement, group, [pod], whole=False, by=one.by, reason=reason)
         evict(statement, group, pod, reason, by=one.by, action=one.action)
@@ -264,7 +264,7 @@ def exceeds(session: Session, decision: Decision) -> bool:
 
 
 def exceeds_budget(session: Session, decision: Decision) -> bool:
-    """Return whether these evictions have to wait for the budget. A single decision may exceed an
+    """Return whether these evictions must wait for the budget. A single decision may exceed an
     unused budget.
     """
     return exceeds(session, decision) and evicted_recently(session) > 0
@@ -366,7 +366,7 @@ def _extra(claim: PreemptionRequest, decision: Decision) -> Amounts:
 
 
 def _start(statement: Statement, claim: PreemptionRequest) -> None:
-    """Start the preemptor at once, because no victim has to end first."""
+    """Start the preemptor at once, because no victim must end first."""
     match claim:
         case ExtraClaim(claimant=group, count=count):
             start_extras(statement, group, count)

@@ -249,7 +249,7 @@ def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
 
 
 def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
-    """Restore the effects of a pledge that stands in the preemptor's status."""
+    """Restore the effects of the pledge in the preemptor's status."""
     session = statement.session
     note_pledge(session, claimant, pledge)
     statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
@@ -344,7 +344,7 @@ class PledgedRoom:
         self._parts: dict[str, _Part] = {}
         self._sums: dict[str, dict[str, int]] = {}
         self._leaving: dict[str, Amounts] = {}
-        #: Preemptors whose victims leave more than was promised to them.
+        #: Preemptors whose victims leave more than was pledged to them.
         self._spare: dict[str, GroupState] = {}
         #: Those of them for which a trial end of the victims changes anything.
         self._moving: dict[str, GroupState] = {}
@@ -368,18 +368,18 @@ class PledgedRoom:
         count in full.
 
         Without this, a queue that gives back to one preemptor would still seem to hold too much,
-        and would have to give the same to the next.
+        and would give the same to the next.
         """
         self._follow(session)
         return self._leaving
 
     def is_more_than_needed(self, session: Session) -> bool:
-        """Return whether the victims of any preemptor leave more than was promised to it."""
+        """Return whether the victims of any preemptor leave more than was pledged to it."""
         self._follow(session)
         return bool(self._spare)
 
     def with_more_than_they_need(self, session: Session) -> list[GroupState]:
-        """Return the preemptors whose victims leave more than was promised, by when their victims
+        """Return the preemptors whose victims leave more than was pledged, by when their victims
         were first pledged.
 
         Preemptors that wait only for consumer leases are left out: these consumers are being

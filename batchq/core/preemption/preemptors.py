@@ -39,7 +39,7 @@ from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods
 
-#: The plugin in verdicts that evictions have to wait because the eviction budget is spent.
+#: The plugin in verdicts that evictions must wait because the eviction budget is spent.
 EVICTION_BUDGET = "hygiene"
 #: A Pending group is a preemptor only if it waits for no other reason than lack of capacity.
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})

@@ -278,7 +278,7 @@ def _may_take_stopping(
     session: Session, claim: PreemptionRequest, told: list[Victim], shortage: Shortage
 ) -> bool:
     """Return whether a claim may take victims that are being stopped. A preemptor that may not
-    evict yet leaves them to the one that may.
+    evict yet leaves them to another that may.
     """
     if told and holds_off(session, claim.claimant):
         return False

@@ -248,7 +248,7 @@ class _SearchTrial:
         return False
 
     def _has_enough_of_others(self) -> bool:
-        """Return whether the claim fits and only lacks what its own queue has to give up."""
+        """Return whether the claim fits and only lacks capacity that its own queue must give up."""
         return self._fit.fits and self._claim.lacks_own_victims(self._session)
 
     def _take_ending(self) -> bool:

@@ -47,7 +47,7 @@ class NodeState:
 
     `ready` says whether its resources count. `heard` is False if the node counts as ready only
     because the scheduler itself was out of touch and could not have heard it
-    (batchq.core.placement.node_contact).
+    (batchq.core.session.open_session).
     """
 
     __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")

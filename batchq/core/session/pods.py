@@ -77,7 +77,7 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
 
 
 def _left_because(group: GroupState) -> str:
-    """Return why the group lost its former admission; its next pods are told."""
+    """Return why the group lost its former admission, for the records of its next pods."""
     if group.status.admission < 2:
         return ""
     return next((one.reason for one in group.status.conditions if one.type == "Evicted"), "")

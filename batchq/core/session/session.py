@@ -7,14 +7,14 @@ same snapshot, settings and `now_ms` give the same decisions.
 | owner     | holds                                                                     |
 |-----------|---------------------------------------------------------------------------|
 | `plugins` | the functions of plugins at each extension point                          |
-| `nodes`   | what is free on nodes, and what is held there for groups that wait        |
-| `tree`    | the tree of queues, and what is guaranteed to each                        |
-| `ledger`  | what groups are charged, by scope, and limits                             |
-| `pending` | what has been found out about groups that wait                            |
-| `heads`   | the groups that others of their queues wait for                           |
-| `victims` | the victims that have to leave for a preemptor                            |
+| `nodes`   | free resources of nodes, and what is held there for waiting groups        |
+| `tree`    | the tree of queues, and their guarantees                                  |
+| `ledger`  | the charges of groups, and limits, by scope                               |
+| `pending` | verdicts on waiting groups                                                |
+| `heads`   | the groups that others in their queues wait for                           |
+| `victims` | the victims that must leave for a preemptor                               |
 | `effects` | the groups that the session has changed                                   |
-| `carried` | what lasts from one session to the next                                   |
+| `carried` | the state kept across sessions                                            |
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The nodes of one session: what is free on them, and what is kept there for waiting groups.
 
 All changes of free resources go through `take`, `give` or `put_back`. Each records the node in
-`changes`, the journal that tells rankings and columns which nodes to update.
+`changes`, the journal from which rankings and columns see which nodes to update.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class SessionNodes:
         self.keep_taken(uid, places)
 
     def keep_taken(self, uid: str, places: KeptPlaces) -> None:
-        """Keep places that were taken while they were looked for."""
+        """Keep places whose amounts the search has taken already."""
         self.kept[uid] = places
 
     def use_kept(self, uid: str) -> None:
-        """End the keeping of places without freeing them: the gang's pods are bound there."""
+        """Stop keeping places without freeing them, because the gang's pods are bound there."""
         del self.kept[uid]
 
     def release(self, uid: str) -> KeptPlaces:
@@ -110,7 +110,7 @@ class SessionNodes:
             self.take(self.by_name[name], part)
 
     def hold_taken(self, uid: str, amounts: dict[str, Amounts]) -> None:
-        """Hold amounts that were taken while they were looked for."""
+        """Hold amounts that the search has taken already."""
         self.held[uid] = amounts
 
     def give_hold(self, uid: str) -> dict[str, Amounts]:

@@ -18,7 +18,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     in_queue_timeout_ms: int = 5 * MINUTE
     recovery_timeout_ms: int = 5 * MINUTE
     node_timeout_ms: int = 40 * SECOND
-    #: The length of a pod's lease; its node is written off this much later.
+    #: The length of a pod's lease, and the extra time before its silent node is written off.
     pod_lease_ms: int = 30 * SECOND
     backoff_first_ms: int = 10 * SECOND
     backoff_most_ms: int = 10 * MINUTE

@@ -149,7 +149,7 @@ class GroupState:
         #: The configuration generation in which it was found settled, and until when (ms).
         self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
-        #: Its sort key, if that lasts as long as its record; computed on demand.
+        #: Its sort key, if that depends only on its record; computed on demand.
         self.line_key: tuple[Any, ...] | None = None
         #: The causes and the turn in its record's reasons; computed on demand.
         self.told: tuple[tuple[Cause, ...], str] | None = None
@@ -245,7 +245,7 @@ class GroupState:
             self.shape = with_left(self.given_shape, self.ungated(), tasks)
 
     def _comes_back(self) -> bool:
-        """Return whether it is to run again after some of its pods have finished."""
+        """Return whether it will run again after some of its pods have finished."""
         return (
             bool(self.pods)
             and self.phase in _NOT_RUN_YET
@@ -297,7 +297,7 @@ class GroupState:
         return self.choose(count, left, least=least)
 
     def unfinished(self) -> list[int]:
-        """Return how many pods of each task still have to run: those neither gated nor ended for
+        """Return how many pods of each task must still run: those neither gated nor ended for
         good, including those not created yet.
         """
         ended = Counter(pod.spec.task for pod in self.current() if self.is_final(pod))

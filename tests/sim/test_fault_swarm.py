@@ -1,4 +1,4 @@
-"""Seeded fault swarms: whatever goes wrong, nothing is lost and nothing runs twice at once."""
+"""Seeded fault swarms: whatever fails, no group is lost and no pod runs twice at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_no_seed_breaks_an_invariant_and_all_come_to_rest(first: int) -> None:
     assert [f"python -m tests.faults --seed {one.seed}: {one.why}" for one in failures] == []
 
 
-def test_everything_that_can_go_wrong_does_in_some_seed() -> None:
+def test_every_kind_of_fault_occurs_in_some_seed() -> None:
     met = {type(fault) for seed in range(SEEDS) for fault in drama_of(seed)[0].faults}
     assert met == set(get_args(scenario.AnyFault))
 
 
-def test_groups_take_each_others_room_within_a_queue_and_between_queues_in_some_seed() -> None:
+def test_groups_preempt_within_a_queue_and_reclaim_between_queues_in_some_seed() -> None:
     met: set[str] = set()
     for seed in range(SEEDS):
         met |= set(play(seed).stopped)
@@ -43,7 +43,7 @@ def test_groups_take_each_others_room_within_a_queue_and_between_queues_in_some_
     pytest.fail(f"pods of {SEEDS} seeds were told to stop, but only for {sorted(met)}")
 
 
-def test_a_process_that_outlives_its_pod_is_noticed() -> None:
+def test_a_process_that_outlives_its_pod_is_reported() -> None:
     clock = VirtualClock(0)
     server = Server(clock, witness=lambda _1, _2, _3, commit: commit(), bell=lambda _: None)
     pod = a_pod(a_group("g"), phase=PodPhase.SUCCEEDED, node="n1")

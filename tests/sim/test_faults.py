@@ -1,7 +1,7 @@
-"""For every n, the n-th call of every process fails: the world ends right all the same.
+"""For every n, the n-th call of every process fails, and the world still ends correctly.
 
-Eight short stories, one for each thing that happens to a group. Each is played once undisturbed, to
-see who calls the server how often; then once for each call and each way of failing.
+Eight short stories, one for each event in a group's life. Each is first played without faults, to
+count the calls of each process; then once for each call and each way of failing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START = 3_000
 
 
 class Story(Struct, frozen=True, kw_only=True):
-    """What happens in one of the eight, and how its groups end."""
+    """The events of one of the eight stories, and how its groups end."""
 
     groups: tuple[PodGroup, ...]
     ends: dict[str, str]
@@ -76,7 +76,7 @@ STORIES = {
 
 
 def each_call(story: Story, mode: Mode) -> Iterator[tuple[str, int]]:
-    """Every caller with every n; what changes nothing can only fail in one way."""
+    """Return every caller with every n; a read can only fail in one way."""
     for caller, (count, writes) in story.play().calls.items():
         numbers = range(1, count + 1) if mode == Mode.BEFORE else writes
         for n in numbers:
@@ -84,7 +84,7 @@ def each_call(story: Story, mode: Mode) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_undisturbed_the_story_ends_as_it_should(name: str) -> None:
+def test_without_faults_the_story_ends_as_expected(name: str) -> None:
     story = STORIES[name]
     ended = story.play()
     assert ended.phases == story.ends
@@ -93,7 +93,7 @@ def test_undisturbed_the_story_ends_as_it_should(name: str) -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("name", STORIES)
-def test_the_story_ends_as_it_should_whatever_call_fails(name: str, mode: Mode) -> None:
+def test_the_story_ends_as_expected_whichever_call_fails(name: str, mode: Mode) -> None:
     story = STORIES[name]
     wrong = []
     for caller, n in sample(each_call(story, mode), 12):
@@ -102,7 +102,8 @@ def test_the_story_ends_as_it_should_whatever_call_fails(name: str, mode: Mode) 
         except InvariantBroken as broken:
             wrong.append(f"call {n} of {caller}: {broken}")
             continue
-        # Whoever could not be told to stop in time may end first; that is said, and is no fault.
+        # A pod that could not be told to stop in time may end first; this is reported, and is no
+        # fault.
         refused = not all(ended.granted.values())
         if ended.phases != story.ends and not refused:
             wrong.append(f"call {n} of {caller}: {ended.phases}")
@@ -119,7 +120,7 @@ def test_every_process_of_a_story_calls_the_server() -> None:
 
 
 class Tally:
-    """A server that counts what it was asked to do."""
+    """A server that counts the calls that it carries out."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -133,7 +134,7 @@ class Tally:
     ("mode", "done", "is_answered"),
     [(Mode.BEFORE, 0, False), (Mode.AFTER, 1, False), (Mode.LOST, 2, True), (Mode.LATE, 0, False)],
 )
-def test_a_call_fails_in_the_way_that_was_planned(mode: Mode, done: int, is_answered: bool) -> None:
+def test_a_call_fails_in_the_planned_way(mode: Mode, done: int, is_answered: bool) -> None:
     tally, late = Tally(), []
     line = Line("client", VirtualClock(), plan={2: mode}, later=late.append)
     assert line.call("write", tally.do, writes=True) == 1
@@ -147,7 +148,7 @@ def test_a_call_fails_in_the_way_that_was_planned(mode: Mode, done: int, is_answ
     assert len(late) == (1 if mode == Mode.LATE else 0)
 
 
-def test_a_line_that_is_cut_lets_nothing_through_until_its_time() -> None:
+def test_a_line_that_is_cut_lets_no_call_through_until_its_time() -> None:
     clock, tally = VirtualClock(), Tally()
     line = Line("client", clock)
     line.cut(500)

@@ -1,9 +1,10 @@
-"""For every n, the n-th call of every process fails, in each transition of a check and of a gate.
+"""For every n, the n-th call of every process fails, in each transition of a check and of a
+gate.
 
-The next session goes on, and the quota is neither leaked nor doubled: after every event the judge
-adds up what the ledger should count, and at the end it has to be empty. A controller that dies
-between its answer and the session that hears of it is one of these: its answer is in the store, or
-it is not.
+The next session continues, and the quota is neither leaked nor doubled: after every event the
+invariant checker adds up the ledger, and at the end the ledger must be empty. One such fault is a
+controller that dies between its answer and the session that reads it: its answer is in the store,
+or it is not.
 """
 
 from __future__ import annotations
@@ -37,39 +38,39 @@ from tests.faults.store_faults import Mode
 
 START = 3_000
 _HOUR_MS = 3_600_000
-#: What a story does after everybody has asked for what he wants.
+#: The events of a story after all requests were submitted.
 Due = Callable[[PodGroup], bool]
 
 
 def reserved(group: PodGroup) -> bool:
-    """Waits for an answer."""
+    """Wait for an answer."""
     unknown = any(check.status == "Unknown" for check in group.status.checks)
     return group.status.reserved_at is not None and unknown
 
 
 def running(group: PodGroup) -> bool:
-    """Has been admitted, and runs."""
+    """The group has been admitted, and runs."""
     return group.status.phase == PodGroupPhase.RUNNING
 
 
 def answering(
     at: int, name: str, status: str, reason: str = "", *, once: Due = reserved, check: str = "c"
 ) -> Request:
-    """A controller's answer; it looks again and again until it is asked."""
+    """Return a controller's answer; the controller polls until the check is asked for."""
 
     def build(reader: Reader, now_ms: int) -> Transaction | None:
         group = reader.get("PodGroup", f"default/{name}")
         if not isinstance(group, PodGroup) or group.status.phase in TERMINAL:
             return None
         if not once(group):
-            raise StoreUnavailable("nobody has asked yet")
+            raise StoreUnavailable("the check is not asked for yet")
         return set_check(reader, f"default/{name}", check, status, reason, now_ms=now_ms)
 
     return Request(at=at, what=f"{check} says {status} {reason} of {name}", build=build)
 
 
 def leasing(at: int, *, until: int, check: str = "c") -> Request:
-    """A controller says that it lives."""
+    """Return the controller's renewal of its lease."""
 
     def build(reader: Reader, now_ms: int) -> Transaction | None:
         return renew_check(reader, check, holder="somebody", expires_at=until, now_ms=now_ms)
@@ -78,7 +79,7 @@ def leasing(at: int, *, until: int, check: str = "c") -> Request:
 
 
 def opening(at: int, name: str, gate: str) -> Request:
-    """Open a gate of a group."""
+    """Return the opening of a gate of a group."""
 
     def build(reader: Reader, now_ms: int) -> Transaction | None:
         return open_gate(reader, f"default/{name}", gate, now_ms=now_ms)
@@ -87,7 +88,7 @@ def opening(at: int, name: str, gate: str) -> Request:
 
 
 def a_check(name: str = "c", **spec: object) -> AdmissionCheck:
-    """A check that waits for a minute where it is told to retry."""
+    """Return a check whose retry delay is a minute."""
     told = {"retry_delay_minutes": 1, "unknown_timeout": _HOUR_MS, **spec}
     return AdmissionCheck(
         metadata=Metadata(name=name),
@@ -96,7 +97,7 @@ def a_check(name: str = "c", **spec: object) -> AdmissionCheck:
 
 
 class Story(Struct, frozen=True, kw_only=True):
-    """What happens in one transition, and how its groups end."""
+    """The events of one transition, and how its groups end."""
 
     groups: tuple[PodGroup, ...]
     ends: dict[str, str]
@@ -143,7 +144,7 @@ STORIES = {
         check=a_check(),
         more=(answering(4_000, "a", "True"),),
     ),
-    "taken back before it was heard of": Story(
+    "an answer taken back before a session reads it": Story(
         groups=(pods("a"),),
         ends=A,
         starts=2,
@@ -172,7 +173,7 @@ STORIES = {
         check=a_check(),
         more=(answering(4_000, "a", "False", "Reject"), answering(5_000, "b", "True")),
     ),
-    "retry of what runs": Story(
+    "a retry for a running group": Story(
         groups=(pods("a"),),
         ends=A,
         starts=4,
@@ -184,7 +185,7 @@ STORIES = {
             answering(7_000, "a", "True"),
         ),
     ),
-    "reject of what runs": Story(
+    "a reject for a running group": Story(
         groups=(pods("a"),),
         ends={"a": "Failed"},
         starts=2,
@@ -195,14 +196,14 @@ STORIES = {
             answering(6_000, "a", "False", "Reject", once=running),
         ),
     ),
-    "no answer in time": Story(
+    "an answer that does not come in time": Story(
         groups=(pods("a"), pods("b")),
         ends={"a": "Failed", "b": "Completed"},
         starts=2,
         check=a_check(unknown_timeout=20_000, on_timeout="Reject"),
         more=(answering(5_000, "b", "True"),),
     ),
-    "evicted for it once it has passed": Story(
+    "an eviction after the check has passed": Story(
         groups=(pods("a"),),
         ends={"a": "Completed", "b": "Completed"},
         starts=6,
@@ -252,7 +253,7 @@ STORIES = {
             answering(32_000, "b", "True"),
         ),
     ),
-    "a scheduler that dies when the answer has come": Story(
+    "a scheduler that dies after the answer": Story(
         groups=(pods("a"), pods("b")),
         ends={"a": "Completed", "b": "Completed"},
         starts=4,
@@ -290,7 +291,7 @@ STORIES = {
 
 
 def each_call(story: Story, mode: Mode) -> Iterator[tuple[str, int]]:
-    """Every call of those who take part; what changes nothing can only fail in one way."""
+    """Return every call of the processes that take part; a read can only fail in one way."""
     for caller, (count, writes) in story.play().calls.items():
         if caller in ("scheduler a", "client"):
             for n in range(1, count + 1) if mode == Mode.BEFORE else writes:
@@ -298,7 +299,7 @@ def each_call(story: Story, mode: Mode) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_undisturbed_the_story_ends_as_it_should(name: str) -> None:
+def test_without_faults_the_story_ends_as_expected(name: str) -> None:
     story = STORIES[name]
     ended = story.play()
     assert ended.phases == story.ends
@@ -308,7 +309,7 @@ def test_undisturbed_the_story_ends_as_it_should(name: str) -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("name", STORIES)
-def test_the_story_ends_as_it_should_whatever_call_fails(name: str, mode: Mode) -> None:
+def test_the_story_ends_as_expected_whichever_call_fails(name: str, mode: Mode) -> None:
     story = STORIES[name]
     wrong = []
     for caller, n in sample(each_call(story, mode), 10):

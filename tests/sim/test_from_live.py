@@ -1,4 +1,4 @@
-"""Looking ahead from a live snapshot: who starts at which second, who has to go, who does not."""
+"""Looking ahead from a live snapshot: start times and evictions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.builders import (
     as_charged,
 )
 
-#: What runs has done so since 0; it is looked at an hour later.
+#: Running groups started at 0; the look ahead begins an hour later.
 NOW = HOUR
 WITHOUT_PREEMPT = SchedulerConfig(actions=("enqueue", "allocate"))
 
@@ -51,7 +51,7 @@ def ahead(
     leases: dict[str, int] | None = None,
     **lasting: Any,
 ) -> Future:
-    """What becomes of these objects."""
+    """Return the predicted course of these objects."""
     scheduler = assemble(config or SchedulerConfig())
     snapshot = a_snapshot(*as_charged(*objects), leases=leases)
     found = look_ahead(
@@ -62,7 +62,7 @@ def ahead(
 
 
 def starts(future: Future) -> dict[str, list[int]]:
-    """Name -> seconds from now of every start."""
+    """Return name -> seconds from now of every start."""
     return {
         key.removeprefix("default/"): [(at - NOW) // SECOND for at in group.starts]
         for key, group in future.groups.items()
@@ -70,14 +70,14 @@ def starts(future: Future) -> dict[str, list[int]]:
 
 
 def ends(future: Future) -> dict[str, int | None]:
-    """Name -> seconds from now."""
+    """Return name -> seconds from now."""
     return {
         key.removeprefix("default/"): None if one.ends_at is None else (one.ends_at - NOW) // SECOND
         for key, one in future.groups.items()
     }
 
 
-# --- when things end --------------------------------------------------------------------------
+# --- end times --------------------------------------------------------------------------------
 
 
 def test_a_running_group_ends_when_the_rest_of_its_walltime_is_over() -> None:
@@ -98,7 +98,7 @@ def test_an_end_at_the_walltime_is_a_success_and_no_walltime_exceeded() -> None:
     assert future.groups["default/r"].ending == "Succeeded"
 
 
-def test_without_a_walltime_it_never_ends_and_who_waits_for_its_room_does_not_start() -> None:
+def test_a_group_without_a_walltime_never_ends_and_groups_behind_it_do_not_start() -> None:
     future = ahead(a_node(cpu=1), *a_running_group("r"), a_group("a", walltime=HOUR))
     assert starts(future) == {"a": [], "r": []}
     assert future.stopped is Stopped.SETTLED
@@ -107,7 +107,7 @@ def test_without_a_walltime_it_never_ends_and_who_waits_for_its_room_does_not_st
     assert reason.message == "needs cpu 1, and the cluster has 0 free (1 of 1 in use)"
 
 
-def test_work_without_a_walltime_lasts_as_long_as_is_assumed() -> None:
+def test_a_group_without_a_walltime_runs_for_the_assumed_runtime() -> None:
     future = ahead(
         a_node(cpu=1), *a_running_group("r"), a_group("a"), assumed_ms=HOUR + 10 * MINUTE
     )
@@ -115,12 +115,12 @@ def test_work_without_a_walltime_lasts_as_long_as_is_assumed() -> None:
     assert ends(future) == {"a": 600 + 4200, "r": 600}
 
 
-def test_a_group_that_outlived_the_assumed_runtime_is_taken_to_last_as_long_again() -> None:
+def test_a_group_that_outlived_the_assumed_runtime_is_assumed_to_run_as_long_again() -> None:
     future = ahead(a_node(cpu=1), *a_running_group("r"), a_group("a"), assumed_ms=30 * MINUTE)
     assert starts(future) == {"a": [1800], "r": []}
 
 
-def test_a_fraction_is_of_what_is_left_of_what_runs_and_of_all_of_what_waits() -> None:
+def test_a_fraction_shortens_the_rest_of_running_groups_and_all_of_waiting_ones() -> None:
     future = ahead(
         a_node(cpu=1),
         *a_running_group("r", walltime=3 * HOUR),
@@ -131,13 +131,13 @@ def test_a_fraction_is_of_what_is_left_of_what_runs_and_of_all_of_what_waits() -
     assert ends(future) == {"a": 5400, "r": 3600}
 
 
-def test_an_annotated_runtime_counts_before_the_walltime() -> None:
+def test_an_annotated_runtime_takes_precedence_over_the_walltime() -> None:
     task = a_task(requests={"cpu": 1}, annotations={"batchq/runtime": "10m"})
     future = ahead(a_node(cpu=1), a_group("a", tasks=(task,), walltime=HOUR), thousandths=500)
     assert ends(future) == {"a": 600}
 
 
-def test_a_group_that_would_outlast_its_walltime_fails_and_that_is_no_eviction() -> None:
+def test_a_group_that_would_exceed_its_walltime_fails_without_an_eviction() -> None:
     task = a_task(requests={"cpu": 1}, annotations={"batchq/runtime": "2h"})
     future = ahead(a_node(cpu=1), a_group("a", tasks=(task,), walltime=HOUR))
     group = future.groups["default/a"]
@@ -145,18 +145,18 @@ def test_a_group_that_would_outlast_its_walltime_fails_and_that_is_no_eviction()
     assert (future.evictions, group.evictions) == ((), 0)
 
 
-def test_an_annotation_that_nobody_can_read_counts_for_nothing() -> None:
+def test_an_unreadable_annotation_is_ignored() -> None:
     task = a_task(requests={"cpu": 1}, annotations={"batchq/runtime": "soon"})
     future = ahead(a_node(cpu=1), a_group("a", tasks=(task,), walltime=HOUR))
     assert ends(future) == {"a": 3600}
 
 
-def test_each_pod_of_an_array_has_the_walltime_to_itself() -> None:
+def test_each_pod_of_an_array_has_a_walltime_of_its_own() -> None:
     future = ahead(a_node(cpu=2), a_group("a", 5, min_member=1, walltime=HOUR))
     assert (starts(future), ends(future)) == ({"a": [0]}, {"a": 3 * 3600})
 
 
-def test_pods_of_a_gang_that_come_later_end_with_it() -> None:
+def test_later_pods_of_a_gang_end_with_it() -> None:
     future = ahead(
         a_node(cpu=3),
         *a_running_group("r", walltime=HOUR + 10 * MINUTE),
@@ -168,10 +168,10 @@ def test_pods_of_a_gang_that_come_later_end_with_it() -> None:
     assert starts(future)["after"] == [3600]
 
 
-# --- what is on its way -----------------------------------------------------------------------
+# --- changes under way ------------------------------------------------------------------------
 
 
-def test_a_stopping_pod_gives_its_room_when_its_grace_is_over() -> None:
+def test_a_stopping_pod_releases_its_resources_after_its_grace_period() -> None:
     group, pod = a_running_group("r", cpu=1)
     status = structs.replace(group.status, phase=PodGroupPhase.PENDING, reserved_at=None)
     stopped = structs.replace(
@@ -212,7 +212,7 @@ def test_a_dependent_starts_when_its_dependency_has_ended() -> None:
     assert starts(future) == {"first": [], "second": [3600]}
 
 
-def test_a_dependent_of_a_group_that_failed_before_ends_as_failed() -> None:
+def test_a_dependent_of_a_group_that_failed_earlier_ends_as_failed() -> None:
     failed = a_group(
         "first", status=PodGroupStatus(phase=PodGroupPhase.FAILED, admission=1, finished_at=NOW)
     )
@@ -243,25 +243,25 @@ def an_important_claimant() -> list[Any]:
     ]
 
 
-def test_an_eviction_tells_its_victim_time_claimant_and_cost() -> None:
+def test_an_eviction_names_its_victim_time_preemptor_and_cost() -> None:
     future = ahead(*an_important_claimant())
     [eviction] = future.evictions
     assert (eviction.at, eviction.key, eviction.by) == (NOW, "default/low", "default/top")
     assert (eviction.action, eviction.reason) == ("preempt", "Preempted")
     assert (eviction.whole, eviction.pods) == (True, 1)
     assert eviction.lost == amounts(cpu=4 * 3600, pods=3600)
-    # After the victim's grace; the victim starts over when the claimant has ended.
+    # After the victim's grace period; the victim starts over when the preemptor has ended.
     assert starts(future) == {"low": [30 + 3600], "top": [30]}
     assert ends(future) == {"low": 30 + 3600 + 3 * 3600, "top": 30 + 3600}
     assert future.groups["default/low"].evictions == 1
 
 
-def test_another_configuration_evicts_nobody() -> None:
+def test_another_configuration_evicts_no_pod() -> None:
     future = ahead(*an_important_claimant(), config=WITHOUT_PREEMPT)
     assert (future.evictions, starts(future)) == ((), {"low": [], "top": [7200]})
 
 
-def test_two_configurations_side_by_side_tell_what_differs() -> None:
+def test_two_configurations_side_by_side_show_their_differences() -> None:
     objects = [*an_important_claimant(), a_node("n2", cpu=1), a_group("other", walltime=HOUR)]
     session = assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
     futures = {"live": ahead(*objects), "new": ahead(*objects, config=WITHOUT_PREEMPT)}
@@ -273,13 +273,14 @@ def test_two_configurations_side_by_side_tell_what_differs() -> None:
     ]
     sums = [figures[0] for figures in found.figures]
     assert [(one.waiting, one.started, one.evictions) for one in sums] == [(2, 2, 1), (2, 2, 0)]
-    # They were submitted at 0: `other` starts now, `top` after the grace, or when `low` has ended.
+    # They were submitted at 0: `other` starts now, `top` after the grace period, or when `low` has
+    # ended.
     assert [one.median_wait_ms for one in sums] == [HOUR + 15 * SECOND, 2 * HOUR]
     assert [one.last_end_at for one in sums] == [NOW + 4 * HOUR + 30 * SECOND, NOW + 3 * HOUR]
     assert [one.lost for one in sums] == [amounts(cpu=4 * 3600, pods=3600), {}]
 
 
-def test_a_pledge_that_stands_is_kept() -> None:
+def test_a_standing_pledge_is_kept() -> None:
     group, pod = a_running_group("low", cpu=4)
     told = structs.replace(
         pod.status, terminating=True, terminating_at=NOW - SECOND, reason="Preempted"
@@ -306,17 +307,17 @@ def test_a_pledge_that_stands_is_kept() -> None:
     top = a_group("top", cpu=4, priority_class_name="high", walltime=HOUR, status=status)
     future = ahead(
         *(a_node(cpu=4), a_priority("high", 10), leaves, structs.replace(pod, status=told), top),
-        # It has waited for longer, and would take the room if it were not kept; one of the same
-        # priority would take it over.
+        # It has waited for longer, and would take the capacity if it were not kept; a group of the
+        # same priority would take the pledge over.
         a_group("early", cpu=2, created=-5, walltime=HOUR),
     )
     assert (starts(future)["top"], future.evictions) == ([29], ())
 
 
-# --- what nobody does in virtual time ---------------------------------------------------------
+# --- controllers and consumers in virtual time ------------------------------------------------
 
 
-def test_a_check_that_nobody_answers_keeps_a_group_waiting_and_is_named() -> None:
+def test_a_check_without_an_answer_keeps_a_group_waiting_and_is_named() -> None:
     check = AdmissionCheck(
         metadata=Metadata(name="budget"),
         status=AdmissionCheckStatus(holder="x", expires_at=NOW + 10 * SECOND),
@@ -326,7 +327,7 @@ def test_a_check_that_nobody_answers_keeps_a_group_waiting_and_is_named() -> Non
     )
     group = future.groups["default/a"]
     assert (group.starts, group.unanswered) == ((), ("budget",))
-    # Its controller goes on holding it.
+    # Its controller keeps its lease.
     assert "CheckInactive" not in [reason.reason for reason in group.waits_for]
 
 
@@ -334,7 +335,7 @@ def test_an_external_group_is_claimed_at_once_and_succeeds_at_its_walltime() -> 
     needs = {"controller": "external", "min_resources": amounts(cpu=2)}
     first = a_group("first", **needs, walltime=HOUR)
     second = a_group("second", **needs, walltime=HOUR, created=5)
-    # Nodes are no matter to it: its queue has room for one at a time.
+    # Nodes are irrelevant to it: its queue has capacity for one at a time.
     future = ahead(a_queue(capability={"cpu": 2}), first, second)
     assert (starts(future), ends(future)) == (
         {"first": [0], "second": [3600]},
@@ -342,7 +343,7 @@ def test_an_external_group_is_claimed_at_once_and_succeeds_at_its_walltime() -> 
     )
 
 
-def test_a_claim_that_is_held_is_renewed_and_one_that_has_lapsed_is_not() -> None:
+def test_a_current_consumer_lease_is_renewed_and_an_expired_one_is_not() -> None:
     def claimed(name: str, expires_at: int) -> Any:
         status = PodGroupStatus(
             phase=PodGroupPhase.RUNNING,
@@ -373,13 +374,13 @@ def test_a_claim_that_is_held_is_renewed_and_one_that_has_lapsed_is_not() -> Non
     held, lapsed = claimed("held", NOW + SECOND), claimed("lapsed", NOW - 10 * SECOND)
     future = ahead(a_node(cpu=2), held, lapsed)
     assert (starts(future)["held"], ends(future)["held"]) == ([], 7200)
-    # After the grace, and the pause that follows.
+    # After the grace period, and the back-off that follows.
     assert starts(future)["lapsed"] == [20 + 10]
     assert [one.reason for one in future.evictions] == ["ClaimLapsed"]
     assert future.evictions[0].lost == amounts(cpu=3620)
 
 
-def test_nodes_that_beat_go_on_to_and_pods_keep_their_leases() -> None:
+def test_ready_nodes_keep_beating_and_their_pods_keep_their_leases() -> None:
     future = ahead(
         a_node(cpu=1, heartbeat=NOW - SECOND),
         *a_running_group("r", walltime=2 * HOUR),
@@ -388,7 +389,7 @@ def test_nodes_that_beat_go_on_to_and_pods_keep_their_leases() -> None:
     assert (ends(future), future.evictions) == ({"r": 3600}, ())
 
 
-def test_pods_on_a_node_that_has_fallen_silent_are_lost_and_start_again_elsewhere() -> None:
+def test_pods_on_a_silent_node_are_lost_and_start_again_elsewhere() -> None:
     future = ahead(
         a_node("n1", cpu=1, heartbeat=NOW - 35 * SECOND),
         a_node("n2", cpu=1, heartbeat=NOW - SECOND),
@@ -398,11 +399,11 @@ def test_pods_on_a_node_that_has_fallen_silent_are_lost_and_start_again_elsewher
     )
     [eviction] = future.evictions
     assert (eviction.key, eviction.reason, eviction.at - NOW) == ("default/r", "NodeLost", 19_000)
-    # It recovers, which is no new start: its time is counted from the old one.
+    # It recovers, which is no new start: its walltime counts from the old one.
     assert (starts(future), ends(future)) == ({"r": []}, {"r": 3600})
 
 
-def test_a_lease_on_a_silent_node_runs_out() -> None:
+def test_a_lease_on_a_silent_node_expires() -> None:
     future = ahead(
         a_node("n1", cpu=1, heartbeat=NOW - 41 * SECOND),
         *a_running_group("r", node="n1", walltime=2 * HOUR),
@@ -412,10 +413,10 @@ def test_a_lease_on_a_silent_node_runs_out() -> None:
     assert [(one.reason, one.at - NOW) for one in future.evictions] == [("NodeLost", 35_000)]
 
 
-# --- how far it looks -------------------------------------------------------------------------
+# --- the horizon ------------------------------------------------------------------------------
 
 
-def test_the_look_ahead_goes_no_further_than_it_is_asked() -> None:
+def test_the_look_ahead_stops_at_the_requested_time() -> None:
     future = ahead(
         a_node(cpu=1),
         a_group("a", walltime=HOUR),
@@ -434,20 +435,20 @@ def test_a_start_due_at_the_very_end_still_happens() -> None:
     assert starts(ahead(*objects, until_ms=HOUR - SECOND))["b"] == []
 
 
-def test_the_look_ahead_does_not_go_in_circles_for_ever() -> None:
+def test_the_look_ahead_does_not_go_on_for_ever() -> None:
     check = AdmissionCheck(metadata=Metadata(name="budget"))
     future = ahead(a_node(cpu=4), check, a_queue(admission_checks=("budget",)), a_group("a"))
     assert future.stopped is Stopped.IDLE
     assert DAY - HOUR < future.stopped_at - NOW <= DAY
 
 
-def test_nothing_at_all_is_over_at_once() -> None:
+def test_an_empty_cluster_ends_at_once() -> None:
     future = ahead()
     assert (future.groups, future.stopped, future.stopped_at) == ({}, Stopped.SETTLED, NOW)
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 3599])
-def test_groups_that_ended_before_are_no_part_of_it(seconds: int) -> None:
+def test_groups_that_ended_before_are_not_part_of_the_look_ahead(seconds: int) -> None:
     done = a_group(
         "done",
         ttl_after_finished=HOUR,
@@ -460,7 +461,7 @@ def test_groups_that_ended_before_are_no_part_of_it(seconds: int) -> None:
 
 
 class Counting:
-    """Counts the groups that each session has to look at."""
+    """Counts the groups that each session visits."""
 
     def __init__(self) -> None:
         self.groups: list[int] = []
@@ -476,18 +477,18 @@ class Counting:
         return counted
 
 
-def test_groups_that_have_ended_burden_no_later_session() -> None:
+def test_ended_groups_do_not_slow_later_sessions() -> None:
     counting = Counting()
     done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, admission=1, finished_at=0)
     groups = [a_group(f"g{number}", walltime=HOUR, created=number) for number in range(9)]
     snapshot = a_snapshot(a_node(cpu=1), a_group("done", status=done), *groups)
     config = SchedulerConfig(actions=("enqueue", "allocate"))
     look_ahead(snapshot, replace(assemble(config), instrument=counting), now_ms=NOW)
-    # Each action of a session counts; the last session has nobody left to look at.
+    # Each action of a session counts; the last session has no group left to visit.
     assert (counting.groups[0], counting.groups[-1]) == (10, 0)
 
 
-def test_a_listener_is_told_how_many_groups_have_ended() -> None:
+def test_a_listener_gets_the_number_of_ended_groups() -> None:
     heard: list[tuple[int, int]] = []
     snapshot = a_snapshot(a_node(cpu=1), a_group("a", walltime=HOUR), a_group("b", walltime=HOUR))
     look_ahead(

@@ -1,4 +1,4 @@
-"""In a described world a pod that calls a function is a pod like any other."""
+"""In a described world a pod that calls a function behaves like any other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tests.sim.worlds import Manifest, admitted, bound, finished, group, node, o
 
 
 def calling(name: str, **template: object) -> Manifest:
-    """A group of two pods that call a function, for five seconds each."""
+    """Return a group of two pods that call a function, for five seconds each."""
     task = {"requests": {"cpu": 1}, "annotations": {"batchq/runtime": "5s"}, **template}
     return group(name, tasks=[{"name": "t", "replicas": 2, "template": task}])
 
 
-def test_a_function_is_admitted_bound_and_ends_as_a_command_does() -> None:
+def test_a_function_is_admitted_bound_and_ends_like_a_command() -> None:
     called = calling("g", function="train:main", args=[1, {"a": None}], kwargs={"b": 2})
     came = outcome(node("n1", 4), called)
     commanded = outcome(node("n1", 4), calling("g", command=["true"]))
@@ -21,7 +21,7 @@ def test_a_function_is_admitted_bound_and_ends_as_a_command_does() -> None:
     assert came == commanded
 
 
-def test_a_function_that_nobody_could_call_is_refused_there_as_well() -> None:
+def test_a_function_that_cannot_be_called_is_refused_in_a_world_too() -> None:
     assert "template.function: expected package.module:name, found 'train'" in refusal(
         calling("g", function="train")
     )

@@ -1,5 +1,5 @@
-"""Which pods make up a gang, what a group that runs keeps for the rest of it, and whose pods beyond
-it come first.
+"""The pods of a gang, the resources that a running group keeps for the rest of it, and the order of
+the pods beyond it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_pod_without_a_priority_has_that_of_its_group() -> None:
     assert bound(came) == [(0, {"default/g-plain-0": "n1"})]
 
 
-def test_a_gang_leaves_out_a_task_that_no_node_would_ever_take() -> None:
+def test_a_gang_leaves_out_a_task_that_fits_no_node() -> None:
     came = outcome(
         node("n1", 4),
         group(
@@ -66,7 +66,7 @@ def test_a_gang_leaves_out_a_task_that_no_node_would_ever_take() -> None:
     assert phases(came)["g"] == "Running"
 
 
-def test_a_gang_takes_such_a_task_in_when_a_node_for_it_has_come() -> None:
+def test_a_gang_includes_such_a_task_when_a_node_for_it_has_come() -> None:
     came = outcome(
         node("n1", 4),
         group(
@@ -87,13 +87,13 @@ def test_a_gang_takes_such_a_task_in_when_a_node_for_it_has_come() -> None:
     assert {"default/g-gpu-0", "default/g-gpu-1"} <= placed
 
 
-# --- What a group that runs keeps ----------------------------------------------------------------
+# --- What a running group keeps ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_an_array_gives_its_room_to_a_head_that_has_come_in_before_it(strategy: str) -> None:
-    """Its gate is opened while the array runs: the head starts when the running pods have ended,
-    and the rest of the array after it.
+def test_an_array_releases_capacity_to_a_head_that_came_before_it(strategy: str) -> None:
+    """The head's gate is opened while the array runs: the head starts when the running pods have
+    ended, and the rest of the array after it.
     """
     came = outcome(
         node("n1", 2),
@@ -107,7 +107,7 @@ def test_an_array_gives_its_room_to_a_head_that_has_come_in_before_it(strategy: 
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_group_that_waited_for_another_starts_when_the_array_before_it_drains(
+def test_a_dependent_group_starts_when_the_array_in_front_of_it_drains(
     strategy: str,
 ) -> None:
     came = outcome(
@@ -120,8 +120,8 @@ def test_a_group_that_waited_for_another_starts_when_the_array_before_it_drains(
     assert phases(came) == {"a": "Completed", "b": "Completed", "array": "Completed"}
 
 
-def test_an_array_keeps_nothing_for_pods_beyond_those_it_needs() -> None:
-    """One pod is done and the other fits nowhere: the node is free for others."""
+def test_an_array_keeps_nothing_for_pods_beyond_its_gang() -> None:
+    """One pod is done and the other fits nowhere: the node is free for other groups."""
     came = outcome(
         node("n1", 2),
         group(
@@ -140,7 +140,7 @@ def test_an_array_keeps_nothing_for_pods_beyond_those_it_needs() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_nothing_waits_for_a_pod_of_an_array_that_no_node_would_ever_take(strategy: str) -> None:
+def test_no_group_waits_for_a_pod_of_an_array_that_fits_no_node(strategy: str) -> None:
     came = outcome(
         node("n1", 2),
         queue("default", strategy={"type": strategy}),
@@ -160,7 +160,7 @@ def test_nothing_waits_for_a_pod_of_an_array_that_no_node_would_ever_take(strate
 
 @pytest.mark.parametrize("strategy", STRICT)
 def test_the_rest_of_a_drained_array_keeps_its_place_before_a_younger_group(strategy: str) -> None:
-    """Its pods ended while an older group held the room; then its next pod comes first."""
+    """Its pods ended while an older group held the capacity; then its next pod comes first."""
     came = outcome(
         node("n1", 2),
         queue("default", strategy={"type": strategy}),
@@ -180,7 +180,7 @@ def test_the_rest_of_a_drained_array_keeps_its_place_before_a_younger_group(stra
 # --- Pods beyond the gang ------------------------------------------------------------------------
 
 
-def test_pods_beyond_the_gang_go_by_priority_in_their_queue() -> None:
+def test_pods_beyond_the_gang_are_ordered_by_priority_in_their_queue() -> None:
     came = outcome(
         priority("urgent", 10),
         node("n1", 6),
@@ -192,8 +192,8 @@ def test_pods_beyond_the_gang_go_by_priority_in_their_queue() -> None:
     assert sum(pod.startswith("default/low") for pod in pods) == 0
 
 
-def test_the_walltime_of_an_elastic_group_rests_while_it_has_no_pod_on_a_node() -> None:
-    """Its pods run for 40 s in all, with a walltime of 50 s; a head comes between them for 60 s."""
+def test_the_walltime_of_an_elastic_group_pauses_while_it_has_no_pod_on_a_node() -> None:
+    """Its pods run for 40 s in all, with a walltime of 50 s; between them a head runs for 60 s."""
     came = outcome(
         node("n1", 2),
         queue("default", strategy={"type": "StrictFIFO"}),
@@ -210,8 +210,8 @@ def test_the_walltime_of_an_elastic_group_rests_while_it_has_no_pod_on_a_node() 
     assert phases(came) == {"head": "Completed", "elastic": "Completed"}
 
 
-def test_an_array_that_comes_back_after_a_success_keeps_no_place_beside_its_pods() -> None:
-    """It is suspended at 15 and resumed at 20: then both of its pods that are left start."""
+def test_an_array_that_resumes_after_a_success_keeps_no_place_beside_its_pods() -> None:
+    """It is suspended at 15 and resumed at 20: then both of its remaining pods start."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -230,9 +230,9 @@ def test_an_array_that_comes_back_after_a_success_keeps_no_place_beside_its_pods
     assert bound(came)[-1] == (50, {"default/array-rest-0": "n1", "default/array-rest-1": "n2"})
 
 
-def test_a_pod_beside_one_that_is_being_stopped_stays_within_the_limits() -> None:
-    """At 10 the pod of `a` has run out of time and keeps its cpu for its grace; the next pod of `b`
-    takes what that leaves of the three.
+def test_a_pod_that_replaces_a_stopping_one_stays_within_the_limits() -> None:
+    """At 10 the pod of `a` has exceeded its walltime and keeps its cpu for its grace period; the
+    next pod of `b` takes what that leaves of the three.
     """
     came = outcome(
         node("n1", 8),
@@ -247,8 +247,8 @@ def test_a_pod_beside_one_that_is_being_stopped_stays_within_the_limits() -> Non
     ]
 
 
-def test_an_elastic_group_that_comes_back_reserves_what_its_gang_still_lacks() -> None:
-    """Of four pods three have succeeded before: the one that is left needs one cpu, not three."""
+def test_a_resumed_elastic_group_reserves_what_its_gang_still_needs() -> None:
+    """Three of four pods have succeeded before: the remaining one needs one cpu, not three."""
     came = outcome(
         node("n1", 4),
         group("busy", 3, status={"phase": "Running"}),

@@ -1,4 +1,4 @@
-"""Gates in the templates of tasks and on single pods: what they hold back, and what they do not."""
+"""Gates in the templates of tasks and on single pods: which pods they hold back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def names(found: list[tuple[int, Any]]) -> list[tuple[int, list[str]]]:
     return [(at, sorted(pod.removeprefix("default/g-") for pod in pods)) for at, pods in found]
 
 
-# --- What is held back ----------------------------------------------------------------------------
+# --- Pods held back -------------------------------------------------------------------------------
 
 
 def test_a_group_with_enough_other_pods_starts_without_its_gated_ones() -> None:
@@ -121,11 +121,11 @@ def test_a_full_gang_waits_for_every_gate_of_its_pods() -> None:
     assert admitted(outcome(*world, timeline(opens(4)))) == [(4, ["default/g"])]
 
 
-def test_gates_of_the_group_and_of_its_pods_are_told_together_each_once() -> None:
+def test_gates_of_the_group_and_of_its_pods_are_reported_together_each_once() -> None:
     tasks = [task("a", 1, "data"), task("b", 1, "data", "money")]
     world = (node("n1", 8), group("g", schedulingGates=[{"name": "go"}], tasks=tasks))
     assert of(outcome(*world), "g").reasons[0].message == f"{MESSAGE}go, data, money"
-    # What does not hold it back is not what it waits for.
+    # A gate that does not hold the group back is not reported.
     world = (
         node("n1", 8),
         group("g", minMember=1, schedulingGates=DATA, tasks=[task("a"), tasks[1]]),
@@ -136,7 +136,7 @@ def test_gates_of_the_group_and_of_its_pods_are_told_together_each_once() -> Non
 # --- Opening --------------------------------------------------------------------------------------
 
 
-def test_a_step_opens_the_gate_of_the_group_and_only_it_where_both_have_one() -> None:
+def test_a_step_opens_only_the_gate_of_the_group_if_its_pods_have_one_of_the_same_name() -> None:
     world = (
         node("n1", 8),
         group("g", minMember=1, schedulingGates=DATA, tasks=[task("a"), task("b", 1, "data")]),
@@ -155,7 +155,7 @@ def test_a_step_opens_the_gates_of_all_tasks_or_of_the_one_that_it_names() -> No
     assert names(bound(outcome(*world, timeline(opens(2, task="b"))))) == [(2, ["b-0"])]
 
 
-def test_a_step_about_a_gate_that_is_open_changes_nothing() -> None:
+def test_a_step_about_an_open_gate_changes_nothing() -> None:
     world = (node("n1", 8), group("g", tasks=[task("a", 1, "data")]))
     assert refused_steps(*world, timeline(opens(2), opens(3))) == ()
     assert refusal(*world, timeline(opens(2, "dat"))).endswith(
@@ -166,8 +166,8 @@ def test_a_step_about_a_gate_that_is_open_changes_nothing() -> None:
     )
 
 
-def test_pods_whose_gate_opens_later_take_nobodys_place() -> None:
-    """While the group is InQueue it has what it needs of others: minMember are not made twice."""
+def test_pods_whose_gate_opens_later_take_no_other_pods_place() -> None:
+    """The InQueue group already has minMember pods, so opened ones do not replace them."""
     came = outcome(
         node("n1", 8),
         group("g", minMember=2, tasks=[task("a", 2, "data"), task("b", 2)]),
@@ -178,7 +178,7 @@ def test_pods_whose_gate_opens_later_take_nobodys_place() -> None:
     assert names(created(came)) == [(0, ["b-0", "b-1"])]
 
 
-# --- What is reserved and asked for ---------------------------------------------------------------
+# --- Reservations and demand ----------------------------------------------------------------------
 
 
 def test_a_reservation_is_for_the_pods_that_would_run() -> None:
@@ -207,7 +207,7 @@ def test_a_reservation_leaves_out_single_pods_with_gates() -> None:
     assert came.queues["default"].reserved["cpu"] == "4"
 
 
-def test_room_of_ended_pods_is_not_kept_for_gated_ones() -> None:
+def test_capacity_of_ended_pods_is_not_kept_for_gated_ones() -> None:
     tasks = [task("a", 2), task("b", 2, "data")]
     for one in tasks:
         one["template"].pop("annotations")
@@ -220,7 +220,7 @@ def test_room_of_ended_pods_is_not_kept_for_gated_ones() -> None:
     assert admitted(came) == [(0, ["default/g"]), (5, ["default/h"])]
 
 
-def test_gated_pods_of_admitted_groups_are_no_demand() -> None:
+def test_gated_pods_of_admitted_groups_add_no_demand() -> None:
     world = [
         node("n1", 8),
         *(queue("a"), queue("b")),
@@ -231,18 +231,18 @@ def test_gated_pods_of_admitted_groups_are_no_demand() -> None:
     assert {name: came.queues[name].deserved["cpu"] for name in "ab"} == {"a": "1", "b": "7"}
 
 
-def test_opened_pods_need_room_like_any_others() -> None:
+def test_opened_pods_need_capacity_like_any_others() -> None:
     came = outcome(
         node("n1", 2),
         queue("default", capability={"cpu": 1}),
         group("g", minMember=1, tasks=[task("a"), task("b", 2, "data")]),
         timeline(opens("5s")),
     )
-    # One cpu is all that the queue may hold: a-0 has it until 10.
+    # The queue may hold only one cpu: a-0 has it until 10.
     assert names(bound(came)) == [(0, ["a-0"]), (10, ["b-0"]), (20, ["b-1"])]
 
 
-def test_a_group_that_has_lost_too_many_pods_for_good_waits_for_the_gate_of_the_others() -> None:
+def test_a_group_that_permanently_lost_too_many_pods_waits_for_the_gate_of_the_others() -> None:
     tasks = [task("a", 2), task("b", 2, "data")]
     for one in tasks:
         one["template"].pop("annotations")
@@ -263,7 +263,7 @@ def test_a_group_that_has_lost_too_many_pods_for_good_waits_for_the_gate_of_the_
 # --- Without the plugin ---------------------------------------------------------------------------
 
 
-def test_with_the_plugin_off_gates_of_pods_are_ignored_and_counted_like_any() -> None:
+def test_with_the_plugin_off_gated_pods_run_and_count_like_any() -> None:
     came = outcome(
         node("n1", 8),
         group("g", minMember=3, tasks=[task("a", 2), task("b", 3, "data")]),
@@ -282,7 +282,7 @@ def test_with_the_plugin_off_gates_of_pods_are_ignored_and_counted_like_any() ->
 # --- Gates of single pods -------------------------------------------------------------------------
 
 
-def test_a_pod_with_gates_of_its_own_does_not_count_and_another_takes_its_place() -> None:
+def test_a_pod_with_gates_of_its_own_does_not_count_and_another_replaces_it() -> None:
     came = outcome(
         node("n1", 8),
         group("g", 3, minMember=2, runtime="10s"),
@@ -337,7 +337,7 @@ def test_a_pod_with_a_node_or_past_pending_has_no_gates(status: Any) -> None:
 # --- KEP-3521's own sequence ----------------------------------------------------------------------
 
 
-def test_created_gated_not_scheduled_for_15_seconds_and_within_5_of_the_opening() -> None:
+def test_a_gated_group_is_not_scheduled_for_15_seconds_and_within_5_of_the_opening() -> None:
     came = outcome(
         node("n1", 8),
         group("g", 1, runtime="1s", schedulingGates=[{"name": "foo"}, {"name": "bar"}]),
@@ -346,5 +346,5 @@ def test_created_gated_not_scheduled_for_15_seconds_and_within_5_of_the_opening(
     [(at, pods)] = names(bound(came))
     assert pods == ["t-0"]
     assert 15 <= at <= 20
-    # Once it was written down why it waits, no session was held for it.
+    # Once the reason for the wait was stored, no session was held for the group.
     assert {cycle.time for cycle in came.cycles if cycle.time < 15} == {0}

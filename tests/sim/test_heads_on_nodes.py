@@ -1,6 +1,6 @@
-"""What is set aside for a head stands on nodes, and groups of other queues keep off these.
+"""A head reservation names nodes, and groups of other queues stay off these.
 
-Nodes have four cpus each. What runs is told with its node and when it ends by its walltime.
+Nodes have four cpus each. Each running group is described with its node, and ends by its walltime.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ STRICT = ["StrictFIFO", "Backfill"]
 
 
 def where(*manifests: Manifest) -> dict[str, tuple[int, str]]:
-    """When each pod is bound first, and to which node, in a world that is played to its end."""
+    """Return when each pod is first bound, and to which node, in a world that is played to its
+    end.
+    """
     found: dict[str, tuple[int, str]] = {}
     for at, pods in bound(outcome(*manifests, config=NO_EVICTIONS)):
         for name, on in pods.items():
@@ -44,7 +46,7 @@ def strict(strategy: str, **more: Any) -> Manifest:
 
 
 def half_full(*, until: tuple[int, ...]) -> list[Manifest]:
-    """On each node two cpus are held for so many seconds."""
+    """Return groups that hold two cpus on each node for this many seconds."""
     world = nodes(len(until))
     for place, seconds in enumerate(until, start=1):
         world += held(f"r{place}", 2, f"n{place}", seconds)
@@ -52,15 +54,15 @@ def half_full(*, until: tuple[int, ...]) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_group_of_another_queue_keeps_off_the_node_that_a_head_waits_for(strategy: str) -> None:
-    """By the sums there is room for both: the head would lose n1, which is its own at 100 s."""
+def test_a_group_of_another_queue_stays_off_the_node_that_a_head_waits_for(strategy: str) -> None:
+    """The sums have capacity for both, but the head would lose n1, which it gets at 100 s."""
     world = [strict(strategy), *half_full(until=(100, 600, 600))]
     came = where(*world, job("head", 4, 50, queue="a"), job("small", 2, 1_000))
     assert came == {"small": (0, "n2"), "head": (100, "n1")}
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_group_that_only_the_heads_node_takes_waits_for_the_head(strategy: str) -> None:
+def test_a_group_that_fits_only_the_heads_node_waits_for_the_head(strategy: str) -> None:
     world = [strict(strategy), *half_full(until=(100, 600, 600))]
     world += [*held("s2", 1, "n2", 600), *held("s3", 1, "n3", 600)]
     world += [*nodes(5)[3:], *held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)]
@@ -81,10 +83,10 @@ def test_a_group_that_ends_before_the_head_starts_uses_its_node_until_then(strat
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_more_pods_of_an_array_of_another_queue_keep_off_the_node_that_a_head_waits_for(
+def test_more_pods_of_another_queues_array_stay_off_the_node_that_a_head_waits_for(
     strategy: str,
 ) -> None:
-    """Two cpus are free on n1 alone, and the sums have room for them beside the head."""
+    """Two cpus are free on n1 alone, and the sums have capacity for them beside the head."""
     status = {"phase": "Running", "reservedAt": 0}
     world = [strict(strategy), *half_full(until=(100, 600, 600))]
     world += [*nodes(7)[3:], *held("s2", 2, "n2", 600)]
@@ -100,10 +102,10 @@ def test_more_pods_of_an_array_of_another_queue_keep_off_the_node_that_a_head_wa
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_head_of_which_nobody_knows_when_it_starts_stands_where_most_is_free(
+def test_a_head_without_a_known_start_reserves_the_node_with_most_free_resources(
     strategy: str,
 ) -> None:
-    """On n2 three cpus are free; what runs there has no walltime, and ends at 100 s."""
+    """On n2 three cpus are free; the group there has no walltime, and ends at 100 s."""
     world = [strict(strategy), *nodes(3)]
     world += [*running("r1", 2, on="n1"), *running("r3", 2, on="n3")]
     world += running("r2", 1, on="n2", runtime="100s")
@@ -112,8 +114,8 @@ def test_a_head_of_which_nobody_knows_when_it_starts_stands_where_most_is_free(
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_head_stays_where_it_stands_though_elsewhere_more_is_free_by_now(strategy: str) -> None:
-    """It stands on n1, where nothing is known to end; at 20 s more is free on n2."""
+def test_a_head_keeps_its_reserved_node_even_if_another_has_more_free_by_now(strategy: str) -> None:
+    """Its reservation is on n1, where no end is known; at 20 s more is free on n2."""
     world = [strict(strategy), *nodes(3)]
     world += [*running("r1", 2, on="n1", runtime="100s"), *running("r3", 3, on="n3")]
     world += [*running("r2", 1, on="n2"), *running("s2", 2, on="n2", runtime="20s")]
@@ -123,8 +125,8 @@ def test_a_head_stays_where_it_stands_though_elsewhere_more_is_free_by_now(strat
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_head_goes_where_it_could_start_sooner(strategy: str) -> None:
-    """It was to have n1 at 100 s; at 20 s it is known that n2 will be empty at 60 s."""
+def test_a_head_moves_its_reservation_to_a_node_where_it_could_start_sooner(strategy: str) -> None:
+    """It was to get n1 at 100 s; at 20 s it is known that n2 will be empty at 60 s."""
     world = [strict(strategy), *nodes(3), *held("r1", 2, "n1", 100), *held("r3", 3, "n3", 600)]
     world += [*held("r2", 2, "n2", 60), *running("s2", 1, on="n2", runtime="20s")]
     world += [job("head", 4, 50, queue="a")]
@@ -133,13 +135,13 @@ def test_a_head_goes_where_it_could_start_sooner(strategy: str) -> None:
 
 
 def having_run(world: list[Manifest]) -> list[Manifest]:
-    """`a` holds something, and so is tried after the other queue, which holds nothing."""
+    """`a` holds resources, and so is tried after the other queue, which holds none."""
     return [one | {"spec": one["spec"] | {"queue": "a"}} if one["kind"] == "PodGroup" else one
             for one in world]  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_queue_that_is_tried_before_keeps_off_the_heads_node_while_others_take_its_pods(
+def test_a_queue_tried_earlier_stays_off_the_heads_node_if_another_takes_its_pods(
     strategy: str,
 ) -> None:
     world = [strict(strategy), *having_run(half_full(until=(100, 600, 600)))]
@@ -149,7 +151,7 @@ def test_a_queue_that_is_tried_before_keeps_off_the_heads_node_while_others_take
 
 
 @pytest.mark.parametrize("strategy", STRICT)
-def test_a_queue_that_is_tried_before_takes_the_heads_node_if_no_other_takes_its_pods(
+def test_a_queue_tried_earlier_takes_the_heads_node_if_no_other_takes_its_pods(
     strategy: str,
 ) -> None:
     world = [strict(strategy), *having_run(half_full(until=(100, 600, 600)))]
@@ -175,9 +177,9 @@ def runs_on(name: str, on: str, tasks: list[Manifest]) -> list[Manifest]:
     return [held, pod(f"{name}-t-0", name, node=on, **status)]
 
 
-def test_a_head_that_has_waited_for_long_holds_the_node_where_it_stands_and_no_other() -> None:
-    """From 100 on most memory is free on n2; it stands on n1. Later a pod of three cpus comes: n1
-    has two beside the head, n2 has three.
+def test_a_head_that_has_waited_long_holds_only_the_node_of_its_reservation() -> None:
+    """From 100 on most memory is free on n2; the reservation is on n1. Later a pod of three cpus
+    comes: n1 has two beside the head, n2 has three.
     """
     came = where(
         node("n1", 4, memory=4),

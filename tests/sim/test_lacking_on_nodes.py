@@ -1,4 +1,4 @@
-"""What a claimant that only nodes refuse lacks: what no node that it could use has enough of."""
+"""The lack of a preemptor that only nodes refuse: dimensions in which no usable node has enough."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def holder(requests: Manifest) -> list[Manifest]:
         ({"cpu": 8, "gpu": 0}, []),
         ({"cpu": 0, "gpu": 2}, [(0, [("default/b0-t-0", "Reclaimed")])]),
     ],
-    ids=["above in what is free there", "above in what is lacking"],
+    ids=["above in the free resources of that node", "above in the resources that are lacking"],
 )
-def test_a_node_that_the_pod_cannot_use_has_nothing_for_it(
+def test_a_node_that_the_pod_cannot_use_offers_it_nothing(
     deserved: Manifest, goes: list[tuple[int, list[tuple[str, str]]]]
 ) -> None:
-    """In its zone gpus are free, and cpus are not; the other zone has cpus alone."""
+    """In its zone gpus are free, and cpus are not; the other zone has only cpus."""
     came = outcome(
         zoned("n1", "a", cpu=4, gpu=2),
         zoned("n2", "b", cpu=8),
@@ -48,8 +48,8 @@ def test_a_node_that_the_pod_cannot_use_has_nothing_for_it(
     assert evicted(came) == goes
 
 
-def test_a_claimant_lacks_nothing_of_a_dimension_that_one_node_has_enough_of() -> None:
-    """Memory is free where the pod could run, and only cpus have to be given back."""
+def test_a_preemptor_lacks_nothing_in_a_dimension_of_which_one_node_has_enough() -> None:
+    """Memory is free where the pod could run, and only cpus have to be released."""
     came = outcome(
         node("n1", 4, memory=8),
         taker("a", deserved={"cpu": 0, "memory": 4}),

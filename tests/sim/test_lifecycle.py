@@ -1,4 +1,4 @@
-"""What becomes of groups that cannot stay, or end."""
+"""Groups that cannot stay, and groups that end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.sim.worlds import (
 )
 
 
-def test_a_group_that_no_empty_node_takes_waits_out_of_line_for_a_node_that_does() -> None:
+def test_a_group_that_fits_no_empty_node_is_out_of_line_until_a_suitable_node_comes() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -39,8 +39,8 @@ def test_a_group_that_no_empty_node_takes_waits_out_of_line_for_a_node_that_does
     assert bound(came) == [(0, {"default/small-t-0": "n1"}), (60, {"default/big-t-0": "n3"})]
 
 
-def test_a_group_that_no_empty_node_takes_rolls_back_with_a_growing_pause() -> None:
-    # Where more is promised than there is, groups are admitted without a look at nodes.
+def test_a_group_that_fits_no_empty_node_is_requeued_with_a_growing_back_off() -> None:
+    # With overcommit, groups are admitted without a look at nodes.
     came = outcome(
         *(node("n1", 2), cordoned("n2", 3), group("big", cpu=3, runtime="1s")),
         timeline({"at": "60s", "apply": node("n3", 3)}),
@@ -51,13 +51,11 @@ def test_a_group_that_no_empty_node_takes_rolls_back_with_a_growing_pause() -> N
         (10, [("default/big", "Unschedulable")]),
         (30, [("default/big", "Unschedulable")]),
     ]
-    # The third pause, 40 s, is waited out, whatever comes.
+    # The third back-off, 40 s, is waited out, whatever happens.
     assert bound(came) == [(70, {"default/big-t-0": "n3"})]
 
 
-def test_a_group_that_finds_no_node_in_time_rolls_back_and_keeps_its_place_without_a_pause() -> (
-    None
-):
+def test_a_group_that_finds_no_node_in_time_is_requeued_without_a_back_off() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -76,7 +74,7 @@ def test_a_group_that_finds_no_node_in_time_rolls_back_and_keeps_its_place_witho
     assert bound(came) == [(700, {"default/big-t-0": "n1"})]
 
 
-def test_a_roll_back_for_want_of_nodes_keeps_the_place_in_line() -> None:
+def test_a_group_requeued_for_want_of_nodes_keeps_its_place_in_line() -> None:
     came = outcome(
         node("n1", 2),
         cordoned("n2", 3),
@@ -90,7 +88,7 @@ def test_a_roll_back_for_want_of_nodes_keeps_the_place_in_line() -> None:
     assert [of(came, name).position for name in ("big", "second", "third")] == [1, 2, 3]
 
 
-def test_when_a_quota_is_cut_the_last_in_line_leave_until_the_rest_fits() -> None:
+def test_when_a_quota_is_cut_the_last_groups_in_line_are_requeued_until_the_rest_fits() -> None:
     came = outcome(
         node("n1", 4),
         group("holds", 1, cpu=4, status={"phase": "Running"}),
@@ -106,7 +104,7 @@ def test_when_a_quota_is_cut_the_last_in_line_leave_until_the_rest_fits() -> Non
     assert reasons(came, "b") == ["WaitingForQuota"]
 
 
-def test_more_in_queue_than_fit_stay_until_their_time_runs_out() -> None:
+def test_too_many_in_queue_groups_stay_until_their_timeout() -> None:
     came = outcome(
         node("n1", 2),
         group("a", 2, status={"phase": "InQueue"}),
@@ -117,7 +115,7 @@ def test_more_in_queue_than_fit_stay_until_their_time_runs_out() -> None:
     assert requeued(came) == [(300, [("default/b", "InQueueTimeout")])]
 
 
-def test_more_in_queue_than_fit_leave_when_a_node_is_lost() -> None:
+def test_in_queue_groups_that_no_longer_fit_are_requeued_when_a_node_is_lost() -> None:
     came = outcome(
         node("n1", 1),
         node("n2", 1),
@@ -131,7 +129,7 @@ def test_more_in_queue_than_fit_leave_when_a_node_is_lost() -> None:
     ]
 
 
-def test_pods_of_a_failed_node_go_on_elsewhere() -> None:
+def test_pods_of_a_failed_node_restart_elsewhere() -> None:
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -169,11 +167,11 @@ def test_a_group_that_does_not_recover_is_evicted_whole() -> None:
     assert admitted(came) == [(0, ["default/a"]), (400, ["default/a"])]
 
 
-def test_a_silent_nodes_pods_are_lost_when_lease_and_grace_are_over() -> None:
+def test_a_silent_nodes_pods_are_lost_when_lease_and_grace_period_are_over() -> None:
     silent = {**node("n1", 1), "status": {"heartbeat": 0}}
     came = outcome(silent, group("a", grace="5s"))
-    # Bound at 0 and not claimed by a node that is heard of again: lease 30 s and grace 5 s,
-    # seen when the node falls silent.
+    # Bound at 0 and not claimed by a node that is heard of again: a lease of 30 s and a grace
+    # period of 5 s, detected when the node falls silent.
     assert evicted(came)[0] == (40, [("default/a-t-0", "NodeLost")])
 
 
@@ -202,12 +200,12 @@ def test_pods_of_an_array_have_a_walltime_each() -> None:
         (60, [("default/a-t-0", "WalltimeExceeded"), ("default/a-t-1", "WalltimeExceeded")]),
     ]
     assert bound(came)[1] == (65, {"default/a-t-2": "n1"})
-    # All have ended, one well: enough for minMember, and yet not every pod succeeded.
+    # All have ended, one successfully: enough for minMember, and yet not every pod succeeded.
     assert finished(came) == [(70, ["default/a"])]
     assert phases(came) == {"a": "Failed"}
 
 
-def test_a_failed_pod_is_tried_again_after_its_back_off() -> None:
+def test_a_failed_pod_is_retried_after_its_back_off() -> None:
     came = outcome(
         node("n1", 1),
         group("a", retry={"limit": 1, "backoff": "7s"}),
@@ -233,7 +231,7 @@ def test_a_full_gang_fails_at_its_first_final_failure() -> None:
     assert evicted(came) == [(5, [("default/a-t-1", "RetriesSpent")])]
 
 
-def test_evictions_and_lost_nodes_cost_no_retry() -> None:
+def test_evictions_and_lost_nodes_do_not_count_as_retries() -> None:
     came = outcome(
         node("n1", 1),
         group("a", runtime="10s"),
@@ -259,7 +257,7 @@ def test_evictions_and_lost_nodes_cost_no_retry() -> None:
         ("any", {"finishPod": "default/first-t-0"}, "Completed", 5),
     ],
 )
-def test_a_dependency_is_met_or_can_never_be(
+def test_a_dependency_is_met_or_can_never_be_met(
     condition: str, ends_with: Manifest, phase: str, at: int | None
 ) -> None:
     came = outcome(
@@ -280,7 +278,7 @@ def test_a_dependent_of_a_group_that_never_ends_waits() -> None:
     assert reasons(came, "second") == ["DependencyNotMet"]
 
 
-def test_a_suspended_group_gives_everything_back_and_comes_again() -> None:
+def test_a_suspended_group_releases_everything_and_comes_again() -> None:
     came = outcome(
         node("n1", 2),
         group("a", 2, grace="5s", runtime="100s"),
@@ -292,7 +290,7 @@ def test_a_suspended_group_gives_everything_back_and_comes_again() -> None:
     assert finished(came) == [(160, ["default/a"])]
 
 
-def test_room_of_a_suspended_group_is_free_only_when_its_pods_have_ended() -> None:
+def test_a_suspended_groups_resources_are_free_only_when_its_pods_have_ended() -> None:
     came = outcome(
         node("n1", 2),
         group("a", 2, grace="5s"),
@@ -302,7 +300,7 @@ def test_room_of_a_suspended_group_is_free_only_when_its_pods_have_ended() -> No
     assert admitted(came) == [(0, ["default/a"]), (15, ["default/b"])]
 
 
-def test_a_drained_queue_empties_and_admits_nobody() -> None:
+def test_a_drained_queue_empties_and_admits_no_group() -> None:
     came = outcome(
         node("n1", 2),
         queue("q"),
@@ -313,7 +311,7 @@ def test_a_drained_queue_empties_and_admits_nobody() -> None:
     assert reasons(came, "a") == ["QueueStopped"]
 
 
-def test_a_held_queue_lets_what_runs_run() -> None:
+def test_a_held_queue_lets_running_groups_run() -> None:
     came = outcome(
         node("n1", 1),
         queue("q"),
@@ -325,7 +323,7 @@ def test_a_held_queue_lets_what_runs_run() -> None:
     assert "QueueStopped" in reasons(came, "b")
 
 
-def test_a_gated_group_stands_aside_until_its_last_gate_opens() -> None:
+def test_a_gated_group_is_out_of_line_until_its_last_gate_opens() -> None:
     world = (
         node("n1", 2),
         group("a", 2, runtime="5s", schedulingGates=[{"name": "data"}, {"name": "licence"}]),
@@ -356,19 +354,19 @@ def test_with_the_plugin_off_gates_are_kept_and_ignored() -> None:
     assert phases(came) == {"a": "Completed"}
 
 
-def test_a_stated_time_to_live_ends_in_oblivion() -> None:
+def test_a_group_is_deleted_after_a_stated_time_to_live() -> None:
     came = outcome(node("n1", 2), group("a", runtime="2s", ttlAfterFinished="60s"))
     assert came.cycles[-1].time == 62
     assert came.podgroups == {}
 
 
-def test_the_usual_week_is_not_waited_out() -> None:
+def test_the_default_time_to_live_of_a_week_is_not_played() -> None:
     came = outcome(node("n1", 2), group("a", runtime="2s"))
     assert came.cycles[-1].time == 2
     assert phases(came) == {"a": "Completed"}
 
 
-def test_a_dependent_that_still_waits_learns_how_a_finished_group_ended() -> None:
+def test_a_waiting_dependent_still_learns_how_a_finished_group_ended() -> None:
     came = outcome(
         node("n1", 2),
         group("a", runtime="2s", ttlAfterFinished="60s"),
@@ -378,7 +376,7 @@ def test_a_dependent_that_still_waits_learns_how_a_finished_group_ended() -> Non
     assert phases(came) == {"b": "Completed"}
 
 
-def test_a_gang_of_two_tasks_gets_each_tasks_least_first() -> None:
+def test_a_gang_of_two_tasks_first_gets_the_minimum_of_each() -> None:
     def task(name: str, replicas: int, least: int) -> Manifest:
         template = {"requests": {"cpu": 1}}
         return {
@@ -397,7 +395,7 @@ def test_a_gang_of_two_tasks_gets_each_tasks_least_first() -> None:
     ]
 
 
-def test_while_one_pod_of_an_array_waits_for_its_retry_another_takes_its_room() -> None:
+def test_while_one_pod_of_an_array_waits_for_its_retry_another_takes_its_place() -> None:
     came = outcome(
         node("n1", 1),
         group("a", 2, minMember=1, runtime="10s", retry={"limit": 1, "backoff": "400s"}),

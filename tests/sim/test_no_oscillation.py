@@ -1,7 +1,8 @@
-"""An hour of virtual time with pods that end and are replaced: queues get even once, and stay so.
+"""An hour of virtual time with pods that end and are replaced: queues become even once, and stay
+even.
 
-The first convergence needs as many evictions as pods have to move; from then on whatever a queue is
-to have comes to it by itself, when pods end.
+The first convergence needs as many evictions as pods have to move; from then on a queue gets its
+share when pods end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HOUR_S = 3600
 
 
 def an_array(name: str, of: str, runtime: str = "47s", cpu: int = 1, memory: int = 0) -> Manifest:
-    """More pods than an hour is enough for."""
+    """Return more pods than an hour is enough for."""
     template = {
         "requests": {"cpu": cpu, "memory": memory},
         "annotations": {"batchq/runtime": runtime},
@@ -25,7 +26,7 @@ def an_array(name: str, of: str, runtime: str = "47s", cpu: int = 1, memory: int
 
 
 def gangs(prefix: str, of: str, runtime: str, pods: int) -> list[Manifest]:
-    """More gangs than an hour is enough for."""
+    """Return more gangs than an hour is enough for."""
     return [
         group(f"{prefix}-{number}", pods, 1, queue=of, runtime=runtime, grace="5s")
         for number in range(200)
@@ -37,21 +38,21 @@ def arrives(at_s: int, *manifests: Manifest) -> Manifest:
 
 
 A, B, C = taker("a"), taker("b"), taker("c")
-#: One array has everything, when the other comes.
+#: One array holds everything when the other comes.
 BOTH = (an_array("one", "a"), arrives(60, an_array("two", "b", "31s")))
 HIGH = [
     group(f"high-{number}", 3, 1, queue="a", runtime="50s", priorityClassName="high")
     for number in range(3)
 ]
 
-#: What there is, (instant, pods) of each session that evicts any, and sessions enough for an hour.
+#: The world, (instant, pods) of each session with evictions, and enough sessions for an hour.
 WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
     "two equal queues: half of eight": (
         [node("n1", 8), A, B, *BOTH],
         [(60, 1), (65, 3)],
         620,
     ),
-    "a seventh cpu, half of which either deserves, stays where it is": (
+    "a seventh cpu, half of which either queue deserves, stays where it is": (
         [node("n1", 7), A, B, *BOTH],
         [(60, 1), (65, 2)],
         620,
@@ -61,12 +62,12 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
         [(60, 1), (65, 5)],
         620,
     ),
-    "a third queue takes a pod from each of the two that have more than their third": (
+    "a third queue reclaims a pod from each of the two above their third": (
         [node("n1", 8), A, B, C, *BOTH, arrives(200, an_array("three", "c", "23s"))],
         [(60, 1), (65, 3), (200, 1), (205, 1)],
         1170,
     ),
-    "two queues below one get the half of it that they deserve": (
+    "two queues below one parent get the half of it that they deserve": (
         [
             *(node("n1", 8), taker("left"), taker("right")),
             *(taker("a", parent="left"), taker("b", parent="left"), taker("c", parent="right")),
@@ -76,7 +77,7 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
         [(200, 1), (205, 3)],
         960,
     ),
-    "queues of pods of different forms are even in what each lacks": (
+    "queues of pods of different shapes are even in what each lacks": (
         [
             *(node("n1", 8, memory=8), A, B, an_array("one", "a", cpu=2, memory=1)),
             arrives(60, an_array("two", "b", "31s", cpu=1, memory=2)),
@@ -89,12 +90,12 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
         [],
         480,
     ),
-    "gangs on small nodes, where a pod's room here and there is no room for a gang": (
+    "gangs on small nodes, where places for single pods do not fit a gang": (
         [node("n1", 3), node("n2", 3), A, B, *gangs("gang", "a", "47s", 2), an_array("two", "b")],
         [],
         250,
     ),
-    "each more important gang costs what it needs, and no more": (
+    "each more important gang costs only what it needs": (
         [
             *(node("n1", 8), priority("high", 10), A, B),
             *(an_array("one", "a"), an_array("two", "b", "31s")),
@@ -107,8 +108,10 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_within_an_hour_nobody_is_evicted_but_for(name: str) -> None:
+def test_the_only_evictions_within_an_hour(name: str) -> None:
     world, expected, sessions = WORLDS[name]
     came = outcome(*world, cycles=sessions)
-    assert any(cycle.bound for cycle in came.cycles if cycle.time >= HOUR_S), "the hour was over"
+    assert any(cycle.bound for cycle in came.cycles if cycle.time >= HOUR_S), (
+        "the run ended within the hour"
+    )
     assert [(time, len(pods)) for time, pods in evicted(came)] == expected

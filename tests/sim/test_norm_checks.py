@@ -1,6 +1,6 @@
-"""What the norm says of admission checks, in worlds in which several of its rules meet.
+"""Admission checks in worlds in which several of their rules meet.
 
-The whole story of each world is stated; it was worked out from the norm by hand.
+The whole story of each world is stated; it was derived from the documented rules by hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def asks(*checks: str, **spec: Any) -> Manifest:
 
 
 def runs(name: str, *, runtime: str | None = None, **spec: Any) -> list[Manifest]:
-    """One pod on n1, since before its queue had checks; it has 30 seconds to stop."""
+    """Return a group with one pod on n1, since before its queue had checks; its grace period is 30
+    seconds.
+    """
     status = {"phase": "Running", "reservedAt": 0}
     spec = {"priorityClassName": "low", **spec}
     one = group(name, status=status, runtime=runtime, **spec)
@@ -57,8 +59,8 @@ def checks_of(came: WorldOutcome, name: str) -> dict[str, str]:
 # --- Retry and time -------------------------------------------------------------------------------
 
 
-def test_after_a_retry_whoever_was_submitted_meanwhile_comes_first() -> None:
-    """A group's queue time is the moment of the roll-back after check Retry."""
+def test_after_a_retry_groups_submitted_meanwhile_come_first() -> None:
+    """A group's queue time is the moment of the requeue after check Retry."""
     came = outcome_until(
         200,
         node("n1", 1),
@@ -93,7 +95,7 @@ def test_after_a_retry_whoever_was_submitted_meanwhile_comes_first() -> None:
         ),
     ],
 )
-def test_the_timeout_of_the_check_that_has_not_answered_counts(
+def test_the_timeout_of_the_unanswered_check_counts(
     passed: str, story_of_it: list[str], states: dict[str, str]
 ) -> None:
     """unknownTimeout, counted from the reservation, frees stuck ones: onTimeout Retry or Reject."""
@@ -109,7 +111,7 @@ def test_the_timeout_of_the_check_that_has_not_answered_counts(
     assert (story(came), checks_of(came, "g")) == (story_of_it, states)
 
 
-def test_a_check_that_joins_later_has_the_time_from_the_reservation_too() -> None:
+def test_a_check_that_joins_later_has_its_timeout_from_the_reservation_too() -> None:
     came = outcome_until(
         100,
         node("n1", 1),
@@ -122,7 +124,7 @@ def test_a_check_that_joins_later_has_the_time_from_the_reservation_too() -> Non
     assert story(came) == ["0 reserved g", "40 finished g"]
 
 
-def test_a_stated_reservation_is_as_old_as_it_says() -> None:
+def test_a_stated_reservation_counts_from_its_stated_time() -> None:
     """Time is integer seconds from 0, the latest timestamp in the file."""
     came = outcome_until(
         1000,
@@ -161,8 +163,8 @@ def test_a_retry_without_a_delay_reserves_when_its_own_processes_have_ended() ->
     ]
 
 
-def test_a_group_that_runs_out_of_time_in_queue_asks_its_checks_again() -> None:
-    """It lacked nothing but a node, so it does not back off."""
+def test_a_group_that_times_out_in_queue_asks_its_checks_again() -> None:
+    """It lacked only a node, so it does not back off."""
     came = outcome_until(
         400,
         node("n1", 2),
@@ -204,7 +206,7 @@ def test_a_group_that_stops_after_a_retry_counts_in_max_pod_groups() -> None:
     ]
 
 
-def test_a_rejected_group_has_failed_for_those_that_depend_on_it() -> None:
+def test_a_rejected_group_has_failed_for_its_dependents() -> None:
     came = outcome_until(
         50,
         node("n1", 9),
@@ -225,10 +227,10 @@ def test_a_rejected_group_has_failed_for_those_that_depend_on_it() -> None:
     assert reasons(came, "next") == ["DependencyNeverMet"]
 
 
-# --- Limits that change meanwhile -----------------------------------------------------------------
+# --- Limits that change during the checks ---------------------------------------------------------
 
 
-def test_a_strict_head_that_ready_nodes_would_not_take_empty_is_not_waited_for() -> None:
+def test_a_strict_head_that_fits_no_empty_ready_node_is_passed() -> None:
     """It loses its reservation with its node, and is out of line until a node comes."""
     came = outcome_until(
         100,
@@ -244,7 +246,7 @@ def test_a_strict_head_that_ready_nodes_would_not_take_empty_is_not_waited_for()
     assert reasons(came, "b") == ["WaitingForChecks"]
 
 
-def test_a_claimant_whose_node_is_lost_takes_another_room_in_the_same_session() -> None:
+def test_a_preemptor_whose_node_is_lost_takes_other_victims_in_the_same_session() -> None:
     came = outcome_until(
         200,
         *CLASSES,
@@ -267,7 +269,7 @@ def test_a_claimant_whose_node_is_lost_takes_another_room_in_the_same_session() 
     ]
 
 
-# --- A pledge under which nobody has been evicted yet ---------------------------------------------
+# --- A pledge without evictions so far ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,8 +280,10 @@ def test_a_claimant_whose_node_is_lost_takes_another_room_in_the_same_session() 
         {"at": "5s", "finishPod": "default/other-t-0"},
     ],
 )
-def test_where_room_has_come_meanwhile_nobody_is_evicted(room: Manifest) -> None:
-    """Before the first eviction victims are chosen anew; nobody is evicted who is not needed."""
+def test_capacity_that_has_become_free_meanwhile_avoids_the_eviction(room: Manifest) -> None:
+    """Before the first eviction victims are chosen again in each session; only needed ones are
+    evicted.
+    """
     came = outcome_until(
         100,
         *CLASSES,
@@ -296,8 +300,8 @@ def test_where_room_has_come_meanwhile_nobody_is_evicted(room: Manifest) -> None
     assert phases(came)["low"] == "Running"
 
 
-def test_pods_that_stop_anyway_are_counted_on_before_any_eviction() -> None:
-    """What terminates already and is pledged to nobody else counts next, before any victim."""
+def test_terminating_pods_are_counted_on_before_any_eviction() -> None:
+    """Terminating pods that are not pledged to another group count next, before any victim."""
     came = outcome_until(
         100,
         *CLASSES,
@@ -320,8 +324,8 @@ def test_pods_that_stop_anyway_are_counted_on_before_any_eviction() -> None:
     ]
 
 
-def test_when_a_borrower_ends_by_itself_the_reservation_and_its_answers_stand() -> None:
-    """Nobody of that queue could be taken any more, and nobody has to be."""
+def test_when_a_borrower_ends_normally_the_reservation_and_its_answers_stand() -> None:
+    """No pod of that queue may be reclaimed any more, and none has to be."""
     came = outcome_until(
         100,
         node("n1", 3),
@@ -345,7 +349,7 @@ def test_when_a_borrower_ends_by_itself_the_reservation_and_its_answers_stand() 
     ]
 
 
-def test_then_it_waits_for_its_checks_alone() -> None:
+def test_after_its_victim_has_ended_the_preemptor_waits_for_its_checks_alone() -> None:
     came = outcome_until(
         20,
         *CLASSES,
@@ -360,7 +364,7 @@ def test_then_it_waits_for_its_checks_alone() -> None:
     assert reasons(came, "hi") == ["WaitingForChecks"]
 
 
-def test_two_claimants_have_their_victims_evicted_each_when_it_may() -> None:
+def test_two_preemptors_evict_their_victims_each_when_its_checks_allow_it() -> None:
     came = outcome_until(
         100,
         *CLASSES,
@@ -387,10 +391,12 @@ def test_two_claimants_have_their_victims_evicted_each_when_it_may() -> None:
     ]
 
 
-def test_asked_for_and_then_taken_back_the_victim_returns_and_is_pledged_without_a_process() -> (
+def test_a_victim_of_a_preemption_that_was_retried_returns_and_is_pledged_without_a_process() -> (
     None
 ):
-    """PreemptionRequired evicts; Retry releases; what only reserves is preempted in the end."""
+    """PreemptionRequired evicts; Retry releases; the group that only reserves is preempted in the
+    end.
+    """
     came = outcome_until(
         100,
         *CLASSES,
@@ -421,7 +427,7 @@ def test_asked_for_and_then_taken_back_the_victim_returns_and_is_pledged_without
     assert checks_of(came, "low") == {"late": "Unknown"}
 
 
-def test_a_victim_that_has_been_evicted_once_is_not_claimed_again() -> None:
+def test_a_victim_that_has_been_evicted_once_is_not_evicted_again() -> None:
     """A True check set back to Unknown makes a reserved group wait again."""
     came = outcome_until(
         100,
@@ -450,7 +456,7 @@ def test_a_victim_that_has_been_evicted_once_is_not_claimed_again() -> None:
 @pytest.mark.parametrize(
     "change", [asks("c"), check("late", preemptionPolicy="Anytime", retryDelayMinutes=1)]
 )
-def test_without_the_late_check_or_its_policy_victims_go_at_once(change: Manifest) -> None:
+def test_without_the_late_check_or_its_policy_victims_are_evicted_at_once(change: Manifest) -> None:
     came = outcome_until(
         20,
         *CLASSES,

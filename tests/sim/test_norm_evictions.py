@@ -1,7 +1,7 @@
-"""Claimants, victims, preempt, reclaim, pledges and hygiene: the rules one by one, as worlds.
+"""Preemptors, victims, preempt, reclaim, pledges and hygiene: the rules one by one, as worlds.
 
-Each test is named by what the rule says; what must come of its world was written down before it
-was played. Times are seconds; whoever says nothing of its grace takes 30.
+Each test is named after its rule; the expected outcome was derived before the world was played.
+Times are seconds; the default grace period is 30.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def runs(
     tasks: list[Manifest] | None = None,
     **more: Any,
 ) -> list[Manifest]:
-    """A group of which every pod runs, since an instant or each since its own."""
+    """Return a group whose pods all run, since one instant or each since its own."""
     spec = {**more, **({"priorityClassName": prio} if prio else {})}
     if tasks is not None:
         spec["tasks"] = tasks
@@ -63,7 +63,7 @@ def runs(
 
 
 def stopping(name: str, pods: int) -> list[Manifest]:
-    """A group that left before the story begins; its pods still stop."""
+    """Return a group that was evicted before the story begins; its pods still stop."""
     status: Manifest = {"phase": "Running", "node": "n1", "startedAt": 0, "terminating": True}
     return [group(name, pods), *(pod(f"{name}-t-{i}", name, i, **status) for i in range(pods))]
 
@@ -76,18 +76,18 @@ def task(name: str, replicas: int, cpu: int = 1, prio: int | None = None, **more
 
 
 def asks(name: str, requests: Manifest, **spec: Any) -> Manifest:
-    """A group of one pod that asks for more than cpu."""
+    """Return a group of one pod that asks for more than cpu."""
     template = {"requests": requests}
     return group(name, tasks=[{"name": "t", "replicas": 1, "template": template}], **spec)
 
 
 def ones(prefix: str, count: int, **more: Any) -> list[Manifest]:
-    """So many groups of one pod of one cpu."""
+    """Return this many groups of one pod of one cpu."""
     return [one for index in range(count) for one in runs(f"{prefix}{index}", **more)]
 
 
 def halves(deserved: int = 4, **policy: Any) -> list[Manifest]:
-    """Queues a and b that deserve the same."""
+    """Return queues a and b that deserve the same."""
     mine = {"preemption": policy} if policy else {}
     return [taker("a", deserved={"cpu": deserved}, **mine), taker("b", deserved={"cpu": deserved})]
 
@@ -97,7 +97,7 @@ def play(*manifests: Manifest, config: str = ALL, cycles: int | None = 40) -> Wo
 
 
 def gone(*manifests: Manifest, config: str = ALL) -> list[str]:
-    """Who is evicted by the first session, in alphabetical order."""
+    """Return the pods that the first session evicts, in alphabetical order."""
     (cycle,) = play(*manifests, config=config, cycles=1).cycles
     return sorted(item.pod.removeprefix("default/") for item in cycle.evicted)
 
@@ -105,7 +105,7 @@ def gone(*manifests: Manifest, config: str = ALL) -> list[str]:
 # --- Victims and their order ----------------------------------------------------------------------
 
 
-def test_pods_beyond_min_member_of_an_equal_go_before_a_less_important_group() -> None:
+def test_pods_beyond_min_member_of_an_equal_group_go_before_a_less_important_group() -> None:
     elastic = runs("elastic", 3, minMember=2, prio="high")
     assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["elastic-t-2"]
 
@@ -115,23 +115,23 @@ def test_pods_beyond_min_member_of_a_more_important_group_stay() -> None:
     assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["low-t-0"]
 
 
-def test_a_task_keeps_the_pods_without_which_the_gang_would_not_be_one() -> None:
+def test_a_task_keeps_the_pods_that_its_gang_needs() -> None:
     tasks = [task("a", 2, minAvailable=2), task("b", 2)]
     elastic = runs("elastic", minMember=2, tasks=tasks)
     assert gone(node("n1", 4), *elastic, group("hi", 2, **HI)) == ["elastic-b-0", "elastic-b-1"]
 
 
-def test_the_own_priority_of_pods_orders_the_pods_of_one_group() -> None:
+def test_the_priority_of_pods_orders_the_pods_of_one_group() -> None:
     elastic = runs("elastic", minMember=2, tasks=[task("a", 2, prio=9), task("b", 2, prio=5)])
     assert gone(node("n1", 4), *elastic, group("hi", 2, **HI)) == ["elastic-b-0", "elastic-b-1"]
 
 
-def test_priority_is_the_groups_whatever_its_pods_state() -> None:
+def test_victims_are_compared_by_the_groups_priority_whatever_its_pods_state() -> None:
     low = runs("low", tasks=[task("t", 2, prio=100)])
     assert gone(node("n1", 2), *low, group("hi", **HI)) == ["low-t-0", "low-t-1"]
 
 
-def test_extras_go_lowest_priority_first_then_youngest_start() -> None:
+def test_pods_beyond_the_gang_go_lowest_priority_first_then_youngest_start() -> None:
     old = runs("x", 3, minMember=1, since=[0, 0, 50])
     assert gone(
         node("n1", 6), *old, *runs("y", 3, minMember=1, since=[0, 0, 40]), group("hi", 2, **HI)
@@ -141,7 +141,7 @@ def test_extras_go_lowest_priority_first_then_youngest_start() -> None:
     ) == ["y-t-1", "y-t-2"]
 
 
-def test_equals_of_one_start_go_by_uid_which_is_a_number_if_it_is_a_place() -> None:
+def test_equal_victims_go_by_uid_which_is_a_number_if_it_is_a_place_in_the_file() -> None:
     eleven = [one for index in range(11) for one in runs(f"g{99 - index}")]
     assert gone(node("n1", 11), *eleven, group("hi", **HI)) == ["g99-t-0"]
     assert gone(node("n1", 2), *runs("b", uid="u2"), *runs("a", uid="u1"), group("hi", **HI)) == [
@@ -149,19 +149,19 @@ def test_equals_of_one_start_go_by_uid_which_is_a_number_if_it_is_a_place() -> N
     ]
 
 
-def test_victims_not_needed_are_filled_back_the_last_chosen_first() -> None:
-    """Chosen youngest first: 1, 2 and 3 of which 4 are needed; the 2 can stay."""
+def test_victims_not_needed_are_spared_the_last_chosen_first() -> None:
+    """Chosen youngest first: 1, 2 and 3, but 4 are needed; the 2 can stay."""
     victims = [runs(name, 1, cpu, since=40 - 10 * cpu) for cpu, name in enumerate("abcd", 1)]
     world = [one for victim in victims for one in victim]
     assert gone(node("n1", 10), *world, group("hi", 1, 4, **HI)) == ["a-t-0", "c-t-0"]
 
 
-def test_an_extra_is_filled_back_when_a_whole_group_has_to_go_anyway() -> None:
+def test_a_pod_beyond_the_gang_is_spared_when_a_whole_group_is_evicted_anyway() -> None:
     elastic, whole = runs("elastic", 3, minMember=2), runs("whole", 1, 3, since=9)
     assert gone(node("n1", 6), *elastic, *whole, group("hi", 1, 3, **HI)) == ["whole-t-0"]
 
 
-def test_the_queue_with_the_largest_share_gives_first_and_shares_move_with_each_victim() -> None:
+def test_the_queue_with_the_largest_share_gives_first_and_shares_change_with_each_victim() -> None:
     queues = [taker(name, deserved={"cpu": 4}) for name in "abc"]
     borrowers = [*ones("b", 7, queue="b", since=10), *ones("c", 5, queue="c", since=20)]
     assert gone(node("n1", 12), *queues, *borrowers, group("in", 4, queue="a")) == [
@@ -191,7 +191,7 @@ def test_shares_are_compared_level_by_level_from_the_root() -> None:
     assert gone(node("n1", 13), *queues, *borrowers, group("in", 1, queue="a")) == ["d0-t-0"]
 
 
-def test_admissions_of_this_session_are_undone_without_eviction_budget_or_min_runtime() -> None:
+def test_admissions_of_this_session_are_undone_despite_eviction_budget_and_min_runtime() -> None:
     came = play(
         node("n1", 8),
         *halves(),
@@ -205,19 +205,19 @@ def test_admissions_of_this_session_are_undone_without_eviction_budget_or_min_ru
     assert phases(came) == {"b0": "Running", "first": "Pending", "lender": "Running"}
 
 
-def test_terminating_pods_count_before_any_other_has_to_go() -> None:
+def test_terminating_pods_count_before_any_eviction() -> None:
     elastic = runs("elastic", 2, minMember=1)
     assert gone(node("n1", 4), *stopping("gone", 2), *elastic, group("hi", 2, **HI)) == []
 
 
-def test_two_claimants_divide_what_terminates() -> None:
+def test_two_preemptors_divide_the_terminating_pods() -> None:
     world = [*stopping("gone", 4), group("h1", 2, **HI), group("h2", 2, **HI)]
     came = play(node("n1", 4), *world)
     assert evicted(came) == []
     assert admitted(came)[0] == (30, ["default/h1", "default/h2"])
 
 
-def test_victims_pledged_to_another_claimant_do_not_count() -> None:
+def test_victims_pledged_to_another_preemptor_do_not_count() -> None:
     came = play(
         node("n1", 4),
         *runs("l1", 2, since=9),
@@ -232,7 +232,7 @@ def test_victims_pledged_to_another_claimant_do_not_count() -> None:
     assert admitted(came) == [(30, ["default/h1"]), (35, ["default/h2"])]
 
 
-def test_one_large_victim_serves_two_claimants_and_a_second_is_spared() -> None:
+def test_one_large_victim_serves_two_preemptors_and_a_second_is_spared() -> None:
     came = play(
         node("n1", 6),
         *runs("large", 4, since=9),
@@ -249,7 +249,7 @@ def test_one_large_victim_serves_two_claimants_and_a_second_is_spared() -> None:
 # --- preempt --------------------------------------------------------------------------------------
 
 
-def test_a_claimant_refused_by_its_namespaces_quota_takes_from_that_namespace() -> None:
+def test_a_preemptor_refused_by_its_namespaces_quota_preempts_in_that_namespace() -> None:
     came = play(
         node("n1", 8),
         quota("team", cpu=2),
@@ -261,7 +261,7 @@ def test_a_claimant_refused_by_its_namespaces_quota_takes_from_that_namespace() 
     assert admitted(came)[0] == (30, ["team/hi"])
 
 
-def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
+def test_in_a_namespace_without_its_victims_a_preemptor_counts_in_full() -> None:
     came = play(
         node("n1", 4),
         quota("team", cpu=4),
@@ -286,17 +286,17 @@ def test_in_a_namespace_without_its_victims_a_claimant_counts_in_full() -> None:
     ],
     ids=["the fifth is idle", "the fifth is another queue's", "which lends nothing"],
 )
-def test_room_a_preemptor_borrows_beside_its_own_victims_must_be_idle(
+def test_capacity_that_a_preemptor_borrows_beside_its_own_victims_must_be_idle(
     policy: Manifest, others: int, goes: list[str]
 ) -> None:
-    """Its queue deserves 4, all of which it can take from its own; it asks for 5."""
+    """Its queue deserves 4, and its own groups hold all of these; it asks for 5."""
     mine = taker("q", deserved={"cpu": 4}, **({"preemption": policy} if policy else {}))
     held = [*runs("l", 4, queue="q"), *runs("o", others, queue="b")]
     world = [mine, taker("b", deserved={"cpu": 4}), *held]
     assert gone(node("n1", 8), *world, group("hi", 5, queue="q", **HI)) == goes
 
 
-def test_a_victim_without_a_process_makes_room_at_once() -> None:
+def test_a_victim_without_a_process_frees_its_capacity_at_once() -> None:
     waits = group("waits", 1, 2, status={"phase": "InQueue", "reservedAt": 0})
     others = [*runs("x", prio="top"), *runs("y", on="n2", prio="top")]
     came = play(node("n1", 2), node("n2", 2), *others, waits, group("hi", 2, **HI))
@@ -353,7 +353,7 @@ TREE = [
 ]
 
 
-def test_under_an_ancestor_within_deserved_a_borrower_is_victim_for_its_siblings_only() -> None:
+def test_under_an_ancestor_within_deserved_a_borrower_is_a_victim_for_its_siblings_only() -> None:
     borrower = ones("a", 6, queue="a")
     outside = [*runs("x", 6), group("in", 6, queue="c")]
     assert gone(node("n1", 12), *TREE, *borrower, *outside) == [f"x-t-{i}" for i in range(6)]
@@ -364,7 +364,7 @@ def test_under_an_ancestor_within_deserved_a_borrower_is_victim_for_its_siblings
     ]
 
 
-def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_sum() -> None:
+def test_no_ancestor_of_a_victim_falls_below_its_guarantee_or_its_childrens_sum() -> None:
     """The younger gang would leave 2 where 3 are guaranteed; the older one leaves 3."""
     queues = [
         taker("a", deserved={"cpu": 4}),
@@ -377,8 +377,8 @@ def test_no_ancestor_of_the_victim_falls_below_its_guarantee_or_its_childrens_su
     assert gone(node("n1", 8), *world) == ["two-t-0", "two-t-1"]
 
 
-def test_a_queue_above_deserved_only_in_what_the_claimant_does_not_lack_has_no_victims() -> None:
-    """b holds too much gpu, and gpus are free; cpu is what is lacking."""
+def test_a_queue_above_deserved_only_in_dimensions_not_lacking_has_no_victims() -> None:
+    """b holds too much gpu, and gpus are free; the preemptor lacks cpu."""
     queues = [
         taker("a", deserved={"cpu": 4, "gpu": 4}),
         taker("b", deserved={"cpu": 4, "gpu": 2}),
@@ -391,7 +391,7 @@ def test_a_queue_above_deserved_only_in_what_the_claimant_does_not_lack_has_no_v
     assert gone(node("n1", 8, gpu=8), *world, claim) == []
 
 
-def test_the_claimants_queue_ends_within_deserved_in_every_dimension_requested() -> None:
+def test_the_preemptors_queue_ends_within_deserved_in_every_requested_dimension() -> None:
     queues = [taker("a", deserved={"cpu": 4, "gpu": 0}), taker("b", deserved={"cpu": 4, "gpu": 2})]
     world = [node("n1", 8, gpu=2), *queues, *runs("b0", 8, queue="b", minMember=2)]
     assert gone(*world, asks("in", {"cpu": 2, "gpu": 1}, queue="a")) == []
@@ -408,8 +408,8 @@ def test_not_reclaimable_protects_below_the_common_queue_only() -> None:
     assert gone(node("n1", 8), common, *inside, *b0, claim) == ["b0-t-6", "b0-t-7"]
 
 
-def test_extras_take_whole_groups_no_larger_than_what_their_queue_lacks() -> None:
-    """The queue lacks 3; the younger gang is of 4."""
+def test_pods_beyond_the_gang_take_whole_groups_no_larger_than_their_queues_lack() -> None:
+    """The queue lacks 3; the younger gang asks for 4."""
     array = group("array", 4, minMember=1, queue="a", status={"phase": "Running", "reservedAt": 0})
     starts = [array, pod("array-t-0", "array", phase="Running", node="n1", startedAt=0)]
     gangs = [*runs("three", 3, queue="b"), *runs("four", 4, queue="b", since=9)]
@@ -421,7 +421,7 @@ def test_extras_take_whole_groups_no_larger_than_what_their_queue_lacks() -> Non
 # --- Pledges and hygiene --------------------------------------------------------------------------
 
 
-def test_under_reclaim_the_claimants_queue_counts_it_in_full_at_once() -> None:
+def test_under_reclaim_the_preemptors_queue_counts_it_in_full_at_once() -> None:
     came = play(
         node("n1", 8), *halves(), *runs("b0", 8, queue="b"), group("in", 3, queue="a"), cycles=1
     )
@@ -430,13 +430,13 @@ def test_under_reclaim_the_claimants_queue_counts_it_in_full_at_once() -> None:
     assert (b.allocated["cpu"], b.reserved["cpu"], b.share) == ("8", "0", 2.0)
 
 
-def test_the_claimant_is_in_queue_when_all_its_victims_have_ended() -> None:
+def test_the_preemptor_is_in_queue_when_all_its_victims_have_ended() -> None:
     victims = [*runs("l1", 2, grace="10s"), *runs("l2", 2, grace="40s")]
     came = play(node("n1", 4), *victims, group("hi", 4, **HI))
     assert admitted(came)[0] == (40, ["default/hi"])
 
 
-def test_idle_room_on_the_claimants_node_is_kept_too() -> None:
+def test_idle_capacity_on_the_preemptors_node_is_kept_too() -> None:
     came = play(
         node("n1", 2),
         node("n2", 2),
@@ -448,8 +448,8 @@ def test_idle_room_on_the_claimants_node_is_kept_too() -> None:
     assert bound(came) == [(5, {"default/late-t-0": "n2"}), (30, {"default/wide-t-0": "n1"})]
 
 
-def test_a_pledge_ends_with_the_reservation_a_minute_after_the_longest_grace() -> None:
-    """Its node is no longer one that it may use, and the one that came is taken."""
+def test_a_pledge_ends_with_the_reservation_a_minute_after_the_longest_grace_period() -> None:
+    """It may not use its node any more, and the new node is taken."""
     zone = {"metadata": {"labels": {"zone": "a"}}}
     template = {"requests": {"cpu": 1}, "nodeSelector": {"zone": "a"}}
     came = play(
@@ -466,7 +466,7 @@ def test_a_pledge_ends_with_the_reservation_a_minute_after_the_longest_grace() -
     assert phases(came) == {"hi": "Pending", "low": "Running", "other": "Running"}
 
 
-def test_a_claimant_that_comes_back_counts_on_what_still_stops() -> None:
+def test_a_preemptor_that_returns_counts_on_pods_that_still_stop() -> None:
     came = play(
         node("n1", 4),
         *runs("low", 4),
@@ -490,7 +490,7 @@ def test_a_decision_beyond_the_budget_waits_until_the_window_is_empty() -> None:
     assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 1), (60, 4)]
 
 
-def test_an_external_group_claims_what_its_queue_may_not_exceed() -> None:
+def test_an_external_group_preempts_for_a_limit_of_its_queue() -> None:
     external = group(
         "outside", controller="external", tasks=[], minResources={"cpu": 2}, queue="q", **HI
     )

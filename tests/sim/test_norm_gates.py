@@ -1,6 +1,6 @@
-"""What the norm says of scheduling gates, in worlds in which they meet its other rules.
+"""Scheduling gates in worlds in which they meet other rules.
 
-The whole story of each world is stated; it was worked out from the norm by hand.
+The whole story of each world is stated; it was derived from the documented rules by hand.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def task(name: str, replicas: int, *gates: str, cpu: int = 1, runtime: str = "")
 # --- Gated groups are out of line -----------------------------------------------------------------
 
 
-def test_gates_are_opened_in_any_order_and_the_last_one_lets_the_group_go() -> None:
+def test_gates_open_in_any_order_and_the_last_one_releases_the_group() -> None:
     came = outcome(
         node("n1", 1), gated("g", "a", "b"), timeline(opens(10, "g", "b"), opens(20, "g", "a"))
     )
@@ -54,7 +54,7 @@ def test_gates_are_opened_in_any_order_and_the_last_one_lets_the_group_go() -> N
 
 
 def test_a_gated_strict_head_is_passed_and_keeps_its_queue_time() -> None:
-    """Out of line: nobody waits for it. A group's queue time is its creation."""
+    """It is out of line, so no group waits for it. A group's queue time is its creation."""
     came = outcome(
         node("n1", 1),
         queue("default", strategy={"type": "StrictFIFO"}),
@@ -96,8 +96,8 @@ def test_a_group_whose_gate_opens_may_preempt_at_once() -> None:
     ]
 
 
-def test_a_gated_group_is_no_demand() -> None:
-    """What nobody waits for in line counts for nothing in what its queue deserves."""
+def test_a_gated_group_adds_no_demand() -> None:
+    """A group out of line adds nothing to what its queue deserves."""
     came = outcome(
         node("n1", 4), queue("a"), queue("b"), gated("g", "x", queue="a"), group("h", 4, queue="b")
     )
@@ -120,14 +120,14 @@ def test_a_gated_group_is_no_demand() -> None:
         ),
     ],
 )
-def test_all_that_keeps_a_gated_group_waiting_is_told_by_rank(
+def test_all_reasons_of_a_gated_group_are_reported_by_rank(
     world: list[Manifest], why: list[str]
 ) -> None:
     came = outcome(node("n1", 1), *world)
     assert (story(came), reasons(came, "g")) == ([], why)
 
 
-def test_opened_while_suspended_it_goes_when_it_is_resumed() -> None:
+def test_a_group_opened_while_suspended_starts_when_it_is_resumed() -> None:
     came = outcome(
         node("n1", 1),
         gated("g", "x", suspend=True),
@@ -143,8 +143,8 @@ def test_opened_while_suspended_it_goes_when_it_is_resumed() -> None:
         ("failed", ["20 finished d, g"]),
     ],
 )
-def test_a_gate_and_a_dependency_have_both_to_be_met(condition: str, then: list[str]) -> None:
-    """One that can never hold any more makes the group Failed."""
+def test_a_gate_and_a_dependency_must_both_be_met(condition: str, then: list[str]) -> None:
+    """A dependency that can never be met makes the group Failed."""
     came = outcome(
         node("n1", 2),
         group("d", runtime="20s"),
@@ -164,7 +164,7 @@ def test_a_gate_hides_no_dependency_that_is_never_met() -> None:
     assert reasons(came, "g") == ["DependencyNeverMet"]
 
 
-def test_opened_it_waits_for_its_namespaces_quota_like_any() -> None:
+def test_an_opened_group_waits_for_its_namespaces_quota_like_any() -> None:
     came = outcome(
         node("n1", 4),
         quota("default", cpu=1),
@@ -187,7 +187,7 @@ def test_an_external_group_is_gated_like_any() -> None:
 # --- Only removed ---------------------------------------------------------------------------------
 
 
-def test_an_edit_may_remove_gates_and_never_bring_one_back() -> None:
+def test_an_edit_may_remove_gates_and_never_add_one() -> None:
     world = [
         node("n1", 1),
         gated("g", "a", "b"),
@@ -259,8 +259,8 @@ def test_a_gated_task_may_have_its_gate_opened_while_the_others_run() -> None:
     ]
 
 
-def test_the_reservation_is_for_pods_that_have_no_gate_and_the_others_find_room_later() -> None:
-    """A first task that would not even fit costs nothing as long as it is gated."""
+def test_the_reservation_covers_pods_without_gates_and_the_others_fit_later() -> None:
+    """A gated first task that would not fit costs nothing."""
     came = outcome(
         node("n1", 4),
         group("g", minMember=2, tasks=[task("a", 2, "x", cpu=2), task("b", 3, runtime="20s")]),
@@ -274,7 +274,7 @@ def test_the_reservation_is_for_pods_that_have_no_gate_and_the_others_find_room_
     ]
 
 
-def test_one_of_two_gated_tasks_is_enough_where_min_member_says_so() -> None:
+def test_one_of_two_gated_tasks_is_enough_if_min_member_allows_it() -> None:
     came = outcome(
         node("n1", 2),
         group("g", minMember=1, tasks=[task("a", 1, "x"), task("b", 1, "y")]),

@@ -1,6 +1,6 @@
-"""What the norm says of queues, sentence by sentence, each in the smallest world that shows it.
+"""Rules of queues, each in the smallest world that shows it.
 
-The sentence under test is the docstring; the numbers are worked out from it by hand.
+The docstring states the rule under test; the numbers are derived from it by hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STRICT = {"type": "StrictFIFO"}
 def running(
     name: str, pods: int, *, replicas: int = 0, cpu: Any = 1, **more: Any
 ) -> list[Manifest]:
-    """A group of which so many pods run on n1 since the instant 0."""
+    """Return a group with this many pods that run on n1 since the instant 0."""
     status = {"phase": "Running", "reservedAt": 0}
     one = group(name, replicas or pods, cpu, status=status, **more)
     each = [
@@ -50,7 +50,7 @@ def running(
 
 
 def external(name: str, cpu: int, **more: Any) -> Manifest:
-    """Stays InQueue until somebody claims it."""
+    """Return a group that stays InQueue until a consumer claims it."""
     return group(name, cpu=cpu, controller="external", minResources={"cpu": cpu}, **more)
 
 
@@ -64,24 +64,24 @@ def deserved(came: WorldOutcome, resource: str = "cpu") -> dict[str, str | None]
 
 
 def in_order(came: WorldOutcome) -> list[str]:
-    """The groups admitted, in the order decided."""
+    """Return the admitted groups, in the order of the decisions."""
     each = [name for _, names in admitted(came) for name in names]
     return [name.removeprefix("default/") for name in each]
 
 
 def binds(came: WorldOutcome) -> list[str]:
-    """The pods bound, in the order decided."""
+    """Return the bound pods, in the order of the decisions."""
     return [name.removeprefix("default/") for _, pods in bound(came) for name in pods]
 
 
-def test_water_fills_by_weight_and_fractions_round_down() -> None:
+def test_shares_fill_by_weight_and_fractions_round_down() -> None:
     """Where `deserved` is silent: water-filling by weight among siblings; fractions round down."""
     asks = [group(f"g{name}", 1, "10m", queue=name) for name in "abc"]
     came = came_of(node("n1", "10m"), queue("a"), queue("b", weight=2), queue("c", weight=4), *asks)
     assert deserved(came) == {"a": "1m", "b": "2m", "c": "5m"}
 
 
-def test_each_is_capped_by_its_demand_and_its_capability_and_the_others_share_the_rest() -> None:
+def test_each_share_is_capped_by_demand_and_capability_and_the_others_share_the_rest() -> None:
     """Each capped by its demand and capability."""
     came = came_of(
         node("n1", 12),
@@ -93,7 +93,7 @@ def test_each_is_capped_by_its_demand_and_its_capability_and_the_others_share_th
     assert deserved(came) == {"modest": "1", "capped": "3", "greedy": "8"}
 
 
-def test_a_guarantee_is_a_floor_within_the_filling_even_without_demand() -> None:
+def test_a_guarantee_is_a_floor_of_the_share_even_without_demand() -> None:
     """Water-filling … with guarantee as floor."""
     came = came_of(
         node("n1", 10),
@@ -103,7 +103,7 @@ def test_a_guarantee_is_a_floor_within_the_filling_even_without_demand() -> None
     assert deserved(came) == {"a": "6", "b": "4"}
 
 
-def test_silent_children_share_what_those_that_state_leave_level_by_level() -> None:
+def test_silent_children_share_what_stating_siblings_leave_level_by_level() -> None:
     """Over what the parent deserves less what siblings state."""
     came = came_of(
         node("n1", 10),
@@ -119,7 +119,7 @@ def test_silent_children_share_what_those_that_state_leave_level_by_level() -> N
     assert deserved(came) == {"p": "6", "other": "4", "stated": "2", "x": "1", "y": "3"}
 
 
-def test_a_cordoned_node_is_deserved_by_nobody_but_counts_for_what_is_admitted() -> None:
+def test_a_cordoned_node_adds_to_no_deserved_share_but_counts_for_admission() -> None:
     """The root: ready, uncordoned nodes. Rule 4: ready resources."""
     cordoned = manifest("Node", "n2", {"resources": {"cpu": 4}, "unschedulable": True})
     unready = manifest("Node", "n3", {"resources": {"cpu": 4}}, status={"ready": False})
@@ -133,7 +133,7 @@ def test_a_cordoned_node_is_deserved_by_nobody_but_counts_for_what_is_admitted()
     )
 
 
-def test_groups_out_of_line_ask_for_nothing() -> None:
+def test_groups_out_of_line_add_no_demand() -> None:
     """Demand: ledger + in-line Pending reservations: gated, suspended, impossible ones are not."""
     came = came_of(
         node("n1", 10),
@@ -160,7 +160,7 @@ def test_terminating_pods_are_still_in_the_ledger_and_so_in_the_demand() -> None
     assert came.queues["a"].allocated["cpu"] == "4"
 
 
-def test_pods_of_admitted_groups_beyond_the_promise_are_demand() -> None:
+def test_pods_of_admitted_groups_beyond_the_promise_add_demand() -> None:
     """What admitted groups' ungated pods without a node ask for beyond their promise."""
     came = came_of(
         node("n1", 8),
@@ -172,7 +172,7 @@ def test_pods_of_admitted_groups_beyond_the_promise_are_demand() -> None:
     assert deserved(came) == {"a": "6", "b": "2"}
 
 
-def test_the_share_is_the_largest_ratio_and_infinite_where_nothing_is_deserved() -> None:
+def test_the_share_is_the_largest_ratio_and_infinite_without_a_deserved_amount() -> None:
     """Share = max of ledger/deserved …; x/0 = ∞; 1 if there is none; rounded to six places."""
     came = came_of(
         node("n1", 10),
@@ -185,7 +185,7 @@ def test_the_share_is_the_largest_ratio_and_infinite_where_nothing_is_deserved()
 
 
 def test_queues_are_compared_level_by_level_from_the_root() -> None:
-    """In a tree level by level from the root: an idle queue waits where its parent has much."""
+    """In a tree level by level from the root: an idle queue waits if its parent holds much."""
     came = came_of(
         node("n1", 10),
         *(queue("p", deserved={"cpu": 4}), queue("r", deserved={"cpu": 6})),
@@ -197,7 +197,7 @@ def test_queues_are_compared_level_by_level_from_the_root() -> None:
     assert in_order(came) == ["r-1", "r-2", "p-1", "r-3"]
 
 
-def test_elastic_pods_go_to_the_queue_with_the_lowest_share_looked_at_anew_after_each() -> None:
+def test_elastic_pods_go_to_the_queue_with_the_lowest_share_computed_again_after_each() -> None:
     """After all gangs, elastic pods: the queue with the lowest share first."""
     came = came_of(
         node("n1", 10),
@@ -259,7 +259,7 @@ def test_a_group_that_could_never_fit_beside_its_siblings_guarantees_exceeds_the
     assert reasons(came, "a4") == ["ExceedsMaxQuota"]
 
 
-def test_borrowers_leave_free_what_is_guaranteed_to_siblings_and_not_used() -> None:
+def test_borrowers_leave_unused_guarantees_of_siblings_free() -> None:
     """3. also with Σ over n's siblings of max(0, guarantee − ledger) added."""
     came = came_of(
         node("n1", 10),
@@ -271,7 +271,7 @@ def test_borrowers_leave_free_what_is_guaranteed_to_siblings_and_not_used() -> N
     assert reasons(came, "a3") == ["WaitingForResources"]
 
 
-def test_within_ones_own_guarantee_those_of_others_do_not_matter() -> None:
+def test_within_its_own_guarantee_a_queue_ignores_those_of_others() -> None:
     """In a dimension in which ledger(n) + r exceeds guarantee(n): only there."""
     came = came_of(
         node("n1", 10, memory=10),
@@ -320,7 +320,7 @@ def test_an_external_group_is_bound_by_the_root_only_where_that_states_a_capabil
     assert reasons(stated, "e13") == ["ExceedsMaxQuota"]
 
 
-def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
+def test_a_strict_heads_reservation_is_all_or_nothing() -> None:
     """R, whole, where it stays within its queue's deserved; and nothing otherwise."""
 
     def past(asks: int, half_life: str) -> list[str]:
@@ -336,7 +336,8 @@ def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
 
     assert past(4, "off") == []
     assert past(5, "off") == ["b1", "b2", "late"]
-    # A queue that has used less than its due has it set aside all the same, from its turn on.
+    # A queue that has used less than its due gets a head reservation all the same, from its turn
+    # on.
     assert past(5, "7d") == ["b1", "b2"]
 
 
@@ -345,7 +346,7 @@ def test_a_strict_head_sets_aside_all_that_it_asks_for_or_nothing() -> None:
     [({"walltime": "100s"}, []), ({"walltime": "300s"}, ["b1"]), ({}, ["b1"])],
     ids=["before the head starts", "after it", "nobody knows when"],
 )
-def test_room_a_queue_will_have_given_back_when_its_head_starts_counts(
+def test_capacity_that_a_queue_returns_before_its_head_starts_counts(
     ends: dict[str, str], passes: list[str]
 ) -> None:
     """With what its queue will still hold when it starts. At 200 s there are nine of ten."""
@@ -359,7 +360,7 @@ def test_room_a_queue_will_have_given_back_when_its_head_starts_counts(
     assert in_order(came) == passes
 
 
-def test_elastic_binds_of_others_leave_what_a_strict_head_has_set_aside() -> None:
+def test_elastic_binds_of_other_queues_leave_a_strict_heads_reservation_free() -> None:
     """Groups and elastic binds of queues tried after it are tested as if that were charged."""
 
     def grows(asks: int) -> list[str]:
@@ -375,7 +376,7 @@ def test_elastic_binds_of_others_leave_what_a_strict_head_has_set_aside() -> Non
     assert grows(7) == ["el-t-5", "el-t-6"]
 
 
-def test_a_strict_head_that_its_own_queue_refuses_sets_nothing_aside() -> None:
+def test_a_strict_head_refused_by_its_own_queue_has_no_reservation() -> None:
     """Refused for cluster or ancestor resources."""
     came = came_of(
         node("n1", 10),
@@ -390,14 +391,14 @@ def test_a_strict_head_that_its_own_queue_refuses_sets_nothing_aside() -> None:
 @pytest.mark.parametrize(
     ("config", "reclaim", "passes"),
     [
-        pytest.param(WITH_EVICTIONS, "Never", ["within"], id="it reclaims from nobody"),
+        pytest.param(WITH_EVICTIONS, "Never", ["within"], id="the queue reclaims nothing"),
         pytest.param(
             WITH_EVICTIONS, "LowerPriority", ["within", "low"], id="only from lower priorities"
         ),
         pytest.param(WITHOUT_EVICTIONS, "Any", ["within"], id="without the reclaim action"),
     ],
 )
-def test_a_best_effort_head_keeps_borrowers_from_what_it_could_not_take_back(
+def test_a_best_effort_heads_reservation_binds_borrowers_that_it_could_not_reclaim_from(
     config: str, reclaim: str, passes: list[str]
 ) -> None:
     """A BestEffortFIFO head whose own request is within its queue's deserved does the same."""
@@ -414,7 +415,7 @@ def test_a_best_effort_head_keeps_borrowers_from_what_it_could_not_take_back(
     assert evicted(came) == []
 
 
-def test_a_best_effort_head_that_asks_for_more_than_its_queue_deserves_keeps_nothing() -> None:
+def test_a_best_effort_head_above_its_queues_deserved_share_has_no_reservation() -> None:
     """Whose own request is within its queue's deserved."""
     came = came_of(
         node("n1", 10),
@@ -424,7 +425,7 @@ def test_a_best_effort_head_that_asks_for_more_than_its_queue_deserves_keeps_not
     assert in_order(came) == ["b1"]
 
 
-def test_room_is_kept_from_borrowers_of_unreclaimable_queues_and_not_from_others() -> None:
+def test_a_head_reservation_binds_borrowers_of_unreclaimable_queues_and_not_others() -> None:
     """Against groups that would borrow what it could not, by policy, take back from them."""
     came = outcome(
         node("n1", 10),
@@ -436,7 +437,7 @@ def test_room_is_kept_from_borrowers_of_unreclaimable_queues_and_not_from_others
     assert in_order(came) == ["c1"]
 
 
-def test_a_queue_that_moves_takes_along_what_it_holds() -> None:
+def test_a_moved_queue_takes_its_charges_along() -> None:
     """The ledger of a queue is the sum: of all that stands below it now."""
     came = came_of(
         node("n1", 10),
@@ -452,7 +453,7 @@ def test_a_queue_that_moves_takes_along_what_it_holds() -> None:
     assert came.queues["p"].allocated["cpu"] == "5"
 
 
-def test_when_a_capability_is_cut_groups_in_queue_leave_in_reverse_order_of_line() -> None:
+def test_when_a_capability_is_cut_in_queue_groups_leave_in_reverse_order_of_line() -> None:
     """When InQueue groups no longer fit, they leave in reverse order of line; Running ones stay."""
     came = came_of(
         *(node("n1", 20), priority("high", 5), queue("p", capability={"cpu": 10})),
@@ -473,16 +474,16 @@ def test_when_a_capability_is_cut_groups_in_queue_leave_in_reverse_order_of_line
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ({"suspend": "default/head"}, "the head leaves the line"),
+        ({"suspend": "default/head"}, "the head leaves the pending queue"),
         ({"apply": queue("s", strategy=STRICT, deserved={"cpu": 5})}, "less is deserved"),
-        ({"apply": queue("s", deserved={"cpu": 6})}, "not strict any more"),
+        ({"apply": queue("s", deserved={"cpu": 6})}, "the strategy is not strict any more"),
         ({"apply": queue("s", strategy=STRICT, deserved={"cpu": 6}, stopPolicy="Hold")}, "stopped"),
     ],
 )
-def test_a_group_refused_for_a_head_reservation_wakes_when_that_ends(
+def test_a_group_refused_for_a_head_reservation_is_unparked_when_that_ends(
     step: Manifest, why: str
 ) -> None:
-    """Asleep: not evaluated again until an event that could change its Verdict."""
+    """Parked: not evaluated again until an event that could change its Verdict."""
     came = came_of(
         node("n1", 10),
         *(queue("s", strategy=STRICT, deserved={"cpu": 6}), queue("b", deserved={"cpu": 4})),
@@ -493,7 +494,7 @@ def test_a_group_refused_for_a_head_reservation_wakes_when_that_ends(
     assert admitted(came) == [(10, ["default/b1"])], why
 
 
-def test_stops_of_ancestors_apply_and_draining_sends_back_what_was_admitted() -> None:
+def test_stops_of_ancestors_apply_and_draining_requeues_admitted_groups() -> None:
     """Ancestors' checks and stops apply; HoldAndDrain: Pending without a reservation."""
     came = came_of(
         node("n1", 10),

@@ -29,8 +29,6 @@ _AT_PREDICATE = " at predicate"
 _MOST_KNOWN, _MOST_EXPLAINED = 200_000, 10_000
 #: How many nodes are checked in the first batch and in later ones; the first few usually suffice.
 _FIRST, _AT_ONCE = 4, 64
-#: The fill level of a node is a fraction of the largest node, in millionths.
-_PARTS = 1_000_000
 
 
 def why_no_known_node(session: Session, gang: Gang) -> str:

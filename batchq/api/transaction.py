@@ -21,8 +21,8 @@ not have, are unlimited there.
 **Rules about several limits at once**, such as the guarantees of sibling queues, are unknown to a
 store. It only makes sure that their inputs are unchanged: a commit names the revision that it has
 `seen`, and if a limit (except a node's) was written later, no checked charge may grow, except on
-nodes. A change of limits by an earlier transaction of the same commit counts as later, too; the
-transaction's own does not.
+nodes. A limit that an earlier transaction of the same commit has written counts as written later,
+too; a limit that the transaction itself writes does not.
 """
 
 from __future__ import annotations

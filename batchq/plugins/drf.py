@@ -10,9 +10,9 @@ time.
 preemptable agrees if share(preemptor with its request) <= share(victim's group without the victim),
 and refuses otherwise. This is kube-batch's rule without its tolerance of 1e-6. Two groups never
 preempt each other in turn, because the victim's group keeps at least as much as the preemptor ends
-with. A group that leaves completely keeps nothing, so with this plugin no group is preempted
-completely, whatever its priority: groups only balance their pods beyond minMember. The plugin has
-no opinion between queues.
+with. Without all of its pods, the victim's group would keep nothing, so the plugin refuses every
+victim that is a whole group, whatever its priority: groups only balance their pods beyond
+minMember. The plugin has no opinion between queues.
 
 A refused victim is asked for again in the next session with a preemptor; the answer changes when
 either group's charge or the ready nodes change.

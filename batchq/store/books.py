@@ -1,10 +1,10 @@
-"""The books compared with the objects, and repaired: charges, their sums, limits, and heads.
+"""The books (charges, their sums, limits and heads), compared with the objects and repaired.
 
-The doctor compares the stored books with those computed from the objects, and the leader repairs
-the stored ones by them. A user with a submitter's credentials can write sums, charges and limits
-that are well formed and false, or delete objects past batchq and leave their charges behind. A
-recount repairs that but reads everything at once; the audit decides whether a recount is needed, in
-steps of constant cost.
+The books can be computed from the objects. The doctor compares the result with the stored books,
+and the leader repairs the stored ones. They can be wrong although every field is well formed: a
+user with a submitter's credentials can write false values without batchq's client, or delete an
+object and leave its charge behind. A recount repairs this, but reads everything at once. So the
+audit first decides, in steps of constant cost, whether a recount is needed.
 """
 
 from __future__ import annotations

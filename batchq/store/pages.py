@@ -2,9 +2,8 @@
 
 The names come from the heads, which are small (HSCAN, thousands a reply) and hold phase and uid;
 objects are read only when their page is requested. So the first page costs about a microsecond for
-each object in the store, and a reader holds only their names. A list does not show one instant: an
-object that is deleted before its page is read is left out, and one that is created later is
-missing.
+each object in the store, and a reader holds only their names. A list is no snapshot: it lacks
+objects that were deleted before their page was read, and objects created after the names were read.
 """
 
 from __future__ import annotations

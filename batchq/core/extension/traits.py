@@ -4,14 +4,14 @@
         name = "owned"
         traits = PluginTraits(lifted_by={Waiting.MISCONFIGURED: frozenset()})
 
-Most waiting groups are alike: those of one queue that ask for the same form an equivalence class,
-which is asked about as one and sleeps while a limit keeps it out. A promise lets a plugin's answer
-stand for a whole class, or for later sessions. The default of each trait promises nothing and is
-right for every plugin: it is asked about each waiting group in each session, and only the groups
-that it refuses leave their class.
+Most waiting groups are alike: groups of one queue with equal requests form an equivalence class,
+which a session evaluates once and parks while a limit refuses it. With a promise, one answer of a
+plugin is valid for a whole class, or for later sessions. The defaults promise nothing and are right
+for every plugin: each session asks the plugin about each waiting group, and the groups that it
+refuses leave their class.
 
-The idea is kube-scheduler's: there, too, a plugin declares which events could change its mind
-(`EventsToRegister`), and one that declares none is asked again after every event.
+kube-scheduler works alike: a plugin declares which events could change its answer
+(`EventsToRegister`), and a plugin that declares none is asked again after every event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""allocate: which pods go to which nodes."""
+"""The action allocate binds pods to nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.builders import (
 
 
 def _crowded(gang_since: int, now_ms: int) -> Decided:
-    """Ten cores, two of them taken: the gang's two pods of three find only one node, n2."""
+    """Ten cpus, two of them in use: of the gang's two pods of three cpus, only one fits, on n2."""
     return decide(
         a_node("n1", cpu=4),
         a_node("n2", cpu=4, labels={"only": "n2"}),
@@ -34,13 +34,13 @@ def _crowded(gang_since: int, now_ms: int) -> Decided:
     )
 
 
-def test_a_gang_that_can_not_be_placed_whole_holds_nothing_and_blocks_nobody() -> None:
+def test_a_gang_that_does_not_fit_whole_holds_no_nodes_and_blocks_no_other_group() -> None:
     decided = _crowded(gang_since=0, now_ms=60_000)
     assert decided.bound == {"default/small-w-0": "n2"}
     assert decided.message("gang") == "task w: 0/3 nodes fit: 3 insufficient cpu"
 
 
-def test_a_gang_that_has_waited_for_half_its_timeout_keeps_the_room_it_finds() -> None:
+def test_a_gang_that_has_waited_for_half_its_timeout_keeps_the_nodes_that_it_finds() -> None:
     decided = _crowded(gang_since=0, now_ms=151_000)
     assert decided.admitted == []
     assert decided.bound == {}
@@ -52,13 +52,13 @@ def test_every_task_gets_its_min_available_before_others_get_more() -> None:
     assert list(decided.bound) == ["default/g-a-0", "default/g-b-0"]
 
 
-def test_pods_beyond_min_member_come_into_being_as_they_are_bound() -> None:
+def test_pods_beyond_min_member_are_created_when_they_are_bound() -> None:
     decided = decide(a_node(cpu=10), a_group("array", 100, min_member=1))
     assert len(decided.bound) == 10
     assert len(decided.session.by_key["default/array"].pods) == 10
 
 
-def test_extra_pods_come_after_all_gangs_and_in_turns() -> None:
+def test_extra_pods_are_bound_after_all_gangs_and_by_turns() -> None:
     decided = decide(
         a_node(cpu=6),
         a_group("one", 9, min_member=1, created=1),
@@ -68,7 +68,7 @@ def test_extra_pods_come_after_all_gangs_and_in_turns() -> None:
     assert owners == {"one": 3, "two": 3}
 
 
-def test_extra_pods_go_to_the_queue_with_the_lowest_share_anew_after_each_pod() -> None:
+def test_each_extra_pod_goes_to_the_queue_with_the_lowest_share() -> None:
     decided = decide(
         a_node(cpu=9),
         a_queue("a", weight=2),
@@ -114,7 +114,7 @@ def test_a_node_is_passed_over_when(sentence: str, node: object) -> None:
         Toleration(key="gpu", operator="Equal", value="yes", effect="NoSchedule"),
     ],
 )
-def test_a_tolerated_taint_is_no_obstacle(toleration: Toleration) -> None:
+def test_a_pod_is_bound_to_a_node_whose_taint_it_tolerates(toleration: Toleration) -> None:
     node = a_node(cpu=4, taints=(Taint(key="gpu", value="yes"),))
     decided = decide(node, a_group("g", tasks=(a_task(tolerations=(toleration,)),)))
     assert decided.bound == {"default/g-w-0": "n1"}
@@ -131,13 +131,13 @@ def test_gpus_are_packed_so_that_whole_nodes_stay_free() -> None:
     assert list(decided.bound.values()) == ["n1", "n1"]
 
 
-def test_the_pods_of_one_group_go_by_their_own_priority() -> None:
+def test_the_pods_of_one_group_are_bound_by_their_own_priority() -> None:
     tasks = (a_task("low", 1), a_task("high", 1, priority=9))
     decided = decide(a_node(cpu=4), a_group("g", tasks=tasks))
     assert list(decided.bound) == ["default/g-high-0", "default/g-low-0"]
 
 
-def test_the_more_important_gang_takes_the_last_slot() -> None:
+def test_the_gang_of_higher_priority_takes_the_last_slot() -> None:
     in_queue = _in_queue(amounts(cpu=4, pods=1))
     decided = decide(
         a_node(cpu=4),
@@ -145,7 +145,7 @@ def test_the_more_important_gang_takes_the_last_slot() -> None:
         a_group("first", cpu=4, created=1, status=in_queue),
         a_group("urgent", cpu=4, created=2, status=in_queue, priority_class_name="high"),
     )
-    # Only one fits in the cluster: the last in line has left before allocate is asked.
+    # Only one fits in the cluster: the last group is rolled back before allocate runs.
     assert decided.bound == {"default/urgent-w-0": "n1"}
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a scheduler, with the actions and plugins of others."""
+"""A configuration becomes a scheduler, with third-party actions and plugins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_builtin_actions_and_plugins_are_known() -> None:
     assert known_plugins() == sorted([*(entry.name for entry in DEFAULT_PLUGINS), *in_the_box])
 
 
-def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest() -> None:
+def test_an_unknown_action_is_refused_with_the_known_and_the_nearest_names() -> None:
     with pytest.raises(InvalidInput) as caught:
         assemble(SchedulerConfig(actions=("enqueu", "allocate")))
     assert caught.value.message == (
@@ -40,7 +40,7 @@ def test_an_unknown_action_is_refused_with_those_that_are_known_and_the_nearest(
     )
 
 
-def test_an_unknown_plugin_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_plugin_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidInput, match="there is no plugin 'tdm'; known plugins: balanced"):
         assemble(SchedulerConfig(plugins=(PluginEntry(name="tdm"),)))
 
@@ -108,7 +108,7 @@ def test_a_plugin_gets_its_own_settings() -> None:
 
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with the guide's own examples, and a plugin that agrees to victims."""
+    """Install a package with the examples of the guide, and a plugin that agrees to victims."""
     guide = _GUIDE.read_text()
     for code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", guide, re.DOTALL):
         (tmp_path / code[0]).write_text(code[1])
@@ -129,7 +129,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_an_installed_plugin_and_an_action_join_by_name(
+def test_an_installed_plugin_and_action_are_enabled_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = SchedulerConfig(
@@ -163,7 +163,7 @@ def on(*names: str) -> SchedulerConfig:
     return SchedulerConfig(plugins=tuple(PluginEntry(name=name) for name in names))
 
 
-def test_priority_drf_and_proportion_alone_of_the_builtin_plugins_agree_to_victims() -> None:
+def test_only_priority_drf_and_proportion_of_the_builtin_plugins_agree_to_victims() -> None:
     for_preempt = [one for one in BUILTIN_PLUGINS if "preempt" not in without_consent(on(one))]
     for_reclaim = [one for one in BUILTIN_PLUGINS if "reclaim" not in without_consent(on(one))]
     assert for_preempt == ["priority", "drf"]
@@ -171,6 +171,6 @@ def test_priority_drf_and_proportion_alone_of_the_builtin_plugins_agree_to_victi
 
 
 @pytest.mark.usefixtures("third_party")
-def test_an_installed_plugin_that_has_a_say_on_victims_may_agree() -> None:
+def test_an_installed_plugin_that_votes_on_victims_may_agree() -> None:
     assert without_consent(on("weekend")) == ["reclaim", "preempt"]
     assert without_consent(on("weekend", "lenient")) == ["reclaim"]

@@ -1,4 +1,4 @@
-"""Which queues may give something back to which, by hand-worked examples."""
+"""Which queues may give capacity back to which queues, by hand-worked examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEDULER = assemble(SchedulerConfig())
 
 
 def _session(*running: tuple[str, str]) -> Session:
-    """Organisations x and y of two queues each: an organisation deserves 2 cpus, a queue 1."""
+    """Open a session with organisations x and y: each deserves 2 cpus, and each of its queues 1."""
     queues = [
         a_queue(name, parent=name[0] if len(name) > 1 else "", deserved=amounts(cpu=3 - len(name)))
         for name in ("x", "x1", "x2", "y", "y1", "y2")
@@ -26,7 +26,7 @@ def _session(*running: tuple[str, str]) -> Session:
     return _SCHEDULER.open(a_snapshot(*objects), 0)
 
 
-def test_a_queue_that_borrows_within_its_organisation_gives_there_only() -> None:
+def test_a_queue_that_borrows_within_its_organisation_gives_back_only_there() -> None:
     session = _session(("a", "x1"), ("b", "x1"))
     borrowers = Borrowers(session, "reclaimable")
     assert borrowers.givers("x2") == ["x1"]
@@ -34,7 +34,7 @@ def test_a_queue_that_borrows_within_its_organisation_gives_there_only() -> None
     assert borrowers.others("y1") == ["x1"]
 
 
-def test_a_queue_that_borrows_from_another_organisation_gives_there_too() -> None:
+def test_a_queue_that_borrows_from_another_organisation_also_gives_back_there() -> None:
     session = _session(("a", "x1"), ("b", "x1"), ("c", "x1"))
     borrowers = Borrowers(session, "reclaimable")
     assert borrowers.givers("x2") == ["x1"]
@@ -42,7 +42,7 @@ def test_a_queue_that_borrows_from_another_organisation_gives_there_too() -> Non
     assert borrowers.givers("x1") == []
 
 
-def test_borrowers_are_followed_as_they_give_back() -> None:
+def test_the_set_of_borrowers_shrinks_as_they_give_back() -> None:
     session = _session(("a", "x1"), ("b", "x1"), ("c", "x1"))
     borrowers = Borrowers(session, "reclaimable")
     assert borrowers.are_there("y1")

@@ -1,4 +1,4 @@
-"""conf/examples/budget.py: what it counts, over weeks, evictions and its own death."""
+"""conf/examples/budget.py counts usage across weeks, evictions and its own restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MONDAY = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp()) * 1000
 @pytest.fixture(scope="module")
 def budget() -> ModuleType:
     spec = importlib.util.spec_from_file_location("budget_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None  # noqa: PT018 - one thing: it is there
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - one claim: the module loads
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -56,19 +56,19 @@ def test_a_running_group_is_counted_from_its_start(budget: ModuleType, tmp_path:
     assert ledger.used("research", MONDAY + 3 * HOUR) == 0.0
 
 
-def test_an_evicted_group_is_counted_until_it_left_and_its_next_admission_beside_it(
+def test_an_evicted_group_is_counted_until_its_eviction_and_again_from_its_next_admission(
     budget: ModuleType, tmp_path: Path
 ) -> None:
     ledger = budget.Ledger(tmp_path / "ledger")
     ledger.measure(running(), MONDAY + HOUR)
-    # Looked at late: the end is when it left, and not when that was seen.
+    # The eviction is observed late: its own time counts, and not the time of observation.
     ledger.measure(evicted(MONDAY + 2 * HOUR), MONDAY + 9 * HOUR)
     assert ledger.used("default", MONDAY + 9 * HOUR) == 4.0
     ledger.measure(running(admission=2, started_at=MONDAY + 10 * HOUR), MONDAY + 11 * HOUR)
     assert ledger.used("default", MONDAY + 11 * HOUR) == 6.0
 
 
-def test_a_group_that_ended_unobserved_is_counted_by_what_it_asked_for(
+def test_a_group_that_ended_unobserved_is_counted_by_its_request(
     budget: ModuleType, tmp_path: Path
 ) -> None:
     ended = running(phase=PodGroupPhase.COMPLETED, charge={}, finished_at=MONDAY + 4 * HOUR)
@@ -98,7 +98,7 @@ def test_a_week_begins_on_monday_and_forgets_the_one_before(
     assert json.loads((tmp_path / "ledger").read_text()) == {}
 
 
-def test_a_ledger_that_is_loaded_again_goes_on_counting(budget: ModuleType, tmp_path: Path) -> None:
+def test_a_reloaded_ledger_continues_to_count(budget: ModuleType, tmp_path: Path) -> None:
     first = budget.Ledger(tmp_path / "ledger")
     first.measure(running(), MONDAY + HOUR)
     first.save(MONDAY + HOUR)
@@ -108,16 +108,14 @@ def test_a_ledger_that_is_loaded_again_goes_on_counting(budget: ModuleType, tmp_
     assert second.used("default", MONDAY + 5 * HOUR) == 10.0
 
 
-def test_a_growing_group_is_counted_at_the_most_that_it_held(
-    budget: ModuleType, tmp_path: Path
-) -> None:
+def test_a_growing_group_is_counted_at_its_peak(budget: ModuleType, tmp_path: Path) -> None:
     ledger = budget.Ledger(tmp_path / "ledger")
     ledger.measure(running(charge=amounts(cpu=8)), MONDAY + HOUR)
     ledger.measure(running(charge=amounts(cpu=2)), MONDAY + 2 * HOUR)
     assert ledger.used("default", MONDAY + 2 * HOUR) == 16.0
 
 
-def test_a_groups_need_is_all_its_pods_for_its_walltime(budget: ModuleType) -> None:
+def test_a_groups_cost_covers_all_its_pods_for_its_walltime(budget: ModuleType) -> None:
     array = a_group("a", tasks=(a_task("w", 10, requests={"cpu": "500m"}),), walltime=2 * HOUR)
     assert budget.need_hours(array) == 10.0
     assert budget.need_hours(a_group("b", 4)) == 0.0
@@ -125,7 +123,7 @@ def test_a_groups_need_is_all_its_pods_for_its_walltime(budget: ModuleType) -> N
     assert budget.need_hours(external) == 3.0
 
 
-def test_a_file_that_is_edited_is_followed_and_a_wrong_one_leaves_the_last(
+def test_an_edited_file_is_reloaded_and_an_invalid_one_leaves_the_last_budget(
     budget: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "hours.yml"
@@ -160,12 +158,12 @@ def test_a_wrong_budget_file_is_reported_once_until_it_changes(
 
 
 @pytest.mark.parametrize("words", [[], ["hours.yml", "ledger.json", "more"]])
-def test_called_wrongly_it_says_how_to(words: list[str]) -> None:
+def test_wrong_arguments_print_the_usage(words: list[str]) -> None:
     done = subprocess.run([sys.executable, EXAMPLE, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "usage: budget.py CPU-HOURS.yml [LEDGER.json]\n"
 
 
-def test_without_a_file_to_begin_with_it_does_not_start(budget: ModuleType, tmp_path: Path) -> None:
+def test_it_does_not_start_without_a_budget_file(budget: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="names no namespace with a budget"):
         budget.Budgets(tmp_path / "missing.yml")

@@ -1,4 +1,4 @@
-"""Rule 1 of capacity: what could never fit is told at once, and nobody waits for it."""
+"""Rule 1 of capacity: a group that never fits gets its reason at once and blocks no other group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def said(done: Decided, name: str = "g") -> tuple[list[str], str]:
     return done.reasons(name), done.message(name)
 
 
-def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_guaranteed() -> None:
+def test_a_top_queue_is_limited_to_the_cluster_less_the_guarantees_of_its_siblings() -> None:
     world = (a_node(cpu=8), a_queue("a"), B_HAS_2)
     done = decide(*world, a_group("g", cpu=7, queue="a"), a_group("h", cpu=6, queue="a"))
     assert done.admitted == ["default/h"]
@@ -31,19 +31,19 @@ def test_a_queue_of_the_top_is_bound_by_the_cluster_less_what_its_siblings_are_g
     )
 
 
-def test_more_than_all_machines_have_is_no_matter_of_guarantees() -> None:
+def test_a_request_above_all_nodes_is_refused_without_regard_to_guarantees() -> None:
     done = decide(a_node(cpu=8), a_queue("a"), B_HAS_2, a_group("g", cpu=9, queue="a"))
     assert set(done.reasons("g")) == {"ExceedsCapacity"}
 
 
-def test_nodes_that_may_come_back_count() -> None:
+def test_absent_nodes_that_may_return_count() -> None:
     world = (a_node(cpu=4), a_node("n2", cpu=4, ready=False), a_queue("a"), B_HAS_2)
     done = decide(*world, a_group("g", 6, queue="a"), a_group("h", 7, queue="a"))
     assert done.reasons("g") == ["WaitingForResources"]
     assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
-def test_overcommit_counts() -> None:
+def test_the_overcommit_factor_counts() -> None:
     config = SchedulerConfig(settings=Settings(overcommit=2000))
     world = (a_node(cpu=8), a_node("n2", cpu=8, ready=False), a_queue("a"), B_HAS_2)
     done = decide(
@@ -56,7 +56,7 @@ def test_overcommit_counts() -> None:
     assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
-def test_overcommit_multiplies_what_there_is_and_no_single_node() -> None:
+def test_overcommit_multiplies_the_cluster_and_no_single_node() -> None:
     config = SchedulerConfig(settings=Settings(overcommit=2000))
     world = (a_node(cpu=8), a_node("n2", cpu=8))
     done = decide(*world, a_group("g", cpu=9), a_group("h", 5, cpu=4), config=config)
@@ -73,14 +73,14 @@ def test_overcommit_multiplies_what_there_is_and_no_single_node() -> None:
     )
 
 
-def test_a_stated_capability_of_the_root_comes_before_the_cluster() -> None:
+def test_a_capability_of_the_root_queue_replaces_the_capacity_of_the_cluster() -> None:
     world = (a_node(cpu=99), ROOT_OF_8, a_queue("a"), B_HAS_2)
     done = decide(*world, a_group("g", cpu=7, queue="a"), a_group("h", cpu=6, queue="a"))
     assert done.reasons("g") == ["ExceedsMaxQuota"]
     assert done.admitted == ["default/h"]
 
 
-def test_an_external_group_is_bound_by_a_stated_capability_alone() -> None:
+def test_an_external_group_is_limited_only_by_capabilities() -> None:
     def outside(cpu: int) -> Any:
         resources = amounts(cpu=cpu)
         return a_group("g", controller="external", queue="a", min_resources=resources)
@@ -90,8 +90,8 @@ def test_an_external_group_is_bound_by_a_stated_capability_alone() -> None:
     assert done.reasons("g") == ["ExceedsMaxQuota"]
 
 
-def test_a_request_within_its_queues_own_guarantee_is_never_too_much_beside_siblings() -> None:
-    """As when a machine is gone for good, and what is guaranteed does not fit any more."""
+def test_a_request_within_its_queues_own_guarantee_is_never_refused_for_siblings() -> None:
+    """This happens when a machine is removed and the guarantees exceed the remaining capacity."""
     world = (
         a_node(cpu=8),
         a_queue("a", guarantee=amounts(cpu=6)),
@@ -102,14 +102,14 @@ def test_a_request_within_its_queues_own_guarantee_is_never_too_much_beside_sibl
     assert done.reasons("h") == ["ExceedsMaxQuota"]
 
 
-def test_a_dimension_that_no_sibling_is_guaranteed_is_free_for_all() -> None:
+def test_a_dimension_without_guarantees_is_not_limited_by_siblings() -> None:
     world = (a_node(cpu=8, gpu=2), a_queue("a"), B_HAS_2)
     group = a_group("g", cpu=1, queue="a", min_resources=amounts(gpu=2))
     assert decide(*world, group).admitted == ["default/g"]
 
 
 @pytest.mark.parametrize(("cpu", "reasons"), [(3, []), (4, ["ExceedsMaxQuota"])])
-def test_every_level_of_the_tree_counts(cpu: int, reasons: list[str]) -> None:
+def test_guarantees_count_on_every_level_of_the_tree(cpu: int, reasons: list[str]) -> None:
     world = (
         a_node(cpu=8),
         a_queue("org", capability={"cpu": 5}),
@@ -119,6 +119,6 @@ def test_every_level_of_the_tree_counts(cpu: int, reasons: list[str]) -> None:
     assert decide(*world, a_group("g", cpu=cpu, queue="x")).reasons("g") == reasons
 
 
-def test_with_no_nodes_at_all_nothing_is_said_to_be_too_much() -> None:
+def test_without_nodes_no_request_exceeds_the_capacity() -> None:
     done = decide(a_queue("a"), B_HAS_2, a_group("g", cpu=7, queue="a"))
     assert done.reasons("g") == ["WaitingForResources"]

@@ -1,4 +1,4 @@
-"""What creating an object writes, charges and limits, and what is refused."""
+"""Creating an object: its writes, charges and limits, and the refusals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOW = 1_000_000
 
 
 class World:
-    """A store, and a hand that writes to it."""
+    """A store, and methods that write to it."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self._count = 0
 
     def make(self, kind: str, name: str, spec: Any = None, **metadata: Any) -> None:
-        """Create an object; it must be accepted."""
+        """Create an object, which must be accepted."""
         self.commit(self.asked(kind, name, spec, **metadata))
 
     def asked(self, kind: str, name: str, spec: Any = None, **metadata: Any) -> Any:
@@ -63,7 +63,7 @@ def world() -> World:
     return World()
 
 
-def test_a_new_group_waits_from_now_on_under_a_uid_of_its_own(world: World) -> None:
+def test_a_new_group_is_pending_with_a_new_uid_and_creation_time(world: World) -> None:
     world.make("PodGroup", "a", work(), uid="mine", creationTimestamp=5, revision=7)
     group = world.group("default/a")
     assert group.metadata.uid == "uid1"
@@ -74,7 +74,7 @@ def test_a_new_group_waits_from_now_on_under_a_uid_of_its_own(world: World) -> N
     assert (event.reason, event.at) == ("Submitted", NOW)
 
 
-def test_a_stated_status_is_not_believed(world: World) -> None:
+def test_a_status_in_a_submission_is_ignored(world: World) -> None:
     data = {
         "apiVersion": "batchq/v1",
         "kind": "PodGroup",
@@ -87,7 +87,7 @@ def test_a_stated_status_is_not_believed(world: World) -> None:
     assert (status.phase, status.admission) == ("Pending", 0)
 
 
-def test_a_described_world_is_believed_and_needs_no_command_or_queue(world: World) -> None:
+def test_a_described_cluster_keeps_its_statuses_and_needs_no_command_or_queue(world: World) -> None:
     obj = read(
         "PodGroup", "a", {"queue": "none", "tasks": [{"name": "w"}]}, uid="7", creationTimestamp=3
     )
@@ -97,7 +97,7 @@ def test_a_described_world_is_believed_and_needs_no_command_or_queue(world: Worl
     assert group.status.queue_time == 3000
 
 
-def test_a_name_is_taken_once(world: World) -> None:
+def test_a_second_object_of_a_name_is_refused(world: World) -> None:
     world.make("PodGroup", "a", work())
     with pytest.raises(Conflict) as caught:
         world.asked("PodGroup", "a", work())
@@ -105,7 +105,7 @@ def test_a_name_is_taken_once(world: World) -> None:
     world.make("PodGroup", "a", work(), namespace="other")
 
 
-def test_a_race_for_a_name_is_told_as_one(world: World) -> None:
+def test_a_race_for_a_name_is_reported_as_a_conflict(world: World) -> None:
     first, second = (world.asked("PodGroup", "a", work()) for _ in range(2))
     world.commit(first)
     with pytest.raises(Conflict) as caught:
@@ -121,14 +121,14 @@ def test_a_missing_queue_is_refused_with_the_nearest_name(world: World) -> None:
     assert caught.value.hint == "did you mean batch?"
 
 
-def test_the_default_queue_is_there_from_the_start(world: World) -> None:
+def test_the_default_queue_always_exists(world: World) -> None:
     world.make("PodGroup", "a", work())
     transaction = changes.found_defaults(world.store, now_ms=NOW, uid="u")
     world.commit(transaction)
     assert changes.found_defaults(world.store, now_ms=NOW, uid="u") is None
 
 
-def test_the_root_queue_holds_no_groups(world: World) -> None:
+def test_the_root_queue_accepts_no_groups(world: World) -> None:
     world.make("Queue", "root", {"capability": {"cpu": 4}})
     with pytest.raises(Rejected, match="the root queue holds no groups"):
         world.asked("PodGroup", "a", work(queue="root"))
@@ -152,14 +152,14 @@ def test_a_second_default_priority_class_is_refused(world: World) -> None:
     )
 
 
-def test_a_dependency_is_bound_to_the_uid_it_stands_for(world: World) -> None:
+def test_a_dependency_stores_the_uid_of_the_named_group(world: World) -> None:
     world.make("PodGroup", "a", work())
     world.make("PodGroup", "b", work(dependsOn=[{"name": "a", "uid": "forged"}]))
     (dependency,) = world.group("default/b").spec.depends_on
     assert dependency.uid == world.group("default/a").metadata.uid
 
 
-def test_a_dependency_must_be_there_in_the_same_namespace(world: World) -> None:
+def test_a_dependency_must_exist_in_the_same_namespace(world: World) -> None:
     world.make("PodGroup", "train", work(), namespace="other")
     world.make("PodGroup", "training", work())
     with pytest.raises(NotFound) as caught:
@@ -178,7 +178,7 @@ def test_a_group_cannot_depend_on_itself(world: World) -> None:
     )
 
 
-def test_groups_of_one_file_are_ordered_by_what_they_need() -> None:
+def test_groups_of_one_file_are_ordered_by_their_dependencies() -> None:
     def needs(name: str, *others: str) -> Object:
         return read("PodGroup", name, work(dependsOn=[{"name": other} for other in others]))
 
@@ -193,7 +193,7 @@ def test_groups_of_one_file_are_ordered_by_what_they_need() -> None:
     assert names == ["q", "x", "a", "b", "c"]
 
 
-def test_a_circle_in_one_file_is_refused() -> None:
+def test_a_cycle_of_dependencies_in_one_file_is_refused() -> None:
     given = [
         read("PodGroup", "a", work(dependsOn=[{"name": "b"}])),
         read("PodGroup", "b", work(dependsOn=[{"name": "c"}])),
@@ -213,7 +213,7 @@ def test_ten_thousand_groups_in_a_chain_are_ordered() -> None:
     assert changes.in_order(chain)[0].metadata.name == "g9999"
 
 
-def test_a_namespace_holds_so_many_unfinished_groups(world: World) -> None:
+def test_a_quota_limits_the_unfinished_groups_of_a_namespace(world: World) -> None:
     world.make("ResourceQuota", "q", {"hard": {"podgroups": 2, "cpu": 1}}, namespace="team")
     world.make("PodGroup", "a", work(), namespace="team")
     world.make("PodGroup", "b", work(), namespace="team")
@@ -239,7 +239,7 @@ def test_the_tightest_of_several_quotas_counts(world: World) -> None:
     }
 
 
-def test_a_queue_limits_what_its_groups_hold(world: World) -> None:
+def test_a_queue_with_a_capability_limits_its_groups(world: World) -> None:
     spec = {"capability": {"cpu": 3, "gpu": 0}, "overcommit": 1.5, "maxPodGroups": 2}
     transaction = world.asked("Queue", "q", spec)
     (limit,) = transaction.limits
@@ -271,7 +271,7 @@ def test_a_node_that_is_not_ready_adds_nothing(world: World) -> None:
     assert world.store.ledger() == {}
 
 
-def test_pods_are_not_made_by_hand(world: World) -> None:
+def test_pods_cannot_be_created_by_users(world: World) -> None:
     with pytest.raises(Rejected) as caught:
         world.asked("Pod", "g-w-0", {"podGroup": "g", "task": "w"})
     assert caught.value.message == (
@@ -280,7 +280,7 @@ def test_pods_are_not_made_by_hand(world: World) -> None:
     )
 
 
-def test_an_object_that_makes_no_sense_by_itself_is_refused_before_anything_is_read(
+def test_an_invalid_object_is_refused_before_the_store_is_read(
     world: World,
 ) -> None:
     with pytest.raises(InvalidInput, match=r"spec\.minMember: expected at least 1"):
@@ -290,7 +290,7 @@ def test_an_object_that_makes_no_sense_by_itself_is_refused_before_anything_is_r
 
 
 @pytest.mark.parametrize("word", [word for word in Word if word is not Word.OK])
-def test_every_refusal_of_the_store_is_an_error_with_a_sentence(world: World, word: Word) -> None:
+def test_every_refusal_of_the_store_becomes_an_error_message(world: World, word: Word) -> None:
     from batchq.api.transaction import Answer, Refusal
 
     answer = Answer(word=word, subject="queue:q", resource="cpu", need=1, limit=2, seen=2)

@@ -1,4 +1,4 @@
-"""KEP-3521's table of transitions cell by cell, who opened what, and editing while gated."""
+"""KEP-3521's table of transitions cell by cell, the openers of gates, and edits while gated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put(store: MemoryStore, obj: Object) -> None:
 
 
 def move(store: MemoryStore, phase: PodGroupPhase) -> None:
-    """The group reserves (stays Pending), or becomes InQueue, or Running by way of that."""
+    """Give the group a reservation (it stays Pending), or make it InQueue or Running."""
     group = stored(store)
     status = structs.replace(group.status, reserved_at=NOW, reservation={"cpu": 1000})
     put(store, structs.replace(group, status=status))
@@ -92,7 +92,7 @@ def messages(store: MemoryStore, reason: str) -> list[str]:
 #   | scheduled, create    | no        | yes       |
 #   | scheduled, update    | no        | yes       |
 #
-# Of pods that have a node, batchq makes all by itself: theirs is asked of what a world describes.
+# batchq creates all pods that have a node, so their rows are tested with described clusters.
 
 
 def pod(*gates: str, **status: Any) -> Object:
@@ -123,7 +123,7 @@ def test_unscheduled_without_gates_create_is_allowed(store: MemoryStore) -> None
             {"tasks": [task("w", 1, "other"), task("v", 1, "data")]},
             "tasks: task v",
         ),
-        # A task that comes later is no way around it.
+        # A new task cannot add a gate either.
         ({"tasks": [task()]}, {"tasks": [task(), task("v", 1, "data")]}, "tasks: task v"),
     ],
 )
@@ -183,7 +183,7 @@ def test_scheduled_without_gates_is_allowed(store: MemoryStore) -> None:
     validation.check(a_pod(group, node="n1"), described=True)
 
 
-def test_gates_of_pods_go_while_the_group_runs(store: MemoryStore) -> None:
+def test_gates_of_pods_are_removed_while_the_group_runs(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", {"tasks": [task("a"), task("b", 1, "x", "y")]}))
     move(store, PodGroupPhase.RUNNING)
     apply(store, manifest("PodGroup", "g", {"tasks": [task("a"), task("b", 1, "y")]}))
@@ -191,7 +191,7 @@ def test_gates_of_pods_go_while_the_group_runs(store: MemoryStore) -> None:
     assert [one.template.scheduling_gates for one in stored(store).spec.tasks] == [(), ()]
 
 
-def test_the_order_of_gates_is_no_change(store: MemoryStore) -> None:
+def test_another_order_of_gates_is_not_a_change(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", {"tasks": [task("w", 1, "x", "y")]}))
     turned = decode(manifest("PodGroup", "g", {"tasks": [task("w", 1, "y", "x")]}))
     assert changes.apply(store, turned, now_ms=NOW, uid="u") is None
@@ -205,7 +205,7 @@ BOTH = {
 }
 
 
-def test_submitters_and_openers_of_gates_stay_with_the_group_and_in_the_events(
+def test_the_submitter_and_the_opener_of_a_gate_are_recorded_in_the_group_and_its_events(
     store: MemoryStore,
 ) -> None:
     apply(store, manifest("PodGroup", "g", BOTH), by="alice@laptop")
@@ -229,7 +229,7 @@ def test_submitters_and_openers_of_gates_stay_with_the_group_and_in_the_events(
     ]
 
 
-def test_a_gate_of_one_task_is_opened_by_its_name_alone(store: MemoryStore) -> None:
+def test_a_gate_of_one_task_is_opened_by_its_name(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", BOTH))
     commit(store, changes.open_gate(store, "default/g", "data", task="b", now_ms=NOW))
     spec = stored(store).spec
@@ -247,7 +247,7 @@ def test_all_gates_are_opened_at_once(store: MemoryStore) -> None:
     assert messages(store, "GateOpened")[-1] == "gates data, money, data of task b; no gate left"
 
 
-def test_a_gate_that_cannot_be_opened_is_refused_in_a_sentence(store: MemoryStore) -> None:
+def test_opening_a_gate_that_does_not_exist_is_refused_with_a_message(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "g", BOTH))
     for gate, of, message, hint in (
         ("dota", "", "PodGroup default/g has no scheduling gate 'dota'", "did you mean data?"),
@@ -265,7 +265,9 @@ def test_a_gate_that_cannot_be_opened_is_refused_in_a_sentence(store: MemoryStor
     )
 
 
-def test_the_gates_of_a_task_that_an_edit_takes_away_were_not_opened(store: MemoryStore) -> None:
+def test_gates_of_a_task_that_an_edit_removes_are_not_recorded_as_opened(
+    store: MemoryStore,
+) -> None:
     apply(store, manifest("PodGroup", "g", BOTH))
     edited = {**BOTH, "tasks": [BOTH["tasks"][0]]}
     apply(store, manifest("PodGroup", "g", edited))
@@ -277,7 +279,7 @@ def test_the_gates_of_a_task_that_an_edit_takes_away_were_not_opened(store: Memo
 GATED_BY_GROUP = {"tasks": [task("w", 2)], "schedulingGates": [GATE]}
 GATED_BY_PODS = {"tasks": [task("w", 2, "data")]}
 UNGATED = {"tasks": [task("w", 2)]}
-#: It starts without them.
+#: The group can start without these pods.
 HALF_GATED = {"tasks": [task("w", 2), task("x", 1, "data")], "minMember": 2}
 
 
@@ -298,7 +300,7 @@ FIELDS: dict[str, Any] = {
     "suspend": lambda before: {"suspend": True},
 }
 ALWAYS = {"priorityClassName", "suspend"}
-#: State of the group -> its spec, what has happened to it, and what may be edited then.
+#: State of the group -> its spec, its history, and the fields that may be edited.
 STATES: dict[str, tuple[Any, PodGroupPhase | None, set[str]]] = {
     "gated": (GATED_BY_GROUP, None, set(FIELDS)),
     "gated by its pods": (GATED_BY_PODS, None, set(FIELDS)),

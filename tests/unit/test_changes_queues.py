@@ -1,4 +1,4 @@
-"""Queues beside each other: what may stand below what, what has to add up, and who else writes."""
+"""Changes of the queue tree: valid parents, consistent amounts, and deletions."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def plan_of(store: MemoryStore, *objects: Object) -> RequestPlan:
 
 
 def together(store: MemoryStore, *objects: Object) -> None:
-    """One request of several objects, which must be accepted."""
+    """Apply several objects in one request, which must be accepted."""
     planned = plan_of(store, *objects)
     assert planned.transaction is not None
     assert commit(store, planned.transaction) is None
 
 
 def alone(store: MemoryStore, *objects: Object) -> None:
-    """A request for each of the objects."""
+    """Apply each of the objects in a separate request."""
     for obj in objects:
         transaction = apply(store, obj)
         assert transaction is not None
@@ -73,7 +73,7 @@ def commit(store: MemoryStore, transaction: Transaction) -> Refusal | None:
 
 
 def refusal(store: MemoryStore, *objects: Object) -> BatchqError:
-    """The error with which a request is refused; alone, if it is one object, it is the same."""
+    """Return the error of a refused request; a single object must give the same error alone."""
     with pytest.raises(BatchqError) as caught:
         plan_of(store, *objects)
     if len(objects) == 1:
@@ -89,10 +89,10 @@ def stored(store: MemoryStore, name: str) -> Queue:
     return found
 
 
-# --- who stands below whom ------------------------------------------------------------------
+# --- parents --------------------------------------------------------------------------------
 
 
-def test_a_parent_that_is_not_there_is_named_with_the_nearest_one(store: MemoryStore) -> None:
+def test_a_missing_parent_is_refused_with_the_nearest_name(store: MemoryStore) -> None:
     alone(store, queue("research"))
     error = refusal(store, queue("team", "reserach"))
     assert isinstance(error, NotFound)
@@ -100,7 +100,7 @@ def test_a_parent_that_is_not_there_is_named_with_the_nearest_one(store: MemoryS
     assert error.hint == "did you mean research?"
 
 
-def test_default_and_the_root_are_there_without_having_been_written_down(
+def test_default_and_root_are_valid_parents_without_being_stored(
     store: MemoryStore,
 ) -> None:
     alone(store, queue("a", "default"), queue("b", "root"))
@@ -108,13 +108,13 @@ def test_default_and_the_root_are_there_without_having_been_written_down(
     assert stored(store, "b").spec.parent == ""
 
 
-def test_naming_the_root_as_parent_is_naming_none(store: MemoryStore) -> None:
+def test_the_parent_root_means_no_parent(store: MemoryStore) -> None:
     alone(store, queue("a", "root", guarantee={"cpu": 1}))
     assert apply(store, queue("a", guarantee={"cpu": 1})) is None
     assert apply(store, queue("a", "root", guarantee={"cpu": 1})) is None
 
 
-def test_the_queues_of_one_file_may_stand_in_any_order() -> None:
+def test_the_queues_of_one_file_may_come_in_any_order() -> None:
     tree = [
         queue("org", deserved={"cpu": 8}),
         queue("team", "org", deserved={"cpu": 8}),
@@ -139,7 +139,9 @@ def test_the_queues_of_one_file_may_stand_in_any_order() -> None:
         ("cba", "a -> c -> b -> a"),
     ],
 )
-def test_a_circle_is_refused_whoever_closes_it(store: MemoryStore, names: str, way: str) -> None:
+def test_a_cycle_of_parents_is_refused_for_every_queue_that_closes_it(
+    store: MemoryStore, names: str, way: str
+) -> None:
     lowest, middle, highest = names
     alone(store, queue(highest), queue(middle, highest), queue(lowest, middle))
     error = refusal(store, queue(highest, lowest))
@@ -147,12 +149,12 @@ def test_a_circle_is_refused_whoever_closes_it(store: MemoryStore, names: str, w
     assert error.message == f"Queue a: spec.parent goes in a circle: {way}"
 
 
-def test_a_queue_below_a_circle_is_not_the_one_to_blame(store: MemoryStore) -> None:
+def test_a_queue_below_a_cycle_is_not_named_as_its_cause(store: MemoryStore) -> None:
     error = refusal(store, queue("a", "b"), queue("b", "c"), queue("c", "b"))
     assert error.message == "Queue b: spec.parent goes in a circle: b -> c -> b"
 
 
-def test_sixteen_queues_stand_below_each_other_and_no_more(store: MemoryStore) -> None:
+def test_the_tree_is_at_most_sixteen_levels_deep(store: MemoryStore) -> None:
     chain = [queue("q1"), *(queue(f"q{n}", f"q{n - 1}") for n in range(2, 17))]
     together(store, *chain)
     error = refusal(store, queue("q17", "q16"))
@@ -161,7 +163,7 @@ def test_sixteen_queues_stand_below_each_other_and_no_more(store: MemoryStore) -
         "Queue q17: spec.parent: expected at most 16 levels of queues, found more: q1 >"
         " q2 > q3 > q4 > q5 > q6 > q7 > q8 > q9 > q10 > q11 > q12 > q13 > q14 > q15 > q16 > q17"
     )
-    # What stands below goes along.
+    # The descendants move with the queue.
     alone(store, queue("top"))
     assert refusal(store, queue("q1", "top")).message.startswith("Queue q16: spec.parent: expected")
 
@@ -175,7 +177,7 @@ def test_the_number_of_queues_is_limited() -> None:
     assert found[1].message == "Queue q9998: expected at most 10000 queues, found 10001"
 
 
-# --- what adds up ---------------------------------------------------------------------------
+# --- consistent amounts ---------------------------------------------------------------------
 
 Tree = list[Object]
 
@@ -297,12 +299,12 @@ TOO_MUCH: dict[str, tuple[Tree, str]] = {
 
 
 @pytest.mark.parametrize("case", FITS)
-def test_a_queue_tree_that_adds_up_is_accepted(store: MemoryStore, case: str) -> None:
+def test_a_consistent_queue_tree_is_accepted(store: MemoryStore, case: str) -> None:
     together(store, *FITS[case])
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_a_queue_tree_that_does_not_add_up_is_refused_in_any_order(case: str) -> None:
+def test_an_inconsistent_queue_tree_is_refused_in_any_order(case: str) -> None:
     tree, message = TOO_MUCH[case]
     for objects in (tree, tree[::-1]):
         error = refusal(MemoryStore(), *objects)
@@ -312,7 +314,7 @@ def test_a_queue_tree_that_does_not_add_up_is_refused_in_any_order(case: str) ->
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_and_so_is_the_one_queue_that_is_too_much(case: str) -> None:
+def test_a_queue_that_makes_the_stored_tree_inconsistent_is_refused(case: str) -> None:
     tree, message = TOO_MUCH[case]
     store = MemoryStore()
     alone(store, *tree[:-1])
@@ -320,14 +322,14 @@ def test_and_so_is_the_one_queue_that_is_too_much(case: str) -> None:
     assert store.get("Queue", tree[-1].metadata.name) is None
 
 
-def test_a_parent_cannot_be_cut_below_what_it_has_given_away(store: MemoryStore) -> None:
+def test_a_parent_cannot_be_cut_below_the_sum_of_its_children(store: MemoryStore) -> None:
     tree, message = TOO_MUCH["more guaranteed than the parent is"]
     alone(store, queue("p", guarantee={"cpu": 4}), *tree[1:])
     assert refusal(store, tree[0]).message == message
     assert stored(store, "p").spec.guarantee == {"cpu": 4000}
 
 
-def test_two_children_may_trade_in_one_request_and_not_in_two(store: MemoryStore) -> None:
+def test_two_children_may_exchange_amounts_in_one_request_only(store: MemoryStore) -> None:
     parent = queue("p", guarantee={"cpu": 4})
     together(
         store, parent, queue("a", "p", guarantee={"cpu": 3}), queue("b", "p", guarantee={"cpu": 1})
@@ -355,10 +357,10 @@ def test_a_queue_that_moves_takes_its_guarantee_along(store: MemoryStore) -> Non
     alone(store, queue("a", guarantee={"cpu": 2}), queue("p"))
 
 
-# --- going ----------------------------------------------------------------------------------
+# --- deletion -------------------------------------------------------------------------------
 
 
-def test_a_queue_with_others_below_it_cannot_be_deleted(store: MemoryStore) -> None:
+def test_a_queue_with_children_cannot_be_deleted(store: MemoryStore) -> None:
     together(store, queue("p"), queue("b", "p"), queue("a", "p"))
     with pytest.raises(Conflict) as caught:
         changes.delete(store, "Queue", "p", now_ms=NOW)
@@ -381,17 +383,17 @@ def test_a_whole_tree_can_be_deleted_in_one_request(store: MemoryStore) -> None:
     assert [item.metadata.name for item in store.list("Queue")] == ["default"]
 
 
-def test_the_root_can_be_deleted_although_all_stand_below_it(store: MemoryStore) -> None:
+def test_the_stored_root_can_be_deleted_despite_its_children(store: MemoryStore) -> None:
     together(store, queue("root", capability={"cpu": 3}), queue("a"), queue("b", "a"))
     transaction = changes.delete(store, "Queue", "root", now_ms=NOW)
     assert [(limit.scope, limit.amounts) for limit in transaction.limits] == [("queue:root", None)]
     assert commit(store, transaction) is None
 
 
-# --- groups in a queue that others come to stand below ----------------------------------------
+# --- groups in a queue that gets children -----------------------------------------------------
 
 
-def test_putting_a_queue_below_one_with_groups_gives_a_warning(store: MemoryStore) -> None:
+def test_creating_a_queue_below_a_queue_with_groups_gives_a_warning(store: MemoryStore) -> None:
     alone(store, queue("p"), queue("q"), group("one", "p"), group("two", "p"), group("x", "q"))
     planned = plan_of(store, queue("a", "p"), queue("b", "p"))
     assert [one.warnings for one in planned.applied] == [
@@ -405,7 +407,7 @@ def test_putting_a_queue_below_one_with_groups_gives_a_warning(store: MemoryStor
         (),
     ]
     together(store, queue("a", "p"))
-    # They have been told.
+    # The first request gave the warning.
     assert [one.warnings for one in plan_of(store, queue("b", "p")).applied] == [()]
 
 

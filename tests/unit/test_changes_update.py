@@ -1,4 +1,4 @@
-"""What of a stored object may be edited, when, and what an edit leaves alone."""
+"""Which fields of a stored object may be edited, when, and what an edit keeps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stored(store: MemoryStore, key: str = "default/a") -> PodGroup:
 
 
 def put_status(store: MemoryStore, *phases: PodGroupPhase, **changes_: Any) -> None:
-    """Let the group pass through `phases`, with a status."""
+    """Take the group through `phases`, with a status."""
     for phase in phases:
         group = stored(store)
         status = structs.replace(group.status, phase=phase, **changes_)
@@ -83,20 +83,20 @@ def put_status(store: MemoryStore, *phases: PodGroupPhase, **changes_: Any) -> N
         commit(store, Transaction(subject="a", writes=(write,)))
 
 
-def test_applying_the_same_again_is_no_change(store: MemoryStore) -> None:
+def test_applying_the_same_object_again_changes_nothing(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "a", work(schedulingGates=[{"name": "x"}, {"name": "y"}])))
     again = work(schedulingGates=[{"name": "y"}, {"name": "x"}])
     assert apply(store, manifest("PodGroup", "a", again)) is None
 
 
-def test_applying_what_get_printed_is_no_change(store: MemoryStore) -> None:
+def test_applying_the_output_of_get_changes_nothing(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "first", work()))
     apply(store, manifest("PodGroup", "a", work(dependsOn=[{"name": "first"}])))
     put_status(store, PodGroupPhase.IN_QUEUE, admission=1, reserved_at=NOW)
     assert apply(store, encode(stored(store))) is None
 
 
-def test_an_edit_of_what_has_changed_since_is_a_conflict(store: MemoryStore) -> None:
+def test_an_edit_of_an_old_revision_is_a_conflict(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "a", work()))
     printed = encode(stored(store))
     put_status(store, PodGroupPhase.PENDING, backoff_count=1)
@@ -106,7 +106,7 @@ def test_an_edit_of_what_has_changed_since_is_a_conflict(store: MemoryStore) -> 
 
 
 @pytest.mark.parametrize("field", EDITABLE)
-def test_a_waiting_group_may_be_edited(store: MemoryStore, field: str) -> None:
+def test_a_pending_group_may_be_edited(store: MemoryStore, field: str) -> None:
     apply(store, manifest("PodGroup", "a", work()))
     before = stored(store)
     apply(store, manifest("PodGroup", "a", work(**{field: EDITABLE[field]})))
@@ -119,7 +119,9 @@ def test_a_waiting_group_may_be_edited(store: MemoryStore, field: str) -> None:
 @pytest.mark.parametrize(
     "phases", [["InQueue"], ["InQueue", "Running"]], ids=["InQueue", "Running"]
 )
-def test_an_admitted_group_may_not(store: MemoryStore, field: str, phases: list[str]) -> None:
+def test_an_admitted_group_may_not_be_edited(
+    store: MemoryStore, field: str, phases: list[str]
+) -> None:
     apply(store, manifest("PodGroup", "a", work()))
     put_status(store, *map(PodGroupPhase, phases), reserved_at=NOW)
     with pytest.raises(Conflict) as caught:
@@ -151,7 +153,7 @@ def test_labels_may_always_change(store: MemoryStore) -> None:
     assert stored(store).metadata.labels == {"kept": "yes"}
 
 
-def test_a_finished_group_is_what_it_was(store: MemoryStore) -> None:
+def test_a_finished_group_may_not_be_edited(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "a", work()))
     put_status(store, PodGroupPhase.CANCELLED)
     with pytest.raises(Conflict) as caught:
@@ -185,7 +187,7 @@ def test_gates_are_only_removed(store: MemoryStore) -> None:
     assert [gate.name for gate in stored(store).spec.scheduling_gates] == ["y"]
 
 
-def test_an_edit_cannot_close_a_circle(store: MemoryStore) -> None:
+def test_an_edit_cannot_create_a_cycle_of_dependencies(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "a", work()))
     apply(store, manifest("PodGroup", "b", work(dependsOn=[{"name": "a"}])))
     apply(store, manifest("PodGroup", "c", work(dependsOn=[{"name": "b"}])))
@@ -195,7 +197,7 @@ def test_an_edit_cannot_close_a_circle(store: MemoryStore) -> None:
     assert way in ("a -> c -> b -> a", "b -> a -> c -> b", "c -> b -> a -> c")
 
 
-def test_a_dependency_keeps_the_uid_it_was_bound_to(store: MemoryStore) -> None:
+def test_an_edit_keeps_the_stored_uid_of_a_dependency(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "first", work()))
     bound_to = stored(store, "default/first").metadata.uid
     apply(store, manifest("PodGroup", "a", work(dependsOn=[{"name": "first"}])))
@@ -205,14 +207,14 @@ def test_a_dependency_keeps_the_uid_it_was_bound_to(store: MemoryStore) -> None:
     assert stored(store).spec.depends_on[0].uid == bound_to
 
 
-def test_a_queue_that_is_edited_moves_its_limit(store: MemoryStore) -> None:
+def test_an_edit_of_a_queue_changes_its_limit(store: MemoryStore) -> None:
     transaction = apply(store, manifest("Queue", "batch", {"capability": {"cpu": 2}}))
     assert transaction is not None
     (limit,) = transaction.limits
     assert (limit.scope, limit.amounts) == ("queue:batch", {"cpu": 2000})
 
 
-def test_a_node_that_is_edited_moves_the_capacity_and_keeps_its_status(store: MemoryStore) -> None:
+def test_an_edit_of_a_node_changes_the_capacity_and_keeps_the_status(store: MemoryStore) -> None:
     apply(store, manifest("Node", "n", {"resources": {"cpu": 4, "pods": 1}}))
     apply(store, manifest("Node", "n", {"resources": {"cpu": 2, "pods": 1}}, labels={"a": "b"}))
     assert store.ledger()["capacity"] == {"cpu": 2000, "pods": 1000}

@@ -51,7 +51,7 @@ def group(store: MemoryStore, name: str = "a") -> PodGroup:
 
 
 def admit(store: MemoryStore) -> None:
-    """Group `a` is InQueue, with a reservation and one pod that runs on node `n`."""
+    """Admit group `a`, with a reservation and one pod that runs on node `n`."""
     found = group(store)
     status = structs.replace(
         found.status,
@@ -131,7 +131,7 @@ def test_a_finished_group_cannot_be_cancelled_suspended_resumed_or_opened(
         changes.open_gate(store, "default/a", "g", now_ms=NOW)
 
 
-def test_a_group_that_is_not_there_is_not_found(store: MemoryStore) -> None:
+def test_a_missing_group_is_not_found(store: MemoryStore) -> None:
     make(store, "PodGroup", "train")
     with pytest.raises(NotFound) as caught:
         changes.cancel(store, "default/trian", now_ms=NOW)
@@ -142,7 +142,7 @@ def test_a_group_that_is_not_there_is_not_found(store: MemoryStore) -> None:
 # --- delete ---------------------------------------------------------------------------------
 
 
-def test_a_finished_group_goes_with_its_pods(store: MemoryStore) -> None:
+def test_deleting_a_finished_group_deletes_its_pods(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     admit(store)
     commit(store, changes.cancel(store, "default/a", now_ms=NOW))
@@ -157,7 +157,7 @@ def test_a_finished_group_goes_with_its_pods(store: MemoryStore) -> None:
     assert store.ledger() == {}
 
 
-def test_a_claimant_goes_with_all_that_it_counts_for(store: MemoryStore) -> None:
+def test_deleting_a_preemptor_removes_all_its_charges(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     owed = {"queue:default": {"cpu": 1000}}
     pledge = Pledge(claimant="default/a", victims=("default/v-w-0",), owed=owed)
@@ -175,7 +175,7 @@ def test_a_claimant_goes_with_all_that_it_counts_for(store: MemoryStore) -> None
     assert store.ledger() == {}
 
 
-def test_pods_of_an_earlier_group_of_the_name_stay(store: MemoryStore) -> None:
+def test_deleting_a_group_keeps_pods_of_an_earlier_group_of_its_name(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     put_pod(store, PodPhase.EVICTED)
     other = structs.replace(group(store).metadata, uid="another")
@@ -203,7 +203,7 @@ class _Only:
         return [Pod(metadata=meta, spec=spec, status=status)] if kind == "Pod" else []
 
 
-def test_an_unfinished_group_is_to_be_cancelled_first(store: MemoryStore) -> None:
+def test_an_unfinished_group_must_be_cancelled_before_it_is_deleted(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     with pytest.raises(Conflict) as caught:
         changes.delete(store, "PodGroup", "default/a", now_ms=NOW)
@@ -213,12 +213,12 @@ def test_an_unfinished_group_is_to_be_cancelled_first(store: MemoryStore) -> Non
     assert caught.value.hint == "cancel it first: `batchq cancel a`"
 
 
-def test_the_default_queue_stays(store: MemoryStore) -> None:
+def test_the_default_queue_cannot_be_deleted(store: MemoryStore) -> None:
     with pytest.raises(Rejected, match="Queue default always exists"):
         changes.delete(store, "Queue", "default", now_ms=NOW)
 
 
-def test_a_queue_goes_when_its_groups_have_finished(store: MemoryStore) -> None:
+def test_a_queue_can_be_deleted_when_its_groups_have_finished(store: MemoryStore) -> None:
     make(store, "Queue", "batch", {"capability": {"cpu": 1}})
     make(store, "PodGroup", "a", {**WORK, "queue": "batch"})
     with pytest.raises(Conflict) as caught:
@@ -229,7 +229,7 @@ def test_a_queue_goes_when_its_groups_have_finished(store: MemoryStore) -> None:
     assert [(limit.scope, limit.amounts) for limit in transaction.limits] == [("queue:batch", None)]
 
 
-def test_a_node_goes_when_nothing_runs_on_it(store: MemoryStore) -> None:
+def test_a_node_can_be_deleted_when_no_pod_runs_on_it(store: MemoryStore) -> None:
     make(store, "Node", "n", {"resources": {"cpu": 1}})
     make(store, "PodGroup", "a")
     admit(store)
@@ -244,7 +244,7 @@ def test_a_node_goes_when_nothing_runs_on_it(store: MemoryStore) -> None:
     assert "capacity" not in store.ledger()
 
 
-def test_a_priority_class_goes_when_nobody_names_it(store: MemoryStore) -> None:
+def test_a_priority_class_can_be_deleted_when_no_group_uses_it(store: MemoryStore) -> None:
     make(store, "PriorityClass", "high", {"value": 1})
     make(store, "PodGroup", "a", {**WORK, "priorityClassName": "high"})
     with pytest.raises(Conflict, match="PriorityClass high is still named by 1 unfinished"):
@@ -253,7 +253,7 @@ def test_a_priority_class_goes_when_nobody_names_it(store: MemoryStore) -> None:
     commit(store, changes.delete(store, "PriorityClass", "high", now_ms=NOW))
 
 
-def test_without_its_quota_a_namespace_has_no_limit(store: MemoryStore) -> None:
+def test_deleting_the_quota_of_a_namespace_removes_its_limits(store: MemoryStore) -> None:
     make(store, "ResourceQuota", "one", {"hard": {"cpu": 1, "podgroups": 1}})
     make(store, "ResourceQuota", "two", {"hard": {"cpu": 2}})
     for name, left in (("one", {"cpu": 2000}), ("two", None)):
@@ -265,7 +265,7 @@ def test_without_its_quota_a_namespace_has_no_limit(store: MemoryStore) -> None:
         commit(store, transaction)
 
 
-def test_pods_are_not_deleted_by_hand(store: MemoryStore) -> None:
+def test_pods_cannot_be_deleted_by_users(store: MemoryStore) -> None:
     put_pod(store, PodPhase.RUNNING)
     with pytest.raises(Rejected, match="batchq makes pods"):
         changes.delete(store, "Pod", "uid-of-a-1-0", now_ms=NOW)
@@ -274,7 +274,7 @@ def test_pods_are_not_deleted_by_hand(store: MemoryStore) -> None:
 # --- suspend, gates, nodes, quota -----------------------------------------------------------
 
 
-def test_suspend_and_resume_are_there_and_back(store: MemoryStore) -> None:
+def test_resume_undoes_suspend(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     assert changes.resume(store, "default/a", now_ms=NOW) is None
     commit(store, changes.suspend(store, "default/a", now_ms=NOW))
@@ -291,7 +291,7 @@ def test_gates_are_opened_one_by_one_in_any_order(store: MemoryStore) -> None:
     make(store, "PodGroup", "a", {**WORK, "schedulingGates": gates})
     commit(store, changes.open_gate(store, "default/a", "review", now_ms=NOW))
     assert [gate.name for gate in group(store).spec.scheduling_gates] == ["data", "budget"]
-    # Somebody whose answer was lost asks again.
+    # A client whose response was lost repeats its request.
     assert changes.open_gate(store, "default/a", "review", now_ms=NOW) is None
     with pytest.raises(NotFound) as caught:
         changes.open_gate(store, "default/a", "revue", now_ms=NOW)
@@ -299,7 +299,9 @@ def test_gates_are_opened_one_by_one_in_any_order(store: MemoryStore) -> None:
     assert caught.value.hint == "there are: data, budget"
 
 
-def test_a_cordoned_node_takes_no_more_pods_and_still_counts(store: MemoryStore) -> None:
+def test_a_cordoned_node_takes_no_more_pods_and_still_counts_as_capacity(
+    store: MemoryStore,
+) -> None:
     make(store, "Node", "n", {"resources": {"cpu": 1}})
     commit(store, changes.cordon(store, "n", now_ms=NOW))
     node = store.get("Node", "n")
@@ -313,7 +315,7 @@ def test_a_cordoned_node_takes_no_more_pods_and_still_counts(store: MemoryStore)
         changes.cordon(store, "m", now_ms=NOW)
 
 
-def test_a_quota_is_set_and_set_again(store: MemoryStore) -> None:
+def test_a_quota_can_be_set_repeatedly(store: MemoryStore) -> None:
     commit(store, changes.set_quota(store, "team", {"cpu": 1000}, now_ms=NOW, uid="u"))
     assert changes.set_quota(store, "team", {"cpu": 1000}, now_ms=NOW, uid="u") is None
     transaction = changes.set_quota(store, "team", {"cpu": 500}, now_ms=NOW, uid="u")

@@ -1,4 +1,4 @@
-"""conf/README.md says of every field what it is: held against the structs, in both directions."""
+"""conf/README.md documents exactly the fields of the structs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ README = Path(__file__).resolve().parents[2] / "conf" / "README.md"
 
 
 def documented(heading: str) -> list[Row]:
-    """The first three cells of every row of the table under a heading."""
+    """Return the first three cells of every row of the table under a heading."""
     text = README.read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     found = []

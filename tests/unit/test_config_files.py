@@ -1,4 +1,4 @@
-"""The files in conf/ are accepted as they stand, and their commands run on a plain machine."""
+"""The files in conf/ are accepted unchanged, and their commands run on a plain machine."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_every_object_is_accepted_and_applying_it_again_changes_nothing(file: st
 
 def test_every_file_in_conf_is_tested() -> None:
     there = {str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml")}
-    # Those of prometheus/ are no objects: tests/tidy/test_metrics_pages.py holds them.
+    # The files in prometheus/ are not objects; tests/tidy/test_metrics_pages.py checks them.
     ours = {name for name in there if not name.startswith("prometheus/")}
     assert ours == {*FILES, "scheduler.yaml", "examples/backfill.yaml", "examples/world.yaml"}
 
 
-def test_the_example_of_backfill_tells_who_goes_ahead() -> None:
+def test_the_backfill_example_names_the_groups_that_start_early() -> None:
     file = CONF / "examples" / "backfill.yaml"
     outcome = play(file.read_bytes(), str(file), config=SchedulerConfig()).outcome
     assert [(cycle.time, cycle.admitted) for cycle in outcome.cycles if cycle.admitted] == [
@@ -71,7 +71,7 @@ def test_the_example_of_backfill_tells_who_goes_ahead() -> None:
     ]
 
 
-def test_the_world_is_played_to_its_end_through_the_failure_of_a_machine() -> None:
+def test_the_simulated_cluster_runs_to_its_end_through_the_failure_of_a_machine() -> None:
     file = CONF / "examples" / "world.yaml"
     played = play(file.read_bytes(), str(file), config=SchedulerConfig())
     outcome = played.outcome
@@ -85,7 +85,7 @@ def test_the_world_is_played_to_its_end_through_the_failure_of_a_machine() -> No
         ("lab/train", "RecoveryTimeout"),
     ]
     admitted = [group for cycle in outcome.cycles for group in cycle.admitted]
-    # The urgent one goes before the one that came first.
+    # The urgent group starts before the group that was created first.
     assert admitted.index("default/hotfix") < admitted.index("default/night-2")
     assert (played.exhausted, played.refused) == (False, 0)
 

@@ -1,4 +1,4 @@
-"""kube-batch's configuration file in batchq's words, and the notes on what is not the same."""
+"""kube-batch's configuration file is translated to batchq's, with notes on the differences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def converted(text: str) -> kube_batch.Converted:
 
 
 def with_plugin(entry: str) -> kube_batch.Converted:
-    """A file with one plugin, on line 4, predicates and enqueue."""
+    """Return a file with one plugin on line 4, predicates and enqueue."""
     return converted(
         f"actions: enqueue\ntiers:\n- plugins:\n  - {entry}\n  - {{name: predicates}}\n"
     )
@@ -59,7 +59,7 @@ def notes_on(entry: str) -> list[str]:
 
 
 def off(entry: str) -> dict[str, tuple[str, ...]]:
-    """What is disabled at which point."""
+    """Return the disabled plugins of each point."""
     points = with_plugin(entry).config.points
     return {point: stated.disabled for point, stated in points.items()}
 
@@ -80,7 +80,7 @@ def test_the_shipped_file_keeps_its_order_of_actions_and_its_tiers() -> None:
     ]
 
 
-def test_the_shipped_file_is_told_what_is_not_the_same_in_the_order_of_its_lines() -> None:
+def test_the_notes_on_the_shipped_file_are_in_the_order_of_its_lines() -> None:
     assert converted(SHIPPED).notes == [
         BACKFILL,
         NO_ENQUEUE,
@@ -108,7 +108,7 @@ def test_a_plugin_that_kube_batch_never_asks_about_victims_is_not_asked_if_it_wo
     assert [entry.name for entry in standing["groupOrder"]] == ["priority", "drf"]
 
 
-def test_drf_in_the_first_tier_is_asked_there() -> None:
+def test_drf_in_the_first_tier_votes_there() -> None:
     found = with_plugin("{name: drf}")
     assert "drf" in [entry.name for entry in expanded(found.config)["preemptable"]]
     assert found.notes == [BESIDE_NOTE]

@@ -1,4 +1,4 @@
-"""scheduler.yaml becomes a configuration, or one sentence that names the line."""
+"""scheduler.yaml becomes a configuration, or an error that names the line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`plugins` of scheduler.yaml: who stands at which extension point, KEP-2891's table cell by cell.
+"""`plugins` of scheduler.yaml enables plugins at points as in KEP-2891's table, cell by cell.
 
 "Regular" is an entry of one point, "multi-point" one of `multiPoint`. sla (preEnqueue, groupOrder,
-preemptable), mostAllocated and balancedAllocation (score) are in the box, but not on by default.
+preemptable), mostAllocated and balancedAllocation (score) are built in, but disabled by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchq.plugins.sla import Sla
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_snapshot
 
-#: Who stands where by default.
+#: The default plugins of each point.
 DEFAULT = {
     "preEnqueue": ["gates", "dependencies", "checks"],
     "admissible": ["quota", "capacity"],
@@ -43,7 +43,7 @@ def read(text: str) -> SchedulerConfig:
 
 
 def standing(text: str) -> dict[str, list[Any]]:
-    """Names at each point; of a plugin with a weight or a tier of its own, all three."""
+    """Return the names at each point, with weight and tier where they differ from the defaults."""
     return {
         point: [
             entry.name
@@ -55,7 +55,7 @@ def standing(text: str) -> dict[str, list[Any]]:
     }
 
 
-#: What is written below `plugins` -> what is otherwise than by default.
+#: The value of `plugins` -> the differences from the default.
 TABLE: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "default, regular, enabled: it is reordered, to the front": (
         "preEnqueue: {enabled: [checks]}",
@@ -224,11 +224,11 @@ def test_rules_beyond_the_table_hold(rule: str) -> None:
     assert standing(f"plugins:\n  {written}\n") == {**DEFAULT, **otherwise}
 
 
-def test_without_a_word_and_with_an_empty_mapping_the_default_plugins_are_on() -> None:
+def test_the_default_plugins_are_enabled_without_plugins_and_with_an_empty_mapping() -> None:
     assert standing("") == standing("plugins: {}") == standing("plugins: null") == DEFAULT
 
 
-def test_a_plain_list_is_exactly_these_and_short_for_disabling_the_default_ones() -> None:
+def test_a_plain_list_enables_exactly_its_plugins_and_disables_the_default_ones() -> None:
     short = read("plugins: [sla, {name: binpack, weight: 2}]")
     long = read(
         'plugins: {multiPoint: {enabled: [sla, {name: binpack, weight: 2}], disabled: ["*"]}}'
@@ -238,7 +238,7 @@ def test_a_plain_list_is_exactly_these_and_short_for_disabling_the_default_ones(
 
 
 def test_the_stories_of_the_proposal() -> None:
-    """Enable a plugin at all its points by one line; enable it at some of its points only."""
+    """One line enables a plugin at all its points; a plugin is enabled at some points only."""
     one = standing("plugins: {multiPoint: {enabled: [{name: mostAllocated, weight: 3}]}}")
     assert one["score"] == ["leastAllocated", "binpack", ("mostAllocated", 3, 1)]
     two = standing(
@@ -249,7 +249,7 @@ def test_the_stories_of_the_proposal() -> None:
     assert [point for point, names in two.items() if "sla" in names] == ["preEnqueue"]
 
 
-def test_the_same_in_another_order_of_points_is_the_same_configuration() -> None:
+def test_the_order_of_the_points_does_not_change_the_configuration() -> None:
     first = read("plugins:\n  score: {disabled: [binpack]}\n  permit: {disabled: [checks]}\n")
     second = read("plugins:\n  permit: {disabled: [checks]}\n  score: {disabled: [binpack]}\n")
     assert first == second
@@ -348,7 +348,7 @@ def test_a_wrong_entry_is_refused_with_its_line(case: str) -> None:
     assert caught.value.message == f"scheduler.yaml, {message.format(known=known)}"
 
 
-def test_a_scheduler_made_without_looking_names_up_is_refused_all_the_same() -> None:
+def test_a_scheduler_assembled_without_a_lookup_of_names_is_refused_too() -> None:
     config = read_config("plugins: {score: {enabled: [sla]}}", "scheduler.yaml")
     with pytest.raises(InvalidInput, match=r"^plugins\.score: sla does not implement score;"):
         assemble(config)
@@ -359,7 +359,7 @@ def test_a_scheduler_made_without_looking_names_up_is_refused_all_the_same() -> 
 HOUR = 3_600_000
 
 
-def test_a_session_asks_those_who_stand_at_a_point_in_that_order() -> None:
+def test_a_session_calls_the_plugins_of_a_point_in_their_configured_order() -> None:
     scheduler = assemble(
         read(
             "plugins:\n  multiPoint: {enabled: [sla]}\n"
@@ -390,7 +390,7 @@ def test_a_session_asks_those_who_stand_at_a_point_in_that_order() -> None:
         ),
     ],
 )
-def test_the_clock_of_a_plugin_counts_while_it_is_on_at_any_point(
+def test_the_due_times_of_a_plugin_count_while_it_is_enabled_at_any_point(
     points: str, due: int | None
 ) -> None:
     scheduler = assemble(
@@ -403,7 +403,7 @@ def test_the_clock_of_a_plugin_counts_while_it_is_on_at_any_point(
     assert next_due_at(session) == due
 
 
-def test_a_plugin_that_is_off_where_it_refuses_is_not_heard() -> None:
+def test_a_plugin_that_is_disabled_at_its_refusing_point_refuses_nothing() -> None:
     world = a_snapshot(a_node(cpu=1), a_group("g", scheduling_gates=(SchedulingGate(name="hold"),)))
     kept = assemble(read("")).decide(world, 0)
     assert kept.by_key["default/g"].phase == "Pending"
@@ -411,6 +411,6 @@ def test_a_plugin_that_is_off_where_it_refuses_is_not_heard() -> None:
     assert ignored.by_key["default/g"].phase == "InQueue"
 
 
-def test_the_default_plugins_are_weighted_one_in_the_first_tier() -> None:
+def test_the_default_plugins_have_weight_one_in_the_first_tier() -> None:
     assert all(entry == PluginEntry(name=entry.name) for entry in DEFAULT_PLUGINS)
     assert structs.asdict(PluginEntry(name="a")) == {"name": "a", "weight": 1, "tier": 1}

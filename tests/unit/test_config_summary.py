@@ -1,4 +1,4 @@
-"""What changed from one configuration to the next, in one line."""
+"""The summary of a configuration change, in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_change_is_a_phrase(before: str, after: str, told: str) -> None:
     assert what_changed(read_config(before, "a"), read_config(after, "b")) == told
 
 
-def test_the_first_of_many_changes_are_told() -> None:
+def test_only_the_first_of_many_changes_are_named() -> None:
     names = ("schedulePeriod", "inQueueTimeout", "recoveryTimeout", "nodeTimeout")
     names += ("podLease", "nodeMemory", "minRuntime", "minSessionInterval")
     after = read_config("\n".join(f"{name}: 77s" for name in names), "b")

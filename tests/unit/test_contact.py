@@ -1,4 +1,4 @@
-"""Silence counts from when the reader could have heard; after a restart nodes report first."""
+"""Silence counts only while the server was reachable; after a restart all nodes report first."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def silent(decided: Decided) -> list[str]:
     [
         (None, 10_000 + 30_000 - 1, []),
         (None, 10_000 + 30_000, ["default/g-w-0"]),
-        # The server was away until 50 s: the work-horse has a lease from then on.
+        # The server was unreachable until 50 s: the work-horse gets a full lease from then on.
         (50_000, 10_000 + 30_000, []),
         (50_000, 80_000 + 30_000 - 1, []),
         (50_000, 80_000 + 30_000, ["default/g-w-0"]),
-        # In touch long before: nothing is added.
+        # Reachable for a long time: the lease is not extended.
         (5_000, 10_000 + 30_000 + 25_000, ["default/g-w-0"]),
     ],
 )
-def test_a_pod_is_written_off_when_lease_and_grace_are_over_and_it_could_have_been_renewed(
+def test_a_pod_is_lost_when_lease_and_grace_are_over_and_a_renewal_was_possible(
     contact_since: int | None, now_ms: int, expected: list[str]
 ) -> None:
     decided = decide(
@@ -53,7 +53,7 @@ def test_a_pod_is_written_off_when_lease_and_grace_are_over_and_it_could_have_be
 @pytest.mark.parametrize(
     ("now_ms", "expected"), [(80_000 + 30_000 - 1, []), (80_000 + 30_000, ["default/g-w-0"])]
 )
-def test_a_restarted_server_may_have_forgotten_renewals_though_nobody_noticed_a_break(
+def test_a_restarted_server_may_have_lost_renewals_without_a_noticed_interruption(
     now_ms: int, expected: list[str]
 ) -> None:
     decided = decide(
@@ -66,7 +66,7 @@ def test_a_restarted_server_may_have_forgotten_renewals_though_nobody_noticed_a_
     assert lost(decided) == expected
 
 
-def test_a_restarted_server_may_have_forgotten_beats_though_nobody_noticed_a_break() -> None:
+def test_a_restarted_server_may_have_lost_heartbeats_without_a_noticed_interruption() -> None:
     def after(now_ms: int) -> Decided:
         standing = ContactStanding(contact_since=0, restarted_at=100_000)
         return decide(a_node(cpu=1, heartbeat=1_000), standing=standing, now_ms=now_ms)
@@ -75,7 +75,7 @@ def test_a_restarted_server_may_have_forgotten_beats_though_nobody_noticed_a_bre
     assert silent(after(140_000)) == ["n1"]
 
 
-def test_a_node_is_not_taken_for_silent_while_nobody_could_hear_it() -> None:
+def test_a_node_does_not_count_as_silent_while_the_server_was_unreachable() -> None:
     def after(now_ms: int) -> Decided:
         return decide(
             a_node(cpu=1, heartbeat=1_000),
@@ -88,7 +88,7 @@ def test_a_node_is_not_taken_for_silent_while_nobody_could_hear_it() -> None:
     assert next_due_at(after(139_999).session) == 140_000
 
 
-def test_a_node_with_the_benefit_of_the_doubt_counts_but_gets_nothing() -> None:
+def test_a_node_that_may_be_alive_counts_as_capacity_but_gets_no_pods() -> None:
     decided = decide(
         a_node("n1", cpu=1, heartbeat=1_000),
         a_group("g"),
@@ -105,7 +105,7 @@ def test_a_node_with_the_benefit_of_the_doubt_counts_but_gets_nothing() -> None:
 
 
 def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> Decided:
-    """Two nodes, of which some have reported since the restart at 100 s."""
+    """Decide with two nodes, some of which have reported since the restart at 100 s."""
     standing = ContactStanding(
         generation=100,
         contact_since=100_000,
@@ -122,7 +122,7 @@ def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> De
     )
 
 
-def test_nothing_is_bound_before_every_ready_node_has_said_what_runs_on_it() -> None:
+def test_nothing_is_bound_before_every_ready_node_has_reported_its_pods() -> None:
     decided = restarted("n1")
     assert decided.admitted == []
     assert decided.bound == {}
@@ -131,22 +131,22 @@ def test_nothing_is_bound_before_every_ready_node_has_said_what_runs_on_it() -> 
     )
 
 
-def test_once_all_have_reported_pods_are_bound() -> None:
+def test_pods_are_bound_once_all_nodes_have_reported() -> None:
     assert restarted("n1", "n2").bound == {"default/g-w-0": "n1"}
 
 
-def test_a_clock_that_is_behind_the_leaders_keeps_nobody_waiting_once_all_have_reported() -> None:
+def test_pods_are_bound_once_all_nodes_reported_even_if_the_clock_is_behind_the_leaders() -> None:
     assert restarted("n1", "n2", now_ms=99_990).bound == restarted("n1", "n2").bound != {}
 
 
-def test_a_node_that_does_not_report_is_waited_for_no_longer_than_a_lease() -> None:
+def test_the_scheduler_waits_for_a_silent_node_no_longer_than_a_lease() -> None:
     held = restarted("n1", now_ms=129_999)
     assert held.bound == {}
     assert next_due_at(held.session) == 130_000
     assert list(restarted("n1", now_ms=130_000).bound) == ["default/g-w-0"]
 
 
-def test_after_writes_were_lost_a_lease_passes_whoever_has_reported() -> None:
+def test_after_lost_writes_binding_waits_for_a_lease_even_if_all_nodes_reported() -> None:
     held = restarted("n1", "n2", forgot=True)
     assert held.bound == {}
     assert held.message("g") == (
@@ -156,14 +156,14 @@ def test_after_writes_were_lost_a_lease_passes_whoever_has_reported() -> None:
     assert list(restarted("n1", "n2", now_ms=130_000, forgot=True).bound) == ["default/g-w-0"]
 
 
-def test_a_node_with_a_longer_lease_is_waited_for_as_long_as_that() -> None:
+def test_the_scheduler_waits_for_the_longer_lease_of_a_node() -> None:
     def after(now_ms: int) -> Decided:
         standing = ContactStanding(
             generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
         )
         return decide(
             a_node("n1", cpu=1, heartbeat=now_ms),
-            # It went silent before the restart, and may run a pod whose bind was forgotten.
+            # The node went silent before the restart, and may run a pod whose bind was lost.
             a_node("n2", cpu=1, heartbeat=99_000, annotations={"batchq/lease-ms": "300000"}),
             a_group("g"),
             standing=standing,
@@ -175,7 +175,7 @@ def test_a_node_with_a_longer_lease_is_waited_for_as_long_as_that() -> None:
     assert after(400_000).bound == {"default/g-w-0": "n1"}
 
 
-def test_a_node_that_is_not_ready_is_not_waited_for() -> None:
+def test_the_scheduler_does_not_wait_for_a_node_that_is_not_ready() -> None:
     standing = ContactStanding(
         generation=100, contact_since=0, restarted_at=100_000, reported=frozenset({"n1"})
     )
@@ -189,7 +189,7 @@ def test_a_node_that_is_not_ready_is_not_waited_for() -> None:
     assert decided.bound == {"default/g-w-0": "n1"}
 
 
-def test_attempts_of_a_new_generation_are_above_all_of_the_last() -> None:
+def test_attempts_of_a_new_generation_are_greater_than_all_of_the_last() -> None:
     [bind] = restarted("n1", "n2").of(Bind)
     assert bind.attempt == 100 * JUMP + 1
 
@@ -203,21 +203,21 @@ def test_attempts_of_a_new_generation_are_above_all_of_the_last() -> None:
         (3, 7, 7_000_004),
         (7_000_004, 7, 7_000_005),
         (7_000_004, 9, 9_000_005),
-        # A clock that was set back does not take numbers back.
+        # Attempts do not decrease when the clock was set back.
         (9_000_005, 7, 9_000_006),
     ],
 )
-def test_numbers_jump_with_the_generation_and_the_count_goes_on(
+def test_attempts_jump_with_the_generation_and_their_count_continues(
     number: int, generation: int, expected: int
 ) -> None:
     assert following(number, generation=generation) == expected
 
 
-def test_people_are_shown_the_count() -> None:
+def test_users_see_the_count_of_attempts() -> None:
     assert (count_of(9_000_005), generation_of(9_000_005)) == (5, 9)
 
 
-def test_a_group_that_waits_for_nodes_to_report_is_not_taken_for_unschedulable() -> None:
+def test_a_group_that_waits_for_reports_of_nodes_is_not_unschedulable() -> None:
     waiting = PodGroupStatus(
         phase=PodGroupPhase.IN_QUEUE,
         admission=1,

@@ -1,4 +1,4 @@
-"""Files of manifests: what is read, where it stands, and what is refused before it costs memory."""
+"""Reading files of manifests: documents, line numbers, and refusals before memory is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refusal(text: str | bytes) -> str:
     return caught.value.message
 
 
-def test_documents_are_counted_from_one_and_empty_ones_left_out() -> None:
+def test_documents_are_counted_from_one_without_empty_ones() -> None:
     documents = read_documents("a: 1\n---\n---\nb: 2\n", "a.yaml")
     assert [(document.place, document.data) for document in documents] == [
         (1, {"a": 1}),
@@ -44,7 +44,7 @@ def test_the_items_of_a_list_are_documents_with_lines_of_their_own() -> None:
     assert documents[1].line_of(("b",)) == 7
 
 
-def test_a_line_is_that_of_the_field_or_of_what_is_around_it() -> None:
+def test_the_line_is_that_of_the_field_or_of_its_parent() -> None:
     (document,) = read_documents("a:\n  b:\n  - c: 1\n  - d:\n      e: 2\n", "a.yaml")
     assert document.line_of(()) == 1
     assert document.line_of(("a", "b", 1, "d", "e")) == 5
@@ -61,7 +61,7 @@ def test_json_is_read_as_json() -> None:
     assert listed[1].where() == "a.json, document 2"
 
 
-def test_a_byte_order_mark_is_no_content() -> None:
+def test_a_byte_order_mark_is_ignored() -> None:
     assert read_documents(b"\xef\xbb\xbfa: 1", "a.yaml")[0].data == {"a": 1}
 
 
@@ -98,11 +98,11 @@ def test_a_scalar_is_a_number_only_if_nothing_is_lost(written: str, meant: objec
     assert type(data["a"]) is type(meant)
 
 
-def test_names_of_fields_are_text() -> None:
+def test_names_of_fields_are_read_as_text() -> None:
     assert one("{1: a, true: b, 1.10: c}") == {"1": "a", "true": "b", "1.10": "c"}
 
 
-def test_a_few_anchors_and_merges_are_welcome() -> None:
+def test_a_few_anchors_and_merges_are_accepted() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\nd: {<<: [{z: 1}, *a]}\n"
     assert one(text) == {
         "a": {"x": 1, "y": 2},
@@ -215,12 +215,12 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_an_error_is_told_with_its_line(case: str) -> None:
+def test_an_error_names_its_line(case: str) -> None:
     text, message = WRONG[case]
     assert refusal(text) == message
 
 
-def test_control_characters_are_refused_by_line() -> None:
+def test_control_characters_are_refused_with_their_line() -> None:
     assert refusal("a: 1\nb: \x01").startswith("a.yaml")
 
 
@@ -234,13 +234,13 @@ def test_an_error_in_a_manifest_names_file_line_and_object() -> None:
     )
 
 
-def test_a_problem_can_be_pinned_to_a_field() -> None:
+def test_an_error_can_name_a_field() -> None:
     (document,) = read_documents("kind: Timeline\nspec:\n- at: 3x\n", "world.yaml")
     problem = document.problem(("spec", 0, "at"), "expected a duration")
     assert problem.message == "world.yaml, line 3: spec[0].at: expected a duration"
 
 
-def test_printed_documents_read_as_the_same() -> None:
+def test_printed_documents_can_be_read_back() -> None:
     manifests: list[dict[str, object]] = [
         {"a": "two\nlines\n", "b": "\x85", "c": ["1.10", "yes", 5, None, True]},
         {"a": "é", "b": {}},
@@ -263,7 +263,7 @@ spec: {{tasks: [{{template: {{command: [a]}}}}]}}
 def test_8_mib_of_the_shortest_groups_are_below_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     count = MOST_BYTES // len(SHORTEST.format(10_000))
     assert 70_000 < count < documents.MOST_MANIFESTS
-    # A hundredth of it, held against a hundredth of the bound.
+    # A hundredth of the file, compared with a hundredth of the bound.
     monkeypatch.setattr(documents, "MOST_VALUES", documents.MOST_VALUES // 100)
     text = "".join(SHORTEST.format(place) for place in range(10_000, 10_000 + count // 100))
     assert len(read_documents(text, "many.yaml")) == count // 100
@@ -278,7 +278,7 @@ def test_a_list_may_have_more_values_than_one_manifest() -> None:
     assert (len(documents), documents[-1].line_of(("a",))) == (20_100, 20_102)
 
 
-def test_a_document_that_is_refused_at_its_beginning_costs_nothing() -> None:
+def test_a_document_that_is_refused_at_its_beginning_costs_no_memory() -> None:
     began = time.process_time()
     assert refusal("- a\n" * 2_000_000).endswith("found a list")
     assert refusal("[" + "a, " * 2_500_000 + "]").endswith("found a list")

@@ -1,4 +1,4 @@
-"""Groups that can run with fewer pods than they have: who stands in for pods that have ended."""
+"""Groups that can run with fewer pods than they have: which pods replace pods that have ended."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _group(phase: PodGroupPhase, min_member: int, *tasks: Any, **reserved: int) 
     return a_group("g", tasks=tasks, min_member=min_member, status=status)
 
 
-def test_when_the_pods_of_one_task_have_failed_for_good_those_of_the_next_go_on() -> None:
+def test_pods_of_another_task_replace_pods_that_failed_permanently() -> None:
     group = _group(PodGroupPhase.RUNNING, 1, a_task("a"), a_task("b", 5), cpu=1, pods=1)
     decided = decide(a_node(cpu=2), group, a_pod(group, task="a", **_FAILED))
     assert list(decided.bound) == ["default/g-b-0", "default/g-b-1"]
 
 
-def test_a_new_admission_needs_no_pods_that_have_ended_for_good() -> None:
+def test_a_new_admission_does_not_need_pods_that_have_ended_permanently() -> None:
     group = _group(PodGroupPhase.IN_QUEUE, 2, a_task("a", 2), a_task("b", 2), cpu=2, pods=2)
     ended = (
         a_pod(group, 0, task="a", **_SUCCEEDED),
@@ -58,7 +58,7 @@ def test_a_new_admission_needs_no_pods_that_have_ended_for_good() -> None:
     assert list(decided.bound) == ["default/g-b-0", "default/g-b-1"]
 
 
-def test_a_task_that_can_not_have_its_min_available_any_more_ends_the_group() -> None:
+def test_a_task_that_cannot_reach_its_min_available_fails_the_group() -> None:
     tasks = (a_task("server", 1, 1), a_task("worker", 5))
     group = _group(PodGroupPhase.RUNNING, 2, *tasks, cpu=2, pods=2)
     running = {"phase": PodPhase.RUNNING, "node": "n1", "bound_at": 0, "started_at": 0}
@@ -70,10 +70,10 @@ def test_a_task_that_can_not_have_its_min_available_any_more_ends_the_group() ->
     assert decided.session.by_key["default/g"].phase == PodGroupPhase.FAILED
 
 
-def test_a_succeeded_pod_needs_no_node_that_would_take_it() -> None:
+def test_a_succeeded_pod_needs_no_node() -> None:
     gpu = a_task("gpu", 1, requests={"gpu": 1})
     group = _group(PodGroupPhase.IN_QUEUE, 2, gpu, a_task("cpu", 2), cpu=1, gpu=1, pods=2)
-    # The only gpu is on a cordoned node: it counts as a resource, and takes no pods.
+    # The only gpu is on a cordoned node: the node counts as capacity, but takes no pods.
     pods = (a_pod(group, task="gpu", **_SUCCEEDED),)
     blind = a_node("n2", gpu=1, cordoned=True)
     decided = decide(a_node(cpu=4), blind, group, *pods)
@@ -102,7 +102,7 @@ def test_a_gang_that_fits_with_its_largest_pods_first_is_not_unschedulable() -> 
     assert groups["default/second"].phase == PodGroupPhase.IN_QUEUE
 
 
-def test_an_arrays_pod_that_was_overdue_when_its_node_fell_silent_has_failed() -> None:
+def test_a_pod_of_an_array_that_was_overdue_when_its_node_fell_silent_has_failed() -> None:
     group = _group(PodGroupPhase.RUNNING, 1, a_task("a", 2), cpu=1, pods=1)
     overdue = a_pod(
         group,
@@ -119,17 +119,15 @@ def test_an_arrays_pod_that_was_overdue_when_its_node_fell_silent_has_failed() -
 
 
 @pytest.mark.parametrize("ends", ["Completed", "Failed"])
-def test_a_finished_group_is_not_sent_back_for_being_suspended(ends: str) -> None:
+def test_suspending_a_finished_group_does_not_requeue_it(ends: str) -> None:
     group, *_ = a_running_group("g", 2, suspend=True)
     last = _SUCCEEDED if ends == "Completed" else _FAILED
     decided = decide(a_node(cpu=2), group, a_pod(group, 0, **_SUCCEEDED), a_pod(group, 1, **last))
     assert decided.session.by_key["default/g"].phase == ends
 
 
-def test_the_reason_that_kept_more_pods_from_nodes_is_forgotten_when_the_group_has_to_leave() -> (
-    None
-):
-    """An action before enqueue goes by what a record says, and would claim room for the group."""
+def test_the_reason_why_extra_pods_wait_is_cleared_when_the_group_is_evicted() -> None:
+    """An action before enqueue would use the stored reason, and request victims for the group."""
     told = (Verdict(plugin="allocate", reason=Waiting.WAITING_FOR_RESOURCES),)
     group, *pods = a_running_group("g", 1, min_member=1)
     group = structs.replace(group, status=structs.replace(group.status, reasons=told))

@@ -1,4 +1,4 @@
-"""enqueue: who becomes InQueue, in which order, and why the others wait."""
+"""The action enqueue: which groups become InQueue, in which order, and why the others wait."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_the_group_that_came_first_is_admitted_first() -> None:
     assert decided.reasons("late") == ["WaitingForResources"]
 
 
-def test_the_lower_numeric_uid_comes_first_of_two_groups_of_one_instant() -> None:
+def test_the_lower_uid_comes_first_of_two_groups_of_one_instant() -> None:
     decided = decide(a_node(cpu=1), a_group("tenth", uid="10"), a_group("ninth", uid="9"))
     assert decided.admitted == ["default/ninth"]
 
 
-def test_the_more_important_group_overtakes_an_earlier_one() -> None:
+def test_a_group_of_higher_priority_overtakes_an_earlier_group() -> None:
     decided = decide(
         a_node(cpu=4),
         a_priority("high", 100),
@@ -61,7 +61,7 @@ def test_under_strict_a_small_group_waits_behind_a_large_one_that_does_not_fit()
     assert decided.reasons("small") == ["WaitingForTurn"]
 
 
-def test_a_strict_head_held_back_only_by_its_namespace_is_passed() -> None:
+def test_groups_pass_a_strict_head_that_waits_only_for_its_namespace_quota() -> None:
     decided = decide(
         a_queue(strict=True),
         a_node(cpu=8),
@@ -73,8 +73,8 @@ def test_a_strict_head_held_back_only_by_its_namespace_is_passed() -> None:
     assert decided.reasons("held", "team") == ["ExceedsMaxQuota"]
 
 
-def test_a_strict_head_sets_aside_what_its_queue_deserves_from_other_queues() -> None:
-    """Both queues deserve four of eight; two are free, and the head wants four."""
+def test_a_strict_head_reserves_deserved_capacity_against_other_queues() -> None:
+    """Both queues deserve four of eight cpus; two are free, and the head requests four."""
     objects = (
         a_node(cpu=8),
         a_queue("other"),
@@ -86,8 +86,8 @@ def test_a_strict_head_sets_aside_what_its_queue_deserves_from_other_queues() ->
     assert decide(a_queue("strict", strict=True), *objects).admitted == []
 
 
-def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None:
-    """A part of what it asks for would be idle, and let nobody start."""
+def test_a_head_above_what_its_queue_deserves_gets_no_reservation() -> None:
+    """A reservation of a part of its request would stay idle without letting any group start."""
     objects = (
         a_node(cpu=8),
         a_queue("other"),
@@ -99,7 +99,7 @@ def test_for_a_head_above_what_its_queue_deserves_nothing_is_set_aside() -> None
     assert len(decide(a_queue("strict", strict=True), *objects).admitted) == 5
 
 
-def test_admissions_of_a_pass_count_for_the_order_of_queues_in_the_same_pass() -> None:
+def test_admissions_change_the_order_of_queues_in_the_same_session() -> None:
     groups = [a_group(f"{queue}{n}", queue=queue, created=n) for queue in "ab" for n in range(4)]
     decided = decide(a_node(cpu=4), a_queue("a"), a_queue("b"), *groups)
     assert decided.admitted == ["default/a0", "default/b0", "default/a1", "default/b1"]
@@ -111,7 +111,7 @@ def test_a_queue_of_twice_the_weight_gets_twice_as_much() -> None:
     assert sum(name.startswith("default/a") for name in decided.admitted) == 6
 
 
-def test_a_capability_holds_even_if_the_cluster_is_empty() -> None:
+def test_a_capability_limits_a_queue_in_an_empty_cluster() -> None:
     decided = decide(
         a_node(cpu=8),
         a_queue("small", capability={"cpu": 2}),
@@ -142,7 +142,7 @@ def test_max_pod_groups_counts_groups_whatever_their_size() -> None:
     assert decided.message("two") == "needs podgroups 1, and queue few has 0 free (1 of 1 in use)"
 
 
-def test_the_quotas_of_one_namespace_hold_all_at_once() -> None:
+def test_all_quotas_of_a_namespace_apply_together() -> None:
     decided = decide(
         a_node(cpu=8, memory="8Gi"),
         a_quota(name="wide", cpu=6),
@@ -156,7 +156,7 @@ def test_the_quotas_of_one_namespace_hold_all_at_once() -> None:
     )
 
 
-def test_a_group_larger_than_every_node_together_is_told_so_and_blocks_nobody() -> None:
+def test_a_group_larger_than_all_nodes_exceeds_the_capacity_and_blocks_no_other_group() -> None:
     decided = decide(
         a_queue(strict=True),
         a_node(cpu=8),
@@ -167,7 +167,7 @@ def test_a_group_larger_than_every_node_together_is_told_so_and_blocks_nobody() 
     assert decided.reasons("giant") == ["ExceedsCapacity"]
 
 
-def test_a_request_for_something_that_no_node_has_can_never_fit() -> None:
+def test_a_request_for_a_resource_that_no_node_has_never_fits() -> None:
     decided = decide(a_node(cpu=8), a_group("fpga", min_resources={"fpga": 1000}))
     assert decided.reasons("fpga") == ["ExceedsCapacity"]
 
@@ -176,7 +176,7 @@ def test_without_any_node_groups_wait_for_resources() -> None:
     assert decide(a_group("early")).reasons("early") == ["WaitingForResources"]
 
 
-def test_every_blocker_is_kept_the_most_fundamental_first() -> None:
+def test_every_reason_is_recorded_with_the_most_fundamental_first() -> None:
     decided = decide(
         a_node(cpu=8),
         a_group("gated", 9, suspend=True, scheduling_gates=(SchedulingGate(name="budget"),)),
@@ -184,15 +184,15 @@ def test_every_blocker_is_kept_the_most_fundamental_first() -> None:
     assert decided.reasons("gated") == ["ExceedsCapacity", "Suspended", "SchedulingGated"]
 
 
-def test_a_group_in_a_missing_queue_says_so_and_names_the_queues_there_are() -> None:
+def test_the_reason_of_a_group_in_a_missing_queue_names_the_existing_queues() -> None:
     decided = decide(a_node(cpu=8), a_queue("real"), a_group("lost", queue="reel"))
     assert decided.admitted == []
-    # Such a group stands in no line; the controller's last step tells why it waits.
+    # Such a group is in no pending queue; the last step of the cycle sets its reason.
     assert decided.reasons("lost") == ["QueueNotFound"]
     assert decided.message("lost") == "there is no queue reel; there are: default, real"
 
 
-def test_a_stopped_queue_admits_nobody() -> None:
+def test_a_stopped_queue_admits_no_group() -> None:
     decided = decide(
         a_node(cpu=8), a_queue("held", stop_policy="Hold"), a_group("one", queue="held")
     )
@@ -206,7 +206,7 @@ def test_a_dependent_group_waits_for_the_group_it_names() -> None:
     assert decided.message("second") == "waits for first to complete"
 
 
-def test_a_dependent_group_goes_when_the_group_it_names_has_completed() -> None:
+def test_a_dependent_group_is_admitted_when_the_group_it_names_has_completed() -> None:
     done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, finished_at=0)
     depends = (Dependency(name="first", uid="first"),)
     decided = decide(
@@ -224,7 +224,7 @@ def test_a_pending_group_has_no_pods_and_an_admitted_one_has_min_member() -> Non
     assert len(groups["default/out"].pods) == 0
 
 
-def test_without_a_queue_order_all_groups_stand_in_one_line() -> None:
+def test_without_a_queue_order_all_groups_are_in_one_pending_queue() -> None:
     plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
     groups = [a_group(f"a{n}", queue="a", created=n) for n in range(3)]
     decided = decide(
@@ -238,7 +238,7 @@ def test_without_a_queue_order_all_groups_stand_in_one_line() -> None:
     assert decided.admitted == ["default/a0", "default/a1", "default/a2", "default/b9"]
 
 
-def test_without_enqueue_the_limits_hold_at_the_bind() -> None:
+def test_without_enqueue_the_limits_apply_at_the_bind() -> None:
     decided = decide(
         a_node(cpu=8),
         a_queue("small", capability={"cpu": 2}),
@@ -248,7 +248,7 @@ def test_without_enqueue_the_limits_hold_at_the_bind() -> None:
     assert list(decided.bound) == ["default/wide-w-0", "default/wide-w-1"]
 
 
-def test_a_group_that_stands_aside_is_not_rewritten_because_room_comes_and_goes() -> None:
+def test_an_ineligible_group_is_not_rewritten_when_free_capacity_changes() -> None:
     depends = (Dependency(name="first", uid="first"),)
     first, second = a_group("first", 4), a_group("second", 4, depends_on=depends)
     crowded = decide(a_node(cpu=4), first, second)
@@ -258,13 +258,13 @@ def test_a_group_that_stands_aside_is_not_rewritten_because_room_comes_and_goes(
     assert [intent for intent in roomy.of(SetReasons) if intent.group == "default/second"] == []
 
 
-def test_when_no_node_is_ready_that_is_said_and_nothing_of_capacity() -> None:
+def test_the_reason_says_that_no_node_is_ready_instead_of_a_lack_of_capacity() -> None:
     decided = decide(a_node("n1", cpu=4, ready=False), a_node("n2", ready=False), a_group("g"))
     assert decided.reasons("g") == ["WaitingForResources"]
     assert decided.message("g") == "no node is ready, of the 2 there are"
 
 
-def test_a_group_that_pauses_says_what_it_was_that_did_not_fit() -> None:
+def test_the_reason_of_a_group_in_backoff_says_what_did_not_fit() -> None:
     evicted = Condition(
         type="Evicted", status="True", reason="Unschedulable", message="0/2 nodes fit: 2 cordoned"
     )

@@ -1,4 +1,4 @@
-"""Groups that wait alike: who is one of a class, how a line is walked, and what wakes whom."""
+"""Equivalence classes: their members, the iterator of a pending queue, and the wake-up index."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _opened(*world: Any) -> Session:
 
 
 def _classes(session: Session, queue: str = "default") -> list[list[str]]:
-    """The names of those who wait together, each class in its order."""
+    """Return the names of the groups of each class, in order."""
     line = session.queues[queue].line
     return [
         [group.record.metadata.name for group in peers.members] for peers in line.classes.values()
     ]
 
 
-def test_groups_of_one_queue_that_ask_for_the_same_wait_together_in_their_order() -> None:
+def test_groups_of_one_queue_with_equal_requests_form_a_class_in_their_order() -> None:
     session = _opened(
         a_queue("default"),
         a_group("second", 1, created=2),
@@ -37,7 +37,7 @@ def test_groups_of_one_queue_that_ask_for_the_same_wait_together_in_their_order(
     assert sorted(_classes(session)) == [["first", "second"], ["large"]]
 
 
-def test_another_namespace_priority_or_queue_is_another_class() -> None:
+def test_a_different_namespace_priority_or_queue_means_a_different_class() -> None:
     session = _opened(
         a_queue("default"),
         a_queue("other"),
@@ -51,7 +51,7 @@ def test_another_namespace_priority_or_queue_is_another_class() -> None:
     assert _classes(session, "other") == [["four"]]
 
 
-def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_itself() -> None:
+def test_a_group_that_is_gated_suspended_or_of_a_missing_priority_class_joins_no_class() -> None:
     gate = (SchedulingGate(name="data"),)
     session = _opened(
         a_queue("default"),
@@ -69,7 +69,7 @@ def test_a_group_that_is_gated_suspended_or_names_a_missing_class_stands_for_its
     ]
 
 
-def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_class() -> None:
+def test_the_iterator_yields_each_group_once_in_order_and_can_skip_the_rest_of_a_class() -> None:
     session = _opened(
         a_queue("default"),
         *(a_group(f"small-{number}", 1, created=2 * number) for number in range(3)),
@@ -83,12 +83,12 @@ def test_a_walk_shows_everybody_once_in_order_and_passes_over_the_rest_of_a_clas
     assert _next(walk) == "small-0"
     walk.pass_over()
     assert [_next(walk), _next(walk)] == ["large-0", "large-1"]
-    # Whoever was passed over is taken up where the walk has come to.
+    # Skipped members rejoin at the current position of the iterator.
     walk.take_up()
     assert _names(walk) == ["small-2", "large-2"]
 
 
-def test_a_walk_may_begin_with_classes_passed_over() -> None:
+def test_the_iterator_may_begin_with_skipped_classes() -> None:
     session = _opened(a_queue("default"), a_group("one", 1), a_group("two", 1, cpu=2))
     line = session.queues["default"].line
     first, second = line.classes.values()
@@ -111,7 +111,7 @@ def _names(walk: PendingIterator) -> list[str]:
     return found
 
 
-def test_those_wake_whose_number_has_come_down_far_enough() -> None:
+def test_classes_are_unparked_when_enough_capacity_is_free() -> None:
     watches, cpu = WakeUpIndex(), ("cluster", "cpu")
     small, large, elsewhere = (
         EquivalenceClass((name,), "q") for name in ("small", "large", "elsewhere")
@@ -124,11 +124,11 @@ def test_those_wake_whose_number_has_come_down_far_enough() -> None:
     assert watches.freed({"cluster": {"cpu": 60}, "queue:q": {"cpu": 11}}) == [large, small]
     watches.remove(small)
     watches.remove(small)
-    # What holds nothing is no number at all.
+    # A scope without usage has no entry.
     assert watches.freed({}) == [large, elsewhere]
 
 
-def test_a_class_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
+def test_a_class_that_was_removed_from_the_wake_up_index_is_not_unparked() -> None:
     watches, cpu = WakeUpIndex(), ("cluster", "cpu")
     small, large, other = (EquivalenceClass((name,), "q") for name in ("small", "large", "other"))
     watches.add(large, cpu, 60)
@@ -142,7 +142,7 @@ def test_a_class_that_watches_no_more_is_not_woken_whenever_it_began() -> None:
     assert watches.freed({}) == []
 
 
-def test_a_class_sleeps_on_the_limit_that_is_full_and_new_members_are_told_the_same() -> None:
+def test_a_class_is_parked_on_the_full_limit_and_new_members_get_the_same_reason() -> None:
     scheduler = assemble(SchedulerConfig())
     world = [a_node(cpu=FULL), a_queue("default")]
     waiting = [a_group(f"g{number}", 1, created=number) for number in range(FULL + 2)]

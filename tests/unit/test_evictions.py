@@ -30,7 +30,7 @@ ALL = "actions: [enqueue, allocate, reclaim, preempt]\n"
 def running(
     name: str, pods: int, on: str, *, of: int | None = None, **more: object
 ) -> list[Manifest]:
-    """A group that runs with its first pods on a node; `of` is how many it would like."""
+    """Return a group whose first pods run on a node; `of` is the number of its pods."""
     status = {"phase": "Running", "startedAt": 0}
     return [
         group(name, of or pods, status=status, **more),  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def pledged(*manifests: Manifest, config: str = ALL) -> list[dict[str, list[str]
     return [c.pledged for c in outcome(*manifests, config=config).cycles if c.pledged]
 
 
-def test_a_group_that_leaves_whole_owes_the_pods_too_that_were_chosen_before_it_was() -> None:
+def test_a_group_evicted_whole_pledges_also_its_pods_that_were_chosen_earlier() -> None:
     world = [
         node("n1", 2),
         priority("high", 10),
@@ -56,7 +56,7 @@ def test_a_group_that_leaves_whole_owes_the_pods_too_that_were_chosen_before_it_
     assert phases(outcome(*world, config=ALL))["claimant"] == "Running"
 
 
-def test_without_enqueue_a_claimant_keeps_what_was_pledged_to_it_until_its_victims_end() -> None:
+def test_without_enqueue_a_preemptor_keeps_its_pledge_until_its_victims_end() -> None:
     world = [
         node("n1", 3),
         priority("high", 10),
@@ -69,7 +69,7 @@ def test_without_enqueue_a_claimant_keeps_what_was_pledged_to_it_until_its_victi
     assert (5, {"default/claimant-t-0": "n1"}) in bound(told)
 
 
-def test_a_victim_is_not_admitted_again_on_pods_that_it_owes_to_one_who_runs_already() -> None:
+def test_a_victim_is_not_readmitted_on_pods_pledged_to_a_running_group() -> None:
     world = [
         node("n1", 6),
         taker("lender"),
@@ -82,7 +82,7 @@ def test_a_victim_is_not_admitted_again_on_pods_that_it_owes_to_one_who_runs_alr
     assert [time for time, groups in admitted(told) if "default/victim" in groups] == []
 
 
-def test_a_queue_that_gives_back_to_one_is_not_taken_below_its_guarantee_by_the_next() -> None:
+def test_reclaim_for_a_second_queue_does_not_take_a_queue_below_its_guarantee() -> None:
     world = [
         node("n1", 10),
         taker("giver", guarantee={"cpu": 4}, deserved={"cpu": 4}),
@@ -98,7 +98,7 @@ def test_a_queue_that_gives_back_to_one_is_not_taken_below_its_guarantee_by_the_
     assert len(requeued(told)[0][1]) == 1
 
 
-def test_pods_that_others_made_room_for_come_before_what_is_set_aside_for_a_strict_head() -> None:
+def test_pods_with_a_pledge_come_before_the_reservation_of_a_strict_head() -> None:
     world = [
         node("n1", 6),
         taker("lender"),
@@ -115,7 +115,7 @@ def test_pods_that_others_made_room_for_come_before_what_is_set_aside_for_a_stri
     ]
 
 
-def test_room_promised_by_a_reservation_is_not_promised_again_to_pods_beyond_it() -> None:
+def test_reserved_capacity_is_not_given_to_pods_beyond_the_reservation() -> None:
     small = {"name": "small", "replicas": 2, "template": {"requests": {"cpu": 1}}}
     large = {"name": "large", "replicas": 1, "template": {"requests": {"cpu": 2}}}
     world = [

@@ -1,4 +1,4 @@
-"""The picture of the README's first command is computed, whole, and put together in order."""
+"""The example of the README's first command computes the whole picture in the right order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 640, 480
 
 
 def run(script: str, *arguments: str, out: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as a pod would: in its own folder, told by its environment who it is."""
+    """Run a script as a pod does: in its own folder, with its index in the environment."""
     return subprocess.run(
         [sys.executable, script, *arguments],
         cwd=EXAMPLES, capture_output=True, text=True, timeout=120, check=False,
@@ -26,7 +26,7 @@ def run(script: str, *arguments: str, out: Path, **env: str) -> subprocess.Compl
 
 
 def chunks(png: bytes) -> dict[bytes, bytes]:
-    """The chunks of a PNG, checksums verified, data of one kind joined."""
+    """Return the chunks of a PNG with the data of each kind joined; verify the checksums."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     found: dict[bytes, bytes] = {}
     at = 8
@@ -42,7 +42,7 @@ def chunks(png: bytes) -> dict[bytes, bytes]:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which four pods, one after the other, have computed their tiles."""
+    """Return a folder in which four pods have computed their tiles one after the other."""
     folder = tmp_path_factory.mktemp("mandelbrot")
     for index in range(4):
         done = run("mandelbrot_tile.py", out=folder, BATCHQ_INDEX=str(index), BATCHQ_REPLICAS="4")
@@ -70,7 +70,7 @@ def test_the_picture_shows_the_edge_of_the_set(out: Path) -> None:
     middle = rows[HEIGHT // 2]
     assert middle[-3:] == b"\0\0\0"
     assert middle[:3] != b"\0\0\0"
-    # Neighbouring rows come from different pods, and outside the set they look alike.
+    # Neighbouring rows come from different pods and are similar outside the set.
     assert abs(rows[100][0] - rows[101][0]) <= 16
 
 

@@ -1,4 +1,4 @@
-"""When those who wait are expected to start, with everybody before them counted; in seconds."""
+"""Expected starts of pending groups, which account for all groups ahead of them; in seconds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _places = iter(range(1, 1_000_000))
 
 
 def waits(name: str, cpu: int, for_s: int | None = None, **spec: Any) -> PodGroup:
-    """A group; those that are made later stand behind."""
+    """Return a pending group, which comes after all groups created before."""
     walltime = None if for_s is None else for_s * 1000
     return a_group(name, cpu=cpu, walltime=walltime, created=next(_places), **spec)
 
@@ -69,14 +69,14 @@ def decided(*objects: Any, **config: Any) -> Session:
 
 
 def told(*objects: Any, **more: Any) -> dict[str, Expected]:
-    """Name -> what is expected, of every group that waits; it is 0 o'clock."""
+    """Return name -> estimate for every pending group, at time 0."""
     session = decided(*objects)
     found = expected_starts(session, **more)
     return {session.groups[uid].record.metadata.name: one for uid, one in found.items()}
 
 
 def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
-    """Name -> its start in seconds."""
+    """Return name -> expected start in seconds."""
     found = told(*objects, **more)
     return {
         name: NEVER if found[name].at is None else (found[name].at or 0) / 1000
@@ -84,11 +84,11 @@ def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
     }
 
 
-# --- what a strategy lets go past whom ------------------------------------------------------------
+# --- strategies -----------------------------------------------------------------------------------
 
 
 def a_busy_queue(strategy: Strategy) -> list[Any]:
-    """Of four cpus three are in use until 100: `wide` wants all, and those behind are smaller."""
+    """Three of four cpus are in use until 100; `wide` requests all, the groups behind it fewer."""
     return [
         a_node(cpu=4),
         served(strategy),
@@ -109,8 +109,10 @@ def test_no_group_of_a_strict_queue_starts_before_those_ahead() -> None:
     }
 
 
-def test_in_a_best_effort_queue_the_first_that_fits_goes_and_the_wide_one_is_planned() -> None:
-    """`long` is admitted at once: nothing was kept for `wide`, beside which the rest is planned."""
+def test_in_a_best_effort_queue_the_first_fitting_group_starts_and_the_wide_one_is_planned() -> (
+    None
+):
+    """`long` is admitted at once, because `wide` has no reservation."""
     assert starts(*a_busy_queue(FIRST_FIT)) == {
         "long": 0,
         "wide": 147,
@@ -120,7 +122,9 @@ def test_in_a_best_effort_queue_the_first_that_fits_goes_and_the_wide_one_is_pla
 
 
 @pytest.mark.parametrize("strategy", [EASY, CONSERVATIVE])
-def test_in_a_backfilled_queue_whoever_delays_nobody_goes_first(strategy: Strategy) -> None:
+def test_in_a_backfilled_queue_groups_that_delay_no_reservation_start_early(
+    strategy: Strategy,
+) -> None:
     assert starts(*a_busy_queue(strategy)) == {
         "wide": 100,
         "long": 130,
@@ -129,7 +133,7 @@ def test_in_a_backfilled_queue_whoever_delays_nobody_goes_first(strategy: Strate
     }
 
 
-def test_without_the_action_that_fills_a_backfilled_queue_is_strict() -> None:
+def test_without_the_action_backfill_a_backfilled_queue_is_strict() -> None:
     session = decided(*a_busy_queue(EASY), actions=("enqueue", "allocate"))
     found = expected_starts(session)
     assert {uid: one.at for uid, one in found.items()} == {
@@ -140,7 +144,7 @@ def test_without_the_action_that_fills_a_backfilled_queue_is_strict() -> None:
     }
 
 
-def test_groups_that_have_to_end_or_to_start_before_are_named() -> None:
+def test_an_estimate_names_the_groups_that_must_end_or_start_first() -> None:
     found = told(*a_busy_queue(STRICT))
     assert (found["wide"].ended, found["wide"].behind) == (("default/runs",), "")
     assert found["long"].ended == ("default/wide",)
@@ -164,12 +168,12 @@ def test_a_running_group_without_a_walltime_never_ends(strategy: Strategy) -> No
     assert found["a"] == Expected(None, why="no walltime says when there will be room for it")
 
 
-def test_a_planned_group_without_a_walltime_stays_for_ever() -> None:
+def test_a_planned_group_without_a_walltime_never_ends() -> None:
     world = [a_node(cpu=4), *runs("r", 4, 100), waits("a", 3), waits("b", 2, 9), waits("c", 1, 9)]
     assert starts(*world) == {"a": 100, "b": NEVER, "c": 100}
 
 
-def test_a_strict_head_of_which_nobody_knows_leaves_nobody_behind_a_start() -> None:
+def test_groups_behind_a_strict_head_without_an_expected_start_have_none_either() -> None:
     world = [a_node(cpu=4), served(STRICT), *runs("r", 3, None), waits("a", 4, 9), waits("b", 1, 9)]
     found = told(*world)
     assert found["a"].at is None
@@ -179,7 +183,7 @@ def test_a_strict_head_of_which_nobody_knows_leaves_nobody_behind_a_start() -> N
 
 
 @pytest.mark.parametrize("strategy", [EASY, CONSERVATIVE])
-def test_a_backfilled_head_without_a_start_is_strict(strategy: Strategy) -> None:
+def test_a_backfilled_queue_with_a_head_without_a_start_is_strict(strategy: Strategy) -> None:
     world = [
         a_node(cpu=4),
         served(strategy),
@@ -190,8 +194,8 @@ def test_a_backfilled_head_without_a_start_is_strict(strategy: Strategy) -> None
     assert starts(*world) == {"a": NEVER, "b": NEVER}
 
 
-def test_behind_one_without_a_start_others_go_as_long_as_it_is_not_the_head() -> None:
-    """`lost` is the head from 100 on, and has no reservation then."""
+def test_groups_pass_a_group_without_a_start_until_it_becomes_the_head() -> None:
+    """From 100 on `lost` is the head, and has no reservation."""
     world = [
         a_node(cpu=4),
         *runs("stays", 1, None),
@@ -208,13 +212,13 @@ def test_behind_one_without_a_start_others_go_as_long_as_it_is_not_the_head() ->
     assert strict == {"head": 100, "lost": NEVER, "small": NEVER, "late": NEVER}
 
 
-def test_an_array_keeps_what_it_reserves_for_ever() -> None:
+def test_a_planned_array_keeps_its_reservation_for_ever() -> None:
     array = a_group("a", 5, cpu=2, walltime=10_000, min_member=1, created=1)
     world = [a_node(cpu=4), *runs("r", 4, 100), array, waits("b", 3, 9)]
     assert starts(*world) == {"a": 100, "b": NEVER}
 
 
-# --- out of line ----------------------------------------------------------------------------------
+# --- ineligible groups ----------------------------------------------------------------------------
 
 
 def gated(name: str) -> PodGroup:
@@ -252,13 +256,13 @@ def paused(name: str, cpu: int, until_s: int, for_s: int) -> PodGroup:
     return waits(name, cpu, for_s, status=status)
 
 
-def test_a_group_that_pauses_starts_when_that_is_over_even_if_there_is_room() -> None:
+def test_a_group_in_backoff_starts_after_its_backoff_even_if_it_fits_now() -> None:
     found = told(a_node(cpu=4), paused("p", 1, 20, 9))
     assert found["p"].at == 20_000
     assert found["p"].why.startswith("BackingOff: pauses for 10s, until 1970-01-01T00:00:20Z")
 
 
-def test_no_group_waits_for_one_that_pauses_before_that_is_over() -> None:
+def test_no_group_waits_for_a_group_in_backoff_until_the_backoff_is_over() -> None:
     world = [
         a_node(cpu=4),
         served(STRICT),
@@ -269,11 +273,11 @@ def test_no_group_waits_for_one_that_pauses_before_that_is_over() -> None:
         waits("after", 1, 15),
         waits("last", 1, 1),
     ]
-    # From 20 on `p` is the head, which starts when all has ended.
+    # From 20 on `p` is the head, which starts when all other groups have ended.
     assert starts(*world) == {"before": 10, "p": 100, "after": 15, "last": 130}
 
 
-def test_whom_only_its_namespace_holds_back_nobody_waits_for() -> None:
+def test_no_group_waits_for_a_group_that_only_its_namespace_quota_holds_back() -> None:
     world = [
         a_node(cpu=8),
         served(STRICT),
@@ -316,7 +320,7 @@ def test_a_group_with_a_check_has_no_expected_start_before_and_after_its_reserva
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def test_a_group_that_no_node_takes_starts_when_a_node_has_room() -> None:
+def test_a_group_that_fits_on_no_node_starts_when_a_node_has_enough_free_capacity() -> None:
     found = told(a_node("n1", cpu=2), a_node("n2", cpu=2), *runs("r", 1, 100), waits("a", 2, 9))
     assert found == {"a": Expected(0)}
     found = told(
@@ -329,7 +333,7 @@ def test_a_group_that_no_node_takes_starts_when_a_node_has_room() -> None:
     assert found["a"].at == 100_000
 
 
-def test_whom_no_node_ever_takes_has_no_start_and_takes_no_room() -> None:
+def test_a_group_that_never_fits_on_a_node_has_no_start_and_takes_no_capacity() -> None:
     world = [
         *(a_node("n1", cpu=2), a_node("n2", cpu=2)),
         *runs("r", 2, 100),
@@ -346,15 +350,15 @@ def test_whom_no_node_ever_takes_has_no_start_and_takes_no_room() -> None:
     assert [found[name].at for name in "abc"] == [0, 9_000, 18_000]
 
 
-def test_with_no_node_at_all_nobody_has_a_start() -> None:
+def test_without_nodes_no_group_has_an_expected_start() -> None:
     assert starts(waits("a", 1, 9), waits("b", 1, 9)) == {"a": NEVER, "b": NEVER}
 
 
 # --- several queues -------------------------------------------------------------------------------
 
 
-def test_the_queue_with_the_lowest_share_comes_first_planned_ones_counted() -> None:
-    """`a` holds all until 100; then both take turns, by what was planned for each."""
+def test_the_queue_with_the_lowest_share_including_planned_groups_comes_first() -> None:
+    """`a` holds all cpus until 100; then both queues take turns by their planned shares."""
     world = [
         a_node(cpu=4),
         a_queue("a", preemption=NO_RECLAIM),
@@ -385,7 +389,7 @@ def test_a_limit_of_the_queue_counts_beside_that_of_the_cluster() -> None:
     assert starts(*world) == {"n": 100, "d": 50}
 
 
-def test_in_one_line_of_all_queues_a_strict_one_goes_past_nobody_and_nobody_past_it() -> None:
+def test_in_one_pending_queue_a_strict_group_passes_no_other_and_no_other_passes_it() -> None:
     one_line = {"plugins": tuple(one for one in DEFAULT_PLUGINS if one.name != "proportion")}
     objects = [
         a_node(cpu=4),
@@ -398,7 +402,7 @@ def test_in_one_line_of_all_queues_a_strict_one_goes_past_nobody_and_nobody_past
     assert {uid: one.at for uid, one in found.items()} == {"wide": 100_000, "small": 130_000}
 
 
-def test_in_one_line_of_all_queues_a_strict_one_goes_past_no_backfilled_head() -> None:
+def test_in_one_pending_queue_a_strict_group_passes_no_backfilled_head() -> None:
     one_line = {"plugins": tuple(one for one in DEFAULT_PLUGINS if one.name != "proportion")}
     objects = [
         a_node(cpu=4),
@@ -417,10 +421,10 @@ def test_in_one_line_of_all_queues_a_strict_one_goes_past_no_backfilled_head() -
     }
 
 
-# --- the priority, bounds, and no trace -----------------------------------------------------------
+# --- priority, bounds, and side effects -----------------------------------------------------------
 
 
-def test_the_more_important_group_is_planned_first() -> None:
+def test_the_group_of_higher_priority_is_planned_first() -> None:
     world = [
         a_node(cpu=4),
         a_priority("high", 10),
@@ -432,7 +436,7 @@ def test_the_more_important_group_is_planned_first() -> None:
     assert starts(*world) == {"urgent": 100, "low": 109}
 
 
-def test_groups_beyond_what_can_be_planned_are_told_so() -> None:
+def test_groups_beyond_the_planning_limit_say_so() -> None:
     world = [
         a_node(cpu=1),
         *runs("r", 1, 10),
@@ -450,7 +454,7 @@ def test_groups_beyond_what_can_be_planned_are_told_so() -> None:
     assert found["g"].is_planned
 
 
-def test_asking_about_one_group_gives_the_same_answer_and_plans_none_behind_it() -> None:
+def test_an_estimate_for_one_group_is_the_same_and_plans_no_group_behind_it() -> None:
     world = [a_node(cpu=1), *runs("r", 1, 10), *(waits(f"w{n}", 1, 1) for n in range(9))]
     whole, some = told(*world), told(*world, wanted=["w4"])
     assert some["w4"] == whole["w4"]
@@ -458,7 +462,7 @@ def test_asking_about_one_group_gives_the_same_answer_and_plans_none_behind_it()
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_a_plan_leaves_no_trace_in_the_session(strategy: Strategy) -> None:
+def test_planning_does_not_change_the_session(strategy: Strategy) -> None:
     session = decided(*a_busy_queue(strategy))
     before, sums = dump(session), {k: dict(v) for k, v in session.ledger.sums.items()}
     expected_starts(session)

@@ -1,4 +1,4 @@
-"""Rule 1 node by node: asked once for each shape and state of the nodes."""
+"""Rule 1 node by node, evaluated once for each shape and state of the nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _gang(*cpus: int) -> Any:
     return a_group("g", tasks=tasks)
 
 
-def test_the_largest_pods_are_tried_first_where_the_gangs_order_does_not_fit() -> None:
-    # In order, the pod of 2 takes the emptier node, which the pod of 4 needs.
+def test_the_largest_pods_are_tried_first_when_the_gangs_own_order_does_not_fit() -> None:
+    # In the gang's own order the pod of 2 takes the emptier node, which the pod of 4 needs.
     done = decide(a_node(cpu=4), a_node("n2", cpu=3), _gang(2, 4, 1))
     assert "ExceedsCapacity" not in done.reasons("g")
 
@@ -31,7 +31,7 @@ def test_a_gang_of_several_shapes_that_fits_in_no_order_exceeds_the_capacity() -
     )
 
 
-def test_many_groups_of_one_shape_are_one_look_at_the_nodes(
+def test_many_groups_of_one_shape_need_one_evaluation_of_the_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked = []
@@ -49,7 +49,7 @@ def test_many_groups_of_one_shape_are_one_look_at_the_nodes(
 
 
 def _count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the names of the nodes at each look at what a gang finds on them."""
+    """Return a list to which each evaluation of a gang appends the names of the nodes."""
     looks: list[str] = []
     fit = feasibility._fit
 
@@ -61,7 +61,7 @@ def _count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looks
 
 
-def test_many_groups_that_wait_are_one_look_at_nodes_that_are_all_open(
+def test_many_pending_groups_need_one_evaluation_while_all_nodes_are_schedulable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = _count_looks(monkeypatch)
@@ -72,7 +72,7 @@ def test_many_groups_that_wait_are_one_look_at_nodes_that_are_all_open(
     assert looks == ["n1 n2"]
 
 
-def test_open_nodes_are_looked_at_besides_the_known_ones_if_one_is_cordoned(
+def test_a_cordoned_node_adds_an_evaluation_of_the_schedulable_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = _count_looks(monkeypatch)
@@ -83,7 +83,7 @@ def test_open_nodes_are_looked_at_besides_the_known_ones_if_one_is_cordoned(
     assert looks == ["n1 n2", "n1"]
 
 
-def test_the_memory_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_gangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feasibility, "_MOST_KNOWN", 2)
     groups = [a_group(f"g{cpu}", cpu=cpu, created=cpu) for cpu in range(1, 6)]
     done = decide(a_node(cpu=5), *groups)
@@ -96,7 +96,7 @@ def _reasons(done: Any, group: Any) -> list[str]:
     return [str(one) for one in done.reasons(group.metadata.name, group.metadata.namespace)]
 
 
-def test_groups_that_ask_for_as_much_in_other_pods_are_told_apart() -> None:
+def test_groups_with_equal_sums_and_different_pods_are_distinguished() -> None:
     done = decide(
         *(a_node(cpu=4), a_node("n2", cpu=4)),
         a_group("one", cpu=6),

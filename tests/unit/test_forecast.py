@@ -1,4 +1,4 @@
-"""What ends when, and from when on a group has room: the manual's list, one sentence each."""
+"""Expected ends of groups, and the start that they allow: one test for each rule of the manual."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HOUR = 3_600_000
 
 
 def opened(*objects: Any) -> Session:
-    """A session at NOW that has decided nothing."""
+    """Open a session at NOW, without running actions."""
     return assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
 
 
 def told(*objects: Any) -> list[tuple[int, str, int, bool]]:
-    """Each end: when, whose, how many pods by themselves, and whether all of it."""
+    """Return for each end: time, group, number of single pods, and whether it is complete."""
     return [(end.at, end.group.key, len(end.pods), end.whole) for end in ends(opened(*objects))]
 
 
@@ -35,22 +35,22 @@ def stopping(pod: Pod, at: int, grace: int = 30_000) -> Pod:
     )
 
 
-def test_a_group_that_runs_ends_at_its_start_and_walltime() -> None:
+def test_a_running_group_ends_at_its_start_plus_its_walltime() -> None:
     assert told(a_node(cpu=4), *a_running_group("r", 2, walltime=HOUR)) == [
         (HOUR, "default/r", 0, True)
     ]
 
 
-def test_one_that_should_have_ended_does_so_in_a_second() -> None:
+def test_an_overdue_group_is_expected_to_end_in_a_second() -> None:
     running = a_running_group("r", walltime=60_000)
     assert told(a_node(cpu=4), *running) == [(NOW + 1_000, "default/r", 0, True)]
 
 
-def test_one_without_a_walltime_never_ends() -> None:
+def test_a_group_without_a_walltime_never_ends() -> None:
     assert told(a_node(cpu=4), *a_running_group("r")) == []
 
 
-def test_one_that_is_admitted_and_does_not_run_yet_counts_from_now() -> None:
+def test_the_walltime_of_an_admitted_group_that_does_not_run_counts_from_now() -> None:
     group, pod = a_running_group("r", walltime=HOUR)
     status = structs.replace(group.status, phase="InQueue", started_at=None)
     bound = structs.replace(pod, status=structs.replace(pod.status, phase=PodPhase.BOUND))
@@ -58,7 +58,7 @@ def test_one_that_is_admitted_and_does_not_run_yet_counts_from_now() -> None:
     assert told(a_node(cpu=4), group, bound) == [(NOW + HOUR, "default/r", 0, True)]
 
 
-def test_pods_of_an_array_end_one_by_one_and_the_last_takes_the_reservation_along() -> None:
+def test_pods_of_an_array_end_one_by_one_and_the_last_frees_the_reservation() -> None:
     group, first, second = a_running_group("r", 2, walltime=HOUR, min_member=1)
     later = structs.replace(second, status=structs.replace(second.status, started_at=50_000))
     assert told(a_node(cpu=4), group, first, later) == [
@@ -68,12 +68,12 @@ def test_pods_of_an_array_end_one_by_one_and_the_last_takes_the_reservation_alon
     ]
 
 
-def test_an_array_with_pods_yet_to_come_keeps_its_reservation() -> None:
+def test_an_array_with_pending_pods_keeps_its_reservation() -> None:
     group, first, _ = a_running_group("r", 2, walltime=HOUR, min_member=1)
     assert told(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
 
 
-def test_a_stopping_pod_ends_with_its_grace() -> None:
+def test_a_terminating_pod_ends_with_its_grace_period() -> None:
     group, pod = a_running_group("r", walltime=HOUR)
     assert told(a_node(cpu=4), group, stopping(pod, 90_000)) == [
         (120_000, "default/r", 1, False),
@@ -85,7 +85,7 @@ def waits(cpu: int = 1, **more: Any) -> PodGroup:
     return a_group("g", cpu=cpu, **more)
 
 
-def test_a_group_starts_when_enough_of_them_have_ended() -> None:
+def test_a_group_starts_when_enough_other_groups_have_ended() -> None:
     session = opened(
         a_node(cpu=3),
         *a_running_group("late", walltime=3 * HOUR),
@@ -98,7 +98,7 @@ def test_a_group_starts_when_enough_of_them_have_ended() -> None:
     assert [end.group.key for end in found.ends] == ["default/early", "default/middle"]
 
 
-def test_an_end_in_another_queue_is_no_help_against_a_queues_limit() -> None:
+def test_the_end_of_a_group_in_another_queue_does_not_free_a_queues_limit() -> None:
     session = opened(
         a_node(cpu=4),
         a_queue("mine", capability={"cpu": 1}),
@@ -120,12 +120,12 @@ def test_the_end_of_a_group_opens_no_gate() -> None:
     )
 
 
-def test_a_pause_is_waited_for_even_if_there_is_room() -> None:
+def test_a_group_in_backoff_waits_for_its_end_even_if_it_fits() -> None:
     paused = waits(status=PodGroupStatus(backoff_until=NOW + 20_000, backoff_count=1))
     session = opened(a_node(cpu=4), paused)
     assert earliest_start(session, session.by_key["default/g"]) == NOW + 20_000
 
 
-def test_with_room_it_starts_now() -> None:
+def test_a_group_that_fits_starts_now() -> None:
     session = opened(a_node(cpu=4), waits())
     assert earliest_start(session, session.by_key["default/g"]) == NOW

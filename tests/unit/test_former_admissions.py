@@ -1,4 +1,4 @@
-"""Pods of an earlier admission that have not ended yet, when their group is admitted again."""
+"""Pods of an earlier admission that still run when their group is admitted again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _former(group: PodGroup, index: int, **status: Any) -> Pod:
     return a_pod(msgspec.structs.replace(group, status=first), index, **status)
 
 
-def test_a_former_pod_of_a_gang_that_succeeds_after_all_does_not_count() -> None:
+def test_a_success_of_a_gangs_former_pod_does_not_count() -> None:
     group = _admitted_again(2, 2)
     pods = (
         _former(group, 0, **_SUCCEEDED),
@@ -43,7 +43,7 @@ def test_a_former_pod_of_a_gang_that_succeeds_after_all_does_not_count() -> None
     assert list(decided.bound) == ["default/g-w-1"]
 
 
-def test_a_former_pod_of_a_gang_that_has_succeeded_is_dropped() -> None:
+def test_a_succeeded_former_pod_of_a_gang_is_dropped() -> None:
     group = _admitted_again(2, 2)
     former = _former(group, 0, **_SUCCEEDED)
     decided = decide(a_node(cpu=4), group, former)
@@ -51,18 +51,18 @@ def test_a_former_pod_of_a_gang_that_has_succeeded_is_dropped() -> None:
     assert sorted(decided.bound) == ["default/g-w-0", "default/g-w-1"]
 
 
-def test_a_pod_of_a_gang_is_not_begun_while_its_former_process_ends() -> None:
+def test_a_pod_of_a_gang_does_not_start_while_its_former_process_ends() -> None:
     group = _admitted_again(2, 2)
     assert decide(a_node(cpu=4), group, _former(group, 0, **_TOLD)).bound == {}
 
 
-def test_other_pods_of_an_array_go_first_while_a_former_process_ends() -> None:
+def test_other_pods_of_an_array_start_first_while_a_former_process_ends() -> None:
     group = _admitted_again(3, 1)
     decided = decide(a_node(cpu=4), group, _former(group, 0, **_TOLD))
     assert list(decided.bound) == ["default/g-w-1", "default/g-w-2"]
 
 
-def test_pods_that_an_array_finished_in_a_former_admission_still_count() -> None:
+def test_pods_that_finished_in_a_former_admission_of_an_array_still_count() -> None:
     group = _admitted_again(2, 1)
     pods = (_former(group, 0, **_SUCCEEDED), a_pod(group, 1, **_SUCCEEDED))
     decided = decide(a_node(cpu=4), group, *pods)

@@ -1,4 +1,4 @@
-"""Numbers that no field can have, in every field of every document: a sentence, and soon."""
+"""Every field of every document refuses impossible numbers quickly, with a short message."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ HOSTILE = (
     "½",
     "",
 )
-#: What a person reads; of a field with a few words, all of them are told.
+#: The longest message; a field with a few valid words names all of them.
 LONGEST_MESSAGE = 1000
 
 
 class Written(str):
-    """A value as it stands in the file, in quotes or not."""
+    """A value as it is written in the file, in quotes or not."""
 
 
 def leaves(kind: inspect.Type, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where plain values stand in a struct, with one item of each list and mapping."""
+    """Yield the paths of plain values in a struct, with one item of each list and mapping."""
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
             if extra:
@@ -77,14 +77,14 @@ def leaves(kind: inspect.Type, path: tuple[str | int, ...] = ()) -> Iterator[tup
 
 
 def at(path: tuple[str | int, ...], value: object) -> object:
-    """The mappings and lists around a value."""
+    """Return the mappings and lists around a value."""
     for part in reversed(path):
         value = [value] if isinstance(part, int) else {part: value}
     return value
 
 
 def text_of(value: object, *, quoted: bool) -> str:
-    """JSON, which is YAML too; a `Written` may stand as it is."""
+    """Return JSON, which is also YAML; a `Written` value is inserted verbatim."""
     match value:
         case Written():
             return json.dumps(value) if quoted else str(value)
@@ -98,7 +98,7 @@ def text_of(value: object, *, quoted: bool) -> str:
 
 
 def texts(document: object) -> Iterator[str]:
-    """The document as JSON and as YAML, its number in quotes and not."""
+    """Yield the document as JSON and as YAML, with its number in quotes and without."""
     for quoted in (False, True):
         text = text_of(document, quoted=quoted)
         yield text
@@ -106,7 +106,7 @@ def texts(document: object) -> Iterator[str]:
 
 
 def refusal(read: Callable[[T], object], what: T) -> str:
-    """Why it is refused; empty if it is not."""
+    """Return the message of the refusal; empty if the text is accepted."""
     try:
         read(what)
     except InvalidInput as refused:
@@ -115,18 +115,18 @@ def refusal(read: Callable[[T], object], what: T) -> str:
 
 
 def decode_all(text: str) -> None:
-    """As `batchq apply` reads a file."""
+    """Decode all documents as `batchq apply` does."""
     for one in read_documents(text, "file"):
         one.decode()
 
 
 def is_a_sentence(message: str) -> bool:
-    """And no page."""
+    """Return whether the message is one short sentence."""
     return len(message) < LONGEST_MESSAGE and "\n" not in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_of_every_object_refuses_them_in_a_sentence(kind: str) -> None:
+def test_every_field_of_every_object_refuses_hostile_numbers_in_a_sentence(kind: str) -> None:
     began = time.monotonic()
     for path in dict.fromkeys(leaves(inspect.type_info(KINDS[kind]))):
         for number in HOSTILE:
@@ -134,19 +134,19 @@ def test_every_field_of_every_object_refuses_them_in_a_sentence(kind: str) -> No
             document |= at(path, Written(number))  # type: ignore[operator]  # a mapping
             for text in texts(document):
                 assert is_a_sentence(refusal(decode_all, text))
-    # It takes a second; a number that is worked out takes minutes.
+    # This takes a second; computing such a number would take minutes.
     assert time.monotonic() - began < 60
 
 
 def paths_of_settings() -> Iterator[tuple[str | int, ...]]:
-    """Every plain value of scheduler.yaml but those of plugins."""
+    """Yield the path of every plain value of scheduler.yaml except those of plugins."""
     yield from dict.fromkeys(leaves(inspect.type_info(SchedulerFile)))
     for field in ("weight", "tier"):
         yield ("plugins", 0, field)
 
 
 @pytest.mark.parametrize("number", HOSTILE)
-def test_every_setting_refuses_them_in_a_sentence(tmp_path: Path, number: str) -> None:
+def test_every_setting_refuses_hostile_numbers_in_a_sentence(tmp_path: Path, number: str) -> None:
     file = tmp_path / "scheduler.yaml"
     for path in paths_of_settings():
         for text in texts(at(path, Written(number))):

@@ -1,4 +1,4 @@
-"""Runs that are protected: by minRuntime from all, by what reclaim has cost from reclaim."""
+"""Protection of running groups: minRuntime against all evictions, lost runs against reclaim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(
     phase: PodGroupPhase = PodGroupPhase.RUNNING,
     **costs: Any,
 ) -> tuple[Any, ...]:
-    """A group of pods that run since these seconds (None: bound at 1 s, and not started)."""
+    """Return a group whose pods started at these seconds (None: bound at 1 s and not started)."""
     since = [None if second is None else second * SECOND for second in starts]
     status = PodGroupStatus(
         phase=phase,
@@ -63,23 +63,23 @@ def test_a_young_pod_of_an_old_array_is_protected_and_an_old_one_is_not(point: s
     assert is_protected(session, whole(session, "v"), point)
 
 
-def test_pods_beyond_min_member_are_as_old_as_they_are_and_the_gang_as_old_as_the_group() -> None:
+def test_the_age_of_an_extra_pod_is_its_own_and_that_of_the_gang_is_the_groups() -> None:
     session = at(100, *started("v", [0, 0, 80], least=2), min_runtime_ms=30 * SECOND)
     assert is_protected(session, some_pods(session, "v", 2), "preemptable")
     assert not is_protected(session, whole(session, "v"), "preemptable")
 
 
-def test_the_end_of_each_pods_protection_is_an_instant_of_its_own() -> None:
+def test_the_protection_of_each_pod_ends_at_a_separate_instant() -> None:
     world = started("v", [0, 80, 90], least=1)
     assert next_due_at(at(100, *world, min_runtime_ms=30 * SECOND)) == 110 * SECOND
     assert next_due_at(at(110, *world, min_runtime_ms=30 * SECOND)) == 120 * SECOND
     assert next_due_at(at(120, *world, min_runtime_ms=30 * SECOND)) is None
 
 
-# --- What reclaim has cost ------------------------------------------------------------------------
+# --- Runs lost to reclaim -------------------------------------------------------------------------
 
 
-def test_a_group_is_not_reclaimed_before_it_has_run_for_twice_the_longest_run_taken() -> None:
+def test_a_group_is_not_reclaimed_before_it_has_run_twice_its_longest_lost_run() -> None:
     world = started("v", [0, 0], least=2, longest_run=20 * SECOND)
     for second, protected in ((39, True), (40, False)):
         session = at(second, *world)
@@ -88,7 +88,7 @@ def test_a_group_is_not_reclaimed_before_it_has_run_for_twice_the_longest_run_ta
     assert next_due_at(at(39, *world)) == 40 * SECOND
 
 
-def test_a_group_that_has_nodes_again_and_has_not_started_is_protected() -> None:
+def test_a_group_that_is_bound_again_and_has_not_started_is_protected() -> None:
     again = started(
         "v", [None, None], least=2, phase=PodGroupPhase.IN_QUEUE, longest_run=20 * SECOND
     )
@@ -97,7 +97,7 @@ def test_a_group_that_has_nodes_again_and_has_not_started_is_protected() -> None
     assert not is_protected(bound_now, whole(bound_now, "v"), "reclaimable")
 
 
-def test_a_group_leaves_no_sooner_than_each_pod_that_it_would_take_along() -> None:
+def test_a_group_is_protected_as_long_as_any_of_its_pods() -> None:
     world = started("v", [0, 0, 10], least=2, longest_pod_runs={"2": 50 * SECOND})
     for second, protected in ((109, True), (110, False)):
         session = at(second, *world)
@@ -109,7 +109,7 @@ def test_a_run_counts_as_a_second_at_least() -> None:
     assert with_group_run(session.by_key["default/v"], session.now_ms).longest_run == 1 * SECOND
 
 
-def test_a_shorter_run_than_one_before_changes_nothing() -> None:
+def test_a_lost_run_shorter_than_an_earlier_one_changes_nothing() -> None:
     costs = {"longest_run": 20 * SECOND, "longest_pod_runs": {"0": 20 * SECOND}}
     session = at(10, *started("v", [0, 0, 0], least=2, **costs))
     group = session.by_key["default/v"]
@@ -118,13 +118,13 @@ def test_a_shorter_run_than_one_before_changes_nothing() -> None:
     assert with_pod_run(group, pod, session.now_ms) is group.status.evictions
 
 
-def test_a_group_that_holds_nothing_but_a_reservation_loses_no_run() -> None:
+def test_a_group_with_only_a_reservation_loses_no_run() -> None:
     status = PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1, reserved_at=0)
     session = at(10, a_group("v", 2, status=status))
     assert with_group_run(session.by_key["default/v"], session.now_ms).longest_run == 0
 
 
-def test_a_record_holds_the_longest_runs_of_so_many_pods_that_have_not_ended() -> None:
+def test_a_record_keeps_the_longest_runs_of_a_bounded_number_of_unfinished_pods() -> None:
     runs = {str(index): (index + 1) * SECOND for index in range(10_239)}
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,

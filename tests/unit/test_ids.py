@@ -1,4 +1,4 @@
-"""Uids: their form, their order, and that no two are alike."""
+"""Uids: their form, their order and their uniqueness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StillClock:
 
 
 def many(count: int) -> list[str]:
-    """Uids of one source, as another process makes them."""
+    """Return uids of one source; called in other processes."""
     ids = RandomIds()
     return [ids.new_uid() for _ in range(count)]
 
@@ -29,7 +29,7 @@ def test_a_uid_is_sixteen_letters_and_digits() -> None:
     assert all(re.fullmatch("[a-z0-9]{16}", uid) for uid in many(1000))
 
 
-def test_uids_of_one_source_rise_even_within_a_millisecond() -> None:
+def test_uids_of_one_source_increase_even_within_a_millisecond() -> None:
     clock = StillClock(1_800_000_000_000)
     ids = RandomIds(clock)
     made = [ids.new_uid() for _ in range(1000)]
@@ -38,7 +38,7 @@ def test_uids_of_one_source_rise_even_within_a_millisecond() -> None:
     assert made == sorted(set(made))
 
 
-def test_a_clock_set_back_does_not_set_uids_back() -> None:
+def test_uids_increase_even_if_the_clock_is_set_back() -> None:
     clock = StillClock(1_800_000_000_000)
     ids = RandomIds(clock)
     before = ids.new_uid()
@@ -55,14 +55,14 @@ def test_a_clock_before_the_first_millisecond_still_gives_uids() -> None:
     assert re.fullmatch("0{8}[a-z0-9]{8}", RandomIds(StillClock(0)).new_uid())
 
 
-def test_threads_of_one_source_never_make_the_same() -> None:
+def test_threads_of_one_source_never_create_equal_uids() -> None:
     ids = RandomIds()
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: ids.new_uid(), range(20_000)))
     assert len(set(made)) == 20_000
 
 
-def test_processes_never_make_the_same() -> None:
+def test_processes_never_create_equal_uids() -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         made = [uid for batch in pool.map(many, [20_000, 20_000]) for uid in batch]
     assert len(set(made)) == 40_000

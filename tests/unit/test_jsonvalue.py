@@ -1,4 +1,4 @@
-"""What JSON holds exactly, and what it would spoil."""
+"""Values that JSON represents exactly, and values that it would change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Colour(StrEnum):
 
 
 class Weight(float):
-    """As NumPy's float64 is one."""
+    """A subclass of float, such as NumPy's float64."""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ class Weight(float):
         (Weight(1.5), "1.5"),
     ],
 )
-def test_a_json_value_stays_what_it_is(value: Any, written: str | None) -> None:
+def test_a_json_value_is_unchanged(value: Any, written: str | None) -> None:
     found = bytes(as_json(value))
     assert written is None or found.decode() == written
     assert json.loads(found) == (list(value) if isinstance(value, tuple) else value)
@@ -55,7 +55,7 @@ def test_a_json_value_stays_what_it_is(value: Any, written: str | None) -> None:
         (print, "", "a builtins.builtin_function_or_method"),
     ],
 )
-def test_a_value_that_json_would_spoil_is_refused_at_its_place(
+def test_a_value_that_json_would_change_is_refused_with_its_path(
     value: Any, place: str, found: str
 ) -> None:
     with pytest.raises(NotJson) as caught:
@@ -63,7 +63,7 @@ def test_a_value_that_json_would_spoil_is_refused_at_its_place(
     assert (caught.value.place, caught.value.found) == (place, found)
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(NotJson) as caught:

@@ -1,4 +1,4 @@
-"""Who stands in line, and what that means for others, when groups have just left or ended."""
+"""The pending queue after evictions and ends of groups, and head reservations."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def _without(*names: str) -> SchedulerConfig:
     return SchedulerConfig(plugins=plugins)
 
 
-def test_a_group_that_ready_nodes_would_not_take_empty_holds_back_nothing_behind_it() -> None:
+def test_a_group_that_does_not_fit_on_ready_nodes_when_empty_blocks_no_other_group() -> None:
     decided = decide(
         a_queue(strict=True),
         a_node(cpu=3),
         a_group("first", 4, created=1, min_member=4, status=_in_queue(cpu=4, pods=4)),
         a_group("second", 2, created=2),
-        # Gone for the moment, and seen within a day: the first could fit again.
+        # Not ready, but seen within a day: the first group could fit again.
         a_node("n2", cpu=3, ready=False),
     )
     assert decided.admitted == ["default/second"]
     assert set(decided.reasons("first")) == {"WaitingForResources"}
 
 
-def test_a_group_that_has_just_failed_stands_in_no_line() -> None:
+def test_a_group_that_fails_in_a_session_is_in_no_pending_queue() -> None:
     decided = decide(
         a_node(cpu=3),
         a_group("g", depends_on=(Dependency(name="gone", uid="gone"),)),
@@ -68,7 +68,7 @@ def test_a_group_that_has_just_failed_stands_in_no_line() -> None:
     assert decided.session.by_key["default/g"].phase == PodGroupPhase.FAILED
 
 
-def test_a_stop_of_the_root_queue_stops_all() -> None:
+def test_stopping_the_root_queue_stops_all_queues() -> None:
     decided = decide(
         a_node(cpu=3),
         a_queue("root", stop_policy="Hold"),
@@ -83,7 +83,7 @@ def test_a_stop_of_the_root_queue_stops_all() -> None:
     assert drained.reasons("runs") == ["QueueStopped"]
 
 
-def test_a_dependency_may_be_forgotten_once_its_dependent_was_admitted() -> None:
+def test_a_dependency_may_be_deleted_once_its_dependent_was_admitted() -> None:
     depends = (Dependency(name="first", uid="first"),)
     came_back = PodGroupStatus(admission=1)
     decided = decide(a_node(cpu=3), a_group("g", depends_on=depends, status=came_back))
@@ -92,7 +92,7 @@ def test_a_dependency_may_be_forgotten_once_its_dependent_was_admitted() -> None
     assert never.session.by_key["default/g"].phase == PodGroupPhase.FAILED
 
 
-def test_without_nodes_what_exceeds_its_queue_is_told_so_too() -> None:
+def test_without_nodes_a_group_that_exceeds_its_queue_has_that_reason() -> None:
     decided = decide(
         a_queue("small", capability={"cpu": 1}, strict=True),
         a_group("giant", 2, queue="small", created=1),
@@ -102,7 +102,7 @@ def test_without_nodes_what_exceeds_its_queue_is_told_so_too() -> None:
     assert decided.reasons("fits") == ["WaitingForResources"]
 
 
-def test_without_enqueue_what_could_never_fit_waits_all_the_same() -> None:
+def test_without_enqueue_a_group_that_never_fits_stays_pending() -> None:
     decided = decide(
         a_node(cpu=2),
         a_group("giant", 3),
@@ -114,7 +114,7 @@ def test_without_enqueue_what_could_never_fit_waits_all_the_same() -> None:
     assert decided.reasons("torn") == ["Misconfigured"]
 
 
-def test_without_enqueue_max_pod_groups_holds_at_the_bind() -> None:
+def test_without_enqueue_max_pod_groups_applies_at_the_bind() -> None:
     decided = decide(
         a_node(cpu=2),
         a_queue(max_pod_groups=1),
@@ -129,7 +129,7 @@ def test_without_enqueue_max_pod_groups_holds_at_the_bind() -> None:
     )
 
 
-def test_without_enqueue_what_a_limit_keeps_from_its_node_says_so() -> None:
+def test_without_enqueue_a_group_that_a_limit_keeps_from_its_node_names_the_limit() -> None:
     decided = decide(
         a_node(cpu=4),
         a_quota(cpu=1),
@@ -143,7 +143,7 @@ def test_without_enqueue_what_a_limit_keeps_from_its_node_says_so() -> None:
     )
 
 
-def test_a_head_refused_by_the_root_queue_sets_aside_there() -> None:
+def test_a_head_refused_by_the_root_queue_gets_a_reservation_there() -> None:
     # The root allows 8 of 16; the strict head needs all 8, and 4 of them are deserved.
     objects = (
         a_node(cpu=16),
@@ -160,7 +160,7 @@ def test_a_head_refused_by_the_root_queue_sets_aside_there() -> None:
     assert decided.admitted == []
 
 
-def test_a_head_refused_by_the_cluster_and_its_namespace_sets_aside_too() -> None:
+def test_a_head_refused_by_the_cluster_and_its_namespace_gets_a_reservation() -> None:
     decided = decide(
         a_node(cpu=8),
         a_queue("strict", strict=True),
@@ -175,7 +175,7 @@ def test_a_head_refused_by_the_cluster_and_its_namespace_sets_aside_too() -> Non
 
 
 def _bound_beside_a_strict_head(queue: str) -> int:
-    """How many pods of an array in `queue` join its first one on a node with eight cpus."""
+    """Return how many more pods of an array in `queue` are bound on a node with eight cpus."""
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,
         admission=1,
@@ -198,16 +198,16 @@ def _bound_beside_a_strict_head(queue: str) -> int:
     return len(decided.bound)
 
 
-def test_a_head_reservation_binds_elastic_pods_of_other_queues() -> None:
-    # Both deserve four: the array may have nothing of the three that are free.
+def test_a_head_reservation_limits_elastic_pods_of_other_queues() -> None:
+    # Both deserve four: the array may take none of the three free cpus.
     assert _bound_beside_a_strict_head("other") == 0
 
 
-def test_a_head_reservation_binds_no_elastic_pods_of_its_own_queue() -> None:
+def test_a_head_reservation_does_not_limit_elastic_pods_of_its_own_queue() -> None:
     assert _bound_beside_a_strict_head("strict") == 3
 
 
-def test_a_group_refused_for_a_head_reservation_is_told_so() -> None:
+def test_the_message_of_a_group_refused_for_a_head_reservation_says_so() -> None:
     decided = decide(
         a_node(cpu=8),
         a_queue("strict", strict=True),
@@ -222,9 +222,9 @@ def test_a_group_refused_for_a_head_reservation_is_told_so() -> None:
     )
 
 
-def test_an_admission_that_asks_for_more_moves_the_share_of_every_queue() -> None:
-    # Before the array asks for nine, c holds 5 of 7 deserved and b 3 of 4; afterwards both
-    # deserve 4.
+def test_an_admission_that_requests_more_changes_the_share_of_every_queue() -> None:
+    # Before the array requests nine cpus, c holds 5 of 7 deserved and b 3 of 4; afterwards
+    # both deserve 4.
     decided = decide(
         a_node(cpu=12),
         a_queue("a"),
@@ -235,13 +235,13 @@ def test_an_admission_that_asks_for_more_moves_the_share_of_every_queue() -> Non
         a_group("array", 9, queue="a", min_member=1),
         a_group("y", 1, queue="b"),
         a_group("z", 2, queue="c"),
-        # By `reclaim` the array would take back what z has just got beyond what c deserves.
+        # With `reclaim` the array would reclaim what z just got above what c deserves.
         config=SchedulerConfig(actions=("enqueue", "allocate")),
     )
     assert decided.admitted == ["default/array", "default/y", "default/z"]
 
 
-def test_a_limit_on_queues_groups_that_is_cut_sends_the_last_back() -> None:
+def test_a_reduced_max_pod_groups_requeues_the_last_admitted_group() -> None:
     decided = decide(
         a_node(cpu=4),
         a_queue(max_pod_groups=1),
@@ -256,11 +256,11 @@ def test_a_limit_on_queues_groups_that_is_cut_sends_the_last_back() -> None:
 @pytest.mark.parametrize(
     ("sentence", "began_under", "leave"),
     [
-        ("nobody has cut a limit under which the world began", 3, []),
-        ("a higher limit than today's has been cut", 4, ["late", "early"]),
+        ("no limit was reduced since the described state began", 3, []),
+        ("a limit was reduced since the described state began", 4, ["late", "early"]),
     ],
 )
-def test_more_in_queue_than_fit_leave_when(
+def test_groups_in_queue_beyond_the_capacity_are_rolled_back_when(
     sentence: str, began_under: int, leave: list[str]
 ) -> None:
     snapshot = a_snapshot(
@@ -270,15 +270,15 @@ def test_more_in_queue_than_fit_leave_when(
         a_node("n2", cpu=1, cordoned=True, ready=False),
     )
     stated = {"cluster": amounts(cpu=began_under)}
-    # Without allocate's own judgement: on empty nodes, none of them would fit either.
+    # Without allocate, which would reject both because they do not fit on empty nodes.
     session = _SCHEDULER.open(msgspec.structs.replace(snapshot, overbooked=stated), 0)
     roll_back_over_limits(session)
     rolled_back = [one.group for one in session.intents if isinstance(one, RollBack)]
     assert rolled_back == [f"default/{name}" for name in leave]
 
 
-def test_pods_that_are_being_stopped_do_not_send_their_readmitted_group_back_again() -> None:
-    """Four pods of the admission before are stopping; the new one reserves two of three cpus."""
+def test_terminating_pods_do_not_requeue_their_readmitted_group() -> None:
+    """Four pods of the former admission are terminating; the new one reserves two of three cpus."""
     former = a_group("g", 4, min_member=2, status=PodGroupStatus(admission=1))
     pods = [
         a_pod(former, index, phase=PodPhase.RUNNING, node="n1", terminating=True)
@@ -297,7 +297,7 @@ def test_pods_that_are_being_stopped_do_not_send_their_readmitted_group_back_aga
     assert decided.session.by_key["default/g"].phase == PodGroupPhase.IN_QUEUE
 
 
-def test_without_a_queue_order_the_gangs_of_all_queues_are_placed_in_one_line() -> None:
+def test_without_a_queue_order_the_gangs_of_all_queues_are_placed_in_one_order() -> None:
     decided = decide(
         a_node("n1", cpu=1),
         a_node("n2", cpu=1, cordoned=True),
@@ -310,7 +310,7 @@ def test_without_a_queue_order_the_gangs_of_all_queues_are_placed_in_one_line() 
     assert decided.bound == {"default/first-w-0": "n1"}
 
 
-def test_in_one_line_a_strict_head_stops_everybody_behind_it() -> None:
+def test_in_one_pending_queue_a_strict_head_blocks_all_groups_behind_it() -> None:
     decided = decide(
         a_node(cpu=4),
         a_queue("a", strict=True),
@@ -325,7 +325,7 @@ def test_in_one_line_a_strict_head_stops_everybody_behind_it() -> None:
     assert decided.reasons("behind") == ["WaitingForTurn"]
 
 
-def test_limits_hold_in_the_session_too_when_no_plugin_tells_of_them() -> None:
+def test_limits_apply_in_the_session_even_without_their_plugins() -> None:
     decided = decide(
         a_node(cpu=4),
         a_quota(cpu=1),
@@ -339,7 +339,7 @@ def test_limits_hold_in_the_session_too_when_no_plugin_tells_of_them() -> None:
     assert decided.reasons("wide", "other") == ["WaitingForResources"]
 
 
-def test_pods_beyond_min_member_go_by_their_priority_before_their_task() -> None:
+def test_pods_beyond_min_member_are_ordered_by_priority_before_task() -> None:
     tasks = (a_task("low", 2), a_task("high", 2, priority=9))
     decided = decide(a_node(cpu=3), a_group("g", tasks=tasks, min_member=1))
     assert list(decided.bound) == ["default/g-high-0", "default/g-high-1", "default/g-low-0"]
@@ -356,7 +356,7 @@ def test_a_task_that_a_limit_stops_does_not_stop_the_others_of_its_group() -> No
 
 
 def test_a_gang_that_fits_in_the_order_of_its_priorities_is_not_unschedulable() -> None:
-    # The small first would spread to the larger node, and leave no room for the large.
+    # Placed first, the small pod would take the larger node, which the large pod needs.
     tasks = (a_task("small", 1, requests={"cpu": 3}), a_task("large", 1, 0, **_LARGE))
     status = _in_queue(cpu=7, pods=2)
     decided = decide(
@@ -365,7 +365,7 @@ def test_a_gang_that_fits_in_the_order_of_its_priorities_is_not_unschedulable() 
     assert decided.bound == {"default/g-large-0": "n1", "default/g-small-0": "n2"}
 
 
-def test_a_gang_that_does_not_fit_together_is_not_put_down_to_busy_nodes() -> None:
+def test_the_reason_of_a_gang_that_never_fits_together_does_not_blame_busy_nodes() -> None:
     status = _in_queue(cpu=6, pods=3)
     decided = decide(
         a_node("n1", cpu=3),
@@ -382,7 +382,7 @@ def test_a_gang_that_does_not_fit_together_is_not_put_down_to_busy_nodes() -> No
     )
 
 
-def test_a_gang_that_is_unknown_holds_no_node_that_it_can_not_use() -> None:
+def test_a_gang_in_phase_unknown_holds_no_node_that_it_cannot_use() -> None:
     status = PodGroupStatus(
         phase=PodGroupPhase.UNKNOWN,
         admission=1,
@@ -403,7 +403,7 @@ def test_a_gang_that_is_unknown_holds_no_node_that_it_can_not_use() -> None:
     assert decided.bound == {"default/small-w-0": "n1"}
 
 
-def test_conditions_follow_a_group_that_leaves_and_comes_again() -> None:
+def test_conditions_change_with_an_eviction_and_a_readmission() -> None:
     group, *pods = a_running_group("g", suspend=True)
     left = decide(a_node(cpu=1), group, *pods).session.by_key["default/g"].status
     assert _conditions(left) == {

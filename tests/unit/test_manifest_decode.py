@@ -1,4 +1,4 @@
-"""Manifests are read strictly, and what is wrong with one is said in one sentence."""
+"""Manifests are decoded strictly, and each error is one sentence."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_an_error_is_told_in_one_sentence(case: str) -> None:
+def test_an_error_is_one_sentence(case: str) -> None:
     data, message = WRONG[case]
     with pytest.raises(InvalidInput) as caught:
         decode(data)
@@ -274,13 +274,13 @@ def test_an_error_is_told_in_one_sentence(case: str) -> None:
     ],
     ids=range(10),
 )
-def test_a_megabyte_is_not_echoed(data: object) -> None:
+def test_a_megabyte_of_input_is_not_repeated_in_the_error(data: object) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode(data)
     assert len(caught.value.message) < 600
 
 
-def test_place_and_line_stand_before_the_message() -> None:
+def test_the_error_begins_with_file_and_line() -> None:
     with pytest.raises(InvalidInput) as caught:
         decode(group(queue=7), place="jobs.yaml", line_of=lambda path: 12)
     assert caught.value.message == (
@@ -352,7 +352,7 @@ def test_borrowing_is_a_priority_or_never() -> None:
         decode(manifest("Queue", spec={"preemption": {"borrowing": "always"}}))
 
 
-def test_numbers_stand_for_their_text_where_processes_read_them() -> None:
+def test_numbers_are_accepted_as_text_in_commands_and_environments() -> None:
     template = read_template(
         {"command": ["sleep", 5], "env": {"N": 3}, "annotations": {"batchq/runtime": 30}}
     )
@@ -378,12 +378,12 @@ def test_function_arguments_are_kept_as_json() -> None:
     assert template.kwargs == {"y": msgspec.Raw(b"[2]")}
 
 
-def test_nothing_is_the_same_as_leaving_the_field_out() -> None:
+def test_an_empty_field_is_the_same_as_a_missing_one() -> None:
     assert read_group(group(walltime=None, queue=None)) == read_group(group())
     assert decode(manifest("Queue", spec=None, status=None)) == decode(manifest("Queue"))
 
 
-def test_a_pod_is_placed_by_its_name_where_it_says_nothing_else() -> None:
+def test_a_pods_name_implies_its_group_and_index() -> None:
     pod = decode(manifest("Pod", "train-worker-3", spec={"podGroup": "train"}))
     assert isinstance(pod, Pod)
     assert (pod.spec.task, pod.spec.index) == ("worker", 3)
@@ -400,7 +400,7 @@ def test_a_pod_may_repeat_its_template() -> None:
         decode(manifest("Pod", spec={**spec, "command": "a"}))
 
 
-def test_a_status_is_read_and_can_be_seen_to_be_there() -> None:
+def test_a_status_in_a_manifest_is_read_and_marked_as_present() -> None:
     data = manifest("Node", status={"ready": False, "heartbeat": 30})
     node = decode(data)
     assert isinstance(node, Node)
@@ -410,13 +410,13 @@ def test_a_status_is_read_and_can_be_seen_to_be_there() -> None:
     assert not has_status("no mapping")
 
 
-def test_a_status_of_a_kind_that_has_none_means_nothing() -> None:
+def test_a_status_of_a_kind_without_statuses_is_ignored() -> None:
     data = manifest("Queue", status={"share": "0.5"})
     assert has_status(data)
     assert decode(data) == decode(manifest("Queue"))
 
 
-def test_the_canonical_form_leaves_out_what_is_at_its_default() -> None:
+def test_the_canonical_form_omits_defaults() -> None:
     data = group(
         queue="default",
         walltime="120m",

@@ -1,4 +1,4 @@
-"""What is printed can be read again, and means the same: for every object that can be written."""
+"""Printed objects can be read back unchanged, for every kind of object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMS: dict[str, st.SearchStrategy[Any]] = {
     "instant": st.integers(0, 4_102_444_800_000),
     "factor": st.integers(0, 1_000_000),
 }
-#: Texts that are names, and therefore not any text.
+#: Fields that contain names, and so accept no arbitrary text.
 NAMES = {
     "namespace": st.one_of(st.just(""), LABEL),
     "labels": st.dictionaries(QUALIFIED, st.one_of(st.just(""), WORD), max_size=2),
@@ -101,11 +101,11 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_encoded_object_decodes_to_the_same(kind: str, data: st.DataObject) -> None:
+def test_an_encoded_object_decodes_to_an_equal_one(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
     assert decode(manifest) == obj
-    # Through JSON, and twice, nothing moves.
+    # Encoding again, and through JSON, changes nothing.
     again = decode(json.loads(json.dumps(manifest)))
     assert again == obj
     assert json.dumps(encode(again)) == json.dumps(manifest)
@@ -113,7 +113,7 @@ def test_an_encoded_object_decodes_to_the_same(kind: str, data: st.DataObject) -
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_object_printed_as_yaml_reads_as_the_same(data: st.DataObject) -> None:
+def test_an_object_printed_as_yaml_reads_as_an_equal_one(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
     text = print_documents([encode(obj)])
     (document,) = read_documents(text, "printed.yaml")

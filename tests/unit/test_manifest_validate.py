@@ -1,4 +1,4 @@
-"""What one object may not say, whether it is submitted or only described."""
+"""Validation of single objects, in submissions and in described clusters."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("case", ALWAYS_WRONG)
-def test_a_wrong_manifest_is_refused_whether_submitted_or_described(
+def test_an_invalid_manifest_is_refused_in_a_submission_and_in_a_described_cluster(
     case: str, described: bool
 ) -> None:
     kind, spec, message = ALWAYS_WRONG[case]
@@ -297,7 +297,9 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_a_contradiction_is_refused_at_submission_and_kept_in_a_described_world(case: str) -> None:
+def test_a_contradiction_is_refused_in_a_submission_and_kept_in_a_described_cluster(
+    case: str,
+) -> None:
     spec, message = CONTRADICTIONS[case]
     obj = read("PodGroup", spec)
     assert isinstance(obj, PodGroup)
@@ -306,7 +308,7 @@ def test_a_contradiction_is_refused_at_submission_and_kept_in_a_described_world(
     check(obj, described=True)
 
 
-def test_only_a_described_world_can_do_without_commands() -> None:
+def test_only_a_described_cluster_may_omit_commands() -> None:
     obj = read("PodGroup", {"tasks": [{"name": "w"}]})
     check(obj, described=True)
     assert problem(obj) == (
@@ -343,7 +345,7 @@ def test_the_root_queue_has_no_parent() -> None:
         ),
     ],
 )
-def test_a_queue_names_what_there_can_be(spec: Any, message: str) -> None:
+def test_a_queue_with_an_invalid_field_is_refused(spec: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read("Queue", spec)
     assert caught.value.message == message
@@ -373,7 +375,7 @@ def test_implemented_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     "name", ["train:main", "my.package.train:main", "train:Model.fit", "_x1:_y2", "größe:maß"]
 )
-def test_a_function_is_named_by_its_module_and_its_name(name: str) -> None:
+def test_a_function_is_named_by_module_and_name(name: str) -> None:
     check(read("PodGroup", template(command=[], function=name, args=[1], kwargs={"a": None})))
 
 
@@ -392,7 +394,7 @@ def test_an_invalid_function_name_is_refused(name: str) -> None:
     )
 
 
-def test_a_function_of_the_script_itself_is_refused() -> None:
+def test_a_function_of_the_main_script_is_refused() -> None:
     assert problem(read("PodGroup", template(command=[], function="__main__:f"))) == (
         "PodGroup default/x: spec.tasks[0].template.function: __main__ is another module in every"
         " process; put the function in a module"

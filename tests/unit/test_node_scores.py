@@ -1,4 +1,4 @@
-"""The score plugins, each by itself: 0 to 1000, in integers."""
+"""The score plugins, one at a time: integers from 0 to 1000."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORLD = (a_node(cpu=8, memory="16Gi", gpu=4), *a_running_group("r", cpu=2))
 
 
 def score(plugin: str, config: dict[str, object] | None = None, **requests: Any) -> int:
-    """What the plugin says of a pod that asks for this."""
+    """Return the plugin's score for a pod with these requests."""
     group = a_group("g", tasks=(a_task(requests=requests),))
     session = opened(*WORLD, group, plugins=(plugin,), plugin_config={plugin: config or {}})
     shape = session.by_key["default/g"].tasks[0]

@@ -1,4 +1,4 @@
-"""What is free on nodes in times to come: windows that move on, one sentence each."""
+"""Future free capacity of nodes: one test for each rule of moving windows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ WHOLE = amounts(cpu=4)
 
 
 def two_nodes(*more: Any) -> tuple[NodeTimeline, Any]:
-    """n1 is full until 200 s, n2 is empty; and a gang of two whole nodes."""
+    """Return n1, full until 200 s, an empty n2, and a gang of two whole nodes."""
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, 200_000), *more]
     session = opened(*world, a_group("g", 2, cpu=4))
     return NodeTimeline(session, ends(session)), gang_of(session, of(session, "g"))
 
 
-def test_a_window_that_moves_on_sees_what_is_booked_at_its_end() -> None:
+def test_a_window_that_moves_forward_includes_bookings_at_its_end() -> None:
     table, gang = two_nodes()
     table.hold({"n2": WHOLE}, 250_000, 300_000)
     assert table.slot(gang, 50_000, NOW) == 200_000
     assert table.slot(gang, 50_001, NOW) == 300_000
 
 
-def test_whether_it_fits_now_is_asked_for_each_length_by_itself() -> None:
+def test_the_answer_whether_a_gang_fits_now_depends_on_its_length() -> None:
     table, _ = two_nodes()
     session = opened(a_node("n1", cpu=4), a_group("one", cpu=4))
     one = gang_of(session, of(session, "one"))
@@ -38,7 +38,7 @@ def test_whether_it_fits_now_is_asked_for_each_length_by_itself() -> None:
     assert table.fits_now(one, 249_000)
 
 
-def test_a_hold_from_now_on_is_seen_by_a_gang_that_asked_before() -> None:
+def test_a_new_booking_changes_the_answer_for_a_gang_that_asked_before() -> None:
     table, gang = two_nodes()
     assert table.fits_now(gang[:0], None)
     one = [(gang[0][0], 1)]
@@ -48,7 +48,7 @@ def test_a_hold_from_now_on_is_seen_by_a_gang_that_asked_before() -> None:
     assert table.slot(one, None, NOW) == 150_000
 
 
-def test_a_node_that_is_not_there_is_no_matter() -> None:
+def test_a_missing_node_is_ignored() -> None:
     table, gang = two_nodes()
     table.hold({"n9": WHOLE}, NOW, None)
     assert table.slot(gang, None, NOW) == 200_000

@@ -1,4 +1,4 @@
-"""A list that stays sorted, whatever comes and goes."""
+"""A list that stays sorted through insertions and removals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _of(*keys: int) -> Ordered[str]:
     return found
 
 
-def test_items_come_in_the_order_of_their_keys() -> None:
+def test_items_are_in_the_order_of_their_keys() -> None:
     found = _of(3, 1, 2)
     assert list(found) == ["item 1", "item 2", "item 3"]
     assert list(found.pairs()) == [(1, "item 1"), (2, "item 2"), (3, "item 3")]
@@ -24,7 +24,7 @@ def test_items_come_in_the_order_of_their_keys() -> None:
     assert len(found) == 3
 
 
-def test_the_first_is_known_and_whoever_follows_a_key() -> None:
+def test_the_first_item_and_the_successor_of_a_key_are_found() -> None:
     found = _of(3, 1, 2)
     assert found.first() == (1, "item 1")
     assert found.after(1) == (2, "item 2")
@@ -55,7 +55,7 @@ def test_an_item_removed_from_the_front_does_not_come_back() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80))
-def test_the_ordered_list_is_a_sorted_dict_whatever_comes_and_goes(
+def test_the_ordered_list_equals_a_sorted_dict_after_any_changes(
     steps: list[tuple[bool, int]],
 ) -> None:
     found: Ordered[int] = Ordered()

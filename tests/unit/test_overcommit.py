@@ -1,4 +1,4 @@
-"""overcommit: a factor for each resource, and one for each queue; it only tightens."""
+"""The plugin overcommit: a factor for each resource and queue; it only lowers limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.builders import Decided, a_group, a_node, a_queue, a_running_group, a
 
 
 def decided(*objects: Any, store: int = 1000, **arguments: object) -> Decided:
-    """With `store` as the setting `overcommit`, in thousandths."""
+    """Decide with `store` as the setting `overcommit`, in thousandths."""
     config = SchedulerConfig(
         plugins=(*DEFAULT_PLUGINS, PluginEntry(name="overcommit")),
         plugin_config={"overcommit": arguments},
@@ -25,7 +25,7 @@ def asking(name: str, **requests: Any) -> Any:
     return a_group(name, tasks=(a_task("w", requests=requests),))
 
 
-def test_cpu_may_be_promised_twice_and_gpus_once() -> None:
+def test_cpu_may_be_overcommitted_and_gpus_not() -> None:
     world = (
         a_node(cpu=2, gpu=1),
         *a_running_group("r", cpu=2),
@@ -41,24 +41,24 @@ def test_cpu_may_be_promised_twice_and_gpus_once() -> None:
     assert decided(*world, store=2000).admitted == ["default/cpu", "default/gpu", "default/gpu2"]
 
 
-def test_the_store_s_limit_holds_where_it_is_the_smaller() -> None:
+def test_the_limit_of_the_store_applies_when_it_is_lower() -> None:
     world = (a_node(cpu=2), *a_running_group("r", cpu=2), asking("g", cpu=1))
     done = decided(*world, factor=3)
     assert done.admitted == []
     assert done.message("g") == "needs cpu 1, and the cluster has 0 free (2 of 2 in use)"
 
 
-def test_a_factor_below_one_keeps_room() -> None:
+def test_a_factor_below_one_keeps_capacity_free() -> None:
     world = (a_node(cpu=4), asking("a", cpu=2), asking("b", cpu=1))
     assert decided(*world, factor=0.5).admitted == ["default/a"]
 
 
-def test_the_factor_of_a_resource_comes_before_that_of_all() -> None:
+def test_the_factor_of_a_resource_overrides_the_general_factor() -> None:
     world = (a_node(cpu=4, gpu=4), asking("a", cpu=3), asking("b", gpu=3))
     assert decided(*world, factor=0.5, resources={"gpu": 1}).admitted == ["default/b"]
 
 
-def test_a_group_that_never_fits_is_told_so_and_holds_up_no_other() -> None:
+def test_a_group_that_never_fits_exceeds_the_capacity_and_blocks_no_other_group() -> None:
     world = (
         a_queue(strict=True),
         a_node(cpu=4),
@@ -74,7 +74,7 @@ def test_a_group_that_never_fits_is_told_so_and_holds_up_no_other() -> None:
     assert done.reasons("small") == ["WaitingForTurn"]
 
 
-def test_slots_for_pods_are_not_multiplied_unless_they_are_named() -> None:
+def test_pod_slots_are_multiplied_only_if_they_are_named() -> None:
     world = (a_node(cpu=4, pods=2), asking("a", cpu=1), asking("b", cpu=1))
     assert decided(*world, factor=0.5).admitted == ["default/a", "default/b"]
     assert decided(*world, resources={"pods": 0.5}).admitted == ["default/a"]
@@ -96,7 +96,7 @@ def test_a_queue_may_hold_its_capability_times_its_factor() -> None:
     )
 
 
-def test_a_factor_on_a_queue_holds_for_all_below_it_together() -> None:
+def test_a_factor_of_a_queue_applies_to_the_sum_of_its_descendants() -> None:
     world = (
         a_node(cpu=9),
         a_queue("org", capability={"cpu": 4}),
@@ -114,10 +114,12 @@ def test_a_factor_on_a_queue_holds_for_all_below_it_together() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"queues": {"gone": 0.5}}, {"queues": {"default": 0.5}}])
-def test_a_queue_without_capability_or_that_is_not_there_changes_nothing(arguments: Any) -> None:
+def test_a_factor_for_a_missing_queue_or_one_without_capability_changes_nothing(
+    arguments: Any,
+) -> None:
     assert decided(a_node(cpu=4), asking("a", cpu=4), **arguments).admitted == ["default/a"]
 
 
-def test_an_external_group_runs_on_no_node_of_ours() -> None:
+def test_an_external_group_is_not_limited_by_nodes() -> None:
     outside = a_group("e", cpu=1, controller="external", min_resources={"cpu": 9000})
     assert decided(a_node(cpu=4), outside, factor=0.5).admitted == ["default/e"]

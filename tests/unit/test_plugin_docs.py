@@ -1,4 +1,4 @@
-"""docs/plugins.md says of every plugin in the box where it has a say, and what it takes."""
+"""docs/plugins.md lists the extension points and arguments of every built-in plugin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding=
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows of the table whose first line starts with this."""
+    """Return the rows of the table whose first line starts with this."""
     lines = _GUIDE.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith(heading))
     rows = []
@@ -46,7 +46,7 @@ def test_every_plugin_is_listed_with_its_points_and_the_default_ones_first() -> 
     assert list(listed)[: len(default)] == default
 
 
-def test_every_plugin_says_what_it_is_after_and_what_wakes_what_it_refused() -> None:
+def test_every_plugin_states_its_purpose_and_its_wake_up_events() -> None:
     rows = table("| plugin | after |")
     assert sorted(row[0] for row in rows) == sorted(BUILTIN_PLUGINS)
     assert all(source and wakes for _, source, wakes in rows)
@@ -69,8 +69,8 @@ def test_every_argument_is_listed_with_its_default() -> None:
     assert sorted(listed) == sorted(taken)
 
 
-def test_every_plugin_s_docstring_begins_with_its_name_and_its_points() -> None:
-    """Of those with a file of their own; the score plugins share one."""
+def test_every_plugins_docstring_begins_with_its_name_and_its_points() -> None:
+    """Only plugins with a separate file; the score plugins share one."""
     for name, maker in BUILTIN_PLUGINS.items():
         text = sys.modules[maker.__module__].__doc__ or ""
         points = [point for point, method in POINTS.items() if hasattr(maker, method)]

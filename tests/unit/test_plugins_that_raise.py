@@ -1,4 +1,4 @@
-"""A plugin of others that raises is taken to refuse; nobody else has to wait for that."""
+"""A third-party plugin that raises counts as a refusal, which affects no other group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.builders import Decided, a_group, a_node, a_queue, a_snapshot
 
 
 class Owner:
-    """It knows its way but for one group, or for whatever it is asked."""
+    """A plugin that raises for one group at preEnqueue, and for all calls at other points."""
 
     name = "owner"
 
@@ -53,7 +53,7 @@ def _with(plugin: Any, *points: str) -> Scheduler:
 def _decided(
     scheduler: Scheduler, *groups: str, queues: tuple[str, ...] = ("default",), pods: int = 1
 ) -> Decided:
-    """Each group is in each of the queues; who is alone is compared with nobody."""
+    """Decide with each group in each queue; order functions need at least two items to compare."""
     asking = [
         a_group(f"{name}{place or ''}", pods, queue=queue)
         for place, queue in enumerate(queues)
@@ -63,7 +63,7 @@ def _decided(
     return Decided(scheduler.decide(a_snapshot(*world), 0))
 
 
-def test_the_group_for_which_it_raises_waits_and_the_others_start() -> None:
+def test_only_the_group_for_which_the_plugin_raises_waits() -> None:
     done = _decided(_with(Owner(), "preEnqueue"), "a", "boom", "c")
     assert done.admitted == ["default/a", "default/c"]
     assert done.reasons("boom") == ["Misconfigured"]
@@ -78,40 +78,40 @@ def test_the_group_for_which_it_raises_waits_and_the_others_start() -> None:
         (["no"], "TypeError: expected a list of Verdict, found ['no']"),
     ],
 )
-def test_so_is_one_whose_answer_is_none_that_there_is(answer: Any, told: str) -> None:
+def test_an_invalid_answer_of_the_plugin_counts_as_a_refusal(answer: Any, told: str) -> None:
     done = _decided(_with(Owner(answer), "preEnqueue"), "a", "boom")
     assert done.admitted == ["default/a"]
     assert done.message("boom") == f"plugin owner failed at preEnqueue: {told}"
 
 
 @pytest.mark.parametrize("point", ["admissible", "permit"])
-def test_at_every_point_that_refuses_groups(point: str) -> None:
+def test_an_error_is_a_refusal_at_every_point_that_refuses_groups(point: str) -> None:
     done = _decided(_with(Owner(), point), "a")
     assert done.admitted == []
     assert done.message("a") == f"plugin owner failed at {point}: ValueError: kaboom"
 
 
-def test_a_node_about_which_it_raises_takes_nothing_and_is_scored_zero() -> None:
+def test_a_node_for_which_the_plugin_raises_takes_no_pods_and_scores_zero() -> None:
     done = _decided(_with(Owner(), "predicate"), "a")
     assert (done.admitted, done.bound) == ([], {})
     assert "plugin owner failed at predicate: ValueError: kaboom" in done.message("a")
     assert _decided(_with(Owner(), "score"), "a").bound == {"default/a-w-0": "n1"}
 
 
-def test_a_group_is_not_ready_and_a_victim_is_not_taken() -> None:
+def test_a_plugin_that_raises_makes_no_group_ready_and_agrees_to_no_victim() -> None:
     scheduler = _with(Owner(), "groupReady", "preemptable", "reclaimable")
     assert _decided(scheduler, "a").bound == {}
 
 
 @pytest.mark.parametrize("point", ["queueOrder", "groupOrder", "podOrder"])
-def test_an_order_cannot_be_guessed(point: str) -> None:
+def test_an_error_in_an_order_function_is_raised(point: str) -> None:
     with pytest.raises(PluginFailed) as stopped:
         _decided(_with(Owner(), point), "a", "c", queues=("default", "other"), pods=2)
     assert stopped.value.message == f"plugin owner failed at {point}: ValueError: kaboom"
     assert stopped.value.hint == f"take owner off {point} in scheduler.yaml, or correct it"
 
 
-def test_a_clock_that_raises_names_no_instants() -> None:
+def test_a_due_time_function_that_raises_adds_no_instants() -> None:
     session = _decided(_with(Owner(), "preEnqueue")).session
     assert next_due_at(session) is None
     assert session.plugins.failures == {"owner at due_at": "ValueError: kaboom"}

@@ -1,4 +1,4 @@
-"""Pods of two groups never have one name: the second of two such groups is refused."""
+"""Pods of two groups never share a name: the second of two such groups is refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Store(MemoryStore):
         ),
     ],
 )
-def test_the_second_of_two_groups_is_refused_whichever_it_is(
+def test_the_second_of_two_groups_with_a_common_pod_name_is_refused_in_either_order(
     first: PodGroup, second: PodGroup, said: str
 ) -> None:
     store = Store()
@@ -79,12 +79,12 @@ def test_the_second_of_two_groups_is_refused_whichever_it_is(
     ],
     ids=["another task", "another namespace", "no pods of ours", "an index more"],
 )
-def test_groups_whose_pods_have_other_names_are_taken(second: PodGroup) -> None:
+def test_groups_whose_pods_have_different_names_are_accepted(second: PodGroup) -> None:
     store = Store()
     store.submit(a("a", "b-c"), second)
 
 
-def test_a_group_whose_tasks_are_edited_is_held_against_the_others_again() -> None:
+def test_an_edit_of_tasks_checks_the_pod_names_again() -> None:
     store = Store()
     store.submit(a("a", "b"), a("a-b", "c"))
     with pytest.raises(Rejected):
@@ -92,7 +92,7 @@ def test_a_group_whose_tasks_are_edited_is_held_against_the_others_again() -> No
     store.submit(a("a", "b", "b-d"))
 
 
-def test_once_the_other_is_deleted_the_name_is_free() -> None:
+def test_a_pod_name_is_free_after_the_other_group_is_deleted() -> None:
     store = Store()
     store.submit(a("a", "b-c"))
     store.commit([changes.cancel(store, "default/a", now_ms=0)], request_id="cancel")  # type: ignore[list-item]
@@ -101,7 +101,7 @@ def test_once_the_other_is_deleted_the_name_is_free() -> None:
     store.submit(a("a-b", "c"))
 
 
-def test_the_store_refuses_the_second_of_two_submissions_at_once() -> None:
+def test_the_store_refuses_the_second_of_two_concurrent_submissions() -> None:
     store = Store()
     one = changes.create(store, a("a", "b-c"), now_ms=0, uid="u1")
     other = changes.create(store, a("a-b", "c"), now_ms=0, uid="u2")
@@ -110,7 +110,7 @@ def test_the_store_refuses_the_second_of_two_submissions_at_once() -> None:
     assert store.get("PodGroup", "default/a-b") is None
 
 
-def test_only_names_that_the_pods_names_begin_with_are_looked_up() -> None:
+def test_only_prefixes_of_the_pod_names_are_looked_up() -> None:
     assert rivals(a("train", "w")) == {}
     assert rivals(a("a-b--c", "d-e")) == {
         "default/a": [("d-e", "b--c-d-e")],

@@ -1,4 +1,4 @@
-"""preEnqueue with more than one plugin, and what waiting for a gate costs a group: nothing."""
+"""preEnqueue with several plugins; waiting for a gate costs a group nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESSAGE = "Scheduling is blocked due to non-empty scheduling gates: data, money"
 
 
 class Licence:
-    """A third party's plugin: groups that are labelled with a licence need one."""
+    """A third-party plugin: groups labelled with a licence need one."""
 
     name = "licence"
 
@@ -36,7 +36,7 @@ class Licence:
 
 
 def scheduler(*more: Plugin, without: str = "") -> Scheduler:
-    """The default one with these plugins at preEnqueue too, in front, and without another."""
+    """Return the default scheduler with these plugins first at preEnqueue, and one removed."""
     usual = assemble(SchedulerConfig())
     others = tuple(one for one in usual.plugins["preEnqueue"] if one[0].name != without)
     standing = {**usual.plugins, "preEnqueue": (*((plugin, 1) for plugin in more), *others)}
@@ -58,7 +58,7 @@ def said(done: Decided, name: str) -> list[tuple[str, str, str]]:
     return [(one.plugin, str(one.reason), one.message()) for one in reasons]
 
 
-def test_all_plugins_must_agree_before_a_group_stands_in_line() -> None:
+def test_all_plugins_must_agree_before_a_group_joins_the_pending_queue() -> None:
     done = decided(
         scheduler(Licence()),
         a_group("both", scheduling_gates=GATED[:1]),
@@ -69,7 +69,7 @@ def test_all_plugins_must_agree_before_a_group_stands_in_line() -> None:
     assert done.admitted == ["default/free"]
 
 
-def test_every_refusal_of_every_plugin_is_kept() -> None:
+def test_all_refusals_of_all_plugins_are_recorded() -> None:
     done = decided(scheduler(Licence()), labelled(a_group("g", scheduling_gates=GATED)))
     assert said(done, "g") == [
         ("licence", "SchedulingGated", "all licences of cad are in use"),
@@ -77,7 +77,7 @@ def test_every_refusal_of_every_plugin_is_kept() -> None:
     ]
 
 
-def test_with_the_plugin_off_the_others_still_decide_and_gates_are_kept() -> None:
+def test_with_the_plugin_disabled_others_decide_and_gates_are_kept() -> None:
     group = labelled(a_group("g", scheduling_gates=GATED))
     done = decided(scheduler(Licence(), without="gates"), group)
     assert said(done, "g") == [("licence", "SchedulingGated", "all licences of cad are in use")]
@@ -87,7 +87,7 @@ def test_with_the_plugin_off_the_others_still_decide_and_gates_are_kept() -> Non
     assert done.session.by_key["default/g"].record.spec.scheduling_gates == GATED
 
 
-def test_with_the_plugin_off_gates_of_pods_are_not_counted_either() -> None:
+def test_with_the_plugin_disabled_gates_of_pods_are_ignored() -> None:
     tasks = (a_task("a", 1), a_task("b", 2, scheduling_gates=GATED[:1]))
     group = a_group("g", tasks=tasks, min_member=3)
     assert decided(scheduler(), group).reasons("g") == ["SchedulingGated"]
@@ -95,8 +95,8 @@ def test_with_the_plugin_off_gates_of_pods_are_not_counted_either() -> None:
     assert sorted(done.bound) == ["default/g-a-0", "default/g-b-0", "default/g-b-1"]
 
 
-def test_one_scheduler_may_be_asked_with_and_without_the_plugin() -> None:
-    """What follows from a spec is remembered from session to session: not over a reload."""
+def test_one_process_may_run_schedulers_with_and_without_the_plugin() -> None:
+    """Results derived from a spec are cached across sessions, but not across a reload."""
     with_gates, group = scheduler(), a_group("g", tasks=(a_task(scheduling_gates=GATED),))
     assert decided(with_gates, group).reasons("g") == ["SchedulingGated"]
     without = Scheduler(
@@ -109,10 +109,10 @@ def test_one_scheduler_may_be_asked_with_and_without_the_plugin() -> None:
     assert decided(with_gates, group).reasons("g") == ["SchedulingGated"]
 
 
-# --- What it costs --------------------------------------------------------------------------------
+# --- The cost of waiting --------------------------------------------------------------------------
 
 
-def test_a_gated_group_is_false_scheduled_with_the_words_of_the_kep() -> None:
+def test_the_condition_of_a_gated_group_has_the_message_of_the_kep() -> None:
     done = decide(a_node(cpu=8), a_group("g", scheduling_gates=GATED))
     [scheduled] = [
         one for one in done.session.by_key["default/g"].status.conditions if one.type == "Scheduled"
@@ -129,7 +129,7 @@ def test_a_gated_group_is_false_scheduled_with_the_words_of_the_kep() -> None:
     ],
     ids=["group", "template"],
 )
-def test_waiting_for_a_gate_costs_no_retry_no_place_and_after_the_first_time_no_write(
+def test_waiting_for_a_gate_costs_no_retry_and_no_position_and_only_one_write(
     gated: Callable[[], PodGroup],
 ) -> None:
     how, group = scheduler(), gated()
@@ -145,7 +145,7 @@ def test_waiting_for_a_gate_costs_no_retry_no_place_and_after_the_first_time_no_
     assert [type(intent).__name__ for intent in written] == ["SetReasons"]
 
 
-def test_an_opened_group_has_the_place_that_it_came_with() -> None:
+def test_an_opened_group_has_its_original_position() -> None:
     early = a_group("early", 8, created=1, scheduling_gates=GATED)
     late = a_group("late", 8, created=2)
     assert decide(a_node(cpu=8), early, late).admitted == ["default/late"]
@@ -153,7 +153,7 @@ def test_an_opened_group_has_the_place_that_it_came_with() -> None:
     assert decide(a_node(cpu=8), opened, late).admitted == ["default/early"]
 
 
-def test_an_external_group_counts_its_tasks_pods_and_what_it_has_beside_them() -> None:
+def test_an_external_group_counts_the_pods_of_its_tasks_and_its_additional_resources() -> None:
     asks = {"cpu": 1000}
     tasks = (a_task("a", 1, scheduling_gates=GATED[:1]),)
     of_many = a_group("g", tasks=tasks, min_member=3, controller="external", min_resources=asks)

@@ -1,6 +1,6 @@
-"""KEP-2891's own example, in the names of the plugins here, and what it says of their making.
+"""KEP-2891's own example with batchq's plugin names, and its rule that plugins are created once.
 
-docs/sources.md has the whole document, sentence by sentence.
+docs/sources.md covers the whole document, sentence by sentence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from batchq.assembly import assemble, expanded, known_names
 from batchq.config.load import as_text, read_config
 
-#: One of many points, one of another many, one of a single point: as in the proposal.
+#: As in the proposal: two plugins with several points each, and one with a single point.
 EXAMPLE = """
 plugins:
   multiPoint:
@@ -57,12 +57,12 @@ def test_the_example_of_the_proposal_expands_to_these_points(
         point: [(one.name, one.weight) for one in at] for point, at in expanded(config).items()
     }
     assert {point: at for point, at in found.items() if at} == names
-    # What is printed point by point, which any version without multiPoint could be given, is it.
+    # Printed point by point, as a version without multiPoint needs it, it is the same.
     again = read_config(as_text(config, expanded(config)), "printed", known=known_names())
     assert expanded(again) == expanded(config)
 
 
-def test_a_plugin_is_made_once_however_many_points_it_is_registered_at() -> None:
+def test_a_plugin_registered_at_several_points_is_created_once() -> None:
     config = read_config("plugins: {multiPoint: {enabled: [sla]}}", "scheduler.yaml")
     standing = assemble(config).plugins
     made = [plugin for at in standing.values() for plugin, *_ in at if plugin.name == "sla"]

@@ -1,4 +1,4 @@
-"""Agents and schedulers of neighbouring versions work together, others are kept apart."""
+"""Agents and schedulers of adjacent protocol versions work together; others do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def a_node_that_speaks(protocol: str | None) -> Node:
         ("none, as in a described world and before there were protocols", None),
     ],
 )
-def test_pods_are_bound_to_a_node_whose_protocol_is(whose: str, protocol: str | None) -> None:
+def test_pods_are_bound_to_a_node_with_a_compatible_protocol(
+    whose: str, protocol: str | None
+) -> None:
     decided = decide(a_group("g"), a_node_that_speaks(protocol))
     assert decided.bound == {"default/g-w-0": "n1"}, whose
 
@@ -35,13 +37,13 @@ def test_pods_are_bound_to_a_node_whose_protocol_is(whose: str, protocol: str | 
 @pytest.mark.parametrize(
     "protocol", [str(PROTOCOL + 2), str(PROTOCOL - 2), "", "1.0", "one", "9" * 5_000]
 )
-def test_nothing_is_bound_to_a_node_that_speaks_another_protocol(protocol: str) -> None:
+def test_nothing_is_bound_to_a_node_with_an_incompatible_protocol(protocol: str) -> None:
     decided = decide(a_group("g"), a_node_that_speaks(protocol))
     assert decided.bound == {}
     assert decided.reasons("g") == ["ExceedsCapacity"]
 
 
-def test_the_reason_says_which_protocols() -> None:
+def test_the_reason_names_the_protocols() -> None:
     decided = decide(a_group("g"), a_node_that_speaks("7"))
     assert decided.message("g") == (
         "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol '7', too"

@@ -1,4 +1,4 @@
-"""What an edit of queues changes, in words, and what follows from it that nobody may have meant."""
+"""Descriptions of queue edits, and warnings about their unintended consequences."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def stored(store: MemoryStore, name: str) -> Queue:
     return item
 
 
-# --- what an edit changes -----------------------------
+# --- descriptions of edits ----------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def stored(store: MemoryStore, name: str) -> Queue:
         ({"stopPolicy": "Hold"}, {}, "stopPolicy Hold -> None"),
     ],
 )
-def test_an_edit_is_told_field_by_field(
+def test_an_edit_is_described_field_by_field(
     old: dict[str, Any], new: dict[str, Any], words: str
 ) -> None:
     found = differences(queue("q", **old), queue("q", **new))
@@ -105,7 +105,7 @@ def test_eight_of_many_differences_are_named() -> None:
     assert found.endswith(" and 3 more")
 
 
-def test_the_event_of_an_edit_and_its_answer_say_the_same(store: MemoryStore) -> None:
+def test_the_event_and_the_response_of_an_edit_have_the_same_text(store: MemoryStore) -> None:
     apply(store, queue("q", deserved={"cpu": 4}))
     plan = planned(store, queue("q", weight=2))
     assert plan.transaction is not None
@@ -119,10 +119,10 @@ def test_a_new_or_unchanged_queue_has_no_differences(store: MemoryStore) -> None
     assert [(one.effect, one.changes) for one in apply(store, queue("q"))] == [("unchanged", "")]
 
 
-# --- a stop that the file does not name -----------------------------
+# --- a stop policy missing in the manifest --------------------------
 
 
-def test_a_manifest_that_names_no_stop_policy_leaves_the_stop_alone(store: MemoryStore) -> None:
+def test_a_manifest_without_a_stop_policy_keeps_the_stored_one(store: MemoryStore) -> None:
     apply(store, queue("q", stopPolicy="HoldAndDrain"))
     [one] = apply(store, manifest("Queue", "q", weight=2))
     assert stored(store, "q").spec.stop_policy == "HoldAndDrain"
@@ -138,13 +138,15 @@ def test_a_manifest_that_names_no_stop_policy_leaves_the_stop_alone(store: Memor
 
 
 @pytest.mark.parametrize("absent", [{}, {"stopPolicy": None}])
-def test_a_null_names_nothing(store: MemoryStore, absent: dict[str, Any]) -> None:
+def test_a_null_stop_policy_counts_as_missing(store: MemoryStore, absent: dict[str, Any]) -> None:
     apply(store, queue("q", stopPolicy="Hold"))
     apply(store, manifest("Queue", "q", **absent))
     assert stored(store, "q").spec.stop_policy == "Hold"
 
 
-def test_a_manifest_that_names_none_and_an_object_resume(store: MemoryStore) -> None:
+def test_the_stop_policy_none_in_a_manifest_or_an_object_resumes_the_queue(
+    store: MemoryStore,
+) -> None:
     for resuming in (manifest("Queue", "q", stopPolicy="None"), queue("q")):
         apply(store, queue("q", stopPolicy="Hold"))
         [one] = apply(store, resuming)
@@ -152,14 +154,14 @@ def test_a_manifest_that_names_none_and_an_object_resume(store: MemoryStore) -> 
         assert stored(store, "q").spec.stop_policy == "None"
 
 
-def test_only_the_queues_stop_is_kept(store: MemoryStore) -> None:
+def test_only_the_stop_policy_is_kept_when_missing(store: MemoryStore) -> None:
     apply(store, queue("a", stopPolicy="Hold"), queue("b", stopPolicy="Hold"))
     apply(store, manifest("Queue", "a"), manifest("Queue", "b", stopPolicy="None"))
     assert stored(store, "a").spec.stop_policy == "Hold"
     assert stored(store, "b").spec.stop_policy == "None"
 
 
-# --- guarantees that nobody can keep -----------------------------
+# --- guarantees above the capacity -------------------------------
 
 
 def with_nodes(store: MemoryStore, *nodes: Any) -> None:
@@ -174,7 +176,7 @@ def _heard(node: Any) -> Any:
     return Event(kind="Node", key=node.metadata.name, reason="Registered", at=NOW)
 
 
-def test_more_guaranteed_than_there_is_is_told_once_with_the_largest(store: MemoryStore) -> None:
+def test_guarantees_above_the_cluster_give_one_warning_with_the_largest(store: MemoryStore) -> None:
     with_nodes(store, a_node("n1", cpu=4), a_node("n2", cpu=4), a_node("n3", cpu=90, ready=False))
     apply(store, queue("small", guarantee={"cpu": 2}))
     applied = apply(
@@ -196,35 +198,39 @@ def test_more_guaranteed_than_there_is_is_told_once_with_the_largest(store: Memo
     ]
 
 
-def test_a_guarantee_that_just_fits_or_has_no_nodes_yet_is_no_concern(store: MemoryStore) -> None:
+def test_a_guarantee_that_just_fits_or_precedes_all_nodes_gives_no_warning(
+    store: MemoryStore,
+) -> None:
     assert apply(store, queue("early", guarantee={"cpu": 1}))[0].warnings == ()
     with_nodes(store, a_node("n1", cpu=8))
     assert apply(store, queue("fits", guarantee={"cpu": 7}))[0].warnings == ()
 
 
-def test_a_queue_that_guarantees_nothing_is_not_told_of_others(store: MemoryStore) -> None:
+def test_an_edit_of_a_queue_without_a_guarantee_gives_no_warning_about_others(
+    store: MemoryStore,
+) -> None:
     with_nodes(store, a_node("n1", cpu=1))
     apply(store, queue("big", guarantee={"cpu": 7}))
     assert apply(store, queue("meek", weight=3))[0].warnings == ()
 
 
-def test_while_no_node_is_ready_guarantees_are_not_the_matter() -> None:
+def test_without_ready_nodes_guarantees_give_no_warning() -> None:
     assert overpromised([a_queue("q", guarantee={"cpu": 2})], [a_node("n1", ready=False)]) == []
 
 
-def test_a_resource_that_no_node_has_is_overpromised_too() -> None:
+def test_a_guarantee_of_a_resource_that_no_node_has_gives_a_warning() -> None:
     [one] = overpromised([a_queue("q", guarantee={"gpu": 2000})], [a_node("n1", cpu=8)])
     assert one.sentence() == "gpu 2 is guaranteed in all (q 2), and the ready nodes have 0"
 
 
-# --- less than is held -----------------------------
+# --- capabilities below the usage ------------------
 
 
 def holding(**cpus: int) -> Callable[[], Ledger]:
     return lambda: {f"queue:{name}": {"cpu": 1000 * cpu} for name, cpu in cpus.items()}
 
 
-def test_a_capability_below_what_is_held_is_told(store: MemoryStore) -> None:
+def test_a_capability_below_the_usage_gives_a_warning(store: MemoryStore) -> None:
     apply(store, queue("a"), queue("b", capability={"cpu": 8}))
     held = holding(a=6, b=6)
     lower = [queue("a", capability={"cpu": 4}), queue("b", capability={"cpu": 5, "gpu": 1})]
@@ -239,7 +245,7 @@ def test_a_capability_below_what_is_held_is_told(store: MemoryStore) -> None:
     ]
 
 
-def test_a_capability_of_what_is_held_and_one_that_is_raised_are_no_concern(
+def test_a_capability_equal_to_the_usage_or_a_raised_one_gives_no_warning(
     store: MemoryStore,
 ) -> None:
     apply(store, queue("a"), queue("b", capability={"cpu": 2}))
@@ -251,7 +257,7 @@ def test_a_capability_of_what_is_held_and_one_that_is_raised_are_no_concern(
 # --- queues that hold no groups -----------------------------
 
 
-def test_a_group_for_a_queue_with_others_below_it_is_refused_with_the_leaves(
+def test_a_group_in_an_inner_queue_is_refused_with_the_names_of_the_leaves(
     store: MemoryStore,
 ) -> None:
     tree = [queue("org"), queue("team", parent="org"), queue("lab", parent="team")]
@@ -265,14 +271,14 @@ def test_a_group_for_a_queue_with_others_below_it_is_refused_with_the_leaves(
     assert [one.effect for one in apply(store, group("g", "lab"))] == ["created"]
 
 
-def test_queues_of_the_same_request_count(store: MemoryStore) -> None:
+def test_queues_of_the_same_request_count_as_children(store: MemoryStore) -> None:
     apply(store, queue("p"))
     with pytest.raises(Rejected):
         planned(store, queue("a", parent="p"), group("g", "p"))
     apply(store, queue("a", parent="p"), group("g", "a"))
 
 
-def test_default_may_get_queues_below_it_and_then_holds_none(store: MemoryStore) -> None:
+def test_default_may_get_children_and_then_accepts_no_groups(store: MemoryStore) -> None:
     apply(store, group("early", "default"))
     apply(store, queue("default"), queue("below", parent="default"))
     with pytest.raises(Rejected, match="queue default has queues below it"):
@@ -281,7 +287,7 @@ def test_default_may_get_queues_below_it_and_then_holds_none(store: MemoryStore)
         planned(store, group("typo", "belov"))
 
 
-def test_an_existing_group_and_a_described_world_are_let_be(store: MemoryStore) -> None:
+def test_existing_groups_and_described_clusters_are_not_refused(store: MemoryStore) -> None:
     apply(store, queue("p"), group("g", "p"))
     apply(store, queue("a", parent="p"))
     assert [one.effect for one in apply(store, group("g", "p"))] == ["unchanged"]

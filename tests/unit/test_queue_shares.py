@@ -1,4 +1,4 @@
-"""What queues deserve and hold: flat, in a tree, and while a session admits."""
+"""Deserved shares and usage of queues: flat, in a tree, and during a session."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _session(*objects: Any) -> Session:
 
 
 def _queue(name: str, parent: str = "", *, weight: int = 1, **written: dict[str, Any]) -> Queue:
-    """A queue whose resource maps are written as people do."""
+    """Return a queue whose resource maps are written as in a manifest."""
     maps = {field: amounts(**values) for field, values in written.items()}
     spec = QueueSpec(parent=parent, weight=weight, **maps)
     return Queue(metadata=Metadata(name=name), spec=spec)
 
 
 def _cpu(session: Session) -> dict[str, int]:
-    """What each queue deserves of cpu, in whole ones; `default` has no groups in these tests."""
+    """Return the whole cpus that each queue deserves; `default` has no groups in these tests."""
     return {
         name: amounts["cpu"] // 1000
         for name, amounts in sorted(deserved_of_queues(session).items())
@@ -55,7 +55,7 @@ def _cpu(session: Session) -> dict[str, int]:
 
 
 def _asking(**cpus: int) -> list[Any]:
-    """For each queue as many waiting groups of one cpu."""
+    """Return this number of pending groups of one cpu for each queue."""
     return [
         a_group(f"of-{name}-{place}", queue=name)
         for name, count in cpus.items()
@@ -207,7 +207,7 @@ def test_two_levels_of_a_tree_sum_up_to_the_root() -> None:
     assert share_of_queue(session, "root").rounded() == 0.5
 
 
-def test_every_dimension_is_shared_by_itself() -> None:
+def test_every_dimension_is_shared_separately() -> None:
     session = _session(
         a_node(cpu=8, memory="8Gi"),
         *(_queue("a", deserved={"cpu": 6}), _queue("b", guarantee={"gpu": 2})),
@@ -223,7 +223,7 @@ def test_every_dimension_is_shared_by_itself() -> None:
     }
 
 
-def test_pods_count_in_the_share_of_the_queue_that_states_them_and_in_no_other() -> None:
+def test_pods_count_only_in_the_share_of_a_queue_that_states_deserved_pods() -> None:
     session = _session(
         a_node(cpu=8),
         *(_queue("a", deserved={"cpu": 4, "pods": 2}), _queue("b", deserved={"cpu": 4})),
@@ -234,7 +234,7 @@ def test_pods_count_in_the_share_of_the_queue_that_states_them_and_in_no_other()
     assert share_of_queue(session, "b").rounded() == 0.25
 
 
-def test_a_reservation_is_not_asked_for_once_more() -> None:
+def test_a_reservation_does_not_count_as_a_request_again() -> None:
     reserved = PodGroupStatus(
         phase=PodGroupPhase.PENDING, reserved_at=0, reservation=amounts(cpu=4, pods=1)
     )
@@ -260,7 +260,7 @@ def _admit(session: Session, name: str) -> None:
     note_admission(session, group)
 
 
-def test_an_elastic_group_asks_for_all_its_pods_once_it_is_admitted() -> None:
+def test_an_admitted_elastic_group_requests_all_its_pods() -> None:
     session = _session(
         a_node(cpu=10),
         *(_queue("x"), _queue("x1", "x"), _queue("y")),
@@ -272,7 +272,7 @@ def test_an_elastic_group_asks_for_all_its_pods_once_it_is_admitted() -> None:
     assert _cpu(session) == {"x": 6, "x1": 6, "y": 4}
 
 
-def test_a_full_gang_deserves_after_its_admission_what_it_did_before() -> None:
+def test_the_admission_of_a_full_gang_does_not_change_what_its_queue_deserves() -> None:
     gang = a_group("gang", 4, queue="a")
     session = _session(a_node(cpu=10), _queue("a"), _queue("b"), gang, *_asking(b=9))
     assert _cpu(session) == {"a": 4, "b": 6}
@@ -281,7 +281,7 @@ def test_a_full_gang_deserves_after_its_admission_what_it_did_before() -> None:
     assert share_of_queue(session, "a").rounded() == 1.0
 
 
-def test_an_eviction_leaves_what_queues_deserve_alone() -> None:
+def test_an_eviction_does_not_change_what_queues_deserve() -> None:
     session = _session(
         a_node(cpu=10),
         *(_queue("a"), _queue("b")),
@@ -295,7 +295,7 @@ def test_an_eviction_leaves_what_queues_deserve_alone() -> None:
         assert _cpu(session) == {"a": 5, "b": 5}
 
 
-def test_an_admission_of_which_nobody_wants_anything_costs_its_path_alone() -> None:
+def test_an_admission_that_changes_no_request_updates_only_its_path() -> None:
     session = _session(
         a_node(cpu=90),
         *(_queue("x"), _queue("x1", "x"), _queue("x2", "x"), _queue("y")),
@@ -308,7 +308,7 @@ def test_an_admission_of_which_nobody_wants_anything_costs_its_path_alone() -> N
     assert _cpu(session) == {"x": 12, "x1": 8, "x2": 4, "y": 4}
 
 
-def test_a_queue_held_back_by_its_weight_deserves_no_more_for_asking_more() -> None:
+def test_a_queue_limited_by_its_weight_does_not_deserve_more_for_a_larger_request() -> None:
     session = _session(
         a_node(cpu=4, pods=4),
         *(_queue("a"), _queue("b")),
@@ -413,7 +413,7 @@ def _holds(queue: str, cpu: str | int, memory: str | int = 0) -> list[Any]:
             [*_asks("q1", 5, "5Gi"), *_holds("q2", "500m")],
             {"q1": (5000, 5 * _GI), "q2": (500, 0)},
         ),
-        # In these kube-batch differs, for it caps a queue in all dimensions at once or in none.
+        # kube-batch differs in these cases, because it caps a queue in all dimensions or in none.
         (
             "W06: who asks for no memory deserves none, though there is plenty",
             {"cpu": 6, "memory": "60Gi"},
@@ -430,7 +430,7 @@ def _holds(queue: str, cpu: str | int, memory: str | int = 0) -> list[Any]:
         ),
     ],
 )
-def test_water_filling_shares_out_the_cases_of_kube_batch(
+def test_water_filling_matches_the_cases_of_kube_batch(
     case: str,
     node: dict[str, Any],
     weights: dict[str, int],
@@ -443,9 +443,9 @@ def test_water_filling_shares_out_the_cases_of_kube_batch(
 
 
 def test_a_request_beyond_the_cluster_deserves_nothing_here_and_a_part_in_kube_batch() -> None:
-    """W12: a group that asks for a gpu where there is none can never run; it asks for nothing.
+    """W12: a group that requests a missing gpu can never run, so its request does not count.
 
-    kube-batch counts its cpus, and lets the missing gpu lift the cap on them.
+    kube-batch counts its cpus, and the missing gpu removes the cap on them.
     """
     session = _session(
         a_node(cpu=10), *(_queue("q1"), _queue("q2")), *_asks("q1", 2, gpu=1), *_asks("q2", 10)
@@ -466,11 +466,11 @@ def test_a_gpu_is_deserved_only_by_queues_that_ask_for_it() -> None:
 
 
 def test_a_share_just_below_one_is_below_one() -> None:
-    """W19: kube-batch rounds 9 milli-cores away and finds the queue overused."""
+    """W19: kube-batch ignores 9 milli-cores and considers the queue overused."""
     session = _session(a_node(cpu=2), _queue("q1"), *_holds("q1", "1991m"), *_asks("q1", 1))
     assert share_of_queue(session, "q1").rounded() == 0.9955
 
 
-def test_without_nodes_nobody_deserves_anything() -> None:
+def test_without_nodes_no_queue_deserves_anything() -> None:
     """W16."""
     assert _cpu(_session(_queue("q1", capability={"cpu": 4}), *_asking(q1=2))) == {"q1": 0}

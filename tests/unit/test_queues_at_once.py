@@ -1,4 +1,4 @@
-"""Two who change queues at the same moment do not together bring about what each is refused."""
+"""Two concurrent changes of queues cannot together produce a state that each alone may not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def apply(store: MemoryStore, obj: Object) -> Transaction | None:
 
 
 def alone(store: MemoryStore, *objects: Object) -> None:
-    """A request for each of the objects."""
+    """Apply each of the objects in a separate request."""
     for obj in objects:
         transaction = apply(store, obj)
         assert transaction is not None
@@ -54,7 +54,7 @@ def stored(store: MemoryStore, name: str) -> Queue:
 
 
 def planned_by_both(store: MemoryStore, left: Object, right: Object) -> tuple[Transaction, ...]:
-    """What two people ask for who have seen the same; each alone is right."""
+    """Plan two requests from the same state; each alone is valid."""
     transactions = apply(store, left), apply(store, right)
     assert None not in transactions
     return tuple(one for one in transactions if one is not None)
@@ -91,9 +91,7 @@ RACES: dict[str, tuple[list[Object], Object, Object]] = {
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("case", RACES)
-def test_the_second_of_two_concurrent_writers_is_told_to_look_again(
-    case: str, turned: bool
-) -> None:
+def test_the_second_of_two_concurrent_writers_must_read_again(case: str, turned: bool) -> None:
     before, left, right = RACES[case]
     store = MemoryStore()
     alone(store, *before)
@@ -102,7 +100,7 @@ def test_the_second_of_two_concurrent_writers_is_told_to_look_again(
     refused = commit(store, second)
     assert refused is not None
     assert refused.answer.word is Word.CONFLICT
-    # And having looked, it is refused for what it is.
+    # After reading again, the request is refused as invalid.
     with pytest.raises(BatchqError, match=r"expected at least|goes in a circle"):
         apply(store, left if turned else right)
 
@@ -121,7 +119,7 @@ def test_a_queue_is_not_deleted_while_another_is_put_below_it(turned: bool) -> N
     assert refused.answer.word is Word.CONFLICT
 
 
-def test_changes_that_mean_nothing_to_others_do_not_wait_for_each_other(store: MemoryStore) -> None:
+def test_independent_changes_do_not_conflict(store: MemoryStore) -> None:
     alone(store, queue("p", guarantee={"cpu": 3}), queue("a", "p"))
     left = apply(store, queue("a", "p", weight=4, stopPolicy="Hold"))
     right = apply(store, queue("b", capability={"cpu": 1}))
@@ -132,7 +130,7 @@ def test_changes_that_mean_nothing_to_others_do_not_wait_for_each_other(store: M
     assert [(write.kind, write.key) for write in left.writes] == [("Queue", "a")]
 
 
-def test_a_change_that_matters_writes_default_along_unchanged(store: MemoryStore) -> None:
+def test_a_change_of_the_tree_also_writes_default_unchanged(store: MemoryStore) -> None:
     alone(store, queue("default", weight=7), queue("p", guarantee={"cpu": 3}))
     before = stored(store, "default")
     transaction = apply(store, queue("p", guarantee={"cpu": 4}))

@@ -1,4 +1,4 @@
-"""From whose queue a claimant may take back: the proportion plugin at `reclaimable`."""
+"""The plugin proportion at `reclaimable`: the queues from which a preemptor may reclaim."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def asked(
     pods: tuple[int, ...] = (),
     claimant: str = "c",
 ) -> bool | None:
-    """What proportion says to `claimant` taking `victim`, or these pods of it."""
+    """Return the vote of proportion on `claimant` evicting `victim`, or these pods of it."""
     session = opened(*objects, plugins=("proportion",))
     taken = some_pods(session, victim, *pods) if pods else whole(session, victim)
     return answer(session, "reclaimable", claimant, taken, lacking=lacking)
 
 
 def queues(**of_b: Any) -> tuple[Any, ...]:
-    """Queues `a` and `b`, which deserve four cpus each, of eight."""
+    """Return queues `a` and `b`, which deserve four of eight cpus each."""
     four = {"deserved": amounts(cpu=4)}
     return (a_node(cpu=8), a_queue("a", **four), a_queue("b", **(four | of_b)))
 
@@ -32,20 +32,20 @@ def queues(**of_b: Any) -> tuple[Any, ...]:
 CLAIMANT = a_group("c", queue="a", cpu=1)
 
 
-def test_room_that_a_queue_holds_above_deserved_may_be_taken_back() -> None:
+def test_usage_above_what_a_queue_deserves_may_be_reclaimed() -> None:
     assert asked(*queues(), *running("v", cpu=5, queue="b"), CLAIMANT) is True
 
 
-def test_a_queue_at_what_it_deserves_is_left_alone() -> None:
+def test_nothing_is_reclaimed_from_a_queue_at_what_it_deserves() -> None:
     assert asked(*queues(), *running("v", cpu=4, queue="b"), CLAIMANT) is False
 
 
 def test_a_victim_may_take_its_queue_below_what_it_deserves() -> None:
-    """Above before the victim counts: else a gang larger than the surplus stays for good."""
+    """The usage before the eviction counts, or a gang larger than the surplus would never leave."""
     assert asked(*queues(), *running("v", 5, cpu=1, queue="b"), CLAIMANT) is True
 
 
-def test_only_a_dimension_that_the_claimant_lacks_counts() -> None:
+def test_only_dimensions_that_the_preemptor_lacks_count() -> None:
     world = (
         a_node(cpu=8, gpu=2),
         a_queue("a", deserved=amounts(cpu=4, gpu=2)),
@@ -58,7 +58,7 @@ def test_only_a_dimension_that_the_claimant_lacks_counts() -> None:
     assert asked(*world, lacking=()) is False
 
 
-def test_pods_count_only_where_the_queue_says_what_it_deserves_of_them() -> None:
+def test_pods_count_only_in_a_queue_that_states_deserved_pods() -> None:
     deserves_two = {"deserved": amounts(cpu=4, pods=2)}
     victims = running("v", 3, cpu=1, queue="b")
     assert asked(*queues(), *victims, CLAIMANT, lacking=("pods",)) is False
@@ -66,7 +66,7 @@ def test_pods_count_only_where_the_queue_says_what_it_deserves_of_them() -> None
     assert asked(*queues(), *victims, CLAIMANT, lacking=("podgroups",)) is False
 
 
-def test_a_queue_that_is_not_reclaimable_keeps_what_it_has() -> None:
+def test_nothing_is_reclaimed_from_a_queue_that_is_not_reclaimable() -> None:
     assert asked(*queues(reclaimable=False), *running("v", cpu=5, queue="b"), CLAIMANT) is False
 
 
@@ -77,19 +77,19 @@ def test_a_queue_keeps_its_guarantee(guaranteed: int, agreed: bool) -> None:
     assert asked(*world, *victims, CLAIMANT) is agreed
 
 
-def test_a_guarantee_of_what_the_victim_does_not_give_back_does_not_matter() -> None:
+def test_a_guarantee_of_a_resource_that_the_victim_does_not_hold_does_not_count() -> None:
     world = queues(guarantee=amounts(memory="1Gi"))
     assert asked(*world, *running("v", cpu=5, queue="b"), CLAIMANT) is True
 
 
-def test_pods_beyond_min_member_give_back_themselves_alone() -> None:
+def test_evicting_pods_beyond_min_member_frees_only_their_own_resources() -> None:
     world = queues(guarantee=amounts(cpu=4))
     victims = running("v", 5, minimum=1, cpu=1, queue="b")
     assert asked(*world, *victims, CLAIMANT, pods=(4,)) is True
     assert asked(*world, *victims, CLAIMANT, pods=(3, 4)) is False
 
 
-def test_the_victims_that_were_chosen_before_have_left() -> None:
+def test_victims_that_were_chosen_before_no_longer_count() -> None:
     session = opened(
         *queues(), *running("v", 5, minimum=1, cpu=1, queue="b"), CLAIMANT, plugins=("proportion",)
     )
@@ -101,7 +101,7 @@ def test_the_victims_that_were_chosen_before_have_left() -> None:
     assert answer(session, "reclaimable", "c", victim, lacking=["cpu"]) is False
 
 
-def test_within_its_own_queue_there_is_nothing_to_take_back() -> None:
+def test_nothing_is_reclaimed_within_a_queue() -> None:
     assert asked(*queues(), *running("v", cpu=5, queue="a"), CLAIMANT) is False
 
 
@@ -109,7 +109,7 @@ def test_within_its_own_queue_there_is_nothing_to_take_back() -> None:
 
 
 def tree(*, of_org: dict[str, Any] | None = None, of_team: dict[str, Any] | None = None) -> Any:
-    """`a` beside `org`, which has the teams `x` and `y`."""
+    """Return a tree of `a` and `org`, whose children are the teams `x` and `y`."""
     return (
         a_node(cpu=8),
         a_queue("a", deserved=amounts(cpu=4)),
@@ -119,7 +119,7 @@ def tree(*, of_org: dict[str, Any] | None = None, of_team: dict[str, Any] | None
     )
 
 
-def test_a_team_may_borrow_within_its_organisation_without_owing_it_to_others() -> None:
+def test_a_team_that_borrows_within_its_organisation_gives_nothing_back_to_others() -> None:
     assert asked(*tree(), *running("v", cpu=3, queue="x"), CLAIMANT) is False
     y = a_group("c", queue="y", cpu=1)
     assert asked(*tree(), *running("v", cpu=3, queue="x"), y) is True
@@ -142,7 +142,7 @@ def test_protection_of_an_organisation_covers_its_teams(kept: Any) -> None:
     assert asked(*tree(**kept), *running("v", cpu=5, queue="x"), CLAIMANT) is False
 
 
-def test_a_guarantee_of_an_organisation_does_not_matter_between_its_teams() -> None:
+def test_a_guarantee_of_an_organisation_does_not_count_between_its_teams() -> None:
     world = tree(of_org={"guarantee": amounts(cpu=3), "reclaimable": False})
     y = a_group("c", queue="y", cpu=1)
     assert asked(*world, *running("v", cpu=3, queue="x"), y) is True

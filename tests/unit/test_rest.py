@@ -1,4 +1,4 @@
-"""The judge of worlds at rest sees what stands still, and what may."""
+"""The invariant checker reports groups that wait without a reason in a cluster at rest."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def wrong(*objects: Any) -> list[str]:
     return nothing_waits_that_could_start(a_snapshot(*objects), 1_000, SchedulerConfig())
 
 
-def test_a_group_that_waits_beside_a_free_node_is_noticed() -> None:
+def test_a_group_that_waits_although_a_node_is_free_is_reported() -> None:
     found = wrong(a_node("n1", cpu=4), a_queue(), a_group("g", 2, cpu=2))
     assert found == ["default/g waits, and limits and nodes would take it"]
 
 
-def test_a_group_that_no_single_node_takes_may_wait() -> None:
+def test_a_group_that_fits_on_no_single_node_may_wait() -> None:
     nodes = [a_node("n1", cpu=2), a_node("n2", cpu=2)]
     assert wrong(*nodes, a_queue(), a_group("g", cpu=3)) == []
 
 
-def test_a_group_in_front_of_which_nobody_waits_is_kept_back_by_nobody() -> None:
-    """Strict as the queue is: `wide` is larger than all nodes, and waits for nothing that runs."""
+def test_a_group_behind_an_unsatisfiable_group_must_not_wait() -> None:
+    """Even in a strict queue: `wide` exceeds all nodes, so no end of a running group helps it."""
     found = wrong(
         a_node("n1", cpu=4),
         a_queue(strict=True),
@@ -47,7 +47,7 @@ def test_a_group_in_front_of_which_nobody_waits_is_kept_back_by_nobody() -> None
     assert found == ["default/small waits, and limits and nodes would take it"]
 
 
-def test_a_head_that_waits_for_a_running_pod_keeps_back_those_behind_it() -> None:
+def test_groups_behind_a_head_that_waits_for_a_running_pod_may_wait() -> None:
     assert (
         wrong(
             a_node("n1", cpu=4),
@@ -60,8 +60,8 @@ def test_a_head_that_waits_for_a_running_pod_keeps_back_those_behind_it() -> Non
     )
 
 
-def test_a_head_that_waits_for_its_own_former_pod_keeps_back_those_behind_it() -> None:
-    """It was suspended and resumed: its pod is in its grace still."""
+def test_groups_behind_a_head_that_waits_for_its_former_pod_may_wait() -> None:
+    """The head was suspended and resumed; its former pod is still in its grace period."""
     head, pod = a_running_group("head", node="n1", cpu=2, created=0)
     left = replace(head.status, phase=PodGroupPhase.PENDING, reserved_at=None, reservation={})
     small = a_group("small", created=1)
@@ -70,10 +70,8 @@ def test_a_head_that_waits_for_its_own_former_pod_keeps_back_those_behind_it() -
     assert wrong(a_queue(), *objects) == ["default/small waits, and limits and nodes would take it"]
 
 
-def test_a_promise_to_a_gang_that_lacks_nothing_holds_nothing() -> None:
-    """The ledger counts four cpus for an array of which one pod has succeeded, and the other waits
-    for its retry.
-    """
+def test_a_reservation_of_a_gang_that_lacks_no_pods_blocks_no_other_group() -> None:
+    """The ledger charges four cpus for an array with a succeeded pod and one awaiting a retry."""
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,
         admission=1,
@@ -90,7 +88,7 @@ def test_a_promise_to_a_gang_that_lacks_nothing_holds_nothing() -> None:
     assert found == ["default/whole waits, and limits and nodes would take it"]
 
 
-def test_a_pod_beyond_the_gang_that_waits_beside_a_free_node_is_noticed() -> None:
+def test_an_extra_pod_that_waits_although_a_node_is_free_is_reported() -> None:
     group, pod = a_running_group("r", node="n1", cpu=2, min_member=1)
     more = replace(group, spec=replace(group.spec, tasks=(a_task("w", 2, requests={"cpu": 2}),)))
     found = wrong(a_node("n1", cpu=4), more, pod)
@@ -99,9 +97,9 @@ def test_a_pod_beyond_the_gang_that_waits_beside_a_free_node_is_noticed() -> Non
     ]
 
 
-def test_the_gang_of_an_array_stays_as_it_was_when_a_gate_of_another_task_is_opened() -> None:
-    """The array was admitted with its pod of four cpus and lost its node; the gate of the small pod
-    was opened afterwards.
+def test_opening_a_gate_of_another_task_does_not_change_the_gang_of_an_array() -> None:
+    """The array was admitted with its pod of four cpus and lost its node; the small pod's gate was
+    opened afterwards.
     """
     status = PodGroupStatus(
         phase=PodGroupPhase.UNKNOWN,

@@ -60,23 +60,23 @@ def test_water_filling_above_floors(
     assert water_fill(amount, [QueuePart(*part) for part in parts])[0] == given_out
 
 
-def test_water_fill_tells_the_rest_that_no_queue_wants() -> None:
+def test_water_filling_returns_the_rest_that_no_queue_requests() -> None:
     assert water_fill(10, [QueuePart(1, 0, 3), QueuePart(1, 0, 4)]) == ([3, 4], 3)
 
 
-def test_a_fraction_that_rounding_leaves_is_not_unwanted() -> None:
+def test_a_fraction_lost_by_rounding_does_not_count_as_rest() -> None:
     assert water_fill(10, [QueuePart(1, 0, 9), QueuePart(1, 0, 9), QueuePart(1, 0, 9)]) == (
         [3, 3, 3],
         None,
     )
 
 
-def test_enough_for_all_and_nothing_left_is_enough() -> None:
+def test_an_amount_that_exactly_satisfies_all_leaves_no_rest() -> None:
     assert water_fill(7, [QueuePart(1, 0, 3), QueuePart(1, 0, 4)]) == ([3, 4], 0)
 
 
-def test_levels_a_hair_apart_are_told_apart() -> None:
-    # The first is full at 0.333333000001, the second at 0.333333333333.
+def test_nearly_equal_levels_are_distinguished() -> None:
+    # The first queue is satisfied at level 0.333333000001, the second at 0.333333333333.
     parts = [QueuePart(1_000_003, 0, 333_334), QueuePart(3, 0, 1)]
     assert water_fill(333_335, parts) == ([333_334, 1], 0)
 
@@ -88,7 +88,7 @@ _UNEVEN = st.lists(
 
 
 def _filled_simply(amount: int, parts: list[QueuePart]) -> list[int]:
-    """Raise everybody by weight until the next one is full or its floor is reached; again."""
+    """Raise all parts by weight until the next one is full or reaches its floor, and repeat."""
     level = Fraction(0)
 
     def at(height: Fraction) -> list[Fraction]:
@@ -120,17 +120,21 @@ def _filled_simply(amount: int, parts: list[QueuePart]) -> list[int]:
 
 
 @given(st.integers(0, 1000), _PARTS)
-def test_the_level_is_that_of_filling_step_by_step(amount: int, parts: list[QueuePart]) -> None:
+def test_the_level_equals_that_of_a_step_by_step_filling(
+    amount: int, parts: list[QueuePart]
+) -> None:
     assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
 
 
 @given(st.integers(0, 2**53), _UNEVEN)
-def test_so_it_is_among_large_and_uneven_weights(amount: int, parts: list[QueuePart]) -> None:
+def test_the_level_is_exact_for_large_and_uneven_weights(
+    amount: int, parts: list[QueuePart]
+) -> None:
     assert water_fill(amount, parts)[0] == _filled_simply(amount, parts)
 
 
 @given(st.integers(0, 1000), _PARTS)
-def test_nothing_is_given_out_twice_and_only_a_floor_exceeds_what_is_asked(
+def test_the_sum_never_exceeds_the_amount_and_only_a_floor_exceeds_a_request(
     amount: int, parts: list[QueuePart]
 ) -> None:
     given_out, unwanted = water_fill(amount, parts)
@@ -157,30 +161,30 @@ def test_the_share_is_that_of_the_dominant_dimension() -> None:
     assert share.rounded() == 0.9
 
 
-def test_pods_and_the_count_of_groups_are_left_apart() -> None:
+def test_pods_and_the_number_of_groups_do_not_count_in_a_share() -> None:
     assert share_of({"cpu": 1, "pods": 9, "podgroups": 9}, {"cpu": 2, "pods": 1}).rounded() == 0.5
 
 
-def test_pods_count_where_nothing_but_groups_is_left_apart() -> None:
+def test_pods_count_in_a_share_when_only_groups_are_excluded() -> None:
     share = share_of({"cpu": 1, "pods": 9}, {"cpu": 2, "pods": 10}, apart={"podgroups"})
     assert share.rounded() == 0.9
 
 
-def test_holding_what_is_not_deserved_is_an_infinite_share() -> None:
+def test_usage_of_a_resource_that_is_not_deserved_is_an_infinite_share() -> None:
     assert share_of({"cpu": 1}, {}).rounded() == "inf"
     assert share_of({"cpu": 1, "gpu": 1}, {"cpu": 9, "gpu": 0}).rounded() == "inf"
 
 
-def test_deserving_and_holding_nothing_of_a_resource_says_nothing() -> None:
+def test_a_resource_neither_deserved_nor_held_does_not_count() -> None:
     assert share_of({"cpu": 1, "gpu": 0}, {"cpu": 2, "gpu": 0}).rounded() == 0.5
 
 
-def test_a_queue_without_anything_counts_as_served() -> None:
+def test_a_queue_that_deserves_nothing_counts_as_served() -> None:
     assert share_of({}, {}).rounded() == 1.0
     assert share_of({"cpu": 0}, {"cpu": 0, "pods": 7}).rounded() == 1.0
 
 
-def test_a_queue_that_deserves_and_holds_nothing_has_a_share_of_nothing() -> None:
+def test_a_queue_that_deserves_something_and_holds_nothing_has_share_zero() -> None:
     assert share_of({}, {"cpu": 4}).rounded() == 0.0
 
 

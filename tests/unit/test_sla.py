@@ -1,4 +1,4 @@
-"""sla: whoever has waited too long comes first, and that is all."""
+"""The plugin sla: overdue groups come first, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def decided(
 IMPORTANT = (a_priority("high", 9), a_group("new", created=HOUR, priority_class_name="high"))
 
 
-def test_an_overdue_group_comes_before_the_more_important() -> None:
+def test_an_overdue_group_comes_before_groups_of_higher_priority() -> None:
     world = (a_node(cpu=1), *IMPORTANT, waits("old", sla="1h"))
     assert decided(*world, now_ms=HOUR).admitted == ["default/old"]
 
 
-def test_until_then_nothing_changes() -> None:
+def test_a_group_that_is_not_overdue_keeps_its_position() -> None:
     world = (a_node(cpu=1), *IMPORTANT, waits("old", sla="1h"))
     assert decided(*world, now_ms=HOUR - 1).admitted == ["default/new"]
 
 
-def test_named_after_priority_it_orders_equals_alone() -> None:
+def test_sla_after_priority_orders_only_groups_of_equal_priority() -> None:
     world = (a_node(cpu=1), *IMPORTANT, waits("old", sla="1h"))
     assert decided(*world, now_ms=HOUR, plugins=LAST).admitted == ["default/new"]
 
 
-def test_an_overdue_group_is_not_preempted_by_those_that_it_passed() -> None:
-    """It has started after it was due; it would have to leave in the next session."""
+def test_an_overdue_group_is_not_preempted_by_groups_that_it_passed() -> None:
+    """It started after it became overdue; otherwise the next session would evict it."""
     group, pod = running("old", started=2 * HOUR)
     old = structs.replace(group, metadata=waits("old", sla="1h").metadata)
     world = (a_node(cpu=1), *IMPORTANT, old, pod)
@@ -83,7 +83,7 @@ def test_the_longest_overdue_goes_first() -> None:
     assert decided(*world, now_ms=4 * HOUR).admitted == ["default/overdue"]
 
 
-def test_the_argument_holds_for_all_and_the_annotation_for_one() -> None:
+def test_the_argument_applies_to_all_groups_and_the_annotation_to_one() -> None:
     world = (a_node(cpu=1), *IMPORTANT, waits("old"))
     assert decided(*world, now_ms=HOUR).admitted == ["default/new"]
     assert decided(*world, now_ms=HOUR, waitingTime="1h").admitted == ["default/old"]
@@ -100,7 +100,7 @@ def test_sla_lets_no_group_past_a_limit() -> None:
     assert decided(*full, now_ms=5 * HOUR).admitted == []
 
 
-def test_the_place_counts_from_the_queue_time_not_from_the_creation() -> None:
+def test_the_wait_counts_from_the_queue_time_and_not_from_the_creation() -> None:
     back_again = PodGroupStatus(queue_time=2 * HOUR)
     back = structs.replace(waits("old", sla="1h"), status=back_again)
     world = (a_node(cpu=1), *IMPORTANT, back)
@@ -108,7 +108,7 @@ def test_the_place_counts_from_the_queue_time_not_from_the_creation() -> None:
     assert decided(*world, now_ms=3 * HOUR).admitted == ["default/old"]
 
 
-def test_an_annotation_that_is_no_duration_is_told_and_not_ignored() -> None:
+def test_an_annotation_that_is_not_a_duration_is_an_error() -> None:
     done = decided(a_node(cpu=1), waits("g", sla="soon"), now_ms=0)
     assert done.admitted == []
     assert done.reasons("g") == ["Misconfigured"]
@@ -118,7 +118,7 @@ def test_an_annotation_that_is_no_duration_is_told_and_not_ignored() -> None:
     )
 
 
-def test_the_clock_wakes_a_session_when_a_group_becomes_overdue() -> None:
+def test_a_session_runs_when_a_group_becomes_overdue() -> None:
     world = (a_node(cpu=1), waits("g", sla="1h", created=5), waits("h", sla="2h"))
     assert next_due_at(opened(*world, plugins=("sla",), now_ms=10)) == HOUR + 5
     assert next_due_at(opened(*world, plugins=("sla",), now_ms=HOUR + 5)) == 2 * HOUR
@@ -128,7 +128,7 @@ def test_the_clock_wakes_a_session_when_a_group_becomes_overdue() -> None:
 @pytest.mark.parametrize(
     "phase", [PodGroupPhase.RUNNING, PodGroupPhase.COMPLETED, PodGroupPhase.CANCELLED]
 )
-def test_a_group_that_runs_or_has_ended_waits_for_nothing(phase: PodGroupPhase) -> None:
+def test_a_group_that_runs_or_has_ended_has_no_due_time(phase: PodGroupPhase) -> None:
     gone = structs.replace(waits("g", sla="1h"), status=PodGroupStatus(phase=phase))
     session = opened(a_node(cpu=1), gone, waits("w"), plugins=("sla",), now_ms=2 * HOUR)
     keys = {key: session.group_key(group)[0] for key, group in session.by_key.items()}

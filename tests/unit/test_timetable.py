@@ -1,4 +1,4 @@
-"""What is charged when: slots, bookings and what is left beside them, one sentence each."""
+"""Future charges: slots, bookings and remaining capacity, one test for each rule."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ MINUTE = 60_000
 
 
 def opened(*objects: Any) -> Session:
-    """A session at NOW that has decided nothing."""
+    """Open a session at NOW, without running actions."""
     return assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
 
 
 def by_sums(*objects: Any) -> Session:
-    """The same, of a scheduler that places no pods: it goes by sums."""
+    """Open a session of a scheduler that places no pods and so compares only sums."""
     config = SchedulerConfig(actions=("enqueue", "backfill"))
     return assemble(config).open(a_snapshot(*objects), NOW)
 
 
 def running(name: str, cpu: int, ends_at: int | None, **more: Any) -> tuple[Any, ...]:
-    """A group that runs since 0."""
+    """Return a group that started at 0."""
     return a_running_group(name, cpu=cpu, walltime=ends_at, **more)
 
 
@@ -63,25 +63,25 @@ def test_a_group_that_fits_has_a_slot_now() -> None:
     assert slot(*FILLED, a_group("g", cpu=1)) == NOW
 
 
-def test_a_group_that_does_not_fit_has_a_slot_at_the_end_that_it_takes() -> None:
+def test_a_group_that_does_not_fit_has_a_slot_at_the_end_of_another_group() -> None:
     assert slot(*FILLED, a_group("g", cpu=4)) == 400_000
 
 
-def test_a_slot_waits_for_as_many_of_several_ends_as_leave_enough() -> None:
+def test_a_slot_begins_when_enough_groups_have_ended() -> None:
     world = (a_node(cpu=4), *running("a", 2, 300_000), *running("b", 2, 400_000))
     assert slot(*world, a_group("g", cpu=2)) == 300_000
     assert slot(*world, a_group("g", cpu=3)) == 400_000
 
 
-def test_a_group_that_should_have_ended_leaves_in_a_second() -> None:
+def test_an_overdue_group_is_expected_to_end_in_a_second() -> None:
     assert slot(a_node(cpu=4), *running("r", 3, 50_000), a_group("g", cpu=4)) == NOW + 1_000
 
 
-def test_no_slot_lies_behind_a_group_that_never_ends() -> None:
+def test_a_group_that_never_ends_leaves_no_slot() -> None:
     assert slot(a_node(cpu=4), *running("r", 3, None), a_group("g", cpu=4)) is None
 
 
-def test_no_slot_is_found_for_more_than_a_limit() -> None:
+def test_a_request_above_a_limit_has_no_slot() -> None:
     assert slot(*FILLED, a_group("g", cpu=5)) is None
 
 
@@ -105,7 +105,7 @@ def test_a_siblings_guarantee_delays_a_slot() -> None:
 
 
 def test_a_slot_is_long_enough() -> None:
-    """Between 200 s and 300 s there are three cpus, and from 400 s on."""
+    """Three cpus are free between 200 s and 300 s, and from 400 s on."""
     session = opened(
         a_node(cpu=4),
         *running("r", 3, 200_000),
@@ -119,7 +119,7 @@ def test_a_slot_is_long_enough() -> None:
     assert table.slot(of(session, "g"), None) == 400_000
 
 
-def test_whether_one_fits_now_goes_by_how_long() -> None:
+def test_whether_a_group_fits_now_depends_on_its_length() -> None:
     session = opened(*FILLED, a_group("head", cpu=4), a_group("g", cpu=1))
     table = LedgerTimeline(session)
     table.book(of(session, "head"), 400_000, MINUTE)
@@ -128,7 +128,7 @@ def test_whether_one_fits_now_goes_by_how_long() -> None:
     assert not table.fits_now(of(session, "g"), None)
 
 
-def test_a_started_group_counts_until_its_end_even_if_no_slot_was_asked_for_before() -> None:
+def test_a_started_group_counts_until_its_end_without_an_earlier_slot() -> None:
     session = opened(a_node(cpu=4), a_group("g", cpu=3), a_group("h", cpu=3))
     asked, unasked = LedgerTimeline(session), LedgerTimeline(session)
     assert asked.slot(of(session, "h"), MINUTE) == NOW
@@ -141,7 +141,7 @@ def test_a_started_group_counts_until_its_end_even_if_no_slot_was_asked_for_befo
         assert table.slot(of(session, "h"), MINUTE) == NOW + MINUTE
 
 
-def test_a_booking_in_a_plan_beside_is_not_booked_here() -> None:
+def test_a_booking_in_a_copied_plan_does_not_change_the_original() -> None:
     session = opened(*FILLED, a_group("head", cpu=4), a_group("g", cpu=1))
     table = LedgerTimeline(session)
     plan = table.beside()
@@ -150,39 +150,39 @@ def test_a_booking_in_a_plan_beside_is_not_booked_here() -> None:
     assert table.slot(of(session, "g"), MINUTE) == NOW
 
 
-# --- Who is charged still for what it left --------------------------------------------------------
+# --- Charges of former pods -----------------------------------------------------------------------
 
 
 def left(name: str, cpu: int, queue: str = "default") -> tuple[PodGroup, Pod]:
-    """A group that is Pending again; its pod was told to stop at NOW, and has thirty seconds."""
+    """Return a group that is Pending again, with a pod that terminates within 30 s of NOW."""
     group, pod = a_running_group(name, cpu=cpu, queue=queue)
     status = structs.replace(pod.status, terminating=True, terminating_at=NOW)
     group = structs.replace(group, status=PodGroupStatus(admission=1))
     return group, structs.replace(pod, status=status)
 
 
-def test_by_sums_a_group_does_not_wait_for_its_own_pods() -> None:
+def test_without_placement_a_group_does_not_wait_for_its_own_former_pods() -> None:
     session = by_sums(a_node(cpu=4), *left("g", 4))
     assert LedgerTimeline(session).slot(of(session, "g"), MINUTE) == NOW
 
 
-def test_nor_where_anything_is_guaranteed_to_others() -> None:
+def test_with_guarantees_a_group_does_not_wait_for_its_own_former_pods_either() -> None:
     siblings = (a_queue("s", guarantee=amounts(cpu=1)), a_queue("q"))
     session = by_sums(a_node(cpu=4), *siblings, *left("g", 3, queue="q"))
     assert LedgerTimeline(session).slot(of(session, "g"), MINUTE) == NOW
 
 
-def test_on_nodes_it_waits_until_its_own_pods_have_ended() -> None:
+def test_on_nodes_a_group_waits_until_its_former_pods_have_ended() -> None:
     assert slot(a_node(cpu=4), *left("g", 4)) == NOW + 30_000
     assert slot(a_node(cpu=8), *left("g", 4)) == NOW
 
 
-def test_others_wait_for_them() -> None:
+def test_other_groups_wait_until_its_former_pods_have_ended() -> None:
     assert slot(a_node(cpu=4), *left("r", 4), a_group("g", cpu=1)) == NOW + 30_000
 
 
-def test_room_a_group_still_holds_is_part_of_what_is_booked_for_it() -> None:
-    """Of five cpus it holds two, and is to have three: two are left, before and after."""
+def test_capacity_that_a_group_still_holds_is_part_of_its_booking() -> None:
+    """The group holds two of five cpus and is booked for three: two remain before and after."""
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
     session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=2), a_group("h", cpu=3))
@@ -192,8 +192,8 @@ def test_room_a_group_still_holds_is_part_of_what_is_booked_for_it() -> None:
     assert table.slot(of(session, "h"), MINUTE) == NOW + MINUTE
 
 
-def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> None:
-    """Two until its pod has ended, none until its start, three from then on."""
+def test_former_pods_count_until_they_end_and_a_booking_from_its_start() -> None:
+    """The group counts for two until its pod ends, for none until its start, then for three."""
     group, pod = left("back", 2)
     group = structs.replace(group, spec=structs.replace(group.spec, min_resources=amounts(cpu=3)))
     session = by_sums(a_node(cpu=5), group, pod, a_group("g", cpu=3), a_group("h", cpu=5))
@@ -204,7 +204,7 @@ def test_its_pods_count_until_they_end_and_what_is_booked_from_its_start() -> No
     assert table.slot(of(session, "h"), 2 * MINUTE) == NOW + 3 * MINUTE
 
 
-def test_nor_does_it_count_twice_where_its_time_is_over_before_its_pods_have_ended() -> None:
+def test_a_booking_that_ends_before_the_former_pods_is_not_counted_twice() -> None:
     session = by_sums(a_node(cpu=5), *left("back", 3), a_group("g", cpu=2))
     table = LedgerTimeline(session)
     table.book(of(session, "back"), NOW, 10_000)
@@ -214,8 +214,8 @@ def test_nor_does_it_count_twice_where_its_time_is_over_before_its_pods_have_end
 # --- Nodes ----------------------------------------------------------------------------------------
 
 
-def test_room_that_is_free_in_pieces_is_no_room_for_one_pod() -> None:
-    """One cpu is free on each node; on n1 the rest ends at 400 s, on n2 at 300 s."""
+def test_free_capacity_spread_over_nodes_does_not_fit_one_pod() -> None:
+    """One cpu is free on each node; the other pods end at 400 s on n1 and at 300 s on n2."""
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]
     world += [*running("a", 3, 400_000, node="n1"), *running("b", 3, 300_000, node="n2")]
     assert slot(*world, a_group("g", cpu=2)) == 300_000
@@ -223,17 +223,17 @@ def test_room_that_is_free_in_pieces_is_no_room_for_one_pod() -> None:
     assert slot(*world, a_group("g", 2, cpu=4)) == 400_000
 
 
-def test_no_sum_of_nodes_makes_room_for_what_no_node_has() -> None:
+def test_a_pod_larger_than_every_node_has_no_slot() -> None:
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 1, 300_000)]
     assert slot(*world, a_group("g", cpu=5)) is None
 
 
-def test_a_cordoned_node_takes_nobody_however_much_is_free_there() -> None:
+def test_a_cordoned_node_takes_no_group() -> None:
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True), *running("r", 3, 300_000)]
     assert slot(*world, a_group("g", cpu=4)) == 300_000
 
 
-def test_nodes_that_a_selector_leaves_out_are_no_room() -> None:
+def test_nodes_excluded_by_a_selector_do_not_count() -> None:
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4, labels={"gpu": "no"})]
     world += running("r", 3, 300_000, node="n1")
     task = a_task("w", 1, requests={"cpu": 2}, node_selector={"gpu": "no"})
@@ -242,8 +242,8 @@ def test_nodes_that_a_selector_leaves_out_are_no_room() -> None:
     assert slot(*world, a_group("g", tasks=(task,))) is None
 
 
-def test_a_booking_takes_room_on_nodes_that_others_leave_to_it() -> None:
-    """At 300 s both nodes are whole: for `head`, and one for another."""
+def test_a_booking_takes_nodes_that_other_groups_must_leave_free() -> None:
+    """At 300 s both nodes are free: one for `head` and one for another group."""
     session = opened(
         a_node("n1", cpu=4),
         a_node("n2", cpu=4),
@@ -264,14 +264,14 @@ def test_a_booking_takes_room_on_nodes_that_others_leave_to_it() -> None:
     assert not table.fits_now(of(session, "g"), 200_001)
 
 
-def test_the_largest_pods_of_several_sizes_find_their_nodes_first_if_need_be() -> None:
-    """In the order written, small ones would leave no node for the large one."""
+def test_the_largest_of_several_pod_sizes_are_placed_first_if_necessary() -> None:
+    """In the written order, the small pods would leave no node for the large one."""
     tasks = (a_task("small", 4, requests={"cpu": 1}), a_task("large", 1, requests={"cpu": 4}))
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4)]
     assert slot(*world, a_group("g", tasks=tasks)) == NOW
 
 
-def test_where_more_is_promised_than_machines_have_sums_decide() -> None:
+def test_with_overcommitted_nodes_only_the_sums_count() -> None:
     config = SchedulerConfig(settings=Settings(overcommit=1500))
     world = [a_node("n1", cpu=4), a_node("n2", cpu=4), *running("r", 4, None), a_group("g", cpu=6)]
     session = assemble(config).open(a_snapshot(*world), NOW)

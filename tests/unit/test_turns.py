@@ -34,7 +34,7 @@ def _tree() -> list[Any]:
     return [a_queue("x"), a_queue("x1", parent="x"), a_queue("x2", parent="x"), a_queue("y")]
 
 
-def test_a_charge_moves_the_shares_of_every_queue_above_it() -> None:
+def test_a_charge_changes_the_shares_of_all_ancestors() -> None:
     waiting = [a_group(f"in-{name}", queue=name) for name in ("x1", "x2", "y")]
     session = _session(a_node(cpu=9), *_tree(), *waiting)
     turns = FairShareSelector(session, ["x1", "x2", "y"])
@@ -54,7 +54,7 @@ def test_a_tree_is_served_level_by_level() -> None:
     assert decided.admitted == ["default/x1-0", "default/y-0", "default/x2-0", "default/y-1"]
 
 
-def test_an_admission_elsewhere_may_move_what_a_queue_deserves_and_so_its_turn() -> None:
+def test_an_admission_in_another_queue_may_change_what_a_queue_deserves_and_its_turn() -> None:
     session = _session(
         a_node(cpu=16),
         *(a_queue("a", weight=3), a_queue("b"), a_queue("c", deserved=amounts(cpu=4))),
@@ -79,7 +79,7 @@ def test_an_undone_admission_gives_a_turn_back() -> None:
     assert turns.next() == "x1"
 
 
-def test_a_queue_that_is_done_leaves_its_level_to_the_others() -> None:
+def test_a_queue_without_pending_groups_leaves_the_turns_to_its_siblings() -> None:
     session = _session(a_node(cpu=9), *_tree())
     turns = FairShareSelector(session, ["x1", "x2", "y"])
     served = []
@@ -89,7 +89,7 @@ def test_a_queue_that_is_done_leaves_its_level_to_the_others() -> None:
     assert served == ["x1", "x2", "y"]
 
 
-def test_a_queue_above_others_that_has_a_turn_itself_goes_before_them() -> None:
+def test_an_inner_queue_with_groups_of_its_own_comes_before_its_children() -> None:
     turns = FairShareSelector(_session(*_tree()), ["x1", "x", "y"])
     served = []
     while (name := turns.next()) is not None:
@@ -98,7 +98,7 @@ def test_a_queue_above_others_that_has_a_turn_itself_goes_before_them() -> None:
     assert served == ["x", "x1", "y"]
 
 
-def test_one_line_for_all_stands_at_the_root_and_needs_no_key() -> None:
+def test_a_single_pending_queue_belongs_to_the_root_and_needs_no_key() -> None:
     plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
     session = assemble(SchedulerConfig(plugins=plugins)).open(a_snapshot(a_node(cpu=1)), 0)
     turns = FairShareSelector(session, ["root"])

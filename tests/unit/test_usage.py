@@ -1,4 +1,4 @@
-"""What queues have used over time: weights, shares, and what does not count."""
+"""Usage of queues over time: decay, shares, and runs that do not count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opened(*objects: Any) -> Session:
 
 
 def ran(name: str, cpu: int, start: int, end: int | None, reason: str = "") -> tuple[Any, Any]:
-    """A group of one pod that ran; until now, if it has no end."""
+    """Return a group of one pod that ran, until now if it has no end."""
     group, pod = a_running_group(name, cpu=cpu, queue="q")
     ended = {} if end is None else {"finished_at": end, "phase": PodPhase.SUCCEEDED}
     pod = structs.replace(
@@ -45,7 +45,7 @@ def share(*objects: Any) -> Fraction:
     return used_share(opened(*objects), SCOPE, ROOT)
 
 
-def test_after_a_half_life_what_was_used_counts_for_half() -> None:
+def test_usage_counts_for_half_after_a_half_life() -> None:
     assert weight(0, WEEK) == 2**30
     assert weight(WEEK, WEEK) == 2**29
     assert weight(3 * WEEK, WEEK) == 2**27
@@ -53,18 +53,18 @@ def test_after_a_half_life_what_was_used_counts_for_half() -> None:
     assert weight(WEEK // 2, WEEK) == 759_250_124
 
 
-def test_a_queue_that_has_used_nothing_has_no_share() -> None:
+def test_a_queue_without_usage_has_share_zero() -> None:
     assert share() == 0
     assert share(a_group("waits", queue="q")) == 0
 
 
-def test_a_queue_that_has_all_nodes_for_ever_has_used_all() -> None:
+def test_a_queue_that_always_held_all_nodes_has_used_everything() -> None:
     assert share(*ran("r", 8, 0, None)) > Fraction(999, 1000)
     assert share(*ran("r", 8, 0, None)) <= 1
 
 
-def test_an_ended_run_counts_as_a_running_one_does() -> None:
-    """An hour's run that has just ended, and one that goes on."""
+def test_an_ended_run_counts_like_a_running_one() -> None:
+    """Compare a run of an hour that just ended with one that continues."""
     ended, runs = share(*ran("e", 4, NOW - HOUR, NOW)), share(*ran("r", 4, NOW - HOUR, None))
     assert ended > 0
     assert abs(ended - runs) < runs / 100
@@ -77,18 +77,18 @@ def test_a_run_that_ended_a_half_life_ago_counts_for_half() -> None:
 
 
 def test_the_last_year_of_a_run_of_a_million_years_counts() -> None:
-    """Whoever may write a pod may say so; hour by hour, that kept a session for hours."""
+    """Any writer of a pod may claim such a run; summing up every hour of it would take hours."""
     ages = ran("old", 8, -(2**55), NOW)
     assert share(*ages) == share(*ran("new", 8, NOW - 365 * DAY, NOW))
 
 
-def test_runs_that_reclaim_or_preempt_took_away_are_not_counted() -> None:
+def test_runs_lost_to_reclaim_or_preempt_are_not_counted() -> None:
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.RECLAIMED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.PREEMPTED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.NODE_LOST)) > 0
 
 
-def test_the_dimension_of_which_most_was_used_decides() -> None:
+def test_the_dominant_dimension_of_the_usage_decides() -> None:
     session = opened(*ran("e", 4, NOW - HOUR, NOW))
     assert used_share(session, SCOPE, {**ROOT, **amounts(gpu=1)}) == used_share(
         session, SCOPE, ROOT

@@ -1,4 +1,4 @@
-"""Who may be taken: gang, priority, conformance and drf, each asked by itself; minRuntime."""
+"""Votes on victims: gang, priority, conformance and drf one at a time, and minRuntime."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ BOTH = ("preemptable", "reclaimable")
 
 
 @pytest.mark.parametrize("point", BOTH)
-def test_pods_beyond_min_member_may_leave_one_by_one_and_the_others_not(point: str) -> None:
+def test_only_pods_beyond_min_member_may_be_evicted_one_by_one(point: str) -> None:
     session = opened(*running("v", 3, minimum=2), a_group("c"), plugins=("gang",))
     assert answer(session, point, "c", some_pods(session, "v", 2)) is None
     assert answer(session, point, "c", some_pods(session, "v", 1, 2)) is False
 
 
 @pytest.mark.parametrize("point", BOTH)
-def test_a_gang_leaves_as_a_whole_or_stays(point: str) -> None:
+def test_a_gang_is_evicted_whole_or_not_at_all(point: str) -> None:
     session = opened(*running("v", 2), a_group("c"), plugins=("gang",))
     assert answer(session, point, "c", some_pods(session, "v", 1)) is False
     assert answer(session, point, "c", whole(session, "v")) is None
 
 
-def test_the_last_pod_of_an_array_is_not_one_beyond_min_member() -> None:
+def test_the_last_pod_of_an_array_is_not_beyond_min_member() -> None:
     session = opened(*running("v", 1, minimum=1, replicas=5), a_group("c"), plugins=("gang",))
     assert answer(session, "preemptable", "c", some_pods(session, "v", 0)) is False
 
 
-def test_a_pod_that_has_been_chosen_before_counts_no_more() -> None:
+def test_a_pod_that_was_chosen_before_does_not_count_as_remaining() -> None:
     session = opened(*running("v", 3, minimum=2), a_group("c"), plugins=("gang",))
     group = session.by_key["default/v"]
     victim = some_pods(session, "v", 1)
@@ -48,14 +48,14 @@ def test_a_pod_that_has_been_chosen_before_counts_no_more() -> None:
     assert answer(session, "preemptable", "c", victim) is False
 
 
-def test_a_pod_that_terminates_already_is_none_that_stays() -> None:
+def test_a_terminating_pod_does_not_count_as_remaining() -> None:
     group, first, second, third = running("v", 3, minimum=2)
     ending = structs.replace(third, status=structs.replace(third.status, terminating=True))
     session = opened(group, first, second, ending, a_group("c"), plugins=("gang",))
     assert answer(session, "preemptable", "c", some_pods(session, "v", 1)) is False
 
 
-def test_a_task_keeps_its_min_available_though_the_group_has_enough() -> None:
+def test_a_task_keeps_its_min_available_even_if_the_group_has_enough_pods() -> None:
     session = opened(*two_tasks("v", least=2, lead=1, work=3), a_group("c"), plugins=("gang",))
     assert answer(session, "preemptable", "c", some_pods(session, "v", 0, task="lead")) is False
     assert answer(session, "preemptable", "c", some_pods(session, "v", 2, task="work")) is None
@@ -69,7 +69,7 @@ def test_a_task_keeps_its_min_available_though_the_group_has_enough() -> None:
 
 CLASSES = (a_priority("low", 1), a_priority("mid", 5), a_priority("high", 9))
 
-#: Claimant's class, victim's class -> may a gang be taken, its extras, an array's pods?
+#: (preemptor's class, victim's class) -> votes on a gang, its extra pods, an array's pods.
 BY_CLASS = {
     ("high", "mid"): (True, True, True),
     ("mid", "mid"): (False, True, False),
@@ -100,18 +100,20 @@ def of_classes(claimant: str, victim: str, **preemption: Any) -> Any:
 
 
 @pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
-def test_priority_agrees_to_what_is_less_important(claimant: str, victim: str) -> None:
+def test_priority_agrees_to_victims_of_lower_priority(claimant: str, victim: str) -> None:
     session = of_classes(claimant, victim)
     assert by_class(session, "preemptable") == BY_CLASS[claimant, victim]
 
 
 @pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
-def test_between_queues_lower_priority_is_the_rule_of_one_queue(claimant: str, victim: str) -> None:
+def test_reclaim_lower_priority_applies_the_rule_of_one_queue_between_queues(
+    claimant: str, victim: str
+) -> None:
     session = of_classes(claimant, victim, reclaim="LowerPriority")
     assert by_class(session, "reclaimable") == BY_CLASS[claimant, victim]
 
 
-def test_between_queues_priority_does_not_matter_to_a_queue_that_reclaims_from_any() -> None:
+def test_a_queue_that_reclaims_from_any_ignores_priority_between_queues() -> None:
     session = of_classes("low", "high", reclaim="Any")
     assert by_class(session, "reclaimable") == (True, True, True)
 
@@ -126,14 +128,14 @@ def test_by_default_a_queue_reclaims_from_none() -> None:
 
 @pytest.mark.parametrize("point", BOTH)
 @pytest.mark.parametrize("namespace", ["system", "kube-system"])
-def test_nothing_is_taken_from_what_keeps_the_system_going(point: str, namespace: str) -> None:
+def test_groups_of_system_namespaces_are_not_evicted(point: str, namespace: str) -> None:
     victims = (*running("v", namespace=namespace), *running("w", namespace="systems"))
     session = opened(*victims, a_group("c"), plugins=("conformance",))
     assert answer(session, point, "c", whole(session, "v", namespace)) is False
     assert answer(session, point, "c", whole(session, "w", "systems")) is None
 
 
-def test_the_protected_namespaces_can_be_named() -> None:
+def test_the_protected_namespaces_can_be_configured() -> None:
     victims = (*running("v", namespace="system"), *running("w", namespace="ops"))
     session = opened(
         *victims,
@@ -152,7 +154,7 @@ def votes(session: Any, point: str = "preemptable") -> bool:
     return bool(vote(session, point, session.by_key["default/c"], whole(session, "v"), Shortage()))
 
 
-#: Whom the plugin `priority` alone agrees to, at either point.
+#: A configuration in which only the plugin `priority` votes.
 AGREED: dict[str, Any] = {"plugins": ("priority",), "min_runtime_ms": 30_000}
 
 
@@ -169,7 +171,7 @@ def test_a_group_that_has_run_for_less_than_min_runtime_is_no_victim(point: str)
     assert votes(opened(*world, now_ms=40_000, **AGREED), point) is True
 
 
-def test_a_group_that_has_lost_pods_meanwhile_is_protected_as_before() -> None:
+def test_a_group_that_lost_pods_in_the_meantime_is_still_protected() -> None:
     world = low_and_high(started=10_000, phase=PodGroupPhase.UNKNOWN)
     assert votes(opened(*world, now_ms=39_999, **AGREED)) is False
     assert votes(opened(*world, now_ms=40_000, **AGREED)) is True
@@ -196,7 +198,7 @@ def test_no_plugin_is_asked_about_a_protected_victim() -> None:
     assert asked == []
 
 
-def test_without_min_runtime_nobody_is_protected() -> None:
+def test_without_min_runtime_no_group_is_protected() -> None:
     session = opened(*low_and_high(started=10), plugins=("priority",), now_ms=10)
     assert votes(session) is True
 
@@ -206,7 +208,7 @@ def test_a_group_that_is_in_queue_and_does_not_run_is_not_protected() -> None:
     assert votes(session) is True
 
 
-def test_the_end_of_a_protection_wakes_a_session() -> None:
+def test_a_session_runs_when_a_protection_ends() -> None:
     early, late = running("v", started=10_000), running("w", started=5_000)
     world = (a_node(cpu=4), *early, *late, a_group("c"))
     session = opened(*world, now_ms=36_000, **AGREED)
@@ -221,7 +223,7 @@ def test_the_end_of_a_protection_wakes_a_session() -> None:
 # --- drf ------------------------------------------------------------------------------------
 
 
-def test_drf_takes_extra_pods_as_long_as_the_victim_keeps_as_much_as_the_claimant_gets() -> None:
+def test_drf_agrees_to_extra_pods_while_the_victim_keeps_as_much_as_the_preemptor_gets() -> None:
     world = (
         a_node(cpu=8, memory="8Gi"),
         *running("v", 4, minimum=1),
@@ -235,7 +237,7 @@ def test_drf_takes_extra_pods_as_long_as_the_victim_keeps_as_much_as_the_claiman
 
 
 def test_drf_compares_the_dominant_share_of_each() -> None:
-    """3 of 8 cpu is less than 7 of 16 GiB: the dimensions differ, the shares compare."""
+    """3 of 8 cpus is a lower share than 7 of 16 GiB, although the dimensions differ."""
     world = (a_node(cpu=8, memory="16Gi"), *running("v", 4, minimum=1))
     memory = a_group("m", min_resources={"memory": 7 * 2**30})
     less = a_group("l", min_resources={"memory": 6 * 2**30})
@@ -249,7 +251,7 @@ def test_drf_refuses_a_victim_that_leaves_whole_and_keeps_no_share() -> None:
     assert answer(session, "preemptable", "c", whole(session, "v")) is False
 
 
-def test_drf_orders_groups_by_what_they_hold_of_the_cluster() -> None:
+def test_drf_orders_groups_by_their_share_of_the_cluster() -> None:
     world = (
         a_node(cpu=8, gpu=2),
         *running("much", 4, minimum=1),

@@ -1,4 +1,4 @@
-"""A session in which one plugin at a time is asked about claimants and victims."""
+"""A session in which one plugin at a time votes on preemptors and victims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def running(
     phase: PodGroupPhase = PodGroupPhase.RUNNING,
     **spec: Any,
 ) -> tuple[Any, ...]:
-    """A group with this many pods on a node, charged for them alone; and the pods."""
+    """Return a group charged only for this many pods on a node, and the pods."""
     least = pods if minimum is None else minimum
     status = PodGroupStatus(
         phase=phase,
@@ -50,7 +50,7 @@ def running(
 
 
 def two_tasks(name: str, *, least: int, **counts: int) -> tuple[Any, ...]:
-    """A running group whose tasks each have one pod that must stay; `counts` is task -> pods."""
+    """Return a running group whose tasks must each keep one pod; `counts` is task -> pods."""
     tasks = tuple(a_task(task, count, minimum=1) for task, count in counts.items())
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,
@@ -65,7 +65,7 @@ def two_tasks(name: str, *, least: int, **counts: int) -> tuple[Any, ...]:
         for task, count in counts.items()
         for index in range(count)
     ]
-    # Built by index within a task; a group's pods need uids of their own.
+    # The builder numbers pods within a task; the uids must be unique within the group.
     return (group, *_with_uids(pods))
 
 
@@ -83,7 +83,7 @@ def opened(
     plugin_config: dict[str, dict[str, object]] | None = None,
     **settings: Any,
 ) -> Session:
-    """A session over these objects, with these plugins alone, that has decided nothing."""
+    """Open a session over these objects with only these plugins, without running actions."""
     config = SchedulerConfig(
         plugins=tuple(PluginEntry(name=name) for name in plugins),
         plugin_config=plugin_config or {},
@@ -93,13 +93,13 @@ def opened(
 
 
 def whole(session: Session, name: str, namespace: str = "default") -> Victim:
-    """All of a group."""
+    """Return a victim of all pods of a group."""
     group = session.by_key[f"{namespace}/{name}"]
     return Victim(group, tuple(group.pods.values()), whole=True)
 
 
 def some_pods(session: Session, name: str, *indices: int, task: str = "w") -> Victim:
-    """These pods of a group."""
+    """Return a victim of these pods of a group."""
     group = session.by_key[f"default/{name}"]
     pods = tuple(
         pod for pod in group.pods.values() if pod.spec.task == task and pod.spec.index in indices
@@ -111,7 +111,7 @@ def some_pods(session: Session, name: str, *indices: int, task: str = "w") -> Vi
 def answer(
     session: Session, point: str, claimant: str, victim: Victim, *, lacking: Iterable[str] = ()
 ) -> bool | None:
-    """What the one plugin at the point says to a claimant that lacks these dimensions."""
+    """Return the plugin's vote at the point for a preemptor that lacks these dimensions."""
     (entry,) = session.plugins.points[point]
     group = session.by_key[f"default/{claimant}"]
     said: bool | None = entry.function(session, group, victim, Shortage(frozenset(lacking)))

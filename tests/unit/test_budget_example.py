@@ -164,6 +164,8 @@ def test_wrong_arguments_print_the_usage(words: list[str]) -> None:
     assert done.stderr == "usage: budget.py CPU-HOURS.yml [LEDGER.json]\n"
 
 
-def test_it_does_not_start_without_a_budget_file(budget: ModuleType, tmp_path: Path) -> None:
+def test_the_program_does_not_start_without_a_budget_file(
+    budget: ModuleType, tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit, match="names no namespace with a budget"):
         budget.Budgets(tmp_path / "missing.yml")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
@@ -35,6 +35,8 @@ from batchq.core.session.state import (
     QueueState,
 )
 
+#: One group, and the classes that have the same claim on others.
+_Kind: TypeAlias = tuple[GroupState, Mapping[Key, EquivalenceClass]]
 #: No verdicts, at no version of the ledger.
 _NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
 
@@ -220,20 +222,29 @@ def select(
         hope = hopes(name) if kinds else None
         if hope is None:
             continue
-        hoping: list[EquivalenceClass] = []
-        others: list[EquivalenceClass] = []
-        any_hopes = False
+        hoping: list[_Kind] = []
+        others: list[_Kind] = []
         for alike in kinds.values():
             first = next(iter(alike.values())).first
-            is_hopeful = hope(first)
-            any_hopes = any_hopes or is_hopeful
-            if may(first):
-                lacking = [one for one in alike.values() if one.told and lacks(one.told)]
-                (hoping if is_hopeful else others).extend(lacking)
-        if any_hopes:
-            tried += hoping
-            later += others
+            (hoping if hope(first) else others).append((first, alike))
+        if hoping:
+            tried += _lacking(hoping, may, lacks)
+            later += _lacking(others, may, lacks)
     return ClassSelection(tried, later)
+
+
+def _lacking(
+    kinds: Iterable[_Kind],
+    may: Callable[[GroupState], bool],
+    lacks: Callable[[Blockers], bool],
+) -> list[EquivalenceClass]:
+    return [
+        one
+        for first, alike in kinds
+        if may(first)
+        for one in alike.values()
+        if one.told and lacks(one.told)
+    ]
 
 
 def asked_in_classes(

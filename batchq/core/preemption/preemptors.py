@@ -71,8 +71,6 @@ class PodRequest(NamedTuple):
 
     priority: int
     asks: Amounts
-    #: Whether their priority class lets them evict.
-    may_evict: bool
 
 
 #: Queue -> a cheap test whether a request in it could be met; None if no request could.
@@ -119,9 +117,7 @@ def _hope_in(session: Session, hopes: Hopes, name: str) -> Callable[[GroupState]
     could_have = hopes(name)
     if could_have is None:
         return None
-    return lambda group: could_have(
-        PodRequest(group.priority, group.reservation, may_evict(session, group))
-    )
+    return lambda group: could_have(PodRequest(group.priority, group.reservation))
 
 
 def _lacks_room(told: Blockers) -> bool:

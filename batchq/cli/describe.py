@@ -31,7 +31,6 @@ from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
 from batchq.cli import checks
 from batchq.cli.checks import show_checks_of_group
-from batchq.cli.endings import ending_text
 from batchq.cli.gates import opened_text
 from batchq.cli.jobs import row_of
 from batchq.cli.output import tables
@@ -44,7 +43,13 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import show_data, show_fields, show_section
 from batchq.cli.output.terminal import echo
-from batchq.cli.output.values import complete_kind, kind_and_name, kind_of_word, name_of_kind
+from batchq.cli.output.values import (
+    complete_kind,
+    ending_text,
+    kind_and_name,
+    kind_of_word,
+    name_of_kind,
+)
 from batchq.cli.queues import show_queue_page
 from batchq.client import Client
 from batchq.client.overview import Explanation, GroupView

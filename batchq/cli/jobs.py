@@ -14,7 +14,6 @@ from batchq.api.objects import API_VERSION, Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.resources import format_quantity
 from batchq.api.times import SECOND, describe_age, format_instant
-from batchq.cli.endings import warn_no_leader
 from batchq.cli.objects import show_unreadable
 from batchq.cli.output.options import (
     LIST_FORMATS,
@@ -36,12 +35,11 @@ from batchq.cli.output.render import (
 )
 from batchq.cli.output.tables import groups_table
 from batchq.cli.output.terminal import echo
-from batchq.cli.output.values import name_of_kind
+from batchq.cli.output.values import name_of_kind, warn_no_leader
 from batchq.client import Client
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
 from batchq.client.outcomes import ExpectedStart, Starts, StartView
-from batchq.client.overview import GATED, GroupView
-from batchq.client.position import Others
+from batchq.client.overview import GATED, GroupView, Others
 from batchq.client.queues import ROOT
 
 

@@ -11,11 +11,11 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, describe, format_quantity
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
-from batchq.cli.endings import warn_no_leader
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_data, show_fields, show_section
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
 from batchq.client.outcomes import Awaiting, GroupPlan, Outcome, Victim
 from batchq.client.plan import Plan

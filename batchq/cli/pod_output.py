@@ -8,7 +8,6 @@ import sys
 import click
 
 from batchq.api.objects import PodGroup
-from batchq.cli.endings import interruption_of
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -18,7 +17,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo, on_interrupt, raw_option
-from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
+from batchq.cli.output.values import as_duration, group_key, interruption_of, left_of, seconds_of
 from batchq.client import Client
 
 

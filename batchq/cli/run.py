@@ -21,7 +21,6 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
-from batchq.cli.endings import ending_text
 from batchq.cli.objects import queues_to_keep_stopped, warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.render import aligned, one_line
@@ -33,7 +32,7 @@ from batchq.cli.output.terminal import (
     on_interrupt,
     raw_option,
 )
-from batchq.cli.output.values import as_duration, seconds_of
+from batchq.cli.output.values import as_duration, ending_text, seconds_of
 from batchq.cli.request_options import mark_groups
 from batchq.client import Client
 from batchq.client.overview import GroupView

@@ -30,7 +30,6 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted, shown
 from batchq.api.objects import PodGroup, key_of, kind_of
 from batchq.api.times import describe_age
-from batchq.cli.endings import exit_code_of, interruption_of, print_results
 from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import reference, show_objects
@@ -42,7 +41,13 @@ from batchq.cli.output.terminal import (
     on_interrupt,
     raw_option,
 )
-from batchq.cli.output.values import as_duration, seconds_of
+from batchq.cli.output.values import (
+    as_duration,
+    exit_code_of,
+    interruption_of,
+    print_results,
+    seconds_of,
+)
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.request import marked

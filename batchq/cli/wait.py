@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from batchq.cli.endings import exit_code_of, interruption_of, print_results, warn_if_no_leader
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -18,7 +17,16 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import report, show_data
 from batchq.cli.output.terminal import on_interrupt, raw_option
-from batchq.cli.output.values import as_duration, group_keys, left_of, seconds_of
+from batchq.cli.output.values import (
+    as_duration,
+    exit_code_of,
+    group_keys,
+    interruption_of,
+    left_of,
+    print_results,
+    seconds_of,
+    warn_if_no_leader,
+)
 from batchq.cli.run import display, has_ended
 from batchq.client import Client
 from batchq.client.watch import Result

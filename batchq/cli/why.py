@@ -24,7 +24,7 @@ from batchq.cli.output.render import one_line, show_data, show_fields, show_sect
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
 from batchq.client.connection import NO_LEADER
-from batchq.client.position import Backfilling, Others
+from batchq.client.overview import Backfilling, Others
 from batchq.client.why import Period, Reason, Start, Why
 
 #: Reasons that end when other groups end.

@@ -32,7 +32,7 @@ from batchq.api.transaction import (
 )
 from batchq.assembly import assemble
 from batchq.changes import explain_refusal
-from batchq.client.position import Others, others
+from batchq.client.overview import Others, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.earliest_fit import Forecast, forecast

@@ -27,7 +27,7 @@ from batchq.client.outcomes import (
     victims,
     with_objects,
 )
-from batchq.client.position import backfilling_of, gates_of_task
+from batchq.client.overview import backfilling_of, gates_of_task
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,

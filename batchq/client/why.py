@@ -33,8 +33,16 @@ from batchq.client.outcomes import (
     group_plan,
     no_node_ever,
 )
-from batchq.client.overview import Awaited, GroupView, Overview
-from batchq.client.position import Backfilling, Others, backfilling_of, gated_pods, others
+from batchq.client.overview import (
+    Awaited,
+    Backfilling,
+    GroupView,
+    Others,
+    Overview,
+    backfilling_of,
+    gated_pods,
+    others,
+)
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.core.forecast.earliest_fit import Forecast, forecast

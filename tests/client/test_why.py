@@ -16,7 +16,7 @@ from batchq.api.objects import (
 from batchq.api.reasons import Waiting
 from batchq.assembly import assemble
 from batchq.cli.why import show_why
-from batchq.client.position import Others, others
+from batchq.client.overview import Others, others
 from batchq.client.why import Why
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.settings import Settings

@@ -27,8 +27,8 @@ from batchq.api.transaction import (
     namespace_scope,
     node_scope,
 )
-from batchq.cli.endings import ending_text
 from batchq.cli.output.render import Table
+from batchq.cli.output.values import ending_text
 from batchq.client.overview import Awaited, GroupView
 from batchq.client.queues import QueueView
 

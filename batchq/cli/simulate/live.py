@@ -17,11 +17,11 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
-from batchq.cli.endings import warn_no_leader
 from batchq.cli.output.options import Globals
 from batchq.cli.output.render import Table, show_data, show_section, show_table
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo, on_interrupt
+from batchq.cli.output.values import warn_no_leader
 from batchq.cli.simulate.inputs import check_output, write_whole
 from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError

@@ -30,8 +30,7 @@ from batchq.core.pending.queue import (
 )
 from batchq.core.pending.waiting_for_nodes import keep_places, note_first_waiting
 from batchq.core.placement.elastic import GrowingGroups, is_drained, start_extras, waiting_shapes
-from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
-from batchq.core.placement.node_refusals import wanted_of
+from batchq.core.placement.feasibility import fits_when_empty, wanted_of, why_not_when_empty
 from batchq.core.placement.placement import explain_no_node, gang_of
 from batchq.core.placement.trial import PLUGIN as NODES
 from batchq.core.placement.trial import seek

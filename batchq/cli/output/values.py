@@ -1,5 +1,5 @@
-"""Values on the command line, as click callbacks (quantities, durations, pairs, kinds); and the last
-messages and exit codes of commands that wait for groups.
+"""Values on the command line as click callbacks: quantities, durations, pairs and kinds. Also the
+last messages and exit codes of commands that wait for groups.
 """
 
 from __future__ import annotations

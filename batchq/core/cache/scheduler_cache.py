@@ -42,7 +42,7 @@ from batchq.core.cache.generation import Generation
 from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.registry import PluginRegistry
 from batchq.core.pending.equivalence import WakeUpIndex
-from batchq.core.placement.node_refusals import NODE_REFUSALS, NodeRefusals
+from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView

@@ -21,7 +21,7 @@ from batchq.core.extension.points import Registration
 from batchq.core.pending.eligibility import state_refusals
 from batchq.core.pending.equivalence import ClassSelection, PendingIterator
 from batchq.core.pending.inadmissible import is_lifted_with_all
-from batchq.core.placement.node_refusals import NODE_REFUSALS
+from batchq.core.placement.feasibility import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.core.forecast.timeline import timeline_of
 from batchq.core.pending.queue import is_in_class, out_of_line_refusals, waits_in_line, wake_class
-from batchq.core.placement.feasibility import fits_when_empty
-from batchq.core.placement.node_refusals import NODE_REFUSALS
+from batchq.core.placement.feasibility import NODE_REFUSALS, fits_when_empty
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import PLUGIN, hold, seek, seek_for_admitted
 from batchq.core.preemption.preemptors import EVICTION_BUDGET

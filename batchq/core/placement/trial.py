@@ -2,7 +2,7 @@
 
 A trial is allocate's own placement, on what is free and not kept for other groups. The places that
 it finds are taken off the nodes at once and kept (batchq.core.placement.kept_places); refused gangs
-are cached (batchq.core.placement.node_refusals).
+are cached (batchq.core.placement.feasibility).
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
 from batchq.core.forecast.node_timeline import Room, nodes_decide
-from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
+from batchq.core.placement.feasibility import (
+    NODE_REFUSALS,
+    fits_when_empty,
+    wanted_of,
+    why_not_when_empty,
+)
 from batchq.core.placement.gangs import bind_until_ready
-from batchq.core.placement.node_refusals import NODE_REFUSALS, wanted_of
 from batchq.core.placement.placement import (
     explain_no_node,
     fill_largest_first,

@@ -35,14 +35,15 @@ from batchq.core.extension.traits import Rule
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
-from batchq.core.session.effects import Effects, Refusals
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session_groups import (
     BusyGroups,
+    Effects,
     InadmissibleSet,
     PendingGroups,
     PledgedVictims,
     QueueHeads,
+    Refusals,
 )
 from batchq.core.session.session_nodes import SessionNodes
 from batchq.core.session.settings import Settings

@@ -33,7 +33,7 @@ from batchq.config.model import (
     lacks,
 )
 from batchq.core.extension.points import POINTS
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")

@@ -16,7 +16,7 @@ from batchq.api.notation import Malformed
 from batchq.api.objects import Duration, Factor, Value
 from batchq.api.times import format_duration
 from batchq.core.extension.points import POINTS
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 
 _TIMES = Settings()
 

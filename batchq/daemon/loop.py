@@ -36,7 +36,7 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from msgspec import Struct
 
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage

@@ -15,8 +15,7 @@ from batchq.core.placement.kept_places import store_kept_places
 from batchq.core.session.open_session import open_session
 from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Action, Session
-from batchq.core.session.settings import Instrument, Settings
-from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.snapshot import Instrument, Settings, Snapshot
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods

@@ -14,7 +14,7 @@ from batchq.core.extension.points import Plugin, everywhere
 from batchq.core.preemption.protection import vote
 from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.plugins.conformance import Conformance, ConformanceArguments
 from tests.builders import a_group, a_running_group, a_snapshot

@@ -19,7 +19,7 @@ from batchq.cli.why import show_why
 from batchq.client.overview import Others, others
 from batchq.client.why import Why
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everything, waiting
 from tests.tidy.command_lines import accept

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.daemon.loop import Loop, Turn, TurnReport
 from batchq.daemon.observability import http_server
 from batchq.daemon.observability.http_server import Health, MetricsServer

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.daemon.loop import Loop, TurnReport
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.store.outage import Backoff, Outage

@@ -23,7 +23,7 @@ from batchq.api.objects import Object, Pod, PodGroup, full_name
 from batchq.api.resources import of_pod, plus
 from batchq.api.transaction import Commit, Transaction, Write, fence_of, phase_of
 from batchq.core.quota.ledger import holders_in_store
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.invariants import check_charge, check_gang, oversubscribed, recount

@@ -16,7 +16,7 @@ from batchq.api.objects import Dependency, Object, PodGroup, QueuePreemption, Re
 from batchq.api.transaction import Transaction
 from batchq.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.ports import Reader
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task, amounts
 from tests.faults.machines import Script

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState, Shortage, Victim
 from tests.builders import a_priority, a_snapshot
 from tests.property.worlds import dump, worlds

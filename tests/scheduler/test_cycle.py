@@ -15,7 +15,7 @@ from batchq.api.objects import Node, PodGroup, PodTemplate, Retry, Task
 from batchq.api.transaction import CLUSTER
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.scheduler.transactions import transactions_of
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_node, a_queue, a_quota

@@ -24,7 +24,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.scheduler.cycle import CycleReport
 from batchq.scheduler.reasons import MOST_WRITTEN
 from batchq.store.memory import MemoryStore

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.transaction import Transaction, Write
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_pod

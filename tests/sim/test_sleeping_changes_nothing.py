@@ -21,7 +21,7 @@ from batchq.core.extension.registry import PluginRegistry
 from batchq.core.extension.traits import LiftedBy
 from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Instrument
+from batchq.core.session.snapshot import Instrument
 from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world

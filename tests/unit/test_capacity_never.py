@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchq.config.model import SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from tests.builders import Decided, a_group, a_node, a_queue, amounts, decide
 
 ROOT_OF_8 = a_queue("root", capability={"cpu": 8})

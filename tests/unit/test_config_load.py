@@ -9,7 +9,7 @@ import yaml
 
 from batchq.config.load import as_written, load_config, read_config
 from batchq.config.model import PluginEntry, SchedulerConfig
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -12,7 +12,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit

@@ -12,7 +12,7 @@ from batchq.api.objects import PodGroupStatus
 from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import Shortage, Victim
 from tests.builders import a_group, a_pod, a_snapshot, a_task, amounts
 

@@ -19,7 +19,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota
 from batchq.api.transaction import Delivery, Event
 from batchq.client.connection import Schedulers, schedulers, target_of
 from batchq.config.load import load_config
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
 from batchq.store.heads import false_heads

@@ -15,8 +15,7 @@ from batchq.api.node_report import PROTOCOL_ANNOTATION
 from batchq.api.objects import Node
 from batchq.api.resources import Amounts, scaled, total
 from batchq.core.session.node_state import FreedNodes, NodeState, Wanted
-from batchq.core.session.settings import Settings
-from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:

@@ -47,8 +47,7 @@ from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree, scopes_in
-from batchq.core.session.settings import Instrument
-from batchq.core.session.snapshot import Snapshot, groups_changed, pods_changed
+from batchq.core.session.snapshot import Instrument, Snapshot, groups_changed, pods_changed
 from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
 

@@ -21,7 +21,7 @@ from batchq.core.extension.points import (
 )
 from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
 from batchq.core.placement.node_order import at_once
-from batchq.core.session.settings import Instrument
+from batchq.core.session.snapshot import Instrument
 
 if TYPE_CHECKING:
     from batchq.core.session.session import Session

@@ -22,7 +22,7 @@ from batchq.core.placement.placement import place_largest_first, usable_nodes
 from batchq.core.preemption.pledges import kept_room, standing_pledges, victims_left
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.specs import TaskShape
 
 

@@ -22,7 +22,7 @@ from batchq.core.extension.traits import Rule
 from batchq.core.preemption.pledges import awaits_victims, nodes_awaited
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.specs import contradictions
 from batchq.core.session.state import GroupState
 

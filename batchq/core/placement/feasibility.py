@@ -4,10 +4,9 @@ The nodes seen within a day are treated as present, empty and not cordoned. The 
 on the pods' requests and the nodes, so it is cached while the nodes do not change: a backlog costs
 one check for each shape, not for each group.
 
-Gangs that no nodes took are cached by their requests, too, until a node that could help frees
-something. A session therefore checks changed nodes times waiting shapes, never every waiting group: a
-gang whose shape was refused is tried again only if a node that has freed something since takes one
-of its pods.
+Gangs that no nodes took are cached by their requests, too. A session therefore checks changed nodes
+times waiting shapes, never every waiting group: a gang whose shape was refused is tried again only
+if a node that has freed something since takes one of its pods.
 """
 
 from __future__ import annotations

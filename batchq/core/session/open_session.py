@@ -10,8 +10,7 @@ from batchq.core.cache.scheduler_cache import SchedulerCache
 from batchq.core.extension.points import PluginPlaces
 from batchq.core.pending.inadmissible import OF_NODES, OF_SESSION, InadmissibleGroups
 from batchq.core.session.session import SESSION, Session
-from batchq.core.session.settings import Instrument, Settings
-from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.snapshot import Instrument, Settings, Snapshot
 
 if TYPE_CHECKING:
     from batchq.core.session.node_state import NodeState

@@ -46,8 +46,7 @@ from batchq.core.session.session_groups import (
     Refusals,
 )
 from batchq.core.session.session_nodes import SessionNodes
-from batchq.core.session.settings import Settings
-from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
 

@@ -1,8 +1,11 @@
-"""The snapshot that a session decides on: every live object at one revision, in a fixed order."""
+"""What a session decides on: a snapshot of every live object at one revision, in a fixed order, and
+the configuration's durations (in milliseconds), factors and bounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -16,6 +19,7 @@ from batchq.api.objects import (
     ResourceQuota,
 )
 from batchq.api.resources import Amounts
+from batchq.api.times import DAY, MINUTE, SECOND
 from batchq.core.cache.chunks import ByUid, Rows
 
 
@@ -128,3 +132,43 @@ def pods_changed(
     for uid in dict.fromkeys((*former, *now)):
         if former.get(uid, ()) is not now.get(uid, ()):
             yield uid
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Settings of a session, with the defaults of the manual; `overcommit` is in thousandths."""
+
+    schedule_period_ms: int = 1 * SECOND
+    min_session_interval_ms: int = 20
+    in_queue_timeout_ms: int = 5 * MINUTE
+    recovery_timeout_ms: int = 5 * MINUTE
+    node_timeout_ms: int = 40 * SECOND
+    #: The length of a pod's lease, and the extra time before its silent node is written off.
+    pod_lease_ms: int = 30 * SECOND
+    backoff_first_ms: int = 10 * SECOND
+    backoff_most_ms: int = 10 * MINUTE
+    #: Nodes last seen longer ago than this no longer count as able to come back.
+    node_memory_ms: int = 1 * DAY
+    overcommit: int = 1000
+    #: A group that has run for less than this is not taken as a victim.
+    min_runtime_ms: int = 0
+    #: The most pods that preempt and reclaim may evict within a window; None means any number.
+    eviction_budget: int | None = None
+    eviction_window_ms: int = 10 * MINUTE
+    #: The most unfinished groups of a namespace whose ResourceQuotas state no other number.
+    max_pod_groups_per_namespace: int = 10_000
+    #: The age at which past usage counts half; None means that past usage is ignored.
+    half_life_ms: int | None = 7 * DAY
+
+
+class Instrument(Protocol):
+    """A wrapper for measured calls; it calls the function exactly once, with the same arguments,
+    and returns its result.
+
+    Owned by the thread that runs the session.
+    """
+
+    def plugin(self, plugin: str, point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that the session calls instead of a plugin's function at a point."""
+
+    def action(self, name: str, execute: Callable[..., None]) -> Callable[..., None]:
+        """Return the function that the scheduler calls instead of an action's `execute`."""

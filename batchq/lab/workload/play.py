@@ -23,7 +23,7 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
-from batchq.core.session.settings import Settings
+from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
 from batchq.lab.simulation.invariants import InvariantWatch

@@ -1,7 +1,7 @@
-"""kube-batch's end-to-end tests, and the simulations of them on its real code.
+"""kube-batch's end-to-end tests, and simulations of them on its real code.
 
-Where the file has the simulation of a test, both are played on the simulation's world; the other
-tests are written down here in the form of the file. R, the slots of one core, is 6.
+If the file contains the simulation of a test, both use the cluster of the simulation; the other
+tests are written here in the form of the file. R, the number of slots of one core, is 6.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ priorityClasses: {master-pri: 100, worker-pri: 1}
 config: e2e
 """
 
-#: Task -> how many of it the gang needs: the tests say it, the simulations do not.
+#: Task -> the pods of it that the gang needs; only the tests state it, not the simulations.
 _LEAST = {"E2E TaskPriority": {"multi-pod-job": {"t": 1, "t2": 2}}}
 
 _WRITTEN = yaml.safe_load("""
@@ -82,7 +82,7 @@ Try to fit unassigned task with different resource requests in one loop:
 
 
 def simulated(name: str) -> Play:
-    """The world of the file's simulation of this name."""
+    """Return the cluster of the file's simulation of this name."""
 
     def played(row: Any, file: File) -> object:
         case = file.cases[f"simulation: {name}"]
@@ -92,7 +92,7 @@ def simulated(name: str) -> Play:
 
 
 def written(name: str) -> Play:
-    """The world that is written down above."""
+    """Return the cluster that is written above."""
 
     def played(row: Any, file: File) -> object:
         return told({**yaml.safe_load(_CLUSTER), **_WRITTEN[name]}, file.configs)

@@ -1,5 +1,5 @@
-"""Cases about admission, which kube-batch only designed and its fork built, and of changes that it
-never took: the order of gangs, starvation, a limit on the number of groups.
+"""Cases of admission, which kube-batch only designed and its fork implemented, and of changes that
+it never merged: the order of gangs, starvation, a limit on the number of groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IN_QUEUE: Manifest = {"phase": "InQueue"}
 
 
 def world(*manifests: Manifest, config: str = CONFIG) -> Play:
-    """What becomes of these manifests, under this configuration."""
+    """Return a play of these manifests under this configuration."""
 
     def played(row: Any, file: File) -> object:
         return told_of_world(list(manifests), read_config(config, "config"))
@@ -26,7 +26,7 @@ def world(*manifests: Manifest, config: str = CONFIG) -> Play:
 
 
 def holds(name: str, pods: int, cpu: Any = 1, on: str = "n1", **spec: Any) -> list[Manifest]:
-    """A group whose pods all run on one node."""
+    """Return a group whose pods all run on one node."""
     running = [
         pod(f"{name}-t-{place}", name, place, phase="Running", node=on) for place in range(pods)
     ]
@@ -34,7 +34,7 @@ def holds(name: str, pods: int, cpu: Any = 1, on: str = "n1", **spec: Any) -> li
 
 
 def _at_least(name: str, cpu: Any, **more: Any) -> Manifest:
-    """A group of one small pod that states what it needs in all."""
+    """Return a group of one small pod that states its minimum resources."""
     return group(name, cpu="1m", minResources={"cpu": cpu}, **more)
 
 

@@ -1,8 +1,8 @@
-"""What is said of one of kube-batch's cases: a word, the reason for it, and what batchq does.
+"""The entry of one of kube-batch's cases: a word, the reason for it, and what batchq does.
 
-`same`: batchq does what kube-batch does (or what its test wants): as many pods of the same groups
-are bound and evicted. `differs`: it deliberately does something else, and `why` names the rule or
-the complaint behind it. `not applicable`: the case is about something that batchq does not have.
+`same`: batchq does what kube-batch does (or what its test expects): it binds and evicts as many
+pods of the same groups. `differs`: it deliberately does something else, and `why` names the rule or
+the complaint behind it. `not applicable`: batchq does not have the subject of the case.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class File(NamedTuple):
     configs: Mapping[str, Any]
 
 
-#: Plays a case of the file: what batchq does with it.
+#: Plays a case of the file, and returns what batchq does with it.
 Play = Callable[[Any, File], object]
 
 
 class Entry(NamedTuple):
-    """One case. `does` is stated literally; `play` finds it out anew at every run of the tests."""
+    """One case. `does` is a literal, which the tests compare with the result of `play`."""
 
     case: str
     word: str

@@ -1,8 +1,7 @@
-"""kube-batch's own cases, where they are at hand: a YAML file of what it was tested with and did.
+"""kube-batch's own cases, from a YAML file of its tests and their results.
 
-The file is data that belongs to nobody's checkout; it is looked for beside ours, and tests that
-need it say so and skip where it is not. Every case has a name here: its section, and its own name
-or its place in its table.
+The file is not part of this repository; tests that need it are skipped without it. The name of a
+case consists of its section, and its own name or its position in its table.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import yaml
 
 Case = dict[str, Any]
 
-#: Sections whose cases are worlds with a name.
+#: Sections whose cases are named clusters.
 WORLDS = (
     "action_unit_tests",
     "e2e_simulations_on_real_code",
@@ -26,7 +25,7 @@ WORLDS = (
     "unmerged_pr_and_issue_cases",
 )
 
-#: Section -> what its cases are called here.
+#: Section -> the prefix of the names of its cases.
 SHORT = {
     "action_unit_tests": "unit",
     "e2e_simulations_on_real_code": "simulation",
@@ -37,7 +36,7 @@ SHORT = {
 
 
 def the_file() -> dict[str, Any]:
-    """The file out of BATCHQ_CASES, or out of `shared/cases` beside the checkout; else a skip."""
+    """Return the file from BATCHQ_CASES or `shared/cases` beside the checkout, or skip the test."""
     beside = Path(__file__).parents[3] / "shared" / "cases"
     folder = Path(os.environ.get("BATCHQ_CASES") or beside)
     path = folder / "kube-batch.yaml"
@@ -48,7 +47,7 @@ def the_file() -> dict[str, Any]:
 
 
 def cases_of(file: dict[str, Any]) -> dict[str, Any]:
-    """Every case of the file by its name, in its order."""
+    """Return every case of the file by its name, in order."""
     named = list(_named(file))
     cases = dict(named)
     assert len(cases) == len(named), "two cases of the file have the same name"

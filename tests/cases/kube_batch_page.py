@@ -1,6 +1,6 @@
-"""docs/peers-cases-kube-batch.md: its tables and counts are written from ours, its prose by hand.
+"""docs/peers-cases-kube-batch.md: the tables and counts are generated, the prose is not.
 
-`python -m tests.cases.kube_batch_page` writes them anew, and a test compares.
+`python -m tests.cases.kube_batch_page` writes them again, and a test compares them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FIRST = "## What differs"
 
 
 def written_anew(page: str) -> str:
-    """The page with the table's counts and cases."""
+    """Return the page with the table's counts and cases."""
     prose = page.partition(_FIRST)[0]
     counts = Counter(entry.word for entry in TABLE)
     for word in (SAME, DIFFERS, NOT_APPLICABLE):
@@ -44,7 +44,7 @@ def _same() -> list[str]:
 
 
 def _shown(entry: Entry) -> str:
-    """Line by line; a queue's part by queue; anything else as it is."""
+    """Return the result as lines; shares have one line for each queue."""
     match entry.does:
         case tuple() as lines:
             return "<br>".join(f"`{line}`" for line in lines)

@@ -1,10 +1,10 @@
-"""Playing a world of kube-batch's, and telling in a few short lines what batchq does with it.
+"""Play a cluster of kube-batch's cases, and describe in a few short lines what batchq does with it.
 
 0s bind a: 2 (n1), b: 2 (n1)         pods bound, by group, and where
-0s evict a2 for b, by preempt        a claimant's victims
-0s evict a: t-0 (Suspended)          pods that are told to stop otherwise
+0s evict a2 for b, by preempt        a preemptor's victims
+0s evict a: t-0 (Suspended)          pods that are stopped for another reason
 10s requeue b (Unschedulable)        a group that goes back to Pending
-end a Running 3, b Pending (...)     phase, running pods, and why it waits; after a minute
+end a Running 3, b Pending (...)     phase, running pods, and pending reason; after a minute
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from batchq.lab.simulation.report import CycleStory, WorldOutcome
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
 
-#: What happens later is told of no case.
+#: Later events are not described.
 HORIZON_S = 60
 _MOST_SESSIONS = 50
 
 
 def told(case: Mapping[str, Any], configs: Mapping[str, Any]) -> tuple[str, ...]:
-    """What becomes of the case's world within a minute, under the case's own configuration."""
+    """Play a case for a minute with its own configuration, and return the lines."""
     return told_of_world(world_of(case, reclaim=reclaims(case, configs)), config_of(case, configs))
 
 
 def told_of_world(world: list[dict[str, Any]], config: SchedulerConfig) -> tuple[str, ...]:
-    """What becomes of these manifests within a minute."""
+    """Play these manifests for a minute, and return the lines."""
     text = text_of(world)
     whole = _played(text, config, _MOST_SESSIONS)[0].outcome
     within = sum(cycle.time <= HORIZON_S for cycle in whole.cycles)
@@ -92,7 +92,7 @@ def _end(outcome: WorldOutcome, running: Counter[str]) -> str:
 
 
 def _groups_in(manifest: dict[str, Any]) -> list[str]:
-    """The groups that a manifest describes, or applies later."""
+    """Yield the groups that a manifest describes, or applies later."""
     if manifest["kind"] == "Timeline":
         applied = [step["apply"] for step in manifest["spec"] if "apply" in step]
         return [name for later in applied for name in _groups_in(later)]
@@ -103,7 +103,7 @@ def _groups_in(manifest: dict[str, Any]) -> list[str]:
 
 
 def _owner(pod: str, names: list[str]) -> str:
-    """A pod's name begins with its group's."""
+    """Return the group of a pod, whose name begins with the group's."""
     return max((name for name in names if pod.startswith(f"{name}-")), key=len)
 
 

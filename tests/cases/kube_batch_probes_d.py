@@ -1,4 +1,4 @@
-"""The probes D of kube-batch's real code: orders, nodes, readiness, and what evictions end in."""
+"""The probes D of kube-batch's real code: orders, nodes, readiness, and results of evictions."""
 
 from __future__ import annotations
 

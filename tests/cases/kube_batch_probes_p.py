@@ -18,7 +18,7 @@ def _played(row: Any, file: File) -> object:
 
 
 def _refused_plugin(row: Any, file: File) -> object:
-    """kube-batch's configuration of this probe names a plugin that nobody provides."""
+    """Return the refusal of this probe's configuration, which names an unknown plugin."""
     unknown = file.configs[row["config"]]["tiers"][0][0]
     config = read_config(f"plugins: [{unknown}, gang]", "config")
     with pytest.raises(InvalidInput) as caught:

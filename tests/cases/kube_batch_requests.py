@@ -1,4 +1,4 @@
-"""kube-batch's unit tests of its actions, and what users and unmerged changes asked for."""
+"""kube-batch's unit tests of its actions, and requests from users and unmerged changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """kube-batch's probes of water-filling: what queues deserve, as `simulate` reports it.
 
-What a probe calls pending waits in batchq as several groups that are each small enough for the
-machine: what could never fit is out of line and asks for nothing. `share` and `overused` have no
-counterpart that could be compared: shares order queues, and nothing is refused for them.
+The pending requests of a probe become several pending groups that each fit on the machine, because
+groups that never fit are ineligible and do not count. `share` and `overused` cannot be compared:
+in batchq shares only order queues, and refuse nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _world(row: Any) -> list[Manifest]:
     for name, queue in row["queues"].items():
         world.append(manifest("Queue", name, {"weight": queue["weight"]}))
         if "allocated" in queue:
-            # On a machine that has gone silent: what it held is held, and adds nothing to share.
+            # On a silent machine: its pods stay charged, and it adds no capacity.
             held = _positive(queue["allocated"])
             where = "n1" if _fits(held, row["total"]) else "gone"
             if where == "gone":
@@ -80,7 +80,7 @@ def _running(queue: str, amounts: dict[str, str], where: str) -> list[Manifest]:
 
 
 def _waiting(queue: str, amounts: dict[str, str]) -> list[Manifest]:
-    """As many groups as it asks for whole cores, which divide the other amounts of the probes."""
+    """Return a group for each requested core; the other amounts of the probes divide evenly."""
     pieces = int(amounts.get("cpu", "0"))
     each = {
         name: format_quantity(name, parse_quantity(name, units) // pieces)

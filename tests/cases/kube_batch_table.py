@@ -1,4 +1,4 @@
-"""All that is said of kube-batch's cases, in the order of the page."""
+"""The entries of all of kube-batch's cases, in the order of the page."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ STRICT_CONFIG = (
 
 
 def amounts(written: Mapping[str, Any]) -> Amounts:
-    """The tables write cpu in milli-cores, memory in bytes and others in thousandths, as we do."""
+    """Return integer amounts; the tables use batchq's units: milli-cores, bytes, thousandths."""
     plain = {"cpu_m": "cpu", "mem": "memory"}
     found = {plain[name]: units for name, units in written.items() if name in plain}
     return {**found, **written.get("scalars", {})}
@@ -106,7 +106,7 @@ def _stage(*manifests: Manifest, config: str = "", cycles: int = 5) -> tuple[Wor
 
 
 def _sized(name: str, *sizes: tuple[str, str], **spec: Any) -> Manifest:
-    """A group with a task t1, t2 ... of one pod for each (cpu, memory)."""
+    """Return a group with a task t1, t2 ... of one pod for each (cpu, memory)."""
     tasks = [
         {"name": f"t{place}", "template": {"requests": {"cpu": cpu, "memory": memory}}}
         for place, (cpu, memory) in enumerate(sizes, start=1)
@@ -119,7 +119,7 @@ def _runs(of: str, place: int, on: str = "n1", phase: str = "Running") -> Manife
 
 
 def _idle(*manifests: Manifest, cycles: int = 5) -> Amounts:
-    """What is free on node n1 in the end, `pods` apart."""
+    """Return the free resources of node n1 at the end, without `pods`."""
     _, session = _stage(*manifests, cycles=cycles)
     return {
         name: units for name, units in session.nodes.by_name["n1"].free.items() if name != "pods"
@@ -146,7 +146,7 @@ def _one_removed(row: Any, file: File) -> object:
 
 
 def _job(*world: Manifest) -> object:
-    """What the queue of the one group holds, and with what waits beside it."""
+    """Return the usage of the only group's queue, and its total request."""
     stage, _ = _stage(node("n1", 20, memory="20G"), *world, config="actions: [enqueue]")
     stood = stage.run(6, bounded=False).outcome.queues["default"]
     return {
@@ -205,7 +205,7 @@ def _weight_refused(written: str) -> Play:
 
 
 def _everything_on(row: Any, file: File) -> object:
-    """Which plugins of the shipped list have a point that they implement and do not stand at."""
+    """Return the plugins of the shipped list that are disabled at a point that they implement."""
     names = ["priority", "gang", "conformance", "drf", "predicates", "proportion", "leastAllocated"]
     config = read_config(f"{{actions: 'allocate, preempt', plugins: {names}}}", "config")
     scheduler = assemble(config)
@@ -222,7 +222,7 @@ def _everything_on(row: Any, file: File) -> object:
 
 
 def _best_node(**loads: int) -> Play:
-    """Where one more pod goes, if that much cpu of 8 is in use on each node."""
+    """Return the node of one more pod, given the cpus of 8 that are in use on each node."""
 
     def played(row: Any, file: File) -> object:
         world: list[Manifest] = []

@@ -1,22 +1,22 @@
-"""From a case of kube-batch's to a described world and the configuration it is played with.
+"""Translate a case of kube-batch's to a described cluster and a configuration.
 
 | kube-batch                                | batchq                                              |
 |-------------------------------------------|-----------------------------------------------------|
 | pods of one group with the same requests  | a task; its pods that are on nodes are described    |
 | and priority                              | tasks in the order of priority                      |
-| pod without a group                       | a group of its own, with minMember 1                |
-| min 0                                     | minMember 1: a group without a least does not exist |
+| pod without a group                       | a separate group with minMember 1                   |
+| min 0                                     | minMember 1, the minimum                            |
 | group with pods that have started         | phase Running, or InQueue below its minMember       |
-| group whose pods are all being deleted    | Cancelled: their owner took them away               |
-| a round; grace of so many rounds          | a second; terminationGrace of so many seconds       |
-| action backfill                           | the same; pods without requests are allocate's too  |
+| group whose pods are all being deleted    | Cancelled: their owner deleted them                 |
+| a round; a grace period in rounds         | a second; terminationGrace in seconds               |
+| action backfill                           | the same; allocate also binds pods without requests |
 | action reclaim                            | preemption.reclaim Any, of every queue              |
 | no action enqueue                         | none: groups are InQueue without a reservation      |
 | plugin nodeorder                          | leastAllocated and balancedAllocation, or           |
 |                                           | mostAllocated where its arguments say so            |
-| drf in a second tier, where one preempts   | none: kube-batch never asks it there, batchq would  |
-| plugins that batchq cannot do without     | gates, dependencies, quota, capacity, predicates    |
-| a tier without priority                   | priority all the same: it holds the victims' rules  |
+| drf in a second tier, with preemption     | none: kube-batch never calls it there               |
+| plugins that batchq requires              | gates, dependencies, quota, capacity, predicates    |
+| a tier without priority                   | with priority, which contains the rules for victims |
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAMES = {"cpu": "cpu", "mem": "memory", "memory": "memory", "gpu": "gpu", "pods
 
 
 def config_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> SchedulerConfig:
-    """The case's actions and plugins, in batchq's words."""
+    """Return the case's actions and plugins as batchq's configuration."""
     stated = configs[case["config"]]
     actions = [name.strip() for name in stated["actions"].split(",")]
     entries = [entry for tier in stated["tiers"] for entry in tier]
@@ -55,12 +55,12 @@ def config_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> SchedulerC
 
 
 def reclaims(case: Mapping[str, Any], configs: Mapping[str, Any]) -> bool:
-    """Whether the case's configuration has the action, which serves every queue."""
+    """Return whether the case's configuration has the action reclaim, which serves every queue."""
     return "reclaim" in configs[case["config"]]["actions"]
 
 
 def _scores(entries: list[Any]) -> list[str]:
-    """nodeorder is three plugins here; its arguments say which of them count."""
+    """Return the score plugins: nodeorder is three plugins here, selected by its arguments."""
     if "nodeorder" in entries:
         return ["leastAllocated", "balancedAllocation"]
     if any(isinstance(entry, dict) and entry["name"] == "nodeorder" for entry in entries):
@@ -69,9 +69,9 @@ def _scores(entries: list[Any]) -> list[str]:
 
 
 def world_of(case: Mapping[str, Any], *, reclaim: bool) -> list[Manifest]:
-    """The case's objects, in its order, and a Timeline of what comes and goes later.
+    """Return the case's objects in order, and a Timeline of later changes.
 
-    `reclaim`: whether its queues take back from others.
+    `reclaim`: whether its queues reclaim from others.
     """
     objects = [_node(name, spec) for name, spec in case["nodes"].items()]
     policy = {"preemption": {"reclaim": "Any"}} if reclaim else {}
@@ -110,7 +110,7 @@ def world_of(case: Mapping[str, Any], *, reclaim: bool) -> list[Manifest]:
 
 
 def text_of(world: list[Manifest]) -> str:
-    """The manifests as a file has them."""
+    """Return the manifests as the text of a file."""
     return yaml.safe_dump_all(world, sort_keys=False)
 
 
@@ -125,7 +125,7 @@ def _groups(case: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _group_of(row: Mapping[str, Any]) -> str:
-    """`(shadow, owner rs-1)` is a group that kube-batch made up for a controller's pods."""
+    """Return the group's name; `(shadow, owner rs-1)` is one that kube-batch created for pods."""
     name: str = row["group"]
     return name.removeprefix("(shadow, owner ").removesuffix(")")
 
@@ -206,7 +206,7 @@ def _pod(namespace: str, name: str, spec: Manifest, row: Mapping[str, Any]) -> M
 
 
 def names_of(row: Mapping[str, Any]) -> list[str]:
-    """`c1/a{1..3}` stands for a1, a2 and a3."""
+    """Expand names: `c1/a{1..3}` means a1, a2 and a3."""
     name = row["name"].partition("/")[2]
     found = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", name)
     if found is None:
@@ -237,7 +237,7 @@ def _manifest(kind: str, name: str, spec: Any) -> Manifest:
 
 
 def by_group(case: Mapping[str, Any], pods: list[str]) -> Counter[str]:
-    """How many of the case's pods, by their names, are of which group."""
+    """Count these pods of the case by group."""
     owner = {
         f"{row['name'].partition('/')[0]}/{name}": _group_of(row)
         for row in case["pods"]

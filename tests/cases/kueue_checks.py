@@ -1,13 +1,13 @@
-"""Kueue's cases of admission checks (K37, K39, K40) as worlds, and what came of them.
+"""Kueue's cases of admission checks (K37, K39, K40) as clusters, and their results.
 
 | Kueue                                | batchq                                                  |
 |--------------------------------------|---------------------------------------------------------|
 | Pending, Ready                       | Unknown, True                                           |
 | Retry, Rejected                      | False with the reason Retry, Reject                     |
-| evicted, reason AdmissionCheck       | left for CheckRetry                                     |
+| evicted, reason AdmissionCheck       | evicted with the reason CheckRetry                      |
 | requeueAfterSeconds, of each answer  | retryDelayMinutes, of each check: seconds are minutes   |
-| requeueAt that stood already         | a back-off that had begun already                       |
-| in the active queue                  | in line: its quota is reserved as soon as it fits       |
+| requeueAt that was already set       | a backoff that has already begun                        |
+| in the active queue                  | pending: its quota is reserved as soon as it fits       |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MINUTE = 60
 
 
 def came_of_checks(case: Data) -> Data:
-    """What comes of it here, in Kueue's words where there are any."""
+    """Return batchq's result, in Kueue's terms where they exist."""
     if "given" in case:
         return _evicted(case)
     if "existing_requeue_at" in case:
@@ -50,7 +50,7 @@ def came_of_checks(case: Data) -> Data:
 
 
 def expected_of_checks(case: Data) -> Data:
-    """What Kueue does with it, as `came_of_checks` would say it."""
+    """Return Kueue's result in the form of `came_of_checks`."""
     if "given" in case:
         states = {name: one["state"] for name, one in case["expect"]["checks"].items()}
         return {"left": "CheckRetry", "checks": states}
@@ -72,7 +72,7 @@ def expected_of_checks(case: Data) -> Data:
     return {"admitted": False, "left": "deactivated"}
 
 
-# --- worlds -----------------------------------------------------------------------------------
+# --- clusters ---------------------------------------------------------------------------------
 
 
 def _world(names: list[str], *groups: Data, delay: int = 1, **spec: Any) -> list[Data]:
@@ -100,7 +100,7 @@ def _runs(states: dict[str, str]) -> list[Data]:
 
 
 def _evicted(case: Data) -> Data:
-    """At once, and what is asked again when."""
+    """Return the groups evicted at once, and when each check is evaluated again."""
     states = {name: one["state"] for name, one in case["given"]["checks"].items()}
     world = _world(list(states), _reserved(states))
     return {
@@ -131,7 +131,7 @@ def _delayed(case: Data) -> list[Data]:
 
 
 def _woken(case: Data) -> Data:
-    """It is minute 20; the retry's delay of ten is over `requeue_at` minutes from then."""
+    """Return the cluster at minute 20; the retry's delay of ten ends `requeue_at` minutes later."""
     since = (20 + case["requeue_at"] - 10) * _MINUTE
     told = [{"name": "a", "status": "False", "reason": "Retry", "since": since}]
     waits = group("w", queue="q", created=20 * _MINUTE, status={"checks": told})
@@ -144,7 +144,7 @@ def _woken(case: Data) -> Data:
 
 
 def _list_changed(*, added: bool) -> Data:
-    """A check joins while the workload runs; or is taken off while it waits for just that."""
+    """Add a check while the workload runs, or remove the check that the workload waits for."""
     after = ["a", "b"] if added else ["a"]
     step = timeline({"at": "5s", "apply": queue("q", admissionChecks=after)})
     if added:
@@ -158,7 +158,7 @@ def _list_changed(*, added: bool) -> Data:
 def _synced(case: Data) -> Data:
     states = dict(zip("ab", case["checks"], strict=False))
     if not case["reserved"]:
-        # Here nothing loses its reservation alone: its queue is drained.
+        # In batchq no group loses only its reservation, so its queue is drained.
         came = _first(_world(list(states), *_runs(states), stopPolicy="HoldAndDrain"))
         return {"admitted": _is_admitted(came)}
     groups = _runs(states) if case["admitted_before"] else [_reserved(states)]
@@ -166,7 +166,7 @@ def _synced(case: Data) -> Data:
     return {"admitted": _is_admitted(came), **_left(came)}
 
 
-# --- what came of it ----------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------
 
 
 def _outcome(world: list[Data], cycles: int) -> WorldOutcome:
@@ -192,7 +192,7 @@ def _is_admitted(came: WorldOutcome) -> bool:
 
 
 def _left(came: WorldOutcome) -> Data:
-    """Why it lost its reservation, if it did."""
+    """Return the reason why it lost its reservation, if it did."""
     for cycle in came.cycles:
         for left in cycle.requeued:
             return {"left": str(left.reason)}
@@ -202,7 +202,7 @@ def _left(came: WorldOutcome) -> Data:
 
 
 def _reserved_at(world: list[Data]) -> int:
-    """The minute of the file's clock in which it is in line again, and reserves."""
+    """Return the minute of the file's clock in which it is pending again and reserves its quota."""
     stamps = [0]
     for item in world:
         stamps.append(item["metadata"].get("creationTimestamp", 0))

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 
 from tests.cases.peers import Data
 
-#: Tables of rows inside a case; what else a case has are remarks and what the rows share.
+#: Tables of rows inside a case; its other parts are remarks and shared values of the rows.
 _TABLES = ("rows", "delay_rules", "wake", "sync", "BestEffortFIFO", "StrictFIFO", "both")
 
-#: Parts of a case that are one row by themselves.
+#: Parts of a case that are a single row.
 _SINGLE = ("evict", "bulk_example")
 
-#: Part of no case: they say what a case is about, or what its rows have in common.
+#: Not cases: descriptions and shared values of rows.
 _SHARED = frozenset(
     {
         *("id", "title", "why", "mode", "source", "expect", "fair_sharing", "do_not_copy"),
@@ -26,7 +26,7 @@ _SHARED = frozenset(
 
 
 def cases_of(file: Data) -> dict[str, Data]:
-    """Every case by its name, in the file's order; a variant with what its case says of all."""
+    """Return every case by its name, in order; a variant includes the shared values of its case."""
     return {name: case for case in file["cases"] for name, case in _parts(case)}
 
 

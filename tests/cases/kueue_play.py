@@ -1,8 +1,8 @@
-"""Playing a case of Kueue's, and what came of it in Kueue's own words.
+"""Play a case of Kueue's, and return the result in Kueue's own terms.
 
-`preempt` says by which action each victim lost its place within a minute, `admit` who was admitted
-by the first session, `pending` why those wait whom it left waiting, and `starts` who
-was admitted once the victims had ended.
+`preempt` names the action that evicted each victim within a minute, `admit` the groups that the
+first session admitted, `pending` the reasons of the groups that it left pending, and `starts` the
+groups admitted after the victims had ended.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.cases.kueue_world import (
 )
 from tests.cases.peers import HORIZON_S, Data, told_reason
 
-#: Modes whose cases are worlds of quota and workloads.
+#: Modes whose cases are clusters with quota and workloads.
 WORLDS = frozenset({"find_targets", "one_cycle"})
 
 _CONFIG = read_config("actions: enqueue, allocate, reclaim, preempt", "config")
 
-#: Kueue's words for what batchq says in others.
+#: Kueue's terms for batchq's reasons.
 REASONS = {"WaitingForPreemptedWorkloads": "WaitingForPreemption"}
 _BY_ACTION = {"Preempted": "preempt", "Reclaimed": "reclaim"}
 ACTIONS = {
@@ -44,12 +44,12 @@ ACTIONS = {
 
 
 def came_of(case: Data) -> Data:
-    """What comes of the case's world."""
+    """Return batchq's result for the case."""
     return _told(world_of(case)) if case["mode"] in WORLDS else _special(case)
 
 
 def came_to_others(case: Data) -> Data:
-    """The same of a world whose workloads a program beside batchq runs."""
+    """Return the result for the case with its workloads as external groups."""
     return _told(run_by_others(world_of(case)))
 
 
@@ -69,14 +69,14 @@ def _special(case: Data) -> Data:
 
 
 def _matrix_world(row: Data) -> list[Data]:
-    """K34 is about heaps; played is what a user sees of them."""
+    """Return a cluster for K34, which is about heaps: their effects that a user can observe."""
     if "heap" in row:
         return one_shape_refused()
     return head_with_victims() if row["reason"] == "PendingPreemption" else refused_head(row)
 
 
 def expected_by_kueue(case: Data) -> Data:
-    """What Kueue does with it, as `came_of` would say it."""
+    """Return Kueue's result in the form of `came_of`."""
     if "expect_order" in case:
         return {"order": case["expect_order"]}
     if case["mode"] == "requeue_matrix":
@@ -96,7 +96,7 @@ def expected_by_kueue(case: Data) -> Data:
 
 
 def _expected_of_row(row: Data) -> Data:
-    """Parked is: the next in line is tried; active under StrictFIFO: nobody behind it is."""
+    """Translate a row: parked means that the next group is tried; active under StrictFIFO, not."""
     if "heap" in row:
         return {"admit": ["cpu-1", "cpu-2"], "starts": ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]}
     if row.get("sticky"):
@@ -105,13 +105,13 @@ def _expected_of_row(row: Data) -> Data:
 
 
 def is_kueues(case: Data, came: Data) -> bool:
-    """Whether that is what Kueue does with it: nothing where it does nothing."""
+    """Return whether the result equals Kueue's, including where Kueue does nothing."""
     expected = expected_by_kueue(case)
     return all(came.get(key, type(value)()) == value for key, value in expected.items())
 
 
 def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> WorldOutcome:
-    """The world under the default configuration, for so many sessions."""
+    """Play the cluster for some sessions under the default configuration."""
     text = yaml.safe_dump_all(list(world), sort_keys=False)
     played = play(text, "case", config=_CONFIG, cycles=cycles)
     assert played.refused == 0
@@ -120,7 +120,7 @@ def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> WorldOutc
 
 
 def first_minute(world: list[Data]) -> WorldOutcome:
-    """What comes of it within a minute, which is longer than any grace."""
+    """Play the cluster for a minute, which is longer than any grace period."""
     whole = outcome_of(world, cycles=200)
     return outcome_of(world, cycles=sum(cycle.time <= HORIZON_S for cycle in whole.cycles))
 
@@ -142,7 +142,7 @@ def _told(world: list[Data]) -> Data:
 
 
 def _pending(outcome: WorldOutcome, victims: Collection[str]) -> dict[str, str]:
-    """Why those wait who came in; in Kueue's cycle the victims have not been told yet."""
+    """Return the reasons of the new groups; Kueue's cycle does not yet include the victims."""
     return {
         _short(name): told_reason(group.reasons)
         for name, group in outcome.podgroups.items()

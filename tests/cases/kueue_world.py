@@ -1,4 +1,4 @@
-"""From a case of Kueue's to a described world.
+"""Translate a case of Kueue's to a described cluster.
 
 | Kueue                                   | batchq                                               |
 |-----------------------------------------|------------------------------------------------------|
@@ -13,8 +13,8 @@
 | pending workload                        | a Pending group                                      |
 | queue timestamp after an eviction       | status.queueTime                                     |
 
-Only quota decides: the node has room for everything. Names are written as batchq wants them, in
-lower case and with dashes.
+Only quota decides: the node has enough capacity for all pods. Names become valid in batchq: lower
+case and dashes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _START = 1000
 
 
 def name_of(word: str) -> str:
-    """`ClusterQueueA` and `a_best` are clusterqueuea and a-best here."""
+    """Return the name in batchq: clusterqueuea for `ClusterQueueA`, a-best for `a_best`."""
     return word.lower().replace("_", "-")
 
 
 def world_of(case: Mapping[str, Any]) -> list[Data]:
-    """The quota, what is admitted, and what comes in, in the case's order."""
+    """Return the queues, the admitted groups and the new groups, in the case's order."""
     coming = [case["incoming"]] if "incoming" in case else case["pending"]
     resources = _resources(case, [*case["admitted"], *coming])
     everything = [*case["admitted"], *coming]
@@ -54,7 +54,7 @@ def world_of(case: Mapping[str, Any]) -> list[Data]:
 
 
 def _resources(case: Mapping[str, Any], rows: Iterable[Data]) -> dict[str, None]:
-    """The resources that are asked for, in the order in which they are first."""
+    """Return the requested resources in the order of their first request."""
     return {name: None for row in rows for _, request in _pod_sets(row) for name in request}
 
 
@@ -83,7 +83,7 @@ def _cohorts(word: str) -> str:
 def _below(
     cohort: str, resource: str, case: Mapping[str, Any], stated: Mapping[str, Data]
 ) -> float:
-    """A cohort's own quota, its queues' and that of the cohorts below."""
+    """Return the sum of a cohort's own quota and of the quotas of its queues and child cohorts."""
     own = sum(_nominal(quota) for quota in _quotas(stated[cohort], resource))
     queues = [row for row in case["queues"] if row.get("cohort") == cohort]
     below = [one for one, row in stated.items() if row.get("parent") == cohort]
@@ -141,7 +141,7 @@ def class_of(value: int) -> str:
 
 
 def _pod_sets(row: Data) -> list[tuple[int, Data]]:
-    """(how many pods, what each asks for)."""
+    """Return (number of pods, requests of each)."""
     if "req" in row:
         return [(1, row["req"])]
     return [(part["count"], part["per_pod"]) for part in row["podsets"]]
@@ -173,7 +173,7 @@ def _pending(row: Data) -> Data:
 
 
 def run_by_others(world: Iterable[Data]) -> list[Data]:
-    """The same workloads as external groups: they state what they need, and there is no node."""
+    """Return the workloads as external groups, with minimum resources and without a node."""
     found = []
     for item in world:
         if item["kind"] == "PodGroup":
@@ -189,11 +189,11 @@ def run_by_others(world: Iterable[Data]) -> list[Data]:
     return found
 
 
-# --- cases that are no worlds ----------------------------------------------------------------
+# --- cases without a described cluster -------------------------------------------------------
 
 
 def line_of(variant: Mapping[str, Any]) -> list[Data]:
-    """K33: one queue and no node, so that everybody waits and the line can be read."""
+    """K33: one queue and no node, so that all groups wait and their order can be read."""
     rows = variant["w"]
     groups = []
     for row in rows:
@@ -214,10 +214,10 @@ def line_of(variant: Mapping[str, Any]) -> list[Data]:
 
 
 def heads_of(entries: list[Data], *, at_eviction: bool) -> list[Data]:
-    """K36: every entry at the head of a queue of its own, with room for all.
+    """K36: every entry is the head of a separate queue, and all fit.
 
-    Who does not borrow is deserved what it asks for, who borrows from the cohort nothing, and
-    who borrows from further up stands in a cohort that is deserved nothing.
+    The queue of an entry that does not borrow deserves its request; that of an entry that borrows
+    from the cohort deserves nothing; if it borrows from further up, its cohort deserves nothing.
     """
     found = [
         node("n1", 100),
@@ -238,7 +238,7 @@ def heads_of(entries: list[Data], *, at_eviction: bool) -> list[Data]:
 
 
 def refused_head(row: Mapping[str, Any]) -> list[Data]:
-    """K34: a head that its queue has no room for, and a smaller group behind it."""
+    """K34: a head that does not fit into its queue, and a smaller group behind it."""
     strategy = "StrictFIFO" if row["reason"] == "any_other" else "BestEffortFIFO"
     wants_victims = row["reason"] == "PreemptionNoCandidates"
     policy = {"withinQueue": "LowerPriority" if wants_victims else "Never", "reclaim": "Never"}
@@ -251,7 +251,7 @@ def refused_head(row: Mapping[str, Any]) -> list[Data]:
 
 
 def head_with_victims() -> list[Data]:
-    """K34: while a head's second victim still ends, what the first left would do for a newcomer."""
+    """K34: a newcomer fits into the capacity of a head's first victim; the second still ends."""
     policy = {"withinQueue": "LowerPriority", "reclaim": "Never"}
     newcomer = _waiting("newcomer", created=10, cpu=1, prio=1)
     return [
@@ -264,7 +264,7 @@ def head_with_victims() -> list[Data]:
 
 
 def one_shape_refused() -> list[Data]:
-    """K34: three of a shape that does not fit, two of one that does; a fourth; then room."""
+    """K34: three groups that do not fit, two smaller that fit, a fourth, then free capacity."""
     gpus = [_waiting(f"gpu-{place}", created=place, gpu=1) for place in (1, 2, 3)]
     cpus = [_waiting(f"cpu-{place}", created=place, cpu=1) for place in (1, 2)]
     return [

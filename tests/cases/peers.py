@@ -1,8 +1,8 @@
-"""What the tables of peers' cases share: the file, the classes, and the page held against them.
+"""Shared parts of the tables of peers' cases: the file, the classes, and the check of the page.
 
-A peer's cases are data that belongs to nobody's checkout; they are looked for beside ours, and a
-test that needs them says so and skips where they are not. What batchq is expected to do stands in
-a table in this repository, so that the expectation does not move with what batchq does.
+A peer's cases are not part of this repository; tests that need them are skipped without them. The
+expected results of batchq are literals in a table of this repository, so that they do not change
+with batchq.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Data: TypeAlias = dict[str, Any]
 
 Word = Literal["same", "differs", "not applicable"]
 
-#: Whatever happens after this is told of no case.
+#: Events after this time are not compared.
 HORIZON_S = 60
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Row(Struct, frozen=True):
-    """One case or variant: how batchq stands to it, and what comes of it here.
+    """One case or variant: how batchq compares, and batchq's result.
 
-    `came` is literal; absent where the case cannot be played.
+    `came` is a literal; it is absent if the case cannot be played.
     """
 
     word: Word
@@ -41,21 +41,21 @@ class Row(Struct, frozen=True):
 
 
 def same(value: Any = None, **came: Any) -> Row:
-    """batchq does what the peer's case expects, which is this."""
+    """Return a row for a case in which batchq does what the peer expects, which is `came`."""
     return Row("same", came if value is None else value)
 
 
 def differs(value: Any = None, **came: Any) -> Row:
-    """batchq does this instead, on purpose; the page says why."""
+    """Return a row for a case in which batchq deliberately does this; the page says why."""
     return Row("differs", came if value is None else value)
 
 
-#: There is nothing in batchq that the case could be about; the page says why.
+#: A row for a case whose subject batchq does not have; the page says why.
 not_applicable = Row("not applicable")
 
 
 def case_file(name: str) -> Data:
-    """The file out of BATCHQ_CASES, or out of `shared/cases` beside the checkout; else a skip."""
+    """Return the file from BATCHQ_CASES or `shared/cases` beside the checkout, or skip the test."""
     beside = Path(__file__).parents[3] / "shared" / "cases"
     folder = Path(os.environ.get("BATCHQ_CASES") or beside)
     path = folder / name
@@ -66,20 +66,20 @@ def case_file(name: str) -> Data:
 
 
 def told_reason(reasons: Sequence[WorldReason]) -> str:
-    """Whether a group waits for victims of its own; else the foremost reason that it waits for."""
+    """Return whether a group waits for its victims, or else its first pending reason."""
     words = [str(reason.reason) for reason in reasons]
     return "WaitingForPreemption" if "WaitingForPreemption" in words else words[0]
 
 
 def the_page(name: str) -> str:
-    """A page of the guide, as written."""
+    """Return the text of a page of the guide."""
     return (DOCS / name).read_text(encoding="utf-8")
 
 
 def listed(page: str) -> dict[str, Word]:
-    """What the page says of which case: the rows of its tables, by the heading they are under.
+    """Return the page's text for each case, from the rows of its tables, by heading.
 
-    A case is listed once; a row without a reason is none.
+    A case is listed once; rows without a reason are ignored.
     """
     words: dict[str, Word] = {
         "What deliberately differs": "differs",
@@ -101,7 +101,7 @@ def listed(page: str) -> dict[str, Word]:
 
 
 def counts_told(page: str) -> dict[str, int]:
-    """The page's table of counts: `| same | 12 |`."""
+    """Return the page's table of counts: `| same | 12 |`."""
     rows = re.findall(r"^\| (same|differs|not applicable) \| (\d+) \|$", page, re.MULTILINE)
     return {word: int(number) for word, number in rows}
 
@@ -111,12 +111,12 @@ def counts_of(table: Mapping[str, Row]) -> dict[str, int]:
 
 
 def pages_business(table: Mapping[str, Row]) -> dict[str, Word]:
-    """The rows that a page has to explain."""
+    """Return the rows that a page must explain."""
     return {name: row.word for name, row in table.items() if row.word != "same"}
 
 
 def missing(names: Iterable[str], table: Mapping[str, Row]) -> tuple[list[str], list[str]]:
-    """Cases without a row, and rows without a case."""
+    """Return cases without a row, and rows without a case."""
     names = list(names)
     assert len(set(names)) == len(names), "two cases of the file have the same name"
     return [name for name in names if name not in table], [n for n in table if n not in names]

@@ -55,7 +55,7 @@ def test_the_page_says_what_the_table_says() -> None:
 
 
 def bound_at_once(lines: tuple[str, ...]) -> Counter[str]:
-    """Group -> pods bound in the first instant."""
+    """Return group -> number of pods bound in the first instant."""
     found: Counter[str] = Counter()
     for line in lines:
         if line.startswith("0s bind "):
@@ -66,7 +66,7 @@ def bound_at_once(lines: tuple[str, ...]) -> Counter[str]:
 
 
 def evicted_for_others(lines: tuple[str, ...]) -> int:
-    """How many pods had to go for a claimant, in the whole minute."""
+    """Return how many pods were evicted for a preemptor in the whole minute."""
     victims = (re.fullmatch(r"\d+s evict (.*) for \S+, by \w+", line) for line in lines)
     return sum(len(found[1].split()) for found in victims if found is not None)
 
@@ -77,7 +77,7 @@ def running_in_the_end(lines: tuple[str, ...]) -> dict[str, int]:
 
 
 def observed(case: dict[str, Any]) -> tuple[Counter[str], int]:
-    """What kube-batch bound, by group, and how many pods it evicted in its one session."""
+    """Return the pods that kube-batch bound, by group, and how many it evicted."""
     seen = case.get("observed")
     if isinstance(seen, dict):
         return by_group(case, list(seen.get("bind", {}))), len(seen.get("evict", []))
@@ -89,7 +89,7 @@ def observed(case: dict[str, Any]) -> tuple[Counter[str], int]:
 
 
 def as_kube_batch(entry: Entry, case: dict[str, Any]) -> bool:
-    """Whether batchq binds and evicts as many as kube-batch did, and ends as it did."""
+    """Return whether batchq binds and evicts as many pods as kube-batch, with the same end."""
     assert isinstance(entry.does, tuple)
     if "trace_of_one_run" not in case:
         bound, evicted = observed(case)

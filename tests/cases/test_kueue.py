@@ -1,4 +1,4 @@
-"""Kueue's own cases, each played by the real sessions and held against a literal row."""
+"""Kueue's own cases: real sessions play each, and the result is compared with a literal row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volcano's own cases, each played by the real sessions and held against a literal row."""
+"""Volcano's own cases: real sessions play each, and the result is compared with a literal row."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.cases.volcano_table import TABLE
 PAGE = "peers-cases-volcano.md"
 PLAYED = [name for name, row in TABLE.items() if row.word in ("same", "differs")]
 
-#: Cases of eviction in which a claimant that has been let in already is a world that could come
-#: about. In the others its queue holds more than its capability then, or is closed.
+#: Cases of eviction in which the preemptor may already be admitted. In the other cases its queue
+#: would then exceed its capability, or is closed.
 IN_QUEUE_ALREADY = [
     *("PRE-1", "PRE-3", "PRE-4", "PRE-6", "PRE-8", "PRE-9", "PRE-10", "PRE-13", "PRE-15"),
     *("REC-1", "REC-3", "REC-4", "REC-7", "REC-9"),

@@ -1,7 +1,7 @@
-"""Volcano's cases by name, each with everything its section, `same_as` and `overrides` say of it.
+"""Volcano's cases by name, each with the values of its section, `same_as` and `overrides`.
 
-A case with rows has a name for each: `CAP-S/3` is the third row of that table. What the file says
-in words only, or by the name of a case that it does not contain, is written out here.
+A case with rows has a name for each: `CAP-S/3` is the third row of that table. Values that the file
+states only in words, or by the name of a case that it does not contain, are written out here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from tests.cases.peers import Data
 
-#: Sections that are no cases.
+#: Sections that are not cases.
 _ABOUT = frozenset({"meta", "hook_sets"})
 
-#: What a section or a case says about itself, and no world is made of.
+#: Remarks of a section or a case, which do not describe the cluster.
 _WORDS = frozenset({"cases", "note", "hooks", "name"})
 
-#: capacity_enqueue describes its world by a sentence: "same shape as PROP-1..3,5, with …".
+#: capacity_enqueue describes its cluster by a sentence: "same shape as PROP-1..3,5, with …".
 _CAPACITY_ENQUEUE: Data = {
     "nodes": [
         {"name": "n1", "cpu": 3, "mem": "3G", "pods": 10},
@@ -60,12 +60,12 @@ _PODS_OF_ALL_2: list[Data] = [
     for place, role in enumerate(("master", "master", "worker", "worker"))
 ]
 
-#: CH-A5 to CH-A7 are about taker: on the section's node of 8 cpu nobody would have to.
+#: CH-A5 to CH-A7 are about `taker`; on the section's node of 8 cpu no eviction is necessary.
 _SMALL_NODE: list[Data] = [{"name": "n1", "cpu": 2, "mem": "2Gi", "pods": 10}]
 
 
 def cases_of(file: Data) -> dict[str, Data]:
-    """Every case by its name, in the file's order."""
+    """Return every case by its name, in the file's order."""
     raw = {
         case["id"]: (section, case)
         for section, content in file.items()
@@ -89,7 +89,7 @@ def _rows(name: str, case: Data) -> Iterator[tuple[str, Data]]:
 
 
 def _whole(file: Data, raw: dict[str, tuple[str, Data]], name: str, section: str) -> Data:
-    """The case, over the one that it is like, over what its section says of all."""
+    """Return the case merged over the case that it refers to and over the values of its section."""
     case = copy.deepcopy(raw[name][1])
     if "same_as" in case:
         base = _whole(file, raw, case.pop("same_as"), section)
@@ -107,7 +107,7 @@ def _whole(file: Data, raw: dict[str, tuple[str, Data]], name: str, section: str
 
 
 def _spelled_out(case: Data, name: str) -> Data:
-    """What the file says in words, and what it adds to a world that cases share."""
+    """Return values that the file states in words, and its additions to a shared cluster."""
     if case["section"] == "capacity_enqueue":
         case |= copy.deepcopy(_CAPACITY_ENQUEUE)
         added = case.pop("add")
@@ -138,7 +138,7 @@ def _spelled_out(case: Data, name: str) -> Data:
 
 
 def _with_overrides(case: Data) -> Data:
-    """What a case changes of the one that it is the same as, thing by thing."""
+    """Return the referenced case with the changes of this case."""
     overrides = case.pop("overrides", None)
     if overrides is None:
         return case

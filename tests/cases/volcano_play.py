@@ -1,8 +1,8 @@
-"""Playing a case of Volcano's, and what came of it in the words of its `expect`.
+"""Play a case of Volcano's, and return the result in the terms of its `expect`.
 
-`binds` is where the sessions of the first instant put pods, `waits` why those wait whom
-they left waiting, and `phase` the groups' phases by then; `evict` is who was evicted within a
-minute, by name, and `then` who was bound, and where, once the victims had ended.
+`binds` are the binds of the first instant's sessions, `waits` the reasons of the groups that they
+left pending, and `phase` the groups' phases then; `evict` are the pods evicted within a minute, by
+name, and `then` the binds after the victims had ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.cases.volcano_world import actions_of, name_of, owner_of, world_of
 
 
 class RefusesOne:
-    """A policy of somebody else's that never lets one group in; stands in for Volcano's `-1`."""
+    """A plugin that never admits one group; it represents Volcano's `-1`."""
 
     name = "rejecter"
 
@@ -43,7 +43,7 @@ class RefusesOne:
 def played(
     world: Iterable[Data], config: Data, *, cycles: int, beside: Iterable[Plugin] = ()
 ) -> WorldOutcome:
-    """What `cycles` sessions make of the world; `beside`: plugins that batchq does not have."""
+    """Play the cluster for `cycles` sessions; `beside` are plugins that batchq does not have."""
     ours = assemble(read_config(yaml.safe_dump(config), "config"))
     theirs = everywhere((plugin, 1) for plugin in beside)
     both = {point: (*standing, *theirs[point]) for point, standing in ours.plugins.items()}
@@ -56,7 +56,7 @@ def played(
 
 
 def came_of(case: Mapping[str, Any], waiting: str = "") -> Data:
-    """What comes of a case that is a world, under the default plugins and its own actions."""
+    """Return the result of a case with a cluster, under the default plugins and its own actions."""
     beside = [RefusesOne("ns1/pga")] if "rejecter" in case.get("hooks", ()) else []
     came = told(world_of(case, waiting), {"actions": actions_of(case)}, beside=beside)
     left_out = {"phase"} - set(case["expect"]) | {key for key in came if not came[key]}
@@ -64,7 +64,7 @@ def came_of(case: Mapping[str, Any], waiting: str = "") -> Data:
 
 
 def told(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> Data:
-    """A world's `binds`, `evict` and `then`, as far as there is anything to tell; and `phase`."""
+    """Return the cluster's `phase`, and those of `binds`, `evict` and `then` that are not empty."""
     beside = tuple(beside)
     whole = played(world, config, cycles=200, beside=beside)
     at_once = [cycle for cycle in whole.cycles if cycle.time == 0]
@@ -85,7 +85,7 @@ def told(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> D
 
 
 def _waits(world: Iterable[Data], first: WorldOutcome) -> dict[str, str]:
-    """Why those still wait who had no pods from the start."""
+    """Return the reasons of the pending groups that had no pods at the start."""
     ran = {
         f"{item['metadata']['namespace']}/{item['metadata']['name']}"
         for item in world
@@ -98,13 +98,13 @@ def _waits(world: Iterable[Data], first: WorldOutcome) -> dict[str, str]:
     }
 
 
-# --- Volcano's own results, beside ours ----------------------------------------------------------
+# --- comparison with Volcano's own results -------------------------------------------------------
 
 
 def agrees(case: Mapping[str, Any], came: Data) -> bool:
-    """Whether a world came to what Volcano expects of it.
+    """Return whether the result of a cluster is what Volcano expects.
 
-    Whom it expects to be Inqueue is let in here, and may have pods and run by then.
+    A group that Volcano expects to be Inqueue is admitted here, and may already have running pods.
     """
     expect = case["expect"]
     evicted = sorted(name_of(pod) for pod in expect.get("evict", ()))

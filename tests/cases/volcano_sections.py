@@ -1,6 +1,6 @@
-"""The sections of Volcano's file that are not one world with what is bound and evicted.
+"""The sections of Volcano's file whose cases are not a cluster with binds and evictions.
 
-Each function plays a case of one section, and answers in the words of that section's `expect`.
+Each function plays a case of one section, and returns the result in the terms of its `expect`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFAULT = tuple(entry.name for entry in DEFAULT_PLUGINS)
 
 
 def enqueueable(case: Mapping[str, Any]) -> Data:
-    """Whether the group is let in; overcommit's cases have two of its kind let in before."""
+    """Return whether the group is admitted; overcommit's cases have two admitted groups like it."""
     factor = case.get("factor")
     asked = case["group"]
     before = ["open", "accounted"] if factor else []
@@ -57,7 +57,7 @@ def enqueueable(case: Mapping[str, Any]) -> Data:
 
 
 def _pair(name: str, asked: Data, **more: Any) -> Data:
-    """The group: its minResources in two pods; two of 2 cpu where the case states none."""
+    """Return the group with its minResources in two pods; two pods of 2 cpu by default."""
     stated = asked.get("minRes")
     if stated is None:
         return group(name, 2, cpu=2, queue=asked["queue"], minMember=asked["min"], **more)
@@ -73,9 +73,9 @@ def _pair(name: str, asked: Data, **more: Any) -> Data:
 
 
 def sla(case: Mapping[str, Any]) -> Data:
-    """job1 has no waiting time of its own, job2 one of an hour; both have waited for a day.
+    """Return the order of job1, without a waiting time, and job2, with an hour, after a day.
 
-    They are written so that their places in the file would say the opposite.
+    Their positions in the file would give the opposite order.
     """
     own = {"batchq/sla-waiting-time": "1h"}
     job1, job2 = group("job1", created=0), group("job2", created=0)
@@ -94,11 +94,11 @@ def sla(case: Mapping[str, Any]) -> Data:
     }
 
 
-# --- sessions that follow each other, order of picking up ----------------------------------------
+# --- consecutive sessions, order of binds --------------------------------------------------------
 
 
 def two_sessions(case: Mapping[str, Any]) -> Data:
-    """PROP-7: a group is bound; in the next session another takes what is left."""
+    """PROP-7: a group is bound; in the next session another takes the remaining capacity."""
     first, second = case["session1"], case["session2"]
     pods = [{**row, "group": "pgA", "node": ""} for row in first["pods"]]
     added = second["add_group"]
@@ -111,7 +111,7 @@ def two_sessions(case: Mapping[str, Any]) -> Data:
 
 
 def picked_up(case: Mapping[str, Any]) -> Data:
-    """BF-1: the order in which pods without requests are bound; the others have no room."""
+    """BF-1: the order in which pods without requests are bound; the others do not fit."""
     groups = []
     for row in case["groups"]:
         name = row["id"].partition("/")[2]
@@ -138,18 +138,18 @@ def picked_up(case: Mapping[str, Any]) -> Data:
 
 
 def phase(case: Mapping[str, Any]) -> str:
-    """What phase the first session finds or leaves the group in."""
+    """Return the group's phase before or after the first session."""
     return played(_one_group(case), {}, cycles=1).podgroups["default/g"].phase
 
 
 def skips_the_condition(case: Mapping[str, Any]) -> bool:
-    """Whether nothing says Unschedulable of the group."""
+    """Return whether the group has no condition Unschedulable."""
     came = played(_one_group({"phase": "Running", **case}), {}, cycles=1).podgroups["default/g"]
     return "Unschedulable" not in [reason.reason for reason in came.reasons]
 
 
 def _one_group(case: Mapping[str, Any]) -> list[Data]:
-    """Its pods on the nodes that the case names, of one cpu each: no room for any other."""
+    """Return the group's pods on the case's nodes of one cpu each, so that no other pod fits."""
     rows = case["tasks"]
     pods = []
     for place, row in enumerate(rows):
@@ -169,7 +169,7 @@ def _one_group(case: Mapping[str, Any]) -> list[Data]:
 
 
 class Agrees:
-    """A policy that agrees to these victims, and to no other."""
+    """A plugin that agrees to these victims, and to no other."""
 
     def __init__(self, name: str, victims: list[str]) -> None:
         self.name = name
@@ -180,7 +180,7 @@ class Agrees:
 
 
 def voted(case: Mapping[str, Any]) -> list[str]:
-    """Whom a session finds all policies agreed on, whatever tier they are written in."""
+    """Return the victims to which all plugins agree, in whatever tier they are."""
     asked = case.get("candidates") or case["preemptees"]
     policies: list[Plugin] = [
         Agrees(name, victims)
@@ -217,7 +217,7 @@ def _whole(victim: GroupState) -> Victim:
 
 
 def share(row: Mapping[str, Any]) -> float | str:
-    """CAP-S: the share of a queue that states this, and holds that, on a node with room."""
+    """CAP-S: the share of a queue with this spec and usage, on a node with free capacity."""
     held = amounts_of(row["allocated"])
     spec = {"deserved": amounts_of(row["deserved"])} if row["deserved"] else {}
     template = {"requests": held}
@@ -230,7 +230,7 @@ def share(row: Mapping[str, Any]) -> float | str:
 
 
 def tree_of_shares(case: Mapping[str, Any]) -> Data:
-    """HDRF-1: the paths and weights as a tree of queues; what each group's queue ends with."""
+    """HDRF-1: the paths and weights as a tree of queues; return the usage of each group's queue."""
     found: dict[str, Data] = {}
     for path_and_weights in case["queues"].values():
         path, weights = (part.split("/") for part in path_and_weights.split(" "))
@@ -260,7 +260,7 @@ def tree_of_shares(case: Mapping[str, Any]) -> Data:
 
 
 def _expected_tree(case: Mapping[str, Any]) -> Data:
-    """HDRF-1 leaves out what is nothing."""
+    """Return HDRF-1's expectation with its omitted zeros."""
     return {
         name: {
             "cpu": str(stated.get("cpu", 0)),
@@ -271,16 +271,16 @@ def _expected_tree(case: Mapping[str, Any]) -> Data:
 
 
 def _expected_sessions(case: Mapping[str, Any]) -> Data:
-    """pgB's only pod goes by the name that batchq gives it."""
+    """Return the expectation with batchq's name of pgB's only pod."""
     first = [name_of(name) for name in case["session1"]["expect_bound"]]
     assert case["session2"]["expect_bound"] == ["ns1/pB1"]
     return {"first": first, "second": ["ns1/pgb-t1-0"]}
 
 
-# --- one entrance --------------------------------------------------------------------------------
+# --- entry point ---------------------------------------------------------------------------------
 
 
-#: Section -> how its cases are played; the others are worlds of their own.
+#: Section -> the function that plays its cases; the cases of other sections are clusters.
 SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "overcommit": enqueueable,
     "resourcequota": enqueueable,
@@ -294,7 +294,7 @@ SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def result_of(name: str, case: Mapping[str, Any]) -> Any:
-    """What comes of any case, in the words of its `expect`."""
+    """Return the result of any case, in the terms of its `expect`."""
     if name == "PROP-7":
         return two_sessions(case)
     if name.startswith("CAP-S/"):
@@ -303,7 +303,7 @@ def result_of(name: str, case: Mapping[str, Any]) -> Any:
 
 
 def is_volcanos(name: str, case: Mapping[str, Any], came: Any) -> bool:
-    """Whether that is what Volcano expects of it."""
+    """Return whether the result is what Volcano expects."""
     if name == "PROP-7":
         return bool(came == _expected_sessions(case))
     match case["section"]:
@@ -312,7 +312,7 @@ def is_volcanos(name: str, case: Mapping[str, Any], came: Any) -> bool:
         case "gang":
             return bool(came == case["expect_skip"])
         case "victim_voting":
-            # Nobody registered answers null: nobody may be taken.
+            # Without registered plugins the answer is null: no victims.
             return bool(came == (case["expect"] or []))
         case "overcommit" | "resourcequota" | "sla" | "backfill":
             return all(came[key] == value for key, value in case["expect"].items())

@@ -1,21 +1,21 @@
-"""From a case of Volcano's to a described world.
+"""Translate a case of Volcano's to a described cluster.
 
 | Volcano                                  | batchq                                              |
 |------------------------------------------|-----------------------------------------------------|
 | queue state Closed                       | stopPolicy Hold                                     |
 | queue priority                           | – : queues have shares, and no priority             |
 | parent `root`, and the queue of that name| no parent                                           |
-| minMember 0                              | minMember 1: a group without a least does not exist |
+| minMember 0                              | minMember 1, the minimum                            |
 | pods of one kind in a group              | a task                                              |
 | role with a minimum                      | its task's minAvailable, as far as minMember goes   |
-| pod that is not preemptable              | a pod without which its group would not be one:     |
-|                                          | its task's minAvailable and the group's minMember   |
+| pod that is not preemptable              | a pod that its group requires: its task's           |
+|                                          | minAvailable and the group's minMember              |
 | pod's own priority                       | its template's priority                             |
 | preemptionPolicy Never of a pod          | that of its group's PriorityClass                   |
 | Running pods of a group                  | phase Running, or InQueue below its minMember       |
-| group that waits, by its queue's rules   | Pending; where only `allocate` runs: InQueue        |
+| group that waits, by its queue's rules   | Pending; InQueue if only `allocate` runs            |
 | action reclaim                           | preemption.reclaim Any, of every queue              |
-| action preempt or reclaim alone          | after enqueue and allocate, as batchq is run        |
+| action preempt or reclaim alone          | after enqueue and allocate, as in batchq's default  |
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ABOUT_NODES = frozenset({"name", "labels"})
 _ABOUT_PODS = frozenset(
     {"id", "group", "node", "role", "prio", "preemptable", "never", "selector", "queue", "running"}
 )
-#: Where a case says nothing of nodes, these do not matter.
+#: The nodes of cases that state none, where nodes do not matter.
 _SOME_NODE: list[Data] = [{"name": "running-unassigned", "cpu": 100, "mem": "100G"}]
 _PRIORITIES = {"low-priority": 100, "mid": 500, "high-priority": 1000, "positive": 500}
 
 
 def actions_of(case: Mapping[str, Any]) -> list[str]:
-    """The case's actions; who evicts comes after those who find out that there is no room."""
+    """Return the case's actions; evicting actions come after those that find a lack of capacity."""
     actions = list(case["actions"])
     if "enqueue" not in actions and {"preempt", "reclaim"} & set(actions):
         return ["enqueue", "allocate", *(name for name in actions if name != "allocate")]
@@ -45,9 +45,9 @@ def actions_of(case: Mapping[str, Any]) -> list[str]:
 
 
 def world_of(case: Mapping[str, Any], waiting: str = "") -> list[Data]:
-    """The case's objects, in its order; nobody's pods run for a limited time.
+    """Return the case's objects in order; pods never end.
 
-    `waiting`: the phase of groups without a running pod, if another than the table says.
+    `waiting`: the phase of groups without a running pod, if it differs from the table above.
     """
     pods = list(case.get("pods", ()))
     quotas = case.get("namespace_quota", {})
@@ -66,17 +66,17 @@ def world_of(case: Mapping[str, Any], waiting: str = "") -> list[Data]:
 
 
 def name_of(word: str) -> str:
-    """`ns1/pgA` is ns1/pga here."""
+    """Return the name in batchq: ns1/pga for `ns1/pgA`."""
     return word.lower()
 
 
 def owner_of(pod: Data) -> str:
-    """The group that a pod of the case is of."""
+    """Return the group of a pod of the case."""
     return f"{pod['id'].partition('/')[0]}/{pod['group']}"
 
 
 def amounts_of(stated: Mapping[str, Any], *without: str) -> Data:
-    """Amounts in batchq's names."""
+    """Return amounts with batchq's resource names."""
     return {_NAMES.get(name, name): stated[name] for name in stated if name not in without}
 
 
@@ -133,7 +133,7 @@ def _group(row: Data, pods: list[Data], classes: dict[str, Data], waiting: str) 
 
 
 def _tasks(row: Data, pods: list[Data]) -> tuple[list[Data], list[tuple[str, int]]]:
-    """Pods of one kind are a task; and where each pod is: (task, index)."""
+    """Return a task for each kind of pods, and (task, index) of each pod."""
     tasks: dict[str, Data] = {}
     places = []
     for pod in pods:
@@ -173,7 +173,7 @@ def _pod(pod: Data, group: str, place: tuple[str, int]) -> Data:
 
 
 def _class(row: Data, pods: Iterable[Data], classes: dict[str, Data]) -> str:
-    """The group's PriorityClass, made where it is first named; `never` makes one of its own."""
+    """Return the group's PriorityClass, created at first use; `never` creates a separate one."""
     value = row.get("prio_value", _PRIORITIES.get(row.get("prio", ""), 0))
     never = any(pod.get("never") for pod in pods)
     if not value and not never:

@@ -105,7 +105,7 @@ def test_a_node_that_may_be_alive_counts_as_capacity_but_gets_no_pods() -> None:
 
 
 def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> Decided:
-    """Decide with two nodes, some of which have reported since the restart at 100 s."""
+    """Decide with two nodes; `reported` are those that reported since the restart at 100 s."""
     standing = ContactStanding(
         generation=100,
         contact_since=100_000,

@@ -1,4 +1,4 @@
-"""How hard the properties are tried: forty worlds each, or thousands by `make swarm`."""
+"""The number of examples of each property: forty, or thousands with `make swarm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backfill promises, over random logs on one machine: a first promise is kept or bettered."""
+"""Backfill over random logs on one machine: no job starts after its first reserved start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONSERVATIVE_SHORTEST = Strategy(type="Backfill", order="shortest", reservations
 
 
 class Job(NamedTuple):
-    """Seconds and cpus; it runs for at most what it says."""
+    """A job in seconds and cpus; it runs for at most its walltime."""
 
     submit: int
     cpu: int
@@ -35,14 +35,14 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """By the place of each job: when it started, and what it was promised first, if anything."""
+    """By the position of each job: its start, and its first reserved start, if any."""
 
     starts: dict[int, int] = field(default_factory=dict)
     promised: dict[int, int] = field(default_factory=dict)
 
 
 def play(jobs: list[Job], strategy: Strategy) -> Played:
-    """A session whenever somebody comes or ends, until all have started."""
+    """Run a session at each arrival and end, until all jobs have started."""
     played, now = Played(), -1
     while len(played.starts) < len(jobs):
         now = min(at for at in _instants(jobs, played.starts) if at > now)
@@ -88,7 +88,7 @@ def a_log(*, exact: bool) -> st.SearchStrategy[list[Job]]:
 
 
 def late(played: Played) -> dict[int, tuple[int, int]]:
-    """Those who started after their first promise: what it was, and when that was."""
+    """Return the jobs that started after their first reserved start, with both times."""
     return {
         place: (promise, played.starts[place])
         for place, promise in played.promised.items()
@@ -97,15 +97,15 @@ def late(played: Played) -> dict[int, tuple[int, int]]:
 
 
 @given(st.one_of(a_log(exact=True), a_log(exact=False)), st.sampled_from([EASY, SHORTEST]))
-def test_easy_starts_no_head_later_than_its_first_promise(
+def test_easy_starts_no_head_later_than_its_first_reservation(
     jobs: list[Job], strategy: Strategy
 ) -> None:
-    """Whether walltimes are exact or too long."""
+    """Walltimes may be exact or too long."""
     assert late(play(jobs, strategy)) == {}
 
 
 @given(a_log(exact=True))
-def test_conservative_promises_something_to_all_who_wait_and_keeps_it(jobs: list[Job]) -> None:
+def test_conservative_reserves_a_start_for_every_pending_job_and_keeps_it(jobs: list[Job]) -> None:
     played = play(jobs, CONSERVATIVE)
     waited = {place for place, start in played.starts.items() if start > jobs[place].submit}
     assert waited == played.promised.keys()
@@ -113,8 +113,8 @@ def test_conservative_promises_something_to_all_who_wait_and_keeps_it(jobs: list
 
 
 @given(a_log(exact=False), st.sampled_from([CONSERVATIVE, CONSERVATIVE_SHORTEST]))
-def test_in_the_end_everybody_has_started(jobs: list[Job], strategy: Strategy) -> None:
-    """And never more at once than the machine has: that is held at each instant."""
+def test_all_jobs_have_started_in_the_end(jobs: list[Job], strategy: Strategy) -> None:
+    """The jobs that run at one instant never exceed the machine; `play` checks this."""
     assert play(jobs, strategy).starts.keys() == set(range(len(jobs)))
 
 
@@ -136,9 +136,7 @@ def test_bookings_in_a_copy_of_a_plan_do_not_change_the_plan_itself(
 def test_no_group_fits_sooner_after_bookings_for_others(
     world: list[Any], length: int | None
 ) -> None:
-    """Slots come later, or not at all; what is asked of a plan does not depend on what was asked
-    of it before.
-    """
+    """Slots come later, or not at all; an answer of a plan does not depend on earlier questions."""
     session = decide(*world, now_ms=NOW).session
     groups = waiting(session)
     table = LedgerTimeline(session)

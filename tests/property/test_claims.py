@@ -1,4 +1,4 @@
-"""Whatever consumers, people and clocks do: no two hold one external group, and it is charged."""
+"""At most one consumer holds an external group, which is charged, after any sequence of events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.scheduler.consumers import SECOND, external
 KEY = "default/e"
 TTL_S, GRACE_S = 20, 30
 
-#: By how often each happens.
+#: The events, repeated by their frequency.
 VERBS = (
     *("claim", "claim", "renew", "renew", "run", "succeed", "fail", "release"),
     *("suspend", "resume", "resume", "turn", "turn", "turn", "time", "time", "time", "cancel"),
 )
-#: What happens next: which verb, which consumer, and for time how many seconds pass.
+#: The next event: verb, consumer, and the seconds that pass.
 HAPPENINGS = st.lists(
     st.tuples(st.sampled_from(VERBS), st.integers(0, 2), st.sampled_from((1, 5, 15, 30, 60))),
     min_size=10,
@@ -35,7 +35,7 @@ HAPPENINGS = st.lists(
 
 
 class Play:
-    """One external group, three consumers who never stop before they must, and a scheduler."""
+    """One external group, three consumers that work as long as they may, and a scheduler."""
 
     def __init__(self) -> None:
         self.stack = Stack(MemoryStore(), SchedulerConfig())
@@ -49,7 +49,7 @@ class Play:
         return self.stack.clock.at_ms
 
     def take(self, what: str, who: int, seconds: int) -> None:
-        """One step; what the rules refuse does not happen."""
+        """Play one event; an event that the rules refuse has no effect."""
         store, now, token = self.stack.store, self.now_ms, self.tokens.get(who, "")
         match what:
             case "time":
@@ -76,7 +76,7 @@ class Play:
                 self.write(consumer_leases.report(store, token, word, now_ms=now))
                 self.works.pop(who, None)
             case "release" if token:
-                # Whoever gives it back has stopped before.
+                # A consumer that gives the group back has stopped before.
                 self.works.pop(who, None)
                 self.write(consumer_leases.release(store, token, now_ms=now))
             case "suspend":
@@ -91,7 +91,7 @@ class Play:
             self.stack.commit(transaction)
 
     def check(self) -> None:
-        """At most one works, and while it does the group is charged; the sums are right."""
+        """Check that at most one consumer works, that the group is then charged, and the sums."""
         working = [who for who, (_, until) in self.works.items() if self.now_ms < until]
         assert len(working) <= 1
         ledger = self.stack.store.ledger()
@@ -100,7 +100,7 @@ class Play:
 
 
 @given(HAPPENINGS)
-def test_no_two_work_on_one_group_and_it_is_charged_while_anybody_does(
+def test_at_most_one_consumer_runs_a_group_which_is_charged_meanwhile(
     happenings: list[tuple[str, int, int]],
 ) -> None:
     play = Play()
@@ -112,7 +112,7 @@ def test_no_two_work_on_one_group_and_it_is_charged_while_anybody_does(
 
 
 @given(HAPPENINGS)
-def test_whatever_has_happened_it_can_be_run_in_the_end(
+def test_a_group_can_be_run_in_the_end_after_any_history(
     happenings: list[tuple[str, int, int]],
 ) -> None:
     play = Play()

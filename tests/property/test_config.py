@@ -23,7 +23,7 @@ def _plugins_at(point: str) -> list[str]:
 
 @st.composite
 def entries(draw: st.DrawFn, names: list[str]) -> list[Any]:
-    """Some of these plugins, in any order: a name, a mapping, or the star that does nothing."""
+    """Draw some of these plugins in any order, as names, mappings or the star without effect."""
     found: list[Any] = []
     for name in draw(st.lists(st.sampled_from(names), unique=True)):
         fields = draw(
@@ -43,7 +43,7 @@ def sets(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
 
 @st.composite
 def files(draw: st.DrawFn) -> dict[str, Any]:
-    """What may stand in a file."""
+    """Draw the content of a file."""
     points = {point: sets(_plugins_at(point)) for point in POINTS}
     mapping = st.fixed_dictionaries({}, optional={"multiPoint": sets(_NAMES), **points})
     listed = entries(_NAMES).map(lambda found: [one for one in found if one != "*"])
@@ -69,7 +69,7 @@ def read(text: str) -> SchedulerConfig:
 
 
 @given(files())
-def test_a_printed_configuration_is_read_as_the_same(written: dict[str, Any]) -> None:
+def test_a_printed_configuration_is_read_as_an_equal_one(written: dict[str, Any]) -> None:
     config = read(yaml.safe_dump(written, sort_keys=False))
     assert read(as_text(config)) == config
     assert expanded(read(as_text(config))) == expanded(config)
@@ -90,7 +90,7 @@ def test_a_configuration_printed_point_by_point_has_the_same_effect(
 
 
 @given(files())
-def test_at_each_point_stands_who_has_a_say_once_and_by_tiers(
+def test_each_point_has_its_plugins_once_and_ordered_by_tiers(
     written: dict[str, Any],
 ) -> None:
     for point, standing in expanded(read(yaml.safe_dump(written))).items():

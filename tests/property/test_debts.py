@@ -1,4 +1,4 @@
-"""What victims owe is the same whether it is followed or added up from nothing."""
+"""Sums of pledges are the same whether updated incrementally or computed from scratch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worlds.play import failure_of
 SEEDS = range(usually(20, 40))
 
 
-def test_sums_that_follow_what_changes_are_those_of_all_pledges(
+def test_incremental_sums_equal_the_sums_of_all_pledges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared = []
@@ -55,7 +55,7 @@ def test_sums_that_follow_what_changes_are_those_of_all_pledges(
         monkeypatch.setattr(f"{module}.find_victims", find_victims)
     for seed in SEEDS:
         assert failure_of(seed) is None
-    # It would show nothing if nobody had owed anything.
+    # Without any pledge the test would show nothing.
     assert sum(owes for owes, _ in compared) > 20
 
 

@@ -1,4 +1,4 @@
-"""What is expected comes true: estimates that hold, one machine, and nobody who comes later."""
+"""Expected starts come true with exact estimates, one machine and no later arrivals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from batchq_actions.backfill import reservations_of
 from tests.builders import a_snapshot
 from tests.traces.loads import a_load, job, played
 
-#: Of each job its cpus, of four, and how many seconds it takes.
+#: Jobs: (cpus out of four, run time in seconds).
 _sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=8)
 
 
 def at_once(sizes: list[tuple[int, int]], policy: str) -> Load:
-    """All of them come at 0, in this order."""
+    """Return a load in which all jobs arrive at 0, in this order."""
     jobs = [job(number, 0, cpus, run_s) for number, (cpus, run_s) in enumerate(sizes)]
     return a_load(*jobs, policy=policy)
 
 
 def at_first(load: Load) -> Session:
-    """The first session, at 0."""
+    """Return the first session, at 0."""
     groups = [_submitted(place, arrival) for place, arrival in enumerate(load.arrivals)]
     snapshot = a_snapshot(*load.nodes, *load.queues, *groups)
     return assemble(POLICY_CONFIG).decide(snapshot, 0)
@@ -38,12 +38,12 @@ def _submitted(place: int, arrival: Arrival) -> object:
 
 
 def expected(session: Session) -> dict[int, int | None]:
-    """Job -> its start in milliseconds."""
+    """Return job -> expected start in milliseconds."""
     return {int(uid): told.at for uid, told in expected_starts(session).items()}
 
 
 def came_true(load: Load) -> dict[int, int | None]:
-    """The same, as it was played."""
+    """Return job -> actual start in milliseconds."""
     return {
         one.number: None if one.start_s is None else one.start_s * 1000 for one in played(load).jobs
     }
@@ -73,7 +73,7 @@ def test_the_head_of_an_easy_queue_starts_no_later_than_expected(
 
 
 @given(_sizes, st.sampled_from(["fcfs", "first-fit", "easy", "easy-sjf", "conservative"]))
-def test_everybody_has_a_start_where_everything_ends(
+def test_every_job_has_an_expected_start_when_all_jobs_end(
     sizes: list[tuple[int, int]], policy: str
 ) -> None:
     found = expected(at_first(at_once(sizes, policy)))

@@ -1,4 +1,4 @@
-"""The forecast comes true: when what it knows to end has ended, the group fits, and not before."""
+"""The forecast comes true: the group fits when the expected ends have happened, and not before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCHEDULER = assemble(SchedulerConfig())
 
 @st.composite
 def worlds_with_walltimes(draw: st.DrawFn) -> list[Any]:
-    """Some groups run since 0, and some of all groups say how long they take."""
+    """Draw clusters in which some groups run since 0 and some groups have walltimes."""
     world = [one for one in draw(worlds()) if getattr(one.metadata, "name", "") != "r"]
     world = [one for one in world if not (isinstance(one, Pod) and one.status.group_uid == "r")]
     guarantee = draw(st.integers(0, 3))
@@ -56,7 +56,7 @@ def _varied(one: Any, walltime: int | None, told_at: int | None) -> Any:
 
 
 def after(session: Session, ended: Iterable[ExpectedEnd]) -> Session:
-    """A new session on how things are once all of this has ended."""
+    """Open a new session in the state after all these ends."""
     gone = {pod.metadata.uid for end in ended for pod in end.pods}
     whole = {end.group.uid for end in ended if end.whole}
     groups, pods = [], {}
@@ -85,23 +85,23 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
         others = [end for end in known if end.group is not group]
         reached = others if told.at is None else [end for end in others if end.at <= told.at]
         before = [end for end in reached if told.at is None or end.at < told.at]
-        # What a victim holds until it has stopped is its claimant's, and no room for itself.
+        # The resources that a victim holds until it stops are pledged to its preemptor.
         own = [end for end in known if end.group is group and not end.whole]
         if told.at is not None:
             later = after(session, [*own, *reached])
             assert over_any_limit(later, later.groups[group.uid]) == []
-        # Neither a claimant nor its victims start before the victims have stopped, room or not.
+        # Neither a preemptor nor its victims start before the victims have stopped.
         pledged = awaits_victims(session, group) or gives_way_to(session, group) is not None
         if told.at is None or (told.at > session.now_ms and not pledged):
             sooner = after(session, [*own, *before])
             then = sooner.groups[group.uid]
-            # What exceeds the machines is refused whatever ends.
+            # A group that exceeds the machines is refused whatever ends.
             against = over_any_limit(sooner, then) or sooner.refusals_at("admissible", then)
             assert against != []
 
 
 @given(worlds_with_walltimes())
-def test_a_forecast_leaves_no_trace(world: list[Any]) -> None:
+def test_a_forecast_does_not_change_the_session(world: list[Any]) -> None:
     session = decide(*world, now_ms=50_000).session
     before = dump(session)
     for group in session.groups.values():

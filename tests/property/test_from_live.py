@@ -1,6 +1,4 @@
-"""A look ahead begins with what the live session would decide, whatever the world; and comes to
-an end.
-"""
+"""A simulation from any live state begins with the decisions of the live session, and ends."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _CONFIGS = [SchedulerConfig(), SchedulerConfig(actions=("enqueue", "allocate"))]
 
 @st.composite
 def live_worlds(draw: st.DrawFn) -> Snapshot:
-    """Worlds whose nodes beat or have fallen silent, and whose pods run, lapse or stop."""
+    """Draw clusters with live and silent nodes, and with running, lost and terminating pods."""
     objects = draw(worlds())
     more = [a_priority("high", 10), *a_running_group("s", 2, node="n0", cpu=1, queue="b")]
     ages_s = st.sampled_from([None, 0, 39, 40, 41, 90_000])
@@ -55,7 +53,7 @@ def live_worlds(draw: st.DrawFn) -> Snapshot:
 
 
 @given(live_worlds(), st.sampled_from(_CONFIGS))
-def test_a_look_ahead_begins_with_the_decisions_of_the_live_session(
+def test_a_simulation_begins_with_the_decisions_of_the_live_session(
     snapshot: Snapshot, config: SchedulerConfig
 ) -> None:
     scheduler = assemble(config)
@@ -69,7 +67,7 @@ def test_a_look_ahead_begins_with_the_decisions_of_the_live_session(
 
 @settings(max_examples=20)
 @given(live_worlds(), st.sampled_from(_CONFIGS))
-def test_a_look_ahead_comes_to_an_end_with_nothing_refused(
+def test_a_simulation_ends_without_refused_writes(
     snapshot: Snapshot, config: SchedulerConfig
 ) -> None:
     lasting = Lasting(assumed_ms=HOUR)
@@ -79,7 +77,7 @@ def test_a_look_ahead_comes_to_an_end_with_nothing_refused(
     states = {group.key: group for group in assemble(config).open(snapshot, _NOW).groups.values()}
     for group in future.groups.values():
         waits = group.phase in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE)
-        # Pods beyond minMember may never find room: then it runs on with those that did.
+        # Pods beyond minMember may never fit: then the group continues without them.
         assert group.phase in TERMINAL or waits or states[group.key].is_elastic, group
         assert not waits or group.waits_for, group
         assert (group.ends_at is None) == (group.phase not in TERMINAL)
@@ -89,13 +87,13 @@ def test_a_look_ahead_comes_to_an_end_with_nothing_refused(
 
 
 @given(live_worlds())
-def test_the_ledger_in_memory_is_that_of_the_records(snapshot: Snapshot) -> None:
+def test_the_ledger_in_memory_equals_that_of_the_records(snapshot: Snapshot) -> None:
     scheduler = assemble(SchedulerConfig())
     requests = CountedIds()
     store = copy_of_live(scheduler.open(snapshot, _NOW), requests)
     cycle = Cycle(store, scheduler, VirtualClock(_NOW), requests)
     cycle.run_once()
-    # Raises where the sums are not those of what is there.
+    # Raises if the sums differ from those of the stored objects.
     InvariantWatch(store)
     on_nodes = [pod for pod in store.list("Pod") if isinstance(pod, Pod) and _on_node(pod)]
     charged = sum(sums.get("cpu", 0) for name, sums in store.ledger().items() if "node:" in name)

@@ -1,4 +1,4 @@
-"""What is free on nodes in times to come is what a look at every instant by itself says."""
+"""The future free capacity of nodes equals that of a separate search of every instant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = st.one_of(st.none(), st.integers(1, 70).map(lambda seconds: seconds * 
 
 
 class Hold(NamedTuple):
-    """Cpus that are booked on a node for a while; `end` None: for ever."""
+    """Cpus booked on a node for a period; `end` None means for ever."""
 
     node: str
     cpu: int
@@ -36,7 +36,7 @@ class Hold(NamedTuple):
 
 @st.composite
 def worlds_of_nodes(draw: st.DrawFn) -> list[Any]:
-    """One to three nodes, groups that end some day, and one that waits, of one or two tasks."""
+    """Draw one to three nodes, groups that end, and a pending group of one or two tasks."""
     count = draw(st.integers(1, 3))
     world: list[Any] = []
     for place in range(count):
@@ -67,7 +67,7 @@ def holds(draw: st.DrawFn) -> list[Hold]:
 
 
 def free_at(session: Session, held: list[Hold], instant: int) -> dict[str, dict[str, int]]:
-    """What is free on each open node at an instant."""
+    """Return the free cpus of each schedulable node at an instant."""
     free = {name: dict(node.free) for name, node in session.nodes.by_name.items() if node.open}
     for end in ends(session):
         for pod in end.group.pods.values() if end.at <= instant else ():
@@ -81,7 +81,7 @@ def free_at(session: Session, held: list[Hold], instant: int) -> dict[str, dict[
 
 
 def instants_of(session: Session, held: list[Hold]) -> list[int]:
-    """Every instant at which anything changes, and now."""
+    """Return now and every instant at which anything changes."""
     found = {NOW, *(end.at for end in ends(session)), *(hold.start for hold in held)}
     return sorted(found | {hold.end for hold in held if hold.end is not None})
 
@@ -89,7 +89,7 @@ def instants_of(session: Session, held: list[Hold]) -> list[int]:
 def free_throughout(
     session: Session, held: list[Hold], start: int, length: int | None
 ) -> dict[str, dict[str, int]]:
-    """What is free on each node at every instant of a window."""
+    """Return the cpus of each node that are free at every instant of a window."""
     within = [at for at in instants_of(session, held) if at > start]
     within = [start, *(at for at in within if length is None or at < start + length)]
     each = [free_at(session, held, at) for at in within]
@@ -104,10 +104,10 @@ def opened(world: list[Any]) -> Session:
 
 
 @given(worlds_of_nodes(), holds(), LENGTHS)
-def test_a_slot_on_nodes_is_the_first_that_a_look_at_every_instant_finds(
+def test_a_slot_on_nodes_is_the_first_that_a_search_of_every_instant_finds(
     world: list[Any], held: list[Hold], length: int | None
 ) -> None:
-    """Where pods are of several sizes one that is found is good, and none is found too early."""
+    """With pods of several sizes, the slot found is valid and never too early."""
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
     pods = [shape.requests for shape, count in gang for _ in range(count)]
@@ -133,7 +133,7 @@ def test_a_slot_on_nodes_is_the_first_that_a_look_at_every_instant_finds(
 
 
 @given(worlds_of_nodes(), holds(), LENGTHS)
-def test_booked_room_was_free_all_the_time(
+def test_booked_capacity_was_free_all_the_time(
     world: list[Any], held: list[Hold], length: int | None
 ) -> None:
     session = opened(world)
@@ -171,7 +171,9 @@ def test_holds_in_a_copy_of_a_timeline_do_not_change_the_timeline(
 
 
 @given(worlds_of_nodes(), holds())
-def test_a_search_from_later_on_finds_nothing_sooner(world: list[Any], held: list[Hold]) -> None:
+def test_a_search_from_a_later_instant_finds_no_earlier_slot(
+    world: list[Any], held: list[Hold]
+) -> None:
     session = opened(world)
     gang = gang_of(session, session.by_key["default/g"])
     table = NodeTimeline(session, ends(session))

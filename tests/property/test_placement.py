@@ -1,5 +1,5 @@
-"""Placing pods at once, on ranked nodes, is the plain algorithm: every node is asked for every pod,
-and the best takes it, ties by name.
+"""Placing pods at once on ranked nodes equals the plain algorithm, which evaluates every node for
+every pod and chooses the best, ties by name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TOLERATES = Toleration(key="gpu", operator="Exists")
 
 
 class Stranger:
-    """A plugin of others: it is asked about one node at a time."""
+    """A third-party plugin that evaluates one node at a time."""
 
     name = "stranger"
 
@@ -84,7 +84,7 @@ class Watch:
 
 @st.composite
 def schedulers(draw: st.DrawFn) -> Scheduler:
-    """Any mix of score plugins and weights, with a stranger's or not, watched or not."""
+    """Draw score plugins and weights, with or without a third-party plugin and an instrument."""
     weights = draw(st.fixed_dictionaries({name: st.integers(0, 3) for name in _SCORES}))
     entries = [PluginEntry(name=name, weight=weight) for name, weight in weights.items() if weight]
     usual = ("quota", "capacity", "gang", "priority", "predicates")
@@ -110,7 +110,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> list[Any]:
-    """Nodes with some of the resources, labels, taints; some cordoned or not ready."""
+    """Draw nodes with some resources, labels and taints; some are cordoned or not ready."""
     made = []
     for place in range(draw(st.integers(1, 7))):
         resources: dict[str, Any] = {"cpu": draw(st.integers(1, 9))}
@@ -175,7 +175,7 @@ def groups(draw: st.DrawFn) -> list[Any]:
 
 
 def plainly(session: Session, shape: TaskShape, count: int) -> list[str]:
-    """The names of the nodes on which the pods go, each node asked for each of them."""
+    """Return the nodes of the pods by the plain algorithm."""
     names = []
     for _ in range(count):
         ranks = (rank_of(session, shape, node) for node in session.nodes.by_name.values())
@@ -188,7 +188,7 @@ def plainly(session: Session, shape: TaskShape, count: int) -> list[str]:
 
 
 @given(schedulers(), nodes(), st.lists(st.tuples(tasks(), st.integers(1, 12)), max_size=6))
-def test_shape_by_shape_the_same_nodes_are_filled(
+def test_placement_by_shape_fills_the_same_nodes(
     scheduler: Scheduler, machines: list[Any], asked: list[tuple[Task, int]]
 ) -> None:
     asking = [a_group(f"g{n}", tasks=(task,)) for n, (task, _) in enumerate(asked)]
@@ -201,7 +201,7 @@ def test_shape_by_shape_the_same_nodes_are_filled(
 
 
 @given(schedulers(), nodes(), st.lists(tasks(), min_size=1, max_size=4), st.data())
-def test_a_ranking_follows_whatever_happens_to_nodes(
+def test_a_ranking_follows_all_changes_of_nodes(
     scheduler: Scheduler, machines: list[Any], asked: list[Task], data: st.DataObject
 ) -> None:
     asking = [a_group(f"g{n}", tasks=(task,)) for n, task in enumerate(asked)]
@@ -240,7 +240,7 @@ def test_ranks_of_all_nodes_at_once_are_the_ranks_of_each(
 
 
 @given(nodes(), tasks())
-def test_as_many_pods_fit_as_there_are_slots(machines: list[Any], task: Task) -> None:
+def test_as_many_pods_fit_as_the_node_has_slots(machines: list[Any], task: Task) -> None:
     session = assemble(SchedulerConfig()).open(
         a_snapshot(*machines, a_group("g", tasks=(task,))), 0
     )
@@ -252,7 +252,7 @@ def test_as_many_pods_fit_as_there_are_slots(machines: list[Any], task: Task) ->
 
 
 @given(schedulers(), nodes(), groups())
-def test_a_session_binds_pod_by_pod_what_it_binds_at_once(
+def test_a_session_binds_the_same_pods_one_by_one_and_at_once(
     scheduler: Scheduler, machines: list[Any], asking: list[Any]
 ) -> None:
     world = a_snapshot(*machines, *asking)
@@ -263,7 +263,7 @@ def test_a_session_binds_pod_by_pod_what_it_binds_at_once(
 
 
 def _one_by_one(scheduler: Scheduler) -> Scheduler:
-    """The same scheduler with plugins that are asked about one node, and after each pod."""
+    """Return the scheduler with plugins that evaluate one node at a time, after each pod."""
     standing = {
         point: tuple((_Plain(plugin), weight) for plugin, weight in entries)
         for point, entries in scheduler.plugins.items()
@@ -272,7 +272,7 @@ def _one_by_one(scheduler: Scheduler) -> Scheduler:
 
 
 class _Plain:
-    """A plugin without what it could say of many at once."""
+    """A plugin without its methods for many nodes or pods at once."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
@@ -285,7 +285,7 @@ class _Plain:
 
 
 @given(schedulers(), nodes(), groups())
-def test_pods_bound_at_once_are_taken_back_without_a_trace(
+def test_undoing_binds_at_once_restores_the_session(
     scheduler: Scheduler, machines: list[Any], asking: list[Any]
 ) -> None:
     session = scheduler.open(a_snapshot(*machines, *asking), 0)
@@ -338,7 +338,7 @@ def _in_queue(**reservation: int) -> PodGroupStatus:
     )
 
 
-def test_a_pod_made_before_its_task_was_edited_takes_what_it_was_made_for() -> None:
+def test_a_pod_created_before_an_edit_of_its_task_keeps_its_requests() -> None:
     group = a_group("g", 3, cpu=2, status=_in_queue(cpu=6, pods=3))
     old = [a_pod(group, index) for index in range(3)]
     edited = a_group("g", 3, cpu=1, status=group.status)

@@ -1,5 +1,5 @@
-"""Whatever is put and removed: a row reads like a sorted dict, and any two of its states tell
-exactly what differs between them."""
+"""After any changes a table reads like a sorted dict, and any two of its states list exactly their
+differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = tuple[dict[str, object], Rows[object]]
 
 @pytest.fixture
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that chunks split and join all the time."""
+    """Make chunks so small that they split and join all the time."""
     monkeypatch.setattr(framework_rows, "CHUNK", 8)
     monkeypatch.setattr(store_row, "CHUNK", 8)
     monkeypatch.setattr(store_row, "SMALL", 2)
@@ -28,7 +28,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("ppprr="), st.integers(0, 60)), max_s
 
 
 def history(steps: list[tuple[str, int]], *, filled: int) -> list[State]:
-    """The states of a row, and what each is to hold; a view is taken at each `=`."""
+    """Return the states of a table with their expected contents; each `=` takes a view."""
     expected: dict[str, object] = {f"{number:03}": object() for number in range(filled)}
     row: ObjectRow[object] = ObjectRow()
     row.fill(expected)
@@ -58,7 +58,7 @@ def differences(before: dict[str, object], now: dict[str, object]) -> list[objec
 
 @pytest.mark.usefixtures("tiny_chunks")
 @given(steps=STEPS, filled=st.integers(0, 61))
-def test_a_row_reads_like_a_sorted_dict_in_every_state(
+def test_a_table_reads_like_a_sorted_dict_in_every_state(
     steps: list[tuple[str, int]], filled: int
 ) -> None:
     for expected, rows in history(steps, filled=filled):
@@ -70,7 +70,7 @@ def test_a_row_reads_like_a_sorted_dict_in_every_state(
 
 @pytest.mark.usefixtures("tiny_chunks")
 @given(steps=STEPS, filled=st.integers(0, 61), pick=st.integers(0, 10_000))
-def test_any_two_states_tell_what_differs(
+def test_any_two_states_list_their_differences(
     steps: list[tuple[str, int]], filled: int, pick: int
 ) -> None:
     states = history(steps, filled=filled)
@@ -84,7 +84,7 @@ def shuffled(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("keys", [sorted(shuffled(5_003)), shuffled(5_003)], ids=["sorted", "not"])
-def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
+def test_chunks_are_never_too_long_and_rarely_short(keys: list[str]) -> None:
     row: ObjectRow[str] = ObjectRow()
     for key in keys:
         row.put(key, key)
@@ -97,7 +97,7 @@ def test_no_chunk_is_too_long_and_few_are_short(keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, MOST_TOUCHED, MOST_TOUCHED + 1, 3 * CHUNK])
-def test_however_many_keys_were_touched_all_that_differs_is_told(count: int) -> None:
+def test_all_differences_are_listed_for_any_number_of_changed_keys(count: int) -> None:
     row: ObjectRow[object] = ObjectRow()
     row.fill({f"{number:05}": number for number in range(0, 5_000, 2)})
     former = row.all()

@@ -1,7 +1,7 @@
-"""Small random logs, played by the daemon's sessions, start as a plain simulator has it.
+"""Small random logs, played by the daemon's sessions, start as in a plain simulator.
 
-And what policies promise they keep: EASY to whoever is first in line, as long as nobody runs longer
-than estimated; a conservative one to everybody, where estimates are right.
+The policies keep their reservations: EASY that of the head, if no job runs longer than estimated;
+conservative backfill those of all jobs, if the estimates are exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchq.lab.workload.swf import Trace, TraceJob
 from tests.traces.oracle import POLICIES as KNOWN_TO_THE_ORACLE
 from tests.traces.oracle import Job, Plan, starts
 
-#: Most jobs come while others run, several at one instant, and end with others at one instant.
+#: Most jobs arrive while others run; several arrive or end at one instant.
 SUBMITS, RUNS, TOO_LONG = (
     st.integers(0, 12),
     st.integers(1, 9),
@@ -28,7 +28,7 @@ SUBMITS, RUNS, TOO_LONG = (
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[int, list[Job]]:
-    """A machine's processors and some jobs, in any order of submits."""
+    """Draw a machine's processors and some jobs, in any order of submission."""
     processors = draw(st.integers(1, 6))
     shapes = st.tuples(SUBMITS, RUNS, st.integers(1, processors), TOO_LONG)
     jobs = [
@@ -41,7 +41,7 @@ def logs(draw: st.DrawFn) -> tuple[int, list[Job]]:
 
 
 def played(log: tuple[int, list[Job]], policy: str, *, per_event: bool) -> dict[int, Any]:
-    """The starts that batchq's sessions come to."""
+    """Return the starts in batchq's sessions."""
     processors, jobs = log
     trace = Trace(
         processors=processors,
@@ -77,14 +77,14 @@ def test_every_job_starts_when_the_plain_simulator_says(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["easy", "easy-sjf"])
-def test_no_head_starts_after_the_time_it_was_promised(policy: str) -> None:
+def test_no_head_starts_after_its_reserved_start(policy: str) -> None:
     @given(logs())
     def kept(log: tuple[int, list[Job]]) -> None:
         processors, jobs = log
         began = played(log, policy, per_event=False)
         line = sorted(jobs, key=lambda job: (job.submit, job.number))
         for place, head in enumerate(line):
-            # First in line from when the last of those before it has started.
+            # A job is the head once all jobs before it have started.
             now = max([head.submit, *(began[job.number] for job in line[:place])])
             if began[head.number] > now:
                 run = [
@@ -98,7 +98,7 @@ def test_no_head_starts_after_the_time_it_was_promised(policy: str) -> None:
 
 
 @given(logs())
-def test_a_conservative_promise_is_kept_to_everybody_where_estimates_are_right(
+def test_conservative_reservations_are_kept_when_estimates_are_exact(
     log: tuple[int, list[Job]],
 ) -> None:
     processors, guessed = log
@@ -119,7 +119,7 @@ def test_a_conservative_promise_is_kept_to_everybody_where_estimates_are_right(
 
 
 def _promise(head: Job, run: list[Job], began: dict[int, Any], processors: int, now: int) -> int:
-    """When the estimates of those that run leave enough for the head."""
+    """Return when the running jobs' estimates leave enough processors for the head."""
     there = [job for job in run if began[job.number] + job.run > now]
     ends = sorted({began[job.number] + job.estimate for job in there})
     for end in ends:

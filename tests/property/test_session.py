@@ -1,4 +1,4 @@
-"""What holds in every session, whatever the world."""
+"""Invariants of every session over random clusters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_node_is_oversubscribed(world: list[Any]) -> None:
 
 
 @given(worlds())
-def test_no_limit_is_passed(world: list[Any]) -> None:
+def test_no_limit_is_exceeded(world: list[Any]) -> None:
     before = _SCHEDULER.open(a_snapshot(*world), 0).ledger
     ledger = decide(*world).session.ledger
     for scope, sums in ledger.sums.items():
@@ -45,7 +45,7 @@ def test_no_limit_is_passed(world: list[Any]) -> None:
 
 
 @given(worlds())
-def test_the_ledger_is_the_sum_of_what_it_counts(world: list[Any]) -> None:
+def test_the_ledger_is_the_sum_of_all_charges(world: list[Any]) -> None:
     session = decide(*world).session
     for scope, sums in session.ledger.sums.items():
         if not scope.startswith("queue:") or scope == "queue:root":
@@ -64,7 +64,7 @@ def test_a_gang_has_min_member_pods_on_nodes_or_none(world: list[Any]) -> None:
 
 @given(worlds())
 def test_no_group_that_could_be_admitted_waits_unless_it_is_not_its_turn(world: list[Any]) -> None:
-    # Without reclaim and preempt: what they take back is offered again by the next session.
+    # Without reclaim and preempt: only the next session offers the capacity that they free.
     session = decide(*world, config=SchedulerConfig(actions=("enqueue", "allocate"))).session
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING:
@@ -74,7 +74,7 @@ def test_no_group_that_could_be_admitted_waits_unless_it_is_not_its_turn(world: 
 
 
 @given(worlds())
-def test_everybody_who_waits_is_told_why(world: list[Any]) -> None:
+def test_every_pending_group_has_a_reason(world: list[Any]) -> None:
     session = decide(*world).session
     for group in session.groups.values():
         if group.phase == PodGroupPhase.PENDING:
@@ -82,7 +82,7 @@ def test_everybody_who_waits_is_told_why(world: list[Any]) -> None:
 
 
 @given(worlds())
-def test_under_strict_nobody_behind_the_first_who_waits_in_line_is_admitted(
+def test_under_strict_no_group_behind_the_first_pending_one_is_admitted(
     world: list[Any],
 ) -> None:
     session = decide(*world).session
@@ -104,7 +104,7 @@ def test_the_order_of_the_snapshot_does_not_matter(world: list[Any], chance: Any
 
 
 @given(worlds(), st.data())
-def test_a_discarded_statement_leaves_no_trace(world: list[Any], data: st.DataObject) -> None:
+def test_a_discarded_statement_restores_the_session(world: list[Any], data: st.DataObject) -> None:
     session = _SCHEDULER.open(a_snapshot(*world), 0)
     before = dump(session)
     with Statement(session) as statement:

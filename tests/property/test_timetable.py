@@ -1,4 +1,4 @@
-"""The timetable answers what a search by hand does: end after end, all limits each time."""
+"""The timetable equals a plain search: end after end, with all limits each time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LENGTHS = st.one_of(st.none(), st.integers(1, 400).map(lambda seconds: seconds *
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Any]:
-    """One or two nodes and a tree of queues, well filled with what mostly is known to end."""
+    """Draw one or two nodes and a tree of queues, mostly filled with groups that have ends."""
     cpus = st.integers(0, 3).map(lambda count: amounts(cpu=count) if count else {})
     limit = st.one_of(st.just({}), st.integers(3, 8).map(lambda count: {"cpu": count}))
     nodes = draw(st.integers(1, 2))
@@ -104,7 +104,7 @@ def waiting(session: Session) -> list[GroupState]:
 
 
 def fits_at_each_step(session: Session, group: GroupState) -> list[tuple[int, bool]]:
-    """(instant, whether rules 2 to 4 hold from then to the next), by letting ends happen."""
+    """Yield (instant, whether rules 2 to 4 hold until the next), by simulating the ends."""
     former, session.ledger.aside = session.ledger.aside, {}
     gang = gang_of(session, group)
     with Statement(session) as trial:
@@ -118,7 +118,7 @@ def fits_at_each_step(session: Session, group: GroupState) -> list[tuple[int, bo
 
 
 def _holds(session: Session, group: GroupState, gang: list[tuple[TaskShape, int]]) -> bool:
-    """Whether limits and nodes take a group as they are, less what is kept for claimants."""
+    """Return whether limits and nodes fit a group now, less the pledges to preemptors."""
     if over_any_limit(session, group):
         return False
     free = {name: dict(node.free) for name, node in session.nodes.by_name.items() if node.open}
@@ -130,7 +130,7 @@ def _holds(session: Session, group: GroupState, gang: list[tuple[TaskShape, int]
 
 
 def _can_place(pods: list[dict[str, int]], free: dict[str, dict[str, int]]) -> bool:
-    """Whether there is any way to place all of these pods."""
+    """Return whether any placement fits all of these pods."""
     if not pods:
         return True
     first, rest = pods[0], pods[1:]

@@ -1,5 +1,5 @@
-"""Whatever the tree and whatever happens: turns go as the keys of all queues say, and what queues
-deserve is what it would be if it were worked out anew.
+"""For any tree and any changes, the fair-share selector follows the keys of all queues, and
+deserved shares equal those computed from scratch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FEW = st.integers(0, 4)
 
 @st.composite
 def _trees(draw: st.DrawFn) -> list[Queue]:
-    """Up to twelve queues below each other, with what they may state."""
+    """Draw a tree of up to twelve queues with their optional fields."""
     queues: list[Queue] = []
     for place in range(draw(st.integers(1, 12))):
         parent = draw(st.sampled_from(["", *(queue.metadata.name for queue in queues)]))
@@ -67,7 +67,7 @@ def _sessions(draw: st.DrawFn) -> Session:
 
 
 def _happens(session: Session, data: st.DataObject) -> Iterator[GroupState]:
-    """Groups are admitted, sent away and left alone, some of it undone at once."""
+    """Admit and requeue groups, and undo some of these changes at once."""
     for group in session.groups.values():
         what = data.draw(st.sampled_from(["nothing", "admit", "admit", "undo", "leave"]), group.key)
         if what != "nothing":

@@ -1,4 +1,4 @@
-"""However a URL is mistyped, and wherever it is given, nothing says what is secret in it."""
+"""No message contains the secret of a URL, however it is mistyped and wherever it is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.cli.conftest import run
 
-#: What a password could hold; the middle of it is looked for, for a part of it is too much.
+#: A password; the tests search for its middle, because even a part must not be shown.
 SECRETS = st.builds(
     "{}{}{}".format,
     st.text("ab1:@/?#%&=+[]., \\", max_size=2),
@@ -20,7 +20,7 @@ SECRETS = st.builds(
     st.text("ab1:@/?#%&=+[]., \\", max_size=2),
 )
 CORES = ("hunter2zz", "918273645", "tr0ub4dor")
-#: A URL with a secret in it, as it should be written but for quoting, and in wrong ways.
+#: URLs with a secret: correct except for quoting, and in invalid forms.
 SHAPES = st.sampled_from(
     [
         "redis://:{}@127.0.0.1:1/0",
@@ -73,7 +73,7 @@ WORDS = st.sampled_from(["jobs", "doctor", "up", "scheduler status", "submit -- 
 
 
 def nobody_knows(host: object, *_: object, **__: object) -> object:
-    """A resolver that knows addresses only, and asks no network."""
+    """Replace the resolver by one that accepts only addresses, and uses no network."""
     if host in ("127.0.0.1", "localhost", b"127.0.0.1", b"localhost", None, ""):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))]
     raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -81,7 +81,7 @@ def nobody_knows(host: object, *_: object, **__: object) -> object:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No network, and nobody has used batchq here."""
+    """Disable the network, and use an empty home directory."""
     monkeypatch.setattr(socket, "getaddrinfo", nobody_knows)
     monkeypatch.setattr("batchq.store.link.FIRST_DELAY_S", 0)
     monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / "home"))
@@ -90,13 +90,13 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def has_a_secret(text: str) -> bool:
-    """Whether it says more of one than a few letters."""
+    """Return whether the text contains more than a few letters of the secret."""
     return any(core[place : place + 5] in text.lower() for core in CORES for place in range(5))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(shape=SHAPES, secret=SECRETS, is_quoted=st.booleans(), place=PLACES, words=WORDS)
-def test_no_message_says_what_is_secret_in_a_url(
+def test_no_message_contains_the_secret_of_a_url(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     shape: str,
@@ -105,7 +105,7 @@ def test_no_message_says_what_is_secret_in_a_url(
     place: str,
     words: str,
 ) -> None:
-    # That is a folder on the way to a socket, which is shown, and nothing secret.
+    # This is a folder in the path of a socket, which is shown and not secret.
     assume(is_quoted or not (shape.startswith("unix://{}") and secret.startswith("/")))
     url = shape.format(quote(secret, safe="") if is_quoted else secret)
     with monkeypatch.context() as environ:

@@ -1,4 +1,4 @@
-"""Votes are pure: every plugin, at every point, asked twice in any order about any state."""
+"""Votes are pure: every plugin at every point gives the same answers twice, in any order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOW_MS = 3_000
 
 @st.composite
 def crowded(draw: st.DrawFn) -> list[Any]:
-    """A world with priorities, and with groups that run and could be victims."""
+    """Draw a cluster with priorities and with running groups that could be victims."""
     world: list[Any] = [a_priority("high", 5), *draw(worlds())]
     for place in range(draw(st.integers(1, 4))):
         pods = draw(st.integers(1, 3))
@@ -53,7 +53,7 @@ def crowded(draw: st.DrawFn) -> list[Any]:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
-    """One that has decided nothing yet, or all that it will."""
+    """Draw a session before or after its actions."""
     snapshot = a_snapshot(*draw(crowded()))
     if draw(st.booleans()):
         session = _SCHEDULER.open(snapshot, _NOW_MS)
@@ -63,7 +63,7 @@ def sessions(draw: st.DrawFn) -> Session:
 
 
 def victims(group: GroupState) -> Iterator[Victim]:
-    """All of a group, and each of its pods."""
+    """Yield all pods of a group as a victim, and each of its pods."""
     pods = tuple(pod for pod in group.pods.values() if pod.status.phase in ON_NODE)
     yield Victim(group, pods, whole=True)
     for pod in pods:
@@ -71,7 +71,7 @@ def victims(group: GroupState) -> Iterator[Victim]:
 
 
 def subjects(session: Session, point: str) -> Iterator[tuple[Any, ...]]:
-    """Everything that a point can be asked about."""
+    """Return all possible arguments of a point."""
     groups = list(session.groups.values())
     match point:
         case "queueOrder":
@@ -97,7 +97,7 @@ def subjects(session: Session, point: str) -> Iterator[tuple[Any, ...]]:
 
 
 def questions(session: Session) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Every plugin's function at every point, with all that it can be asked about."""
+    """Return every plugin's function at every point, with all its possible arguments."""
     asked = [
         (entry.function, subject)
         for name, point in session.plugins.points.items()
@@ -112,7 +112,7 @@ def _instants(session: Session, clock: Callable[[Session], Iterable[int]]) -> li
 
 
 @given(sessions(), st.randoms(use_true_random=False))
-def test_asked_twice_in_any_order_a_plugin_answers_the_same_and_changes_nothing(
+def test_a_plugin_called_twice_in_any_order_gives_the_same_answer_without_side_effects(
     session: Session, chance: Any
 ) -> None:
     asked = questions(session)
@@ -128,7 +128,7 @@ def test_asked_twice_in_any_order_a_plugin_answers_the_same_and_changes_nothing(
     assert dump(session) == before
 
 
-def test_every_plugin_in_the_box_and_every_point_is_asked() -> None:
+def test_every_builtin_plugin_and_every_point_is_covered() -> None:
     session = _SCHEDULER.open(a_snapshot(*running("v")), _NOW_MS)
     names = {entry.plugin for point in session.plugins.points.values() for entry in point}
     assert names == set(BUILTIN_PLUGINS)

@@ -1,4 +1,4 @@
-"""Seeded worlds in which groups take from each other: the rules hold after every session."""
+"""Seeded clusters with preempt and reclaim: the rules hold after every session."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_no_seed_breaks_a_rule_of_preempt_and_reclaim(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, usually(5, 15), 5))
-def test_nothing_waits_in_a_busy_world_that_could_start(first: int) -> None:
+def test_no_group_that_could_start_waits_in_a_busy_cluster(first: int) -> None:
     seeds = range(first, first + 5)
     failures = [one for one in failures_of(seeds, processes=1, wide=True) if one]
     assert [f"python -m tests.worlds --wide --seed {one.seed}: {one.why}" for one in failures] == []
 
 
-#: Seeds that once broke a rule, and what was wrong.
+#: Seeds that once broke a rule, and the cause.
 BROKEN_ONCE = {
     711444: "a pod that ran was evicted where the room kept for its group's next pod was enough",
     721382: "a group was admitted, and sent back in the same session",
@@ -68,16 +68,16 @@ BUSY_BROKEN_ONCE = {
 
 
 @pytest.mark.parametrize("seed", BROKEN_ONCE)
-def test_a_seed_that_once_broke_a_rule_holds_them_all(seed: int) -> None:
+def test_a_seed_that_once_broke_a_rule_keeps_all_rules(seed: int) -> None:
     assert failure_of(seed) is None
 
 
 @pytest.mark.parametrize("seed", BUSY_BROKEN_ONCE)
-def test_a_busy_seed_that_once_broke_a_rule_holds_them_all(seed: int) -> None:
+def test_a_busy_seed_that_once_broke_a_rule_keeps_all_rules(seed: int) -> None:
     assert failure_of_wide_seed(seed) is None
 
 
-def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> None:
+def test_the_seeds_let_both_actions_evict_pods_and_whole_groups() -> None:
     looked_for = {("preempt", "whole"), ("reclaim", "pod"), ("reclaim", "whole")}
     met = set()
     for seed in range(40):
@@ -92,7 +92,7 @@ def test_the_worlds_are_such_that_both_actions_evict_pods_and_whole_groups() -> 
     assert met >= looked_for
 
 
-def test_the_worlds_are_such_that_checks_hold_back_pass_and_refuse_in_some() -> None:
+def test_the_seeds_contain_checks_that_wait_agree_and_refuse() -> None:
     looked_for = {
         "admitted from its reservation",
         "left: CheckRetry",
@@ -125,15 +125,15 @@ def test_the_worlds_are_such_that_checks_hold_back_pass_and_refuse_in_some() -> 
     assert met >= looked_for
 
 
-def test_a_pod_that_is_taken_twice_for_the_same_gang_is_noticed() -> None:
+def test_a_pod_evicted_twice_for_the_same_gang_is_reported() -> None:
     course = Course(static=True)
     course.taken["default/claimant", "default/victim-t-0"] = 2
     with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/claimant"):
         course.nobody_is_evicted_twice_for_the_same()
 
 
-def test_a_queue_may_take_back_what_another_has_borrowed_by_eviction() -> None:
-    """`wide` takes the cpu of both groups of `lender`, and its queue deserves none of it."""
+def test_a_queue_may_reclaim_what_another_borrowed_through_an_eviction() -> None:
+    """`wide` evicts both groups of `lender`, although its queue deserves nothing."""
     borrows = {"reclaim": "Any", "borrowing": 10}
     manifests = [
         node("n1", 6),
@@ -155,10 +155,8 @@ def test_a_queue_may_take_back_what_another_has_borrowed_by_eviction() -> None:
     ]
 
 
-def test_groups_of_a_queue_may_take_its_guarantee_from_each_other() -> None:
-    """`outer` leaves ten cpus to `above`, which is guaranteed four. Then `inner` takes these ten
-    for one.
-    """
+def test_groups_of_a_queue_may_preempt_each_other_within_its_guarantee() -> None:
+    """`outer` gives up ten cpus for `above`, whose guarantee is four; then `inner` takes them."""
     manifests = [
         node("n1", 11),
         taker("outside"),
@@ -188,7 +186,7 @@ for seed in range(8):
 """
 
 
-def test_a_world_comes_to_the_same_under_any_hash_seed() -> None:
+def test_a_seed_gives_the_same_result_under_any_hash_seed() -> None:
     told = {
         subprocess.run(
             [sys.executable, "-c", _TELL],
@@ -203,7 +201,7 @@ def test_a_world_comes_to_the_same_under_any_hash_seed() -> None:
     assert as_json(play(described(0))) in told.pop()
 
 
-def test_the_worlds_are_such_that_backfill_lets_groups_go_ahead_in_some() -> None:
+def test_the_seeds_contain_groups_that_backfill_starts_early() -> None:
     met = 0
     for seed in range(3, 100, 4):
         world = described(seed)

@@ -27,7 +27,7 @@ _STRATEGIES = st.sampled_from(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> list[Any]:
-    """Nodes, queues, quotas, running and pending groups that may or may not fit."""
+    """Draw nodes, queues, quotas, and running and pending groups that may or may not fit."""
     objects: list[Any] = [
         a_node(f"n{place}", cpu=cpu, pods=draw(st.integers(1, 9)))
         for place, cpu in enumerate(draw(st.lists(_CPU, min_size=1, max_size=4)))
@@ -63,7 +63,7 @@ def worlds(draw: st.DrawFn) -> list[Any]:
 
 
 def dump(session: Session) -> dict[str, Any]:
-    """Everything a Statement may change, as plain values."""
+    """Return everything that a Statement may change, as plain values."""
     return {
         "nodes": {name: dict(node.free) for name, node in session.nodes.by_name.items()},
         "groups": {

@@ -1,4 +1,4 @@
-"""Objects for tests, as short as the sentence that needs them; amounts are written as people do."""
+"""Short builders of objects for tests; amounts are written as in manifests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from batchq.core.session.state import GroupState
 
 
 def amounts(**written: str | int) -> dict[str, int]:
-    """`amounts(cpu="500m", memory="1Gi")` in integer units."""
+    """Return amounts such as `amounts(cpu="500m", memory="1Gi")` in integer units."""
     return {name: parse_quantity(name, text) for name, text in written.items()}
 
 
@@ -78,7 +78,7 @@ def a_group(
 
 
 def a_pod(group: PodGroup, index: int = 0, *, task: str = "w", **status: Any) -> Pod:
-    """A pod of the group's current admission; `ordinal` is its index in a single task."""
+    """Return a pod of the group's current admission; `ordinal` is its index in a single task."""
     template = next(one.template for one in group.spec.tasks if one.name == task)
     meta, admission = group.metadata, group.status.admission
     return Pod(
@@ -101,7 +101,7 @@ def a_pod(group: PodGroup, index: int = 0, *, task: str = "w", **status: Any) ->
 def a_running_group(
     name: str, replicas: int = 1, *, node: str = "n1", cpu: str | int = 1, **spec: Any
 ) -> tuple[Any, ...]:
-    """A group that runs on one node since 0, and its pods."""
+    """Return a group that runs on one node since 0, and its pods."""
     reservation = amounts(cpu=cpu, pods=1)
     status = PodGroupStatus(
         phase=PodGroupPhase.RUNNING,
@@ -137,7 +137,7 @@ def a_node(
     )
 
 
-#: Of a queue that takes back what it deserves, from groups of any priority.
+#: The policy of a queue that reclaims what it deserves from groups of any priority.
 RECLAIMS = QueuePreemption(reclaim="Any")
 
 
@@ -165,7 +165,7 @@ def a_priority(name: str, value: int, *, default: bool = False) -> PriorityClass
 
 @dataclass(frozen=True)
 class Decided:
-    """What a session decided, in the words that tests use."""
+    """The decisions of a session, in the form that tests compare."""
 
     session: Session
 
@@ -195,7 +195,7 @@ class Decided:
 def a_snapshot(
     *objects: Any, leases: dict[str, int] | None = None, standing: ContactStanding | None = None
 ) -> Snapshot:
-    """A snapshot of these objects, and of a queue `default` if none is among them."""
+    """Return a snapshot of these objects, with a queue `default` if they contain no queue."""
 
     def of(kind: type[Any]) -> tuple[Any, ...]:
         return tuple(item for item in objects if isinstance(item, kind))
@@ -220,7 +220,7 @@ def a_snapshot(
 
 
 def as_charged(*objects: Any) -> list[Any]:
-    """The same objects, each group with what the ledger of a live store counts for it."""
+    """Return the objects, each group with its charge as in the ledger of a live store."""
     pods: dict[str, list[Pod]] = {}
     for item in objects:
         if isinstance(item, Pod):

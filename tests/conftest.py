@@ -1,4 +1,4 @@
-"""Fixtures that any test may ask for: a real server, and stores on it."""
+"""Fixtures for all tests: a real server, and stores on it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import redis
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
 
-# A shell without job control ignores SIGINT for what it runs in the background, and so would every
-# process that a test starts and interrupts.
+# A shell without job control ignores SIGINT for background processes, and the processes that a test
+# starts and interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def running_server() -> Iterator[Server]:
-    """One server for the whole run; tests ask for `server`, which is empty."""
+    """Start one server for the whole run; tests use `server`, which is empty."""
     with Server() as server:
         yield server
 
 
 @pytest.fixture
 def server(running_server: Server) -> Server:
-    """A real server with nothing in it."""
+    """Return a real, empty server."""
     client = redis.Redis(unix_socket_path=str(running_server.socket))
     client.flushall()
     client.close()
@@ -35,7 +35,7 @@ def server(running_server: Server) -> Server:
 
 @pytest.fixture
 def raw(server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the server, to look at what stands in it."""
+    """Return a plain client of the server, to inspect its keys."""
     client = redis.Redis(unix_socket_path=str(server.socket))
     yield client
     client.close()
@@ -43,11 +43,11 @@ def raw(server: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def open_redis(server: Server) -> Iterator[Callable[[], RedisStore]]:
-    """Opens stores on one server, as several processes would."""
+    """Return a function that opens stores on one server, as several processes would."""
     stores: list[RedisStore] = []
 
     def opened() -> RedisStore:
-        # A snapshot shows beats and leases at once, and not only once a second.
+        # Snapshots read heartbeats and leases each time, instead of once a second.
         stores.append(RedisStore(server.url, heartbeats_every_ms=0))
         return stores[-1]
 
@@ -58,5 +58,5 @@ def open_redis(server: Server) -> Iterator[Callable[[], RedisStore]]:
 
 @pytest.fixture
 def redis_store(open_redis: Callable[[], RedisStore]) -> RedisStore:
-    """A store on a real, empty server."""
+    """Return a store on a real, empty server."""
     return open_redis()

@@ -1,6 +1,6 @@
-"""How much of the long evidence a run plays: a sample, or with BATCHQ_EFFORT=swarm all of it.
+"""The share of the long tests that a run plays: a sample, or with BATCHQ_EFFORT=swarm all.
 
-`make test` plays the sample on every change; `make swarm` plays everything.
+`make test` plays the sample on every change; `make swarm` plays all.
 """
 
 from __future__ import annotations

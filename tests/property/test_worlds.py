@@ -155,8 +155,10 @@ def test_a_queue_may_reclaim_what_another_borrowed_through_an_eviction() -> None
     ]
 
 
-def test_groups_of_a_queue_may_preempt_each_other_within_its_guarantee() -> None:
-    """`outer` gives up ten cpus for `above`, whose guarantee is four; then `inner` takes them."""
+def test_queues_may_reclaim_from_siblings_below_the_guarantee_of_their_parent() -> None:
+    """`outer` evicts `one`, which leaves ten cpus to `above`, whose guarantee is four. Then `inner`
+    evicts `ten` for one cpu.
+    """
     manifests = [
         node("n1", 11),
         taker("outside"),

@@ -1,4 +1,4 @@
-"""Command lines as documents write them, parsed by batchq's own command line without running."""
+"""Command lines in documents, parsed by batchq's own command line without running them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REDIRECTIONS = frozenset({"<", ">", ">>", "<<", "<<<", ">&", "&>"})
 
 
 def accept(arguments: list[str]) -> None:
-    """Parse what follows `batchq`, down to the last subcommand.
+    """Parse the words after `batchq`, down to the last subcommand.
 
-    Raises click.UsageError (NoSuchCommand, NoSuchOption …) for what the command line refuses.
+    Raises click.UsageError (NoSuchCommand, NoSuchOption …) if the command line refuses them.
     """
     try:
         context = main.make_context("batchq", list(arguments))
@@ -33,7 +33,7 @@ def accept(arguments: list[str]) -> None:
 
 
 def simple_commands(line: str) -> list[list[str]]:
-    """The commands of a shell line: split at pipes, without redirections and assignments."""
+    """Return the commands of a shell line: split at pipes, without redirections and assignments."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
@@ -51,7 +51,7 @@ def simple_commands(line: str) -> list[list[str]]:
 
 
 def shell_lines(markdown: str) -> list[str]:
-    """The commands of a document's code blocks: after `$ ` in `console`, every line in `sh`."""
+    """Yield the commands of code blocks: after `$ ` in `console`, all lines in `sh`."""
     lines: list[str] = []
     for language, block in re.findall(r"^```(\w+)[^\n]*\n(.*?)^```", markdown, re.S | re.M):
         block = block.replace("\\\n", " ")
@@ -63,6 +63,6 @@ def shell_lines(markdown: str) -> list[str]:
 
 
 def commands_in(document: Path) -> list[list[str]]:
-    """All simple commands that a document tells its reader to type."""
+    """Return all simple commands in a document."""
     text = document.read_text(encoding="utf-8")
     return [command for line in shell_lines(text) for command in simple_commands(line)]

@@ -1,4 +1,4 @@
-"""What the house rules look at: the project's own files, parsed once."""
+"""The project's own files, parsed once, for the rules of the other modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: The rooms of the core: what they need of the world comes in as an argument.
+#: The packages of the core, which get time, ids and I/O only as arguments.
 PURE_ROOMS = (
     "batchq/api",
     "batchq/core",
@@ -22,34 +22,34 @@ EVERYTHING = (*LIBRARY, "tests", "benchmarks", "conf/examples")
 
 
 def files(folders: tuple[str, ...], suffix: str) -> list[Path]:
-    """The files below some folders of the repository, in a fixed order."""
+    """Return the files below some folders of the repository, in a fixed order."""
     return sorted(path for folder in folders for path in (ROOT / folder).rglob(f"*{suffix}"))
 
 
 def python_files(folders: tuple[str, ...] = EVERYTHING) -> list[Path]:
-    """Our Python modules, less what is copied from elsewhere."""
+    """Return the project's Python modules, without copied code."""
     return [path for path in files(folders, ".py") if "vendor" not in path.parts]
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """A module's syntax tree."""
+    """Return a module's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
-    """Every node of a module."""
+    """Return every node of a module's syntax tree."""
     return ast.walk(parsed(path))
 
 
 def place(path: Path, line: int | None = None) -> str:
-    """`batchq/api/times.py:12`, as an editor understands it."""
+    """Return a position as `batchq/api/times.py:12`, which editors understand."""
     shown = str(path.relative_to(ROOT))
     return shown if line is None else f"{shown}:{line}"
 
 
 def dotted(node: ast.AST) -> str:
-    """`os.environ.get` for such an expression, empty for any other."""
+    """Return a dotted name such as `os.environ.get`; empty for other expressions."""
     match node:
         case ast.Name(id=name):
             return name
@@ -61,5 +61,5 @@ def dotted(node: ast.AST) -> str:
 
 
 def told(faults: list[str], lesson: str) -> str:
-    """What a failing rule says: where, and why the rule exists."""
+    """Return the message of a failing rule: the reason of the rule, and the places."""
     return "\n".join([lesson, *(f"  {fault}" for fault in faults)])

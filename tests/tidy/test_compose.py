@@ -24,14 +24,14 @@ def compose() -> dict[str, Any]:
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service and name != "users"]
-#: Which user each of ours is, by name and role.
+#: Service -> the name and the role of its user.
 ROLES = dict(word.split("=") for word in SERVICES["users"]["command"] if "=" in word)
 NODES = [name for name, role in ROLES.items() if role == "worker"]
 WITH_HEALTHCHECK = [name for name, service in SERVICES.items() if "healthcheck" in service]
 
 
 def healthcheck(name: str) -> list[str]:
-    """The command that asks a service how it is."""
+    """Return the command of a service's health check."""
     form, *words = SERVICES[name]["healthcheck"]["test"]
     assert form == "CMD"
     return words
@@ -115,7 +115,7 @@ def test_the_users_are_there_before_the_server_starts() -> None:
 
 
 def test_the_image_has_a_folder_for_each_user() -> None:
-    # A volume is its owner's who has the folder in the image.
+    # A new volume takes the owner of the folder in the image.
     told = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert 'for name in server scheduler client $(seq -f "node-%g" 16)' in told
 

@@ -1,4 +1,4 @@
-"""What README and the other documents say is so: their commands, diagrams and links exist."""
+"""The commands, diagrams and links of README and the other documents are valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *files(("docs", "conf", "actions", "bat
 
 
 def batchq_arguments(command: list[str]) -> list[str] | None:
-    """What follows `batchq`, `.venv/bin/batchq` or `python -m batchq.cli`."""
+    """Return the words after `batchq`, `.venv/bin/batchq` or `python -m batchq.cli`."""
     if Path(command[0]).name == "batchq":
         return command[1:]
     if command[1:3] == ["-m", "batchq.cli"]:
@@ -142,7 +142,7 @@ def test_the_table_of_errors_has_each_error_with_its_exit_code() -> None:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub and the site name them."""
+    """Return the anchors of a document's headings, as GitHub and the site generate them."""
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -160,7 +160,7 @@ def test_links_to_sections_lead_to_a_heading(document: Path) -> None:
 
 
 def diagram(containing: str) -> set[tuple[str, str]]:
-    """The arrows of the README's state diagram that has a state of this name, less the ends."""
+    """Return the transitions of the README's state diagram with this state, without the ends."""
     text = README.read_text(encoding="utf-8")
     for block in re.findall(r"^```mermaid\nstateDiagram(.*?)^```", text, re.S | re.M):
         arrows = re.findall(r"^\s*(\S+) --> (\w+|\[\*\])", block, re.MULTILINE)

@@ -15,7 +15,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
 ROWS = re.findall(r"^\| ([EAPRSB])(\d+) \| ([^|]+) \| (.+) \|$", TEXT, re.MULTILINE)
 APART = TEXT.partition("## Not about these actions, or not built")[2]
 
-#: Issues and pull requests in which users complained, or asked for something.
+#: Issues and pull requests with complaints or requests of users.
 COMPLAINTS = {
     "kube-batch": """
         158 261 376 388 401 402 409 417 424 433 434 441 446 447 452 479 484 487 492 499 514 521 537
@@ -38,8 +38,8 @@ COMPLAINTS = {
     """,
 }
 
-#: Section -> its rows, and those of them that stand for what nobody has reported: faults that show
-#: in the peers' code, or when it is run.
+#: Section -> its rows, and those of them for unreported faults, which were found in the peers' code
+#: or by running it.
 OF_THE_CODE = {
     "E": (31, {28, 29, 30}),
     "A": (13, {9, 10, 11, 12, 13}),
@@ -48,7 +48,7 @@ OF_THE_CODE = {
     "S": (8, {3, 4, 5, 6, 7, 8}),
     "B": (10, {8, 9, 10}),
 }
-#: What its preempt gets wrong, by the letters of the page.
+#: The faults of its action preempt, by the letters of the page.
 QUIRKS = "abcdefghi"
 
 

@@ -1,4 +1,4 @@
-"""The house: no import circle, a page for each large room, and names that tell modules apart."""
+"""No import cycles, a README for each large package, and distinct names of modules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from tests.tidy.source import ROOT, told
 
-#: A room with more modules than this has a README that says what comes first.
+#: A package with more modules than this has a README that says where to begin.
 MOST_WITHOUT_A_PAGE = 5
 #: Words that name no subject.
 RIDDLES = ("what", "who", "whoever", "it", "nobody", "of", "that", "there")
-#: Basenames that stand for the same subject in several layers, such as `checks` and `queues`.
+#: Basenames of the same subject in several layers, such as `checks` and `queues`.
 MOST_BASENAMES = 15
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of the package and the actions."""
+    """Return dotted name -> file for the package and the actions."""
     found: dict[str, Path] = {}
     for source in (ROOT, ROOT / "actions"):
         for package in ("batchq", "batchq_actions"):
@@ -29,7 +29,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules that a file imports anywhere, those for type checkers included."""
+    """Return the modules that a file imports anywhere, including those for type checkers."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
@@ -39,7 +39,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Modules that import each other, however far around (Tarjan, 1972)."""
+    """Return the cycles of imports of any length (Tarjan, 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -95,7 +95,7 @@ def test_a_large_room_has_a_page() -> None:
 
 
 def _pages(room: Path) -> Iterator[bool]:
-    """A room within a room is described there, too."""
+    """Return the READMEs of a package; that of the parent may describe a subpackage, too."""
     yield from ((above / "README.md").is_file() for above in (room, room.parent))
 
 

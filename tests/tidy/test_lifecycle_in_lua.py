@@ -1,4 +1,4 @@
-"""The scripts move phases along the very table of `batchq/api/lifecycle.py`."""
+"""The Lua scripts allow the same phase transitions as `batchq/api/lifecycle.py`."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from tests.tidy.source import ROOT, dotted, nodes, place, python_files, told
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
-#: What a linter is told is no reason.
+#: A directive for a linter is not a reason.
 REASON = re.compile(r"#\s*(noqa:?[ \w,]*|type: ?ignore[\[\]\w-]*)?[\s#:–-]*(?P<reason>\w.*)?$")
 
 
 def caught(handler: ast.ExceptHandler) -> set[str]:
-    """The names that an `except` clause catches; an empty one for a bare `except:`."""
+    """Return the names that an `except` clause catches; an empty name for a bare `except:`."""
     match handler.type:
         case None:
             return {""}
@@ -25,14 +25,14 @@ def caught(handler: ast.ExceptHandler) -> set[str]:
 
 
 def gives_a_reason(line: str) -> bool:
-    """Whether the comment of a line says more than which linter to silence."""
+    """Return whether the comment of a line is more than a directive for a linter."""
     _, hash_sign, comment = line.partition("#")
     match = REASON.match(hash_sign + comment)
     return bool(match and match["reason"])
 
 
 def unexplained_catch_alls(path: Path) -> list[str]:
-    """The lines that catch everything and do not say why."""
+    """Return the lines that catch everything without a reason."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [
         place(path, node.lineno)
@@ -76,7 +76,7 @@ def test_tests_use_real_implementations_of_our_ports() -> None:
 
 
 def names(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """What an import statement names."""
+    """Return the names in an import statement."""
     return {alias.name for alias in node.names}
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md, the dashboard and the alerts name metrics and labels that there are."""
+"""docs/metrics.md, the dashboard and the alerts name only existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCRAPES = ROOT / "conf" / "prometheus" / "prometheus.yaml"
 DASHBOARD = ROOT / "conf" / "grafana" / "batchq.json"
 
 BY_NAME = {measure.name: measure for measure in MEASURES}
-#: Labels that Prometheus itself puts on everything, and that histograms have.
+#: Labels that Prometheus adds to all series, and the labels of histograms.
 EVERYWHERE = {"job", "instance"}
-#: Labels whose values stand on closed lists.
+#: Labels with closed lists of values.
 WORDS = {
     "reason": {str(word) for words in (Waiting, Leaving, Finish) for word in words},
     "word": {word.value for word in Word},
@@ -42,7 +42,7 @@ _GROUPING = re.compile(r"\b(?:by|on|without)\s*\(([^)]*)\)")
 
 
 def measure_of(name: str) -> Measure | None:
-    """The measure whose series this is; of a histogram there are three."""
+    """Return the metric of a series; a histogram has three."""
     part = re.fullmatch(r"(\w+)_(bucket|sum|count)", name)
     if part is not None and (found := BY_NAME.get(part[1])) is not None:
         return found if found.kind == "histogram" else None
@@ -51,7 +51,7 @@ def measure_of(name: str) -> Measure | None:
 
 
 def faults_of(expression: str) -> list[str]:
-    """What an expression of PromQL names that there is not."""
+    """Return the names in a PromQL expression that do not exist."""
     faults, labels = [], set(EVERYWHERE)
     for name, selector in _NAME.findall(expression):
         measure = measure_of(name)
@@ -90,7 +90,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Each expression, with where it stands."""
+    """Yield each expression with its place."""
     for rule in rules():
         yield rule["alert"], rule["expr"]
     for panel in dashboard()["panels"]:
@@ -169,7 +169,7 @@ def test_the_dashboard_can_be_imported() -> None:
 
 
 def rows() -> list[list[str]]:
-    """The table of metrics in the page, cell by cell."""
+    """Return the cells of the page's table of metrics."""
     text = PAGE.read_text(encoding="utf-8")
     _, _, table = text.partition("| metric | type | labels | unit | meaning |\n")
     lines = table.partition("\n\n")[0].splitlines()[1:]

@@ -1,4 +1,4 @@
-"""A module is small, says what it is for, and is named with the words of the house."""
+"""A module is small, has a docstring, and avoids meaningless names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VAGUE_WORDS = {"manager", "managers", "helper", "helpers", "util", "utils", "han
 
 
 def words_of(name: str) -> set[str]:
-    """`JobManager_v2` consists of job, manager and v."""
+    """Return the words of a name: job, manager and v for `JobManager_v2`."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 

@@ -1,4 +1,4 @@
-"""The wheel holds two packages, their Lua scripts and type marker, and nothing else."""
+"""The wheel contains two packages, their Lua scripts and type marker, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names_in(wheel: zipfile.Path) -> set[str]:
 
 
 def installed_as(path: Path) -> str:
-    """Where a file of the repository lies in the wheel."""
+    """Return the path of a file of the repository in the wheel."""
     return str(path.relative_to(ROOT)).removeprefix("actions/")
 
 

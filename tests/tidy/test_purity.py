@@ -1,6 +1,6 @@
 """The core decides by its arguments alone: the same snapshot gives the same decisions anywhere.
 
-import-linter follows imports (`make check`); these rules see calls, and hold wherever pytest runs.
+import-linter checks imports (`make check`); these rules check calls.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ WORLDLY_MODULES = {
     "asyncio", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
     "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
-#: `hash` differs from run to run for text, `id` always.
+#: `hash` of text differs from run to run, and `id` always does.
 WORLDLY_CALLS = {"open", "input", "print", "hash", "id", "globals", "breakpoint", "exec", "eval"}
 #: Methods of datetime and date that read a clock.
 CLOCK_METHODS = {"now", "utcnow", "today"}
-#: The shell around the core may log (`batchq/scheduler`), never look at the world.
+#: The shell around the core (`batchq/scheduler`) may log, but not read clocks or do I/O.
 MAY_LOG = "batchq/scheduler"
 
 
 def worldly_imports(node: ast.AST) -> list[str]:
-    """The modules an import statement takes from outside the core."""
+    """Return the forbidden modules that an import statement names."""
     match node:
         case ast.Import(names=names):
             found = [alias.name for alias in names]
@@ -37,7 +37,7 @@ def worldly_imports(node: ast.AST) -> list[str]:
 
 
 def worldly_call(node: ast.AST) -> str:
-    """What a call asks of the world, if it does."""
+    """Return the forbidden function that a call names, if any."""
     if not isinstance(node, ast.Call):
         return ""
     name = dotted(node.func)
@@ -49,7 +49,7 @@ def worldly_call(node: ast.AST) -> str:
 
 
 def faults_of(path: Path, tree: list[ast.AST]) -> list[str]:
-    """Every look at the world in one module."""
+    """Return the forbidden imports and calls of a module."""
     found = []
     for node in tree:
         line = getattr(node, "lineno", None)

@@ -1,7 +1,7 @@
 """Every Lua script is a short command whose header is its contract.
 
-A script too long for one file is several, joined when they are loaded; then the last one's header
-speaks for all, and the others say of which they are a part.
+A script too long for one file is split into several, which are joined when they are loaded. The
+header of the last file applies to the whole script, and each other file names the script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRIPTS = files(LIBRARY, ".lua")
 
 
 def header(text: str) -> dict[str, str]:
-    """The sections of the comment that a script begins with: `-- KEYS: 1 leader, 2 epoch.`"""
+    """Return the sections of a script's first comment, such as `-- KEYS: 1 leader, 2 epoch.`"""
     sections: dict[str, str] = {}
     current = "purpose"
     for line in text.splitlines():
@@ -34,23 +34,23 @@ def header(text: str) -> dict[str, str]:
 
 
 def whole(script: Path) -> Path:
-    """The script that a file is a part of, when its header says `A part of commit: …`."""
+    """Return the whole script of a file whose header says `A part of commit: …`."""
     match = re.match(r"-- A part of (\w+):", read(script))
     return script.with_name(f"{match[1]}.lua") if match else script
 
 
 def numbered(section: str) -> set[int]:
-    """The places that a section describes: `1 leader, 2 epoch` describes 1 and 2."""
+    """Return the indexes that a section describes: 1 and 2 for `1 leader, 2 epoch`."""
     return {int(number) for number in re.findall(r"(?:^|[,;] )(\d+) [a-z]", section, re.MULTILINE)}
 
 
 def code(text: str) -> str:
-    """A script without its comments."""
+    """Return a script without its comments."""
     return re.sub(r"--.*", "", text)
 
 
 def used(name: str, text: str) -> set[int]:
-    """The places of KEYS or ARGV that a script names by number."""
+    """Return the indexes of KEYS or ARGV that a script uses."""
     return {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", code(text))}
 
 

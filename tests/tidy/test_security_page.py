@@ -1,4 +1,4 @@
-"""Every claim of docs/security.md names the test that shows it, and there is such a test."""
+"""Every claim of docs/security.md names an existing test that shows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
 
 
 def claims() -> list[str]:
-    """The rows of the tables whose last column is the tests."""
+    """Return the rows of the tables whose last column names tests."""
     rows: list[str] = []
     for table in re.findall(r"^\| \| shown by \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
         rows += table.splitlines()

@@ -1,4 +1,4 @@
-"""docs/sources.md has every sentence of four proposals, and what it says shows them is there."""
+"""docs/sources.md has every sentence of four proposals, and its proofs exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)(?:\[(.+)\])?")
 PROOFS = sorted({proof for row in ROWS for proof in re.findall(r"`([^`]+)`", row[5])})
 NAMED = sorted({match.groups() for proof in PROOFS if (match := TEST.fullmatch(proof))}, key=str)
 COMMANDS = [proof for proof in PROOFS if not proof.startswith("tests/")]
-#: How many sentences there are in each document. A row that goes missing is noticed here.
+#: The number of sentences of each document, so that a missing row is noticed.
 DOCUMENTS = {"G": 105, "M": 79, "C": 75, "D": 38}
 
 
@@ -35,7 +35,7 @@ def says(letter: str, kind: str) -> list[str]:
 
 @cache
 def cases() -> frozenset[str]:
-    """Every case of the files of which the page names one, as pytest calls them."""
+    """Return the pytest names of all cases in the files that the page mentions."""
     files = sorted({path for path, _, case in NAMED if case})
     listing = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
     done = subprocess.run(

@@ -11,17 +11,17 @@ import pytest
 from tests.tidy.source import ROOT, told
 
 HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
-#: Beside the standard library, what `batchq --help` and `batchq version` may load.
+#: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
 ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
-#: `copy` and `pickle` ask in vain for a module of Jython's.
+#: `copy` and `pickle` try to import a module of Jython.
 NEVER_THERE = {"_wmi", "org"}
-#: Of the standard library, what costs more than the whole command.
+#: Modules of the standard library whose import takes longer than the whole command.
 SLOW = {"asyncio", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml", "xmlrpc"}
 
 
 def modules_loaded_by(*arguments: str) -> set[str]:
-    """The modules that `python ARGUMENTS` imports, less those any Python here starts with."""
+    """Return the modules that `python ARGUMENTS` imports in addition to those of a bare Python."""
 
     def loaded(*words: str) -> set[str]:
         done = subprocess.run(

@@ -29,21 +29,21 @@ def test_every_case_of_the_file_is_in_the_table_once(file: File) -> None:
 
 
 @pytest.mark.parametrize("entry", PLAYED, ids=lambda entry: entry.case)
-def test_batchq_does_what_the_table_says(entry: Entry, file: File) -> None:
+def test_the_result_of_a_case_is_what_its_entry_says(entry: Entry, file: File) -> None:
     assert entry.play is not None
     assert entry.play(file.cases[entry.case], file) == entry.does
 
 
-def test_every_case_has_a_word_and_whatever_is_not_the_same_a_reason() -> None:
+def test_every_case_has_a_word_and_a_reason_unless_it_is_the_same() -> None:
     assert {entry.word for entry in TABLE} <= set(WORDS)
     assert [entry.case for entry in TABLE if entry.word != SAME and not entry.why] == []
 
 
-def test_whatever_applies_is_played() -> None:
+def test_every_applicable_case_is_played() -> None:
     assert [e.case for e in TABLE if (e.play is None) != (e.word == NOT_APPLICABLE)] == []
 
 
-def test_the_page_says_what_the_table_says() -> None:
+def test_the_page_equals_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == written_anew(page), (
         "docs/peers-cases-kube-batch.md is not what the table says;"
@@ -126,7 +126,7 @@ def test_a_case_marked_different_looks_the_same_only_where_a_phase_differs(file:
     ]
 
 
-def test_queues_deserve_the_same_to_the_unit(file: File) -> None:
+def test_queues_deserve_exactly_the_same_amounts(file: File) -> None:
     for entry in TABLE:
         if entry.word != SAME or not entry.case.startswith("shares: "):
             continue

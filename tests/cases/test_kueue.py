@@ -45,9 +45,7 @@ def test_the_result_of_a_case_is_what_its_row_says(name: str, cases: dict[str, D
 
 
 @pytest.mark.parametrize("name", ABOUT_QUOTA)
-def test_the_same_comes_of_workloads_that_another_program_runs(
-    name: str, cases: dict[str, Data]
-) -> None:
+def test_external_groups_have_the_same_result(name: str, cases: dict[str, Data]) -> None:
     assert cases[name]["mode"] in WORLDS
     assert came_to_others(cases[name]) == TABLE[name].came
 
@@ -56,5 +54,5 @@ def test_the_page_explains_every_case_that_is_not_the_same() -> None:
     assert listed(the_page(PAGE)) == pages_business(TABLE)
 
 
-def test_the_page_counts_as_the_table_does() -> None:
+def test_the_counts_of_the_page_equal_those_of_the_table() -> None:
     assert counts_told(the_page(PAGE)) == counts_of(TABLE)

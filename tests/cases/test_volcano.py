@@ -49,9 +49,7 @@ def test_the_result_of_a_case_is_what_its_row_says(name: str, cases: dict[str, D
 
 
 @pytest.mark.parametrize("name", IN_QUEUE_ALREADY)
-def test_a_claimant_that_has_been_let_in_takes_the_same_victims(
-    name: str, cases: dict[str, Data]
-) -> None:
+def test_an_admitted_preemptor_has_the_same_victims(name: str, cases: dict[str, Data]) -> None:
     came = came_of(cases[name], "InQueue")
     row = TABLE[name].came
     assert [came.get(key) for key in ("evict", "binds", "then")] == [
@@ -63,5 +61,5 @@ def test_the_page_explains_every_case_that_is_not_the_same() -> None:
     assert listed(the_page(PAGE)) == pages_business(TABLE)
 
 
-def test_the_page_counts_as_the_table_does() -> None:
+def test_the_counts_of_the_page_equal_those_of_the_table() -> None:
     assert counts_told(the_page(PAGE)) == counts_of(TABLE)

@@ -80,7 +80,7 @@ def test_no_service_runs_as_root(name: str) -> None:
     assert SERVICES[name]["user"] not in {"", "root", "0", "0:0"}
 
 
-def test_everything_waits_for_a_healthy_server() -> None:
+def test_all_services_wait_for_a_healthy_server() -> None:
     for name in OURS:
         assert SERVICES[name]["depends_on"]["valkey"] == {"condition": "service_healthy"}
 
@@ -101,12 +101,12 @@ def test_each_container_is_given_its_own_user_and_no_other() -> None:
     assert set(SERVICES["users"]["volumes"]) == made | {"server-users:/users/server"}
 
 
-def test_a_node_is_called_as_its_user_is_for() -> None:
+def test_a_nodes_name_is_that_of_its_user() -> None:
     for name in NODES:
         assert SERVICES[name]["command"] == ["worker", "--name", name]
 
 
-def test_the_users_are_there_before_the_server_starts() -> None:
+def test_the_users_exist_before_the_server_starts() -> None:
     waits = SERVICES["valkey"]["depends_on"]["users"]
     assert waits == {"condition": "service_completed_successfully"}
     words = SERVICES["valkey"]["command"]
@@ -120,7 +120,7 @@ def test_the_image_has_a_folder_for_each_user() -> None:
     assert 'for name in server scheduler client $(seq -f "node-%g" 16)' in told
 
 
-def test_the_server_keeps_what_it_acknowledged_and_forgets_nothing() -> None:
+def test_the_server_persists_writes_and_never_evicts_keys() -> None:
     words = SERVICES["valkey"]["command"]
     options = dict(zip(words[1::2], words[2::2], strict=True))
     assert options["--appendonly"] == "yes"

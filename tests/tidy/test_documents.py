@@ -58,7 +58,7 @@ def test_make_has_the_targets_of(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=place)
-def test_links_lead_somewhere_from(document: Path) -> None:
+def test_links_have_existing_targets_in(document: Path) -> None:
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.S | re.M)
     targets = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
     local = [link for link in targets if link and not re.match(r"[a-z]+:", link)]
@@ -182,7 +182,7 @@ def test_a_console_block_has_prompts_and_output() -> None:
     assert shell_lines(text) == ["batchq jobs      -o wide", "make run"]
 
 
-def test_a_shell_line_falls_into_its_commands() -> None:
+def test_a_shell_line_is_split_into_its_commands() -> None:
     line = "BATCHQ_HOME=/tmp/b batchq get queues -o json 2> err | jq . && make run"
     assert simple_commands(line) == [
         ["batchq", "get", "queues", "-o", "json", "2"],

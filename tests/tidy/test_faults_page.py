@@ -80,7 +80,7 @@ def test_every_named_test_exists(path: str, name: str) -> None:
     assert name in found, f"docs/faults.md leans on {path}::{name}, which is gone"
 
 
-def test_numbers_are_read_off_a_cell() -> None:
+def test_numbers_are_read_from_a_cell() -> None:
     assert numbers_in("kube-batch 514, 561; Volcano 13") == [
         "kube-batch 514",
         "kube-batch 561",
@@ -89,7 +89,7 @@ def test_numbers_are_read_off_a_cell() -> None:
     assert numbers_in("its code") == []
 
 
-def test_every_fault_has_what_happens_here_and_a_test() -> None:
+def test_every_fault_has_batchqs_behaviour_and_a_test() -> None:
     assert [
         f"{section}{number}"
         for section, number, _, rest in ROWS
@@ -104,7 +104,7 @@ def test_every_complaint_is_on_the_page_once() -> None:
     assert sorted(stated) == sorted(wanted())
 
 
-def test_every_cell_set_apart_says_why() -> None:
+def test_every_exceptional_cell_has_a_reason() -> None:
     found = set_apart()
     assert len(found) > 10
     assert [cell for cell, why in found if len(why.split()) < 3] == []

@@ -66,7 +66,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def test_a_circle_is_found() -> None:
+def test_a_cycle_of_imports_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
@@ -81,7 +81,7 @@ def test_no_modules_import_each_other() -> None:
     assert not found, told(found, "Let one of them be given what it needs from the other:")
 
 
-def test_a_large_room_has_a_page() -> None:
+def test_a_large_package_has_a_readme() -> None:
     rooms: defaultdict[Path, list[str]] = defaultdict(list)
     for path in modules().values():
         if path.stem not in ("__init__", "__main__"):
@@ -99,7 +99,7 @@ def _pages(room: Path) -> Iterator[bool]:
     yield from ((above / "README.md").is_file() for above in (room, room.parent))
 
 
-def test_modules_are_named_by_nouns_and_told_apart() -> None:
+def test_modules_have_distinct_nouns_as_names() -> None:
     stems = [path.stem for path in modules().values() if path.stem[:2] != "__"]
     gerunds = sorted(stem for stem in stems if stem.endswith("ing"))
     assert not gerunds, told(gerunds, "Name a module by what it holds:")

@@ -50,7 +50,7 @@ def test_a_reason_is_more_than_a_linters_code() -> None:
     assert not gives_a_reason("except Exception:  # noqa: BLE001")
 
 
-def test_everything_is_caught_only_with_a_reason() -> None:
+def test_catching_all_exceptions_has_a_reason() -> None:
     faults = [fault for path in python_files() for fault in unexplained_catch_alls(path)]
     assert not faults, told(
         faults,

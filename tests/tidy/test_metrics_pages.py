@@ -102,7 +102,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("place", "expression"), list(expressions()))
-def test_an_expression_names_what_there_is(place: str, expression: str) -> None:
+def test_an_expression_names_existing_metrics_and_labels(place: str, expression: str) -> None:
     assert "batchq_" in expression
     faults = faults_of(expression)
     assert not faults, told(
@@ -121,7 +121,7 @@ def test_an_expression_names_what_there_is(place: str, expression: str) -> None:
         ("sum by (node) (batchq_leader)", "nothing in 'sum by (node) (batchq_leader)' has label n"),
     ],
 )
-def test_the_rule_sees_what_is_not_there(expression: str, fault: str) -> None:
+def test_the_rule_detects_missing_metrics_and_labels(expression: str, fault: str) -> None:
     [found] = faults_of(expression)
     assert found.startswith(fault)
 
@@ -138,7 +138,7 @@ def test_annotations_name_labels_that_the_expression_leaves() -> None:
                 assert label in groupings[0], f"{rule['alert']} sums {label} away"
 
 
-def test_alerts_have_names_of_their_own_a_severity_and_a_summary() -> None:
+def test_alerts_have_unique_names_a_severity_and_a_summary() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names))
     for rule in rules():
@@ -201,7 +201,7 @@ def test_the_page_has_every_label() -> None:
     assert {label for measure in MEASURES for label in measure.labels} <= told_of
 
 
-def test_names_are_in_base_units_and_labels_name_nobody() -> None:
+def test_names_use_base_units_and_labels_identify_no_user() -> None:
     for measure in MEASURES:
         assert re.fullmatch(r"batchq_[a-z_]+", measure.name)
         assert not re.search(r"_(ms|milli\w*|minutes|mib|kb)\b", measure.name)

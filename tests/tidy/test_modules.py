@@ -16,7 +16,7 @@ def words_of(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 
-def test_a_name_falls_into_its_words() -> None:
+def test_a_name_is_split_into_its_words() -> None:
     assert words_of("RedisJobManager") == {"redis", "job", "manager"}
     assert words_of("lua_utils") == {"lua", "utils"}
     assert words_of("utility") == {"utility"}
@@ -31,7 +31,7 @@ def test_a_module_has_at_most_800_lines() -> None:
     assert not long, told(long, "Split by meaning: two modules that each say one thing.")
 
 
-def test_a_module_says_what_it_is_for() -> None:
+def test_a_module_has_a_docstring() -> None:
     silent = [
         place(path)
         for path in python_files()
@@ -42,7 +42,7 @@ def test_a_module_says_what_it_is_for() -> None:
     )
 
 
-def test_nothing_is_named_with_a_word_that_could_name_anything() -> None:
+def test_names_contain_no_meaningless_words() -> None:
     vague = [
         place(path)
         for path in files(LIBRARY, "")

@@ -61,7 +61,7 @@ def faults_of(path: Path, tree: list[ast.AST]) -> list[str]:
     return found
 
 
-def test_the_core_asks_nothing_of_the_world() -> None:
+def test_the_core_reads_no_clock_and_does_no_io() -> None:
     faults = [
         fault for path in python_files(PURE_ROOMS) for fault in faults_of(path, list(nodes(path)))
     ]

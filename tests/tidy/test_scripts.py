@@ -97,7 +97,7 @@ def test_a_script_neither_scans_nor_reads_a_clock(script: Path) -> None:
     )
 
 
-def test_a_header_falls_into_its_sections() -> None:
+def test_a_header_is_split_into_its_sections() -> None:
     text = (
         "-- Takes the lease.\n-- KEYS: 1 leader, 2 epoch.\n-- ARGV: 1 identity,\n"
         "--       2 now in ms.\n-- Answers: the epoch.\nreturn ARGV[3] -- KEYS[9]\n"

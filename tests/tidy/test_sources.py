@@ -64,7 +64,7 @@ def test_every_named_case_exists() -> None:
     assert sorted(named - cases()) == []
 
 
-def test_the_commands_are_such() -> None:
+def test_the_commands_of_the_page_are_valid() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     wrong = []
     for command in COMMANDS:
@@ -110,7 +110,7 @@ def test_the_page_counts_its_rows() -> None:
     assert stated == counted
 
 
-def test_every_row_has_a_proof_or_says_why_there_is_none() -> None:
+def test_every_row_has_a_proof_or_a_reason_for_its_absence() -> None:
     assert [
         f"{letter}{number}"
         for letter, number, _, _, here, proof in ROWS

@@ -40,7 +40,7 @@ def test_import_batchq_is_light() -> None:
     assert {name.partition(".")[0] for name in loaded} & (HEAVY | {"click", "msgspec"}) == set()
 
 
-def test_the_client_is_there_when_asked_for() -> None:
+def test_the_client_is_imported_on_first_use() -> None:
     import batchq
 
     assert batchq.Client.__module__ == "batchq.client"

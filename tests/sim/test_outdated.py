@@ -1,4 +1,4 @@
-"""The simulated server knows, like the real one, under which limits a commit was decided on."""
+"""The simulated server knows, like the real one, which limits a commit was decided under."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.faults.store_faults import Line, Mode
 def carry_out(
     _: Server, __: Sequence[Transaction], ___: int | None, commit: Callable[[], Commit]
 ) -> Commit:
-    """A witness who has nothing to say."""
+    """A witness that checks nothing."""
     return commit()
 
 
 class Scene:
-    """A server, an operator who reaches it, and a leader whose calls are late as planned."""
+    """A server, an operator that reaches it, and a leader whose calls are late as planned."""
 
     def __init__(self, *late: int) -> None:
         clock = VirtualClock(0)
@@ -61,7 +61,7 @@ def test_a_commit_decided_after_an_edit_is_not_refused() -> None:
     assert scene.admit(seen=scene.leader.snapshot().revision) == []
 
 
-def test_a_commit_that_arrives_after_an_edit_is_refused_though_it_left_before() -> None:
+def test_a_commit_sent_before_an_edit_that_arrives_after_it_is_refused() -> None:
     scene = Scene(2)
     seen = scene.leader.snapshot().revision
     with pytest.raises(StoreUnavailable):

@@ -1,5 +1,5 @@
-"""What kube-batch, Volcano and Kueue are complained about, in small worlds: whom preempt and
-reclaim take here, and whom they leave alone.
+"""Complaints about preemption in kube-batch, Volcano and Kueue, as small worlds: the victims that
+preempt and reclaim take here.
 
 docs/faults.md names these tests, and others, complaint by complaint.
 """
@@ -39,7 +39,7 @@ def task(requests: Manifest, **template: object) -> list[Manifest]:
 
 
 def turns(every: int, many: int) -> Manifest:
-    """Something happens every few seconds, so that there are sessions meanwhile."""
+    """Return a Timeline with an event every few seconds, so that sessions take place."""
     return timeline(
         *({"at": f"{every * turn}s", "apply": node("empty", 0)} for turn in range(1, many + 1))
     )
@@ -48,8 +48,8 @@ def turns(every: int, many: int) -> Manifest:
 # --- Preempt --------------------------------------------------------------------------------------
 
 
-def test_while_one_victim_stops_no_other_is_taken() -> None:
-    """kube-batch evicted six pods for one with a grace of five sessions."""
+def test_while_one_victim_stops_no_other_is_evicted() -> None:
+    """kube-batch evicted six pods for one with a grace period of five sessions."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -63,7 +63,7 @@ def test_while_one_victim_stops_no_other_is_taken() -> None:
     assert (300, ["default/hi"]) in admitted(came)
 
 
-def test_several_small_claimants_share_what_one_large_victim_leaves() -> None:
+def test_several_small_preemptors_share_what_one_large_victim_releases() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -77,7 +77,7 @@ def test_several_small_claimants_share_what_one_large_victim_leaves() -> None:
     assert admitted(came)[0] == (60, ["default/hi-0", "default/hi-1", "default/hi-2"])
 
 
-def test_a_claimant_that_does_not_fit_beside_the_first_one_has_a_victim_of_its_own() -> None:
+def test_a_preemptor_that_does_not_fit_beside_the_first_one_has_a_victim_of_its_own() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -93,8 +93,8 @@ def test_a_claimant_that_does_not_fit_beside_the_first_one_has_a_victim_of_its_o
     ]
 
 
-def test_idle_room_is_credited_before_any_eviction() -> None:
-    """Two of four cpus are idle, and the claimant needs three."""
+def test_idle_resources_are_credited_before_any_eviction() -> None:
+    """Two of four cpus are idle, and the preemptor needs three."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -108,7 +108,9 @@ def test_idle_room_is_credited_before_any_eviction() -> None:
 
 
 def test_a_gang_is_never_left_with_fewer_than_it_needs() -> None:
-    """One of four is to spare: two pods of it would break it, so it goes whole or not at all."""
+    """One of four pods is dispensable, and two are needed: the gang is evicted whole or not at
+    all.
+    """
     gang = running("gang", 4, minMember=3, grace="5s")
     equal = outcome(node("n1", 4), *gang, group("two", 2), config=ALL)
     assert evicted(equal) == []
@@ -118,12 +120,12 @@ def test_a_gang_is_never_left_with_fewer_than_it_needs() -> None:
     assert [name for name, _ in evicted(higher)[0][1]] == [f"default/gang-t-{n}" for n in range(4)]
 
 
-def test_groups_of_one_pod_are_safe_from_their_equals() -> None:
+def test_groups_of_one_pod_are_safe_from_groups_of_equal_priority() -> None:
     came = outcome(node("n1", 2), *running("one"), *running("two"), group("equal"), config=ALL)
     assert evicted(came) == []
 
 
-def test_a_pod_without_requests_evicts_nobody_on_a_full_node() -> None:
+def test_a_pod_without_requests_evicts_no_pod_on_a_full_node() -> None:
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -135,8 +137,8 @@ def test_a_pod_without_requests_evicts_nobody_on_a_full_node() -> None:
     assert phases(came)["bare"] == "Running"
 
 
-def test_a_gang_of_small_pods_takes_the_room_of_one_large() -> None:
-    """Volcano asked victims for room pod by pod."""
+def test_a_gang_of_small_pods_preempts_one_large_pod() -> None:
+    """Volcano sought victims for each pod separately."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -164,8 +166,8 @@ def test_a_pod_without_requests_counts_in_its_gang() -> None:
     ]
 
 
-def test_idle_and_ending_are_added_together() -> None:
-    """kube-batch took a node's idle cpus or its ending ones, never both."""
+def test_idle_and_terminating_resources_are_added_together() -> None:
+    """kube-batch used a node's idle cpus or its terminating ones, never both."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -180,8 +182,8 @@ def test_idle_and_ending_are_added_together() -> None:
     assert pledged(came) == [(0, {"default/hi": ["default/leaves-t-0"]})]
 
 
-def test_a_group_takes_nothing_for_more_than_it_needs() -> None:
-    """It runs with its minMember; its other pods wait for room and preempt nobody."""
+def test_a_group_preempts_only_for_the_pods_it_needs() -> None:
+    """It runs with its minMember; its other pods wait and preempt no group."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -196,7 +198,7 @@ def _of(pods: int) -> list[Manifest]:
     return [{"name": "t", "replicas": pods, "template": {"requests": {"cpu": 1}}}]
 
 
-def test_a_claimant_says_for_whose_pods_it_waits_and_the_victim_for_whom() -> None:
+def test_a_preemptor_names_its_victims_and_a_victim_names_its_preemptor() -> None:
     came = outcome(
         node("n1", 2),
         HIGH,
@@ -219,8 +221,8 @@ def test_a_claimant_says_for_whose_pods_it_waits_and_the_victim_for_whom() -> No
     ]
 
 
-@pytest.mark.parametrize("why", ["nobody is less important", "the queue preempts nobody"])
-def test_a_claimant_that_can_take_nothing_says_what_it_lacks(why: str) -> None:
+@pytest.mark.parametrize("why", ["no group has lower priority", "the queue preempts no group"])
+def test_a_preemptor_without_victims_says_what_it_lacks(why: str) -> None:
     policy = {"withinQueue": "Never"} if "queue" in why else {}
     came = outcome(
         node("n1", 4),
@@ -238,7 +240,7 @@ def test_a_claimant_that_can_take_nothing_says_what_it_lacks(why: str) -> None:
 # --- Reclaim --------------------------------------------------------------------------------------
 
 
-def test_two_queues_that_want_everything_evict_each_other_no_more_once_they_are_even() -> None:
+def test_two_queues_with_endless_demand_stop_evicting_once_they_are_even() -> None:
     """kube-batch: 19 evictions in 12 rounds on six slots."""
     came = outcome(
         node("n1", 6),
@@ -254,7 +256,7 @@ def test_two_queues_that_want_everything_evict_each_other_no_more_once_they_are_
 
 
 def test_neither_of_two_queues_takes_the_cpu_that_both_could_have() -> None:
-    """Volcano, 11 cpu, two of which a pod needs: the queues took it from each other for ever."""
+    """Volcano, 11 cpus and pods of two: the queues took the odd cpu from each other for ever."""
     halves = {"deserved": {"cpu": 5}, "capability": {"cpu": 10}}
     came = outcome(
         node("n1", 11),
@@ -271,7 +273,7 @@ def test_neither_of_two_queues_takes_the_cpu_that_both_could_have() -> None:
 
 
 def test_a_queue_that_lost_more_than_it_owed_does_not_take_it_back() -> None:
-    """The gang that goes takes its queue below what it deserves."""
+    """The gang that is evicted takes its queue below what it deserves."""
     came = outcome(
         node("n1", 8),
         taker("a", deserved={"cpu": 4}),
@@ -285,8 +287,8 @@ def test_a_queue_that_lost_more_than_it_owed_does_not_take_it_back() -> None:
     assert phases(came) == {"claims": "Running", "gang": "Pending"}
 
 
-def test_no_pod_is_evicted_where_the_claimant_may_not_run() -> None:
-    """The sum would do; the node that it asks for is full of its own queue's pods."""
+def test_no_pod_is_evicted_where_the_preemptor_may_not_run() -> None:
+    """The sum suffices, but the node that it asks for is full of its own queue's pods."""
     came = outcome(
         labelled("n1", 4, disk="hdd"),
         labelled("n2", 4, disk="ssd"),
@@ -301,8 +303,9 @@ def test_no_pod_is_evicted_where_the_claimant_may_not_run() -> None:
     assert evicted(came) == []
 
 
-def test_a_group_that_can_never_fit_has_no_victims_and_holds_up_no_other() -> None:
-    """Kueue: the workload of 4 made way for that of 3 and back, and a third was evicted each time.
+def test_a_group_that_can_never_fit_has_no_victims_and_delays_no_other() -> None:
+    """Kueue: the workloads of 4 and of 3 evicted each other in turn, and a third was evicted each
+    time.
 
     A cohort of 3, and the queue that deserves them all.
     """
@@ -322,7 +325,7 @@ def test_a_group_that_can_never_fit_has_no_victims_and_holds_up_no_other() -> No
     assert reasons(came, "four") == ["ExceedsMaxQuota"]
 
 
-def test_best_effort_tenants_are_evicted_once_for_what_is_guaranteed_to_another() -> None:
+def test_best_effort_tenants_are_evicted_once_for_anothers_guarantee() -> None:
     """Kueue's loop between tenants without quota and one that has it."""
     came = outcome(
         node("n1", 4),
@@ -344,7 +347,7 @@ def test_best_effort_tenants_are_evicted_once_for_what_is_guaranteed_to_another(
     assert (1, ["default/g-0", "default/g-1"]) in admitted(came)
 
 
-def test_queues_that_use_one_resource_alone_give_it_back_and_take_it_back() -> None:
+def test_queues_that_use_only_one_resource_lose_and_reclaim_it() -> None:
     """kube-batch: a queue without memory was never overused, and could reclaim nothing."""
     came = outcome(
         node("n1", 8, memory="8Gi"),
@@ -358,8 +361,8 @@ def test_queues_that_use_one_resource_alone_give_it_back_and_take_it_back() -> N
     assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2)]
 
 
-def test_one_claimant_that_can_have_nothing_does_not_end_its_queues_turn() -> None:
-    """kube-batch: the first group that nothing helps was the last of its queue in a session."""
+def test_one_preemptor_that_cannot_succeed_does_not_end_its_queues_turn() -> None:
+    """kube-batch: the first group without a solution was the last of its queue in a session."""
     came = outcome(
         node("n1", 8),
         taker("a", deserved={"cpu": 4}),

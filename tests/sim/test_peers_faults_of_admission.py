@@ -1,4 +1,5 @@
-"""What kube-batch, Volcano and Kueue are complained about at admission, in small worlds: not here.
+"""Complaints about admission in kube-batch, Volcano and Kueue, as small worlds without the
+fault.
 
 docs/faults.md names these tests, and others, complaint by complaint.
 """
@@ -26,8 +27,8 @@ from tests.sim.worlds import (
 )
 
 
-def test_a_waiting_group_claims_room_without_having_a_single_pod() -> None:
-    """Volcano refuses the group at its enqueue, and whoever has no pods preempts nobody."""
+def test_a_waiting_group_preempts_before_it_has_any_pod() -> None:
+    """Volcano refuses the group at its enqueue, and a group without pods preempts no other."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -40,7 +41,7 @@ def test_a_waiting_group_claims_room_without_having_a_single_pod() -> None:
     assert bound(came) == [(10, {"default/hi-t-0": "n1", "default/hi-t-1": "n1"})]
 
 
-def test_a_waiting_group_reclaims_though_the_cluster_is_full() -> None:
+def test_a_waiting_group_reclaims_although_the_cluster_is_full() -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -55,8 +56,8 @@ def test_a_waiting_group_reclaims_though_the_cluster_is_full() -> None:
     assert (5, ["default/new"]) in admitted(came)
 
 
-def test_many_that_are_in_queue_do_not_hold_up_the_more_important() -> None:
-    """What they reserve, and cannot use, fills the cluster's ledger."""
+def test_many_in_queue_groups_do_not_delay_a_more_important_one() -> None:
+    """Their reservations, which they cannot use, fill the cluster's ledger."""
     came = outcome(
         labelled("n1", 2, disk="hdd"),
         labelled("n2", 2, disk="ssd"),
@@ -80,7 +81,9 @@ def test_many_that_are_in_queue_do_not_hold_up_the_more_important() -> None:
 
 
 def of_small_ones(strategy: str) -> list[Manifest]:
-    """Every ten seconds comes a small group, and one that needs everything came before them."""
+    """Return a world in which a small group comes every ten seconds, after a group that needs
+    everything.
+    """
     small = [
         {"at": f"{10 * n}s", "apply": group(f"s{n}", 2, queue="q", runtime="20s")}
         for n in range(1, 10)
@@ -107,14 +110,14 @@ def test_under_strict_fifo_a_stream_of_small_groups_does_not_starve_a_big_one() 
 
 
 def test_best_effort_fifo_lets_small_groups_pass_until_the_stream_ends() -> None:
-    """That is what it is for; who does not want it names StrictFIFO."""
+    """BestEffortFIFO is meant to do so; StrictFIFO is the alternative."""
     came = outcome(*of_small_ones("BestEffortFIFO"), config=ALL)
     assert admitted(came)[1] == (20, ["default/s1"])
     assert admitted(came)[-1] == (120, ["default/big"])
 
 
-def test_a_group_that_no_node_takes_now_holds_no_quota() -> None:
-    """Two nodes have a cpu left each, and the group needs two on one."""
+def test_a_group_that_fits_no_node_now_holds_no_quota() -> None:
+    """Two nodes have a cpu free each, and the group needs two on one."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -130,7 +133,7 @@ def test_a_group_that_no_node_takes_now_holds_no_quota() -> None:
     assert reasons(came, "stuck")[0] == "WaitingForQuota"
 
 
-def test_resources_that_a_group_does_not_name_do_not_keep_it_out() -> None:
+def test_resources_that_a_group_does_not_request_do_not_prevent_its_admission() -> None:
     came = outcome(
         node("n1", 8, gpu=1),
         queue("q", capability={"cpu": 8, "gpu": 1}),
@@ -142,7 +145,7 @@ def test_resources_that_a_group_does_not_name_do_not_keep_it_out() -> None:
     assert admitted(came) == [(0, ["default/names-none", "default/names-zero"])]
 
 
-def test_a_queue_that_deserves_nothing_uses_what_is_idle() -> None:
+def test_a_queue_that_deserves_nothing_uses_idle_resources() -> None:
     came = outcome(node("n1", 4), queue("q", weight=0), group("all", 4, queue="q"), config=ALL)
     assert phases(came) == {"all": "Running"}
     assert came.queues["q"].deserved["cpu"] == "0"
@@ -174,15 +177,15 @@ def test_a_group_refused_by_one_plugin_is_charged_by_none() -> None:
     assert admitted(came) == [(0, ["default/next"])]
 
 
-def test_a_group_without_stated_resources_is_asked_about_what_its_pods_need() -> None:
-    """Volcano admits a group without minResources whatever it is going to need."""
+def test_a_group_without_min_resources_is_admitted_by_the_requests_of_its_pods() -> None:
+    """Volcano admits a group without minResources whatever it will need."""
     came = outcome(node("n1", 4), group("first", 3), group("second", 3), config=ALL)
     assert admitted(came) == [(0, ["default/first"])]
     assert reasons(came, "second") == ["WaitingForResources"]
 
 
-def test_room_that_evicted_pods_still_hold_goes_to_no_other_group() -> None:
-    """Kueue gives the quota to the next while the processes of the former go on."""
+def test_resources_that_evicted_pods_still_hold_go_to_no_other_group() -> None:
+    """Kueue gives the quota to the next workload while the former processes still run."""
     came = outcome(
         node("n1", 4),
         HIGH,
@@ -197,8 +200,8 @@ def test_room_that_evicted_pods_still_hold_goes_to_no_other_group() -> None:
     assert (25, ["default/next"]) in admitted(came)
 
 
-def test_a_group_that_does_not_recover_gives_everything_back_and_comes_again() -> None:
-    """Kueue stopped such a workload, and went on counting its quota."""
+def test_a_group_that_does_not_recover_releases_everything_and_comes_again() -> None:
+    """Kueue stopped such a workload, and still counted its quota."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),

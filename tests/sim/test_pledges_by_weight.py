@@ -1,4 +1,4 @@
-"""Claimants whose checks are open, in queues that deserve by weight: what each asks for counts."""
+"""Preemptors with open checks in queues that deserve by weight: each one's request counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACK = {"reclaim": "Any"}
 
 
 def runs(name: str, pods: int, of: str, *, grace: str = "10s") -> list[Manifest]:
-    """A group of queue `of` that runs on n1, each pod with a cpu."""
+    """Return a group of queue `of` that runs on n1, each pod with a cpu."""
     status = {"phase": "Running", "reservedAt": 0}
     each = [
         pod(f"{name}-t-{index}", name, index, phase="Running", node="n1", startedAt=0)
@@ -35,8 +35,8 @@ def runs(name: str, pods: int, of: str, *, grace: str = "10s") -> list[Manifest]
     return [group(name, pods, queue=of, status=status, grace=grace), *each]
 
 
-def test_a_queue_that_deserves_by_weight_keeps_what_it_counts_on_while_its_check_is_open() -> None:
-    """Without its own request the claimant's queue would deserve nothing at all."""
+def test_a_queue_that_deserves_by_weight_keeps_its_pledge_while_its_check_is_open() -> None:
+    """Without its own request the preemptor's queue would deserve nothing."""
     came = outcome(
         LATE,
         node("n1", 4),
@@ -53,8 +53,8 @@ def test_a_queue_that_deserves_by_weight_keeps_what_it_counts_on_while_its_check
     assert admitted(came) == [(70, ["default/in"])]
 
 
-def test_a_queues_deserved_share_counts_a_claimant_beside_its_victims_that_run_on() -> None:
-    """Its queue asks for 8 of 12, 4 that run and 4 that wait for their check, and the other for
+def test_a_queues_deserved_share_counts_a_preemptor_beside_its_running_victims() -> None:
+    """Its queue asks for 8 of 12, 4 running and 4 waiting for their check, and the other queue for
     all: each deserves half.
     """
     came = outcome(

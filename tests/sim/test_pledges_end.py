@@ -1,4 +1,4 @@
-"""When a pledge ends before its victims have, and when its victims are chosen again."""
+"""Pledges that end before their victims, and victims that are chosen again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sim.worlds import (
     timeline,
 )
 
-#: Let in before, without a node.
+#: Admitted before, without a node.
 IN_QUEUE = {"phase": "InQueue", "reservedAt": 0, "admission": 1}
 AWAY = "its pledged capacity on n1 is lost or cordoned: waits until 1970-01-01T00:01:10Z"
 
@@ -37,8 +37,8 @@ def cordoned(name: str, cpu: int = 4) -> Manifest:
     return manifest("Node", name, {"resources": {"cpu": cpu}, "unschedulable": True})
 
 
-def test_a_preemptor_does_not_wait_beside_free_room() -> None:
-    """Its victims have a minute to stop; a node comes after five seconds."""
+def test_a_preemptor_does_not_wait_beside_free_capacity() -> None:
+    """Its victims have a minute to stop; a node joins after five seconds."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -48,8 +48,8 @@ def test_a_preemptor_does_not_wait_beside_free_room() -> None:
     assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n2" for index in range(4)})
 
 
-def test_a_preemptor_takes_free_room_though_room_is_set_aside_for_a_head() -> None:
-    """`wide` waits as the head of its queue; the room that comes at 10 is the preemptor's."""
+def test_a_preemptor_takes_free_capacity_despite_a_head_reservation() -> None:
+    """`wide` waits as the head of its queue; the capacity that is free at 10 is the preemptor's."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -66,9 +66,9 @@ def test_a_preemptor_takes_free_room_though_room_is_set_aside_for_a_head() -> No
     assert bound(came)[0] == (10, {f"default/hi-t-{index}": "n3" for index in range(4)})
 
 
-def test_room_that_the_victims_of_others_leave_is_counted_on_whatever_stands_for_a_head() -> None:
-    """`first` waits for its check and takes all of `wide`, of which half is enough for it: `second`
-    takes no more. The head of `lab` stands on both nodes.
+def test_capacity_released_by_others_victims_is_counted_on_despite_a_head_reservation() -> None:
+    """`first` waits for its check and takes all of `wide`, though half would suffice: `second`
+    takes no more. The head of `lab` has reserved both nodes.
     """
     came = outcome_until(
         0,
@@ -88,7 +88,7 @@ def test_room_that_the_victims_of_others_leave_is_counted_on_whatever_stands_for
     assert phases(came)["second"] == "Pending"
 
 
-def test_victims_that_were_not_told_yet_are_spared_when_their_claimant_fits_without_them() -> None:
+def test_victims_not_evicted_yet_are_spared_when_their_preemptor_fits_without_them() -> None:
     came = outcome(
         *CLASSES,
         LATE,
@@ -103,7 +103,7 @@ def test_victims_that_were_not_told_yet_are_spared_when_their_claimant_fits_with
     assert phases(came)["low"] == "Running"
 
 
-def test_free_room_goes_to_a_group_in_line_that_comes_before_the_preemptor() -> None:
+def test_free_capacity_goes_to_a_group_in_line_before_the_preemptor() -> None:
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -118,7 +118,7 @@ def test_free_room_goes_to_a_group_in_line_that_comes_before_the_preemptor() -> 
     assert (starts["default/urgent"], starts["default/hi"]) == (10, 30)
 
 
-def test_free_room_goes_to_the_preemptor_before_a_group_that_comes_after_it() -> None:
+def test_free_capacity_goes_to_the_preemptor_before_a_group_behind_it() -> None:
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -133,8 +133,8 @@ def test_free_room_goes_to_the_preemptor_before_a_group_that_comes_after_it() ->
     assert (starts["default/hi"], starts["default/later"]) == (10, 30)
 
 
-def test_when_a_node_is_cordoned_others_make_room_at_once() -> None:
-    """What the first victims leave there is no use any more."""
+def test_when_a_node_is_cordoned_other_victims_are_evicted_at_once() -> None:
+    """The capacity that the first victims release there is of no use any more."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -151,8 +151,8 @@ def test_when_a_node_is_cordoned_others_make_room_at_once() -> None:
     assert (40, {f"default/hi-t-{index}": "n2" for index in range(4)}) in bound(came)
 
 
-def test_a_preemptor_whose_node_comes_back_starts_before_those_that_came_later() -> None:
-    """Its victims were told for it, and an agent is started again within seconds."""
+def test_a_preemptor_whose_node_returns_starts_before_later_groups() -> None:
+    """Its victims were evicted for it, and an agent is started again within seconds."""
     came = outcome(
         *CLASSES,
         node("n1", 2),
@@ -170,7 +170,7 @@ def test_a_preemptor_whose_node_comes_back_starts_before_those_that_came_later()
     assert admitted(came)[:2] == [(40, ["default/hi"]), (60, ["default/late", "default/low"])]
 
 
-def test_a_preemptor_says_for_which_node_it_waits() -> None:
+def test_a_preemptor_names_the_node_that_it_waits_for() -> None:
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -182,8 +182,10 @@ def test_a_preemptor_says_for_which_node_it_waits() -> None:
     assert ("WaitingForResources", AWAY) in told
 
 
-def test_when_the_only_node_is_lost_the_preemptor_gives_up_once_its_pledge_expires() -> None:
-    """It goes back to its place in line, without a pause, and claims again when a node is there."""
+def test_a_preemptor_whose_only_node_is_lost_gives_up_once_its_pledge_expires() -> None:
+    """It returns to its place in line without a back-off, and preempts again when a node is
+    ready.
+    """
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -198,8 +200,8 @@ def test_when_the_only_node_is_lost_the_preemptor_gives_up_once_its_pledge_expir
     assert admitted(came)[0] == (100, ["default/hi"])
 
 
-def test_a_gang_of_a_stopped_queue_takes_no_others_when_its_node_is_cordoned() -> None:
-    """It was admitted before, and had the less important on n1 make room."""
+def test_a_gang_of_a_stopped_queue_evicts_no_others_when_its_node_is_cordoned() -> None:
+    """It was admitted before, and had less important groups on n1 evicted."""
     came = outcome(
         *CLASSES,
         queue("q"),
@@ -219,8 +221,8 @@ def test_a_gang_of_a_stopped_queue_takes_no_others_when_its_node_is_cordoned() -
 
 
 def test_two_preemptors_do_not_wait_for_each_other_over_one_array() -> None:
-    """The queue may hold 2 groups by then: the array's place is free only when all of it has left,
-    and half of it is another one's already.
+    """The queue may then hold 2 groups: the array's place is free only when all of it has ended,
+    and half of it is pledged to another preemptor already.
     """
     came = outcome(
         *CLASSES,
@@ -241,8 +243,8 @@ def test_two_preemptors_do_not_wait_for_each_other_over_one_array() -> None:
     assert phases(came) == {"array": "Running", "one": "Completed", "two": "Completed"}
 
 
-def test_a_claimant_that_lacks_a_groups_place_takes_a_group_whole() -> None:
-    """Two cpus are idle; the array is taken with all of its pods, and not one by one."""
+def test_a_preemptor_that_lacks_a_groups_place_evicts_a_group_whole() -> None:
+    """Two cpus are idle; the array is evicted with all of its pods, and not one by one."""
     came = outcome(
         *CLASSES,
         node("n1", 6),
@@ -255,8 +257,8 @@ def test_a_claimant_that_lacks_a_groups_place_takes_a_group_whole() -> None:
     assert sorted(name for _, gone in evicted(came) for name, _ in gone) == pods_of("array")
 
 
-def test_the_place_of_a_group_goes_on_with_its_last_pod_once_its_gang_has_ended() -> None:
-    """Two of its three pods have ended: with the third, the one place of the queue is free."""
+def test_the_place_of_a_group_is_released_with_its_last_pod_once_its_gang_has_ended() -> None:
+    """Two of its three pods have ended: with the third, the only place of the queue is free."""
     came = outcome(
         *CLASSES,
         node("n1", 6),
@@ -277,8 +279,8 @@ def test_the_place_of_a_group_goes_on_with_its_last_pod_once_its_gang_has_ended(
     assert phases(came) == {"in": "Completed", "hi": "Completed"}
 
 
-def test_a_claimant_that_its_namespace_has_no_room_for_by_now_gives_up_its_reservation() -> None:
-    """The quota is cut while the victims stop, which hold more than that until they have."""
+def test_a_preemptor_that_its_namespaces_quota_no_longer_fits_loses_its_reservation() -> None:
+    """The quota is cut while the victims stop, which hold more than that until they have ended."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -289,8 +291,8 @@ def test_a_claimant_that_its_namespace_has_no_room_for_by_now_gives_up_its_reser
     assert requeued(came)[1:] == [(25, [("default/hi", "CapacityCut")])]
 
 
-def test_a_claimant_stays_reserved_when_a_node_is_lost_on_which_it_can_take_others() -> None:
-    """Beside its victims it counts for nothing: that it leaves would not make the rest fit."""
+def test_a_preemptor_that_can_take_other_victims_stays_reserved_when_a_node_is_lost() -> None:
+    """Beside its victims it adds no charge, so its removal would not make the rest fit."""
     came = outcome(
         *CLASSES,
         LATE,
@@ -314,7 +316,7 @@ def test_a_claimant_stays_reserved_when_a_node_is_lost_on_which_it_can_take_othe
 
 
 def test_a_pod_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest() -> None:
-    """Arrays of four queues that take back from one that holds nearly all, pod by pod."""
+    """Arrays of four queues reclaim from one that holds nearly all, pod by pod."""
     weights = {"a": 2, "b": 2, "c": 3, "d": 1}
     queues = [
         queue(name, weight=weight, preemption={"reclaim": "Any"})
@@ -351,9 +353,9 @@ def test_a_pod_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest(
     ]
 
 
-def test_a_claimant_that_fits_beside_no_guarantee_any_more_gives_its_pledge_up() -> None:
-    """n1 becomes smaller while its victims end, and 7 of 10 cpus are not guaranteed to others. It
-    kept what they left until its pledge expired.
+def test_a_preemptor_that_fits_beside_no_guarantee_any_more_gives_its_pledge_up() -> None:
+    """n1 becomes smaller while its victims end, and 7 of 10 cpus are not guaranteed to other
+    queues. It kept the released capacity until its pledge expired.
     """
     came = outcome(
         priority("high", 10),

@@ -1,6 +1,6 @@
-"""A pledge passes on to a claimant that comes before its holder: by priority, queue time, uid.
+"""A pledge passes to a preemptor that comes before its holder: by priority, queue time, uid.
 
-So nobody is started only to be evicted for a group that waited already.
+Otherwise a group would start only to be evicted for a group that waited already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATE = check("late", preemptionPolicy="AfterCheckPassedOrOnDemand")
 def runs(
     name: str, pods: int = 4, *, on: str = "n1", grace: str = "30s", **spec: object
 ) -> list[Manifest]:
-    """A group of pods of a cpu each that all run on one node."""
+    """Return a group of pods of a cpu each that all run on one node."""
     status = {"phase": "Running", "reservedAt": 0}
     each = [
         pod(f"{name}-t-{index}", name, index, phase="Running", node=on, startedAt=0)
@@ -45,7 +45,7 @@ def runs(
 
 
 def claims(name: str, pods: int, prio: str = "", **spec: object) -> Manifest:
-    """A group that runs for 20 s once it has room."""
+    """Return a group that runs for 20 s once it fits."""
     prioritized = {"priorityClassName": prio} if prio else {}
     return group(name, pods, runtime="20s", **prioritized, **spec)
 
@@ -54,8 +54,10 @@ def pods_of(name: str, pods: int = 4) -> list[str]:
     return [f"default/{name}-t-{index}" for index in range(pods)]
 
 
-def test_a_preemptor_that_is_outranked_is_not_started_only_to_be_killed() -> None:
-    """The victims were told at 5 and end at 35; nobody waits for a second grace."""
+def test_a_preemptor_that_is_outranked_is_not_started_only_to_be_evicted() -> None:
+    """The victims were told to stop at 5 and end at 35; no preemptor waits for a second grace
+    period.
+    """
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -76,8 +78,8 @@ def test_a_preemptor_that_is_outranked_is_not_started_only_to_be_killed() -> Non
     assert admitted(came)[:2] == [(35, ["default/urgent"]), (55, ["default/hi"])]
 
 
-def test_the_outranked_preemptor_chooses_other_victims_in_the_same_write() -> None:
-    """The one that comes first starts first; each group is evicted once."""
+def test_the_outranked_preemptor_chooses_other_victims_in_the_same_commit() -> None:
+    """The preemptor that comes first starts first; each group is evicted once."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -95,7 +97,7 @@ def test_the_outranked_preemptor_chooses_other_victims_in_the_same_write() -> No
     assert admitted(came)[:2] == [(35, ["default/urgent"]), (40, ["default/hi"])]
 
 
-def test_an_equal_that_came_later_takes_nothing_over() -> None:
+def test_an_equal_preemptor_that_came_later_takes_no_pledge_over() -> None:
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -106,8 +108,8 @@ def test_an_equal_that_came_later_takes_nothing_over() -> None:
     assert admitted(came)[:2] == [(35, ["default/hi"]), (55, ["default/later"])]
 
 
-def test_an_equal_that_has_waited_for_longer_comes_first_once_it_may_start() -> None:
-    """It was suspended when the other one was promised the room."""
+def test_an_equal_preemptor_that_has_waited_longer_comes_first_once_it_may_start() -> None:
+    """It was suspended when the pledge was made to the other one."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -119,8 +121,8 @@ def test_an_equal_that_has_waited_for_longer_comes_first_once_it_may_start() -> 
     assert [at for at, _ in evicted(came)] == [5]
 
 
-def test_a_claimant_that_fits_beside_the_holder_leaves_its_pledge_alone() -> None:
-    """What one large victim leaves is enough for both."""
+def test_a_preemptor_that_fits_beside_the_holder_leaves_its_pledge_alone() -> None:
+    """The capacity that one large victim releases is enough for both."""
     came = outcome(
         *CLASSES,
         node("n1", 8),
@@ -154,8 +156,8 @@ def test_a_pledge_between_queues_passes_on_by_priority_and_not_by_share() -> Non
     assert admitted(came)[:2] == [(35, ["default/two"]), (55, ["default/one"])]
 
 
-def test_room_given_back_to_another_queue_is_not_taken_by_its_former_borrowers() -> None:
-    """The more important group of the borrowers' queue would have to give it back at once."""
+def test_reclaimed_capacity_is_not_taken_by_its_former_borrowers() -> None:
+    """The more important group of the borrowers' queue would lose it again at once."""
     came = outcome(
         *CLASSES,
         node("n1", 4),
@@ -171,11 +173,11 @@ def test_room_given_back_to_another_queue_is_not_taken_by_its_former_borrowers()
     assert admitted(came)[:2] == [(35, ["default/one"]), (55, ["default/two"])]
 
 
-# --- Pledges under which nobody is evicted yet ----------------------------------------------------
+# --- Pledges without evictions so far -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of", ["c", "theirs"], ids=["third queue", "victims' queue"])
-def test_a_pledge_that_evicts_nobody_yet_does_not_block_a_more_important_group(of: str) -> None:
+def test_a_pledge_without_evictions_does_not_block_a_more_important_group(of: str) -> None:
     """Its check stays open for half an hour."""
     came = outcome(
         *CLASSES,
@@ -197,8 +199,8 @@ def test_a_pledge_that_evicts_nobody_yet_does_not_block_a_more_important_group(o
     assert admitted(came)[0] == (20, ["default/two"])
 
 
-def test_a_claimant_that_may_evict_nobody_yet_leaves_told_victims_to_the_one_that_has() -> None:
-    """What these leave would only lie idle until its check has passed."""
+def test_a_preemptor_with_open_checks_leaves_terminating_victims_to_their_preemptor() -> None:
+    """Their capacity would only be idle until its check has passed."""
     came = outcome(
         *CLASSES,
         LATE,
@@ -217,9 +219,9 @@ def test_a_claimant_that_may_evict_nobody_yet_leaves_told_victims_to_the_one_tha
     assert phases(came)["hi"] == "Completed"
 
 
-def test_a_claimant_does_not_wait_for_what_victims_of_others_would_leave_that_may_stay() -> None:
-    """`hi` takes over what `mid` counts on, and that counts on a larger one. No check has passed:
-    nobody is told to stop.
+def test_a_preemptor_does_not_wait_for_victims_of_others_that_may_stay() -> None:
+    """`hi` takes over the victims that `mid` counts on, and `mid` then counts on a larger one. No
+    check has passed, so no pod is told to stop.
     """
     came = outcome(
         *CLASSES,

@@ -36,7 +36,7 @@ spec: {capability: {cpu: 4}, strategy: {type: StrictFIFO}}
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with the programs of the page, and its entry points."""
+    """Return an installed package with the programs of the page, and its entry points."""
     for name, text in PROGRAMS.items():
         (tmp_path / f"{name}.py").write_text(text)
     info = tmp_path / "page-1.0.dist-info"
@@ -66,7 +66,7 @@ spec:
 
 
 def phases(*groups: str, sessions: int) -> dict[str, str]:
-    """The phase of each group after so many sessions of a simulation."""
+    """Return the phase of each group after this many sessions of a simulation."""
     stage = WorldRun(read_world(NODE + "".join(groups), "a world"), assemble(config()))
     stage.run(sessions, bounded=True)
     found = stage.store.list("PodGroup")

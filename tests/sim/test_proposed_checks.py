@@ -1,4 +1,4 @@
-"""Kueue's KEP-993, where no other test shows a sentence of it.
+"""Sentences of Kueue's KEP-993 that no other test shows.
 
 docs/sources.md has the whole document, sentence by sentence.
 """
@@ -34,7 +34,7 @@ PROVISIONS = [check("machines"), queue("cloud", admissionChecks=["machines"])]
 # --- Two checks, where other tests have one -------------------------------------------------------
 
 
-def test_a_quota_that_is_cut_takes_back_what_waits_for_two_checks() -> None:
+def test_a_quota_that_is_cut_takes_the_reservation_of_a_group_with_two_checks() -> None:
     came = outcome(
         node("n1", 4),
         *TWO,
@@ -46,7 +46,7 @@ def test_a_quota_that_is_cut_takes_back_what_waits_for_two_checks() -> None:
     assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
 
 
-def test_passed_by_both_on_nodes_that_are_others_by_now_it_goes_back() -> None:
+def test_a_group_passed_by_both_checks_on_nodes_that_have_changed_is_requeued() -> None:
     came = outcome_until(
         7,
         node("n1", 4),
@@ -63,7 +63,7 @@ def test_passed_by_both_on_nodes_that_are_others_by_now_it_goes_back() -> None:
 # --- Defaults -------------------------------------------------------------------------------------
 
 
-def test_a_retry_lasts_fifteen_minutes_unless_told_otherwise() -> None:
+def test_the_default_delay_of_a_retry_is_fifteen_minutes() -> None:
     came = outcome_until(
         1000,
         node("n1", 4),
@@ -78,8 +78,8 @@ def test_a_retry_lasts_fifteen_minutes_unless_told_otherwise() -> None:
 # --- As many as fit -------------------------------------------------------------------------------
 
 
-def test_a_group_does_not_pass_very_many_others_that_wait_for_their_checks() -> None:
-    """Though its queue is of best effort, and its own check would say yes at once."""
+def test_a_group_does_not_pass_the_many_others_that_wait_for_their_checks() -> None:
+    """Its queue is of best effort, and its own check would pass at once."""
     groups = [group(f"g{place}", queue="q") for place in range(100)]
     came = outcome_until(
         60,
@@ -93,11 +93,11 @@ def test_a_group_does_not_pass_very_many_others_that_wait_for_their_checks() -> 
     assert (admitted(came), requeued(came)) == ([], [])
 
 
-# --- Story 1: machines that are ordered when the quota has been set aside -------------------------
+# --- Story 1: machines that are ordered once the quota is reserved --------------------------------
 
 
-def test_machines_that_come_for_a_reserved_group_are_there_when_it_starts() -> None:
-    """With an overcommit, which lets it reserve more than is free yet."""
+def test_machines_added_for_a_reserved_group_are_used_when_it_starts() -> None:
+    """An overcommit lets it reserve more than is free."""
     came = outcome_until(
         20,
         node("n1", 4),
@@ -115,13 +115,13 @@ def test_machines_that_come_for_a_reserved_group_are_there_when_it_starts() -> N
     assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 4), (10, 4)]
 
 
-def test_without_an_overcommit_nothing_is_reserved_beyond_what_there_is() -> None:
+def test_without_an_overcommit_a_group_reserves_no_more_than_the_cluster_has() -> None:
     came = outcome_until(20, node("n1", 4), *PROVISIONS, group("g", 8, queue="cloud"))
     assert (reserved(came), reasons(came, "g")) == ([], ["ExceedsCapacity"])
 
 
 @pytest.mark.parametrize("nodes", [[], [node("n1", 4)]])
-def test_an_external_group_asks_its_checks_whatever_nodes_there_are(nodes: list[Manifest]) -> None:
+def test_an_external_group_asks_its_checks_whatever_nodes_exist(nodes: list[Manifest]) -> None:
     elsewhere = group(
         "g", queue="cloud", tasks=[], controller="external", minResources={"cpu": 500}
     )

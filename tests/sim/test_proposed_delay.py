@@ -1,4 +1,4 @@
-"""kube-batch's "Delay Pod Creation", where no other test shows a sentence of it.
+"""Sentences of kube-batch's "Delay Pod Creation" that no other test shows.
 
 docs/sources.md has the whole document, sentence by sentence.
 """
@@ -38,7 +38,7 @@ ENQUEUE = "actions: [enqueue]"
         (5, 5, "Pending", ["WaitingForQuota", "WaitingForResources"]),
     ],
 )
-def test_a_group_is_in_queue_if_there_is_room_and_quota_for_its_min_resources(
+def test_a_group_is_in_queue_if_capacity_and_quota_fit_its_min_resources(
     idle: int, hard: int, phase: str, told: list[str]
 ) -> None:
     """Its only pod asks for far less; another group of the namespace holds 2 of everything."""
@@ -53,7 +53,7 @@ def test_a_group_is_in_queue_if_there_is_room_and_quota_for_its_min_resources(
     assert (of(came, "g").phase, reasons(came, "g")) == (phase, told)
 
 
-def test_the_sum_of_all_min_resources_of_a_namespace_is_not_above_its_quota() -> None:
+def test_the_sum_of_min_resources_in_a_namespace_is_within_its_quota() -> None:
     came = outcome(
         node("n1", 100),
         quota("blue", cpu=10),
@@ -73,8 +73,8 @@ def test_the_sum_of_all_min_resources_of_a_namespace_is_not_above_its_quota() ->
     )
 
 
-def test_room_reserved_by_min_resources_is_used_by_no_other_group() -> None:
-    """Not by a group that comes later, and not by more pods of one that runs."""
+def test_resources_reserved_by_min_resources_are_used_by_no_other_group() -> None:
+    """Neither a later group nor more pods of a running one use them."""
     came = outcome_until(
         20,
         node("n1", 10),
@@ -90,7 +90,7 @@ def test_room_reserved_by_min_resources_is_used_by_no_other_group() -> None:
     assert came.queues["q"].reserved["cpu"] == "6"
 
 
-def test_a_reserved_group_that_starts_finds_the_room_kept_for_it() -> None:
+def test_a_reserved_group_that_starts_finds_its_resources_kept() -> None:
     came = outcome_until(
         30,
         node("n1", 10),
@@ -104,7 +104,7 @@ def test_a_reserved_group_that_starts_finds_the_room_kept_for_it() -> None:
 
 
 def test_quotas_may_add_up_to_more_than_the_cluster_has() -> None:
-    """What one tenant can place on no node, another uses."""
+    """Resources that one tenant cannot place on any node serve another."""
     came = outcome_until(
         4,
         node("n1", 4),
@@ -118,8 +118,8 @@ def test_quotas_may_add_up_to_more_than_the_cluster_has() -> None:
     assert reasons(came, "wide", "blue")[0] == "ExceedsCapacity"
 
 
-def test_a_group_that_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
-    """Not InQueue, in which it would be tried again at once."""
+def test_a_group_that_fits_no_node_is_pending_and_its_pods_are_gone() -> None:
+    """It is not InQueue, where it would be tried again at once."""
     came = outcome_until(
         35, node("n1", 2), cordoned("n2", 3), group("wide", cpu=3), config="overcommit: 2"
     )
@@ -128,7 +128,7 @@ def test_a_group_that_no_node_takes_is_pending_and_its_pods_are_gone() -> None:
     assert [at for at, _ in created(came)] == [0, 10, 30]
 
 
-def test_a_group_that_no_node_could_ever_take_has_no_pods_at_all() -> None:
+def test_a_group_that_could_never_fit_a_node_has_no_pods() -> None:
     came = outcome(node("n1", 2), node("n2", 2), group("wide", cpu=3))
     assert of(came, "wide").phase == "Pending"
     assert reasons(came, "wide") == ["ExceedsCapacity"]

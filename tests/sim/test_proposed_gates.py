@@ -1,4 +1,4 @@
-"""KEP-3521, where no other test shows a sentence of it.
+"""Sentences of KEP-3521 that no other test shows.
 
 docs/sources.md has the whole document, sentence by sentence.
 """
@@ -31,7 +31,7 @@ OFF = "plugins: {multiPoint: {disabled: [gates]}}"
 GATES = (SchedulingGate(name="data"),)
 
 
-def test_a_scheduled_pod_without_gates_is_believed_and_moves_on() -> None:
+def test_a_scheduled_pod_without_gates_is_accepted_and_proceeds() -> None:
     came = outcome(
         node("n1", 4),
         group("g", status={"phase": "Running", "reservedAt": 0}),
@@ -41,8 +41,8 @@ def test_a_scheduled_pod_without_gates_is_believed_and_moves_on() -> None:
     assert finished(came) == [(5, ["default/g"])]
 
 
-def test_where_nobody_is_gated_everything_is_as_without_gates() -> None:
-    """Two queues, two priorities, a gang, an array, and somebody who has to go."""
+def test_without_gated_groups_the_plugin_changes_nothing() -> None:
+    """Two queues, two priorities, a gang, an array, and a victim."""
     world = (
         node("n1", 4),
         node("n2", 4),
@@ -61,7 +61,7 @@ def test_where_nobody_is_gated_everything_is_as_without_gates() -> None:
     assert [at for at, _ in evicted(with_gates)] == [3]
 
 
-#: What sla refuses: a waiting time that is none.
+#: The sla plugin refuses an invalid waiting time.
 UNREADABLE = {"batchq/sla-waiting-time": "soon"}
 
 
@@ -76,7 +76,7 @@ UNREADABLE = {"batchq/sla-waiting-time": "soon"}
         ("multiPoint: {}", "Running"),
     ],
 )
-def test_a_plugin_is_asked_before_the_line_by_multi_point_or_by_its_point(
+def test_a_plugin_is_called_at_pre_enqueue_through_multi_point_or_its_own_point(
     plugins: str, phase: str
 ) -> None:
     late = group("late")
@@ -96,19 +96,19 @@ def test_off_on_and_off_again_gates_are_ignored_respected_and_ignored() -> None:
         session = decided(text, a_node(cpu=4), waits)
         found = session.by_key["default/g"]
         told.append(str(found.phase))
-        # Neither silently dropped, nor refused.
+        # They are neither silently dropped nor refused.
         assert found.record.spec.scheduling_gates == GATES
     assert told == ["InQueue", "Pending", "InQueue"]
 
 
-def test_a_running_group_with_gates_left_goes_on_when_they_are_respected_again() -> None:
-    """It was let in while the plugin was off."""
+def test_a_running_group_with_closed_gates_continues_when_they_are_respected_again() -> None:
+    """It was admitted while the plugin was off."""
     session = decided("", a_node(cpu=4), *a_running_group("g", scheduling_gates=GATES))
     assert str(session.by_key["default/g"].phase) == "Running"
     assert {type(intent).__name__ for intent in session.intents} <= {"Settle"}
 
 
-def test_a_gated_group_is_scheduled_once_all_its_gates_are_cleared_at_once() -> None:
+def test_a_gated_group_is_scheduled_when_all_its_gates_are_removed_at_once() -> None:
     gates = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
     came = outcome(
         node("n1", 4),

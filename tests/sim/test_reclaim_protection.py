@@ -1,6 +1,7 @@
-"""What reclaim has cost protects: runs that it takes from one group, or one pod, at least double.
+"""Protection by earlier reclaims: each run that reclaim takes from a group, or from a pod, is at
+least twice as long as the last.
 
-Queue `b` borrows from `a`, whose jobs come later and take back what it deserves.
+Queue `b` borrows from `a`, whose jobs come later and reclaim what it deserves.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ A, B = taker("a", deserved={"cpu": 2}), queue("b", deserved={"cpu": 0})
 
 
 def taken_at(came: WorldOutcome, name: str) -> list[int]:
-    """When pods of a group were told to stop."""
+    """Return when pods of a group were told to stop."""
     mine = f"default/{name}-"
     return [at for at, pods in evicted(came) for pod, _ in pods if pod.startswith(mine)]
 
 
 def borrower(runtime: str = "1h", **spec: object) -> Manifest:
-    """A gang of two pods that borrows both cpus."""
+    """Return a gang of two pods that borrows both cpus."""
     return group("borrows", 2, queue="b", runtime=runtime, grace="0s", **spec)
 
 
 def comes(at: int, name: str, pods: int = 2, runtime: str = "5s") -> Manifest:
-    """A job of the queue that lent them."""
+    """Return a job of the queue that lent them."""
     return applies(at, group(name, pods, queue="a", runtime=runtime))
 
 
@@ -52,12 +53,12 @@ def test_a_gang_is_reclaimed_again_only_when_it_has_run_for_twice_as_long() -> N
         *(node("n1", 2), A, B, borrower()),
         timeline(comes(10, "first"), comes(16, "second"), comes(45, "third")),
     )
-    # Runs of 10 s, 20 s and 40 s; the end of the protection itself wakes the scheduler.
+    # Runs of 10 s, 20 s and 40 s; the end of the protection itself starts a session.
     assert taken_at(came, "borrows") == [10, 10, 35, 35, 80, 80]
     assert finished(came)[-1] == (85 + 3600, ["default/borrows"])
 
 
-def test_a_claimant_that_waits_for_a_protection_to_end_gets_room_freed_before() -> None:
+def test_a_preemptor_that_waits_for_a_protection_to_end_takes_capacity_freed_before() -> None:
     came = outcome(
         *(node("n1", 2), A, B, borrower(runtime="25s")),
         timeline(comes(20, "first"), comes(26, "second")),
@@ -66,8 +67,8 @@ def test_a_claimant_that_waits_for_a_protection_to_end_gets_room_freed_before() 
     assert (50, {"default/second-t-0": "n1", "default/second-t-1": "n1"}) in bound(came)
 
 
-def test_each_pod_of_an_array_is_protected_by_itself() -> None:
-    """Pod 1 was taken after 10 s, starts anew at 15 and is safe until 35; pod 0 is not."""
+def test_each_pod_of_an_array_is_protected_separately() -> None:
+    """Pod 1 was reclaimed after 10 s, starts again at 15 and is safe until 35; pod 0 is not."""
     array = group("array", 2, minMember=1, queue="b", runtime="1h", grace="0s")
     came = outcome_until(
         100,
@@ -89,7 +90,7 @@ def test_an_array_gives_no_pod_while_all_are_protected() -> None:
     assert [(at, len(pods)) for at, pods in evicted(came)] == [(10, 2), (35, 1)]
 
 
-def test_preempt_does_not_heed_what_reclaim_has_cost() -> None:
+def test_preempt_ignores_the_protection_from_reclaim() -> None:
     urgent = group("urgent", 2, queue="b", priorityClassName="high", runtime="5s")
     came = outcome_until(
         30,
@@ -111,7 +112,7 @@ def test_preemption_does_not_protect_from_reclaim() -> None:
     assert taken_at(came, "borrows") == [10, 10, 20, 20]
 
 
-def test_stops_and_drains_do_not_heed_it() -> None:
+def test_stops_and_drains_ignore_the_protection() -> None:
     drained = queue("b", deserved={"cpu": 0}, stopPolicy="HoldAndDrain")
     came = outcome_until(
         30, *(node("n1", 2), A, B, borrower()), timeline(comes(10, "first"), applies(16, drained))
@@ -120,8 +121,8 @@ def test_stops_and_drains_do_not_heed_it() -> None:
     assert why == [(10, "Reclaimed"), (16, "QueueStopped")]
 
 
-def test_the_protection_outlives_other_ways_out() -> None:
-    """Taken after 10 s, suspended and resumed: it starts anew at 20 and is safe until 40."""
+def test_the_protection_survives_a_suspension() -> None:
+    """Reclaimed after 10 s, suspended and resumed: it starts again at 20 and is safe until 40."""
     came = outcome(
         *(node("n1", 2), A, B, borrower()),
         timeline(
@@ -134,8 +135,8 @@ def test_the_protection_outlives_other_ways_out() -> None:
     assert [at for at in taken_at(came, "borrows") if at != 17] == [10, 10, 40, 40]
 
 
-def test_an_admission_that_has_not_started_is_taken_back_without_loss() -> None:
-    """Both come when `borrows` may start anew: what this session gives it, it takes back."""
+def test_an_admission_that_has_not_started_is_undone_without_loss() -> None:
+    """Both come when `borrows` may start again: this session undoes its own admission."""
     came = outcome(
         *(node("n1", 2), A, B, borrower()), timeline(comes(10, "first"), comes(15, "second"))
     )
@@ -145,7 +146,7 @@ def test_an_admission_that_has_not_started_is_taken_back_without_loss() -> None:
     ]
 
 
-# --- How often, at most ---------------------------------------------------------------------------
+# --- Number of reclaims ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -161,7 +162,7 @@ def test_no_job_is_reclaimed_more_often_than_its_length_has_binary_digits(seed: 
         grace=f"{dice.randint(0, 5)}s",
         minMember=1 if array else 4,
     )
-    # A job of `a` every few seconds, for as long as the other could possibly take.
+    # A job of `a` every few seconds, for as long as the other can run at most.
     short = [
         comes(at, f"a{at}", dice.randint(1, 2), runtime=f"{dice.randint(1, 20)}s")
         for at in range(dice.randint(1, 5), 3 * length, dice.randint(5, 30))
@@ -173,8 +174,8 @@ def test_no_job_is_reclaimed_more_often_than_its_length_has_binary_digits(seed: 
     assert most < math.log2(length) + 1
 
 
-def test_jobs_that_come_all_the_time_take_from_another_ever_more_rarely() -> None:
-    """Twenty of 5 s, one every 50 s: runs of 10, 45, 90, 180, 360 and 720 s are taken."""
+def test_a_stream_of_jobs_reclaims_from_another_ever_more_rarely() -> None:
+    """Twenty jobs of 5 s, one every 50 s, reclaim runs of 10, 45, 90, 180, 360 and 720 s."""
     came = outcome(
         *(node("n1", 2), A, B, borrower(runtime="1000s")),
         timeline(*(comes(at, f"a{at}") for at in range(10, 1_000, 50))),

@@ -41,7 +41,7 @@ def test_every_key_is_there_in_every_cycle() -> None:
     ]
 
 
-def test_groups_and_queues_are_told_with_every_key() -> None:
+def test_groups_and_queues_have_every_key() -> None:
     told = json.loads(as_json(outcome(*WORLD)))
     assert told["podgroups"] == {
         "default/a": {
@@ -74,7 +74,7 @@ def test_groups_and_queues_are_told_with_every_key() -> None:
     }
 
 
-def test_reserved_and_allocated_amounts_are_told_apart() -> None:
+def test_reserved_and_allocated_amounts_are_reported_separately() -> None:
     told = outcome(
         *(node("n1", 2), node("n2", 2), cordoned("n3", 3)),
         group("a", 1, cpu=3, minResources={"gpu": 0}),
@@ -86,7 +86,7 @@ def test_reserved_and_allocated_amounts_are_told_apart() -> None:
     assert stands.allocated == {"cpu": "0"}
 
 
-def test_weights_share_out_what_there_is_where_all_want_it() -> None:
+def test_weights_divide_the_cluster_if_all_queues_want_it() -> None:
     came = outcome(
         node("n1", 6),
         queue("one", weight=1),
@@ -118,7 +118,7 @@ def test_positions_count_from_one_in_each_queue() -> None:
     assert [of(came, name).position for name in "abcd"] == [1, 2, 1, 3]
 
 
-def test_cycles_stops_after_so_many_sessions_with_their_intents_applied() -> None:
+def test_cycles_stops_after_this_many_sessions_with_their_intents_applied() -> None:
     world = (node("n1", 1), group("a", runtime="5s"))
     one = outcome(*world, cycles=1)
     assert len(one.cycles) == 1
@@ -127,25 +127,25 @@ def test_cycles_stops_after_so_many_sessions_with_their_intents_applied() -> Non
     assert len(outcome(*world, cycles=4).cycles) == 4
 
 
-def test_cycles_ends_early_when_nothing_is_due_any_more() -> None:
+def test_cycles_ends_early_when_nothing_is_due() -> None:
     world = (node("n1", 1), group("a", runtime="5s"))
     assert len(outcome(*world, cycles=500).cycles) == len(outcome(*world).cycles) == 5
 
 
 def test_a_world_that_never_settles_ends_after_a_thousand_sessions() -> None:
-    # Where more is promised than there is, groups are admitted without a look at nodes.
+    # With overcommit, groups are admitted without a look at nodes.
     came = outcome(node("n1", 2), cordoned("n2", 3), group("a", cpu=3), config="overcommit: 2")
     assert len(came.cycles) == 1000
 
 
-def test_a_group_that_has_just_come_back_says_why_it_stays() -> None:
+def test_a_requeued_group_says_why_it_waits() -> None:
     came = outcome(
         node("n1", 1), group("a"), timeline({"at": "5s", "suspend": "default/a"}), cycles=4
     )
     assert [reason.reason for reason in of(came, "a").reasons] == ["Suspended"]
 
 
-def test_a_group_that_no_session_has_looked_at_since_says_so() -> None:
+def test_a_group_that_no_session_has_evaluated_since_says_so() -> None:
     came = outcome(
         node("n1", 1),
         cordoned("n2", 2),
@@ -156,7 +156,7 @@ def test_a_group_that_no_session_has_looked_at_since_says_so() -> None:
     assert [reason.reason for reason in of(came, "a").reasons] == ["BackingOff"]
 
 
-def test_the_table_tells_the_same_to_people() -> None:
+def test_the_table_says_the_same_for_people() -> None:
     why = "needs cpu 1, and the cluster has 500m free (1 of 1500m in use)"
     assert as_table(outcome(*WORLD)).splitlines() == [
         "TIME  WHAT     WHO",

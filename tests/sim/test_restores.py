@@ -1,4 +1,4 @@
-"""A server that comes back as it was some time ago: what it has forgotten is not run again."""
+"""A server restored from an older copy: pods that ran in the lost time do not run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.faults.scenario import AnyFault, Cut, Drama, RestartServer
 
 
 def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, list[str]]:
-    """One pod on one node, the server copied every 10 s; the end, and the story."""
+    """Play one pod on one node, with a copy of the server every 10 s; return the end and the
+    story.
+    """
     told: list[str] = []
     task = a_task("w", 1, command=("run",), termination_grace=0)
     drama = Drama(
@@ -31,8 +33,8 @@ def starts(told: list[str]) -> list[str]:
     return [line.partition(" starts ")[2] for line in told if " starts " in line]
 
 
-def test_an_attempt_that_has_run_and_is_bound_again_by_a_restore_is_given_a_new_number() -> None:
-    # At 10 s, when the copy is made, the pod is bound, and its node has not heard of it yet.
+def test_a_finished_attempt_that_a_restore_binds_again_gets_a_new_number() -> None:
+    # When the copy is made, at 10 s, the pod is bound, and its node has not received it yet.
     deaf = Cut(at=9_000, caller="agent n1", lasts_ms=2_000)
     restore = RestartServer(at=19_500, lasts_ms=0, forgets_ms=1)
     ended, told = play(deaf, restore, submitted_at=8_900, runtime_ms=500)
@@ -40,7 +42,7 @@ def test_an_attempt_that_has_run_and_is_bound_again_by_a_restore_is_given_a_new_
     assert ended.phases == {"a": "Completed"}
 
 
-def test_a_group_that_was_forgotten_takes_its_pods_along() -> None:
+def test_a_group_lost_by_a_restore_takes_its_pods_along() -> None:
     restore = RestartServer(at=24_000, lasts_ms=0, forgets_ms=13_000)
     ended, told = play(restore, submitted_at=12_000, runtime_ms=30_000)
     assert starts(told) == ["('a-1-0', 1)"]
@@ -48,7 +50,7 @@ def test_a_group_that_was_forgotten_takes_its_pods_along() -> None:
     assert ended.phases == {}
 
 
-def test_a_pod_that_ran_before_and_after_the_copy_runs_on() -> None:
+def test_a_pod_that_ran_before_and_after_the_copy_continues() -> None:
     restore = RestartServer(at=24_000, lasts_ms=0, forgets_ms=1)
     ended, told = play(restore, submitted_at=3_000, runtime_ms=40_000)
     assert starts(told) == ["('a-1-0', 1)"]

@@ -1,4 +1,4 @@
-"""A group that runs with fewer pods than it would like says what keeps the others from nodes."""
+"""A group that runs with fewer pods than requested says what keeps the others from nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def array(pods: int, cpu: int = 1, **spec: object) -> Manifest:
     return group("array", pods, cpu, minMember=1, runtime="30s", **spec)
 
 
-def test_pods_that_no_node_has_room_for_wait_for_resources() -> None:
+def test_pods_that_no_node_fits_wait_for_resources() -> None:
     came = outcome_until(10, node("n1", 2), array(3))
     assert of(came, "array").phase == "Running"
     assert of(came, "array").reasons == [
@@ -31,7 +31,7 @@ def test_pods_that_no_node_has_room_for_wait_for_resources() -> None:
     ]
 
 
-def test_pods_that_a_limit_keeps_out_name_the_limit() -> None:
+def test_pods_that_a_limit_refuses_name_the_limit() -> None:
     world = (queue("small", capability={"cpu": 2}), node("n1", 8), array(3, queue="small"))
     [reason] = of(outcome_until(10, *world), "array").reasons
     assert reason.reason == "WaitingForQuota"
@@ -55,7 +55,7 @@ def test_pods_behind_the_head_of_a_strict_queue_name_the_head() -> None:
     ]
 
 
-def test_once_all_pods_have_nodes_nothing_is_said() -> None:
+def test_once_all_pods_have_nodes_the_reason_is_cleared() -> None:
     world = (node("n1", 2), array(3))
     came = outcome_until(40, *world, config=NO_EVICTIONS)
     assert (of(came, "array").phase, of(came, "array").reasons) == ("Running", [])

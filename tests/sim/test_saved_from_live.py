@@ -1,4 +1,6 @@
-"""The live state, saved as a described world: `simulate` simulates it as the look ahead does."""
+"""The live state saved as a described world: `simulate` gives it the same outcome as the look
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ NOW = 10 * HOUR + 7 * SECOND
 
 
 def saved(*objects: Any, **lasting: Any) -> str:
-    """The file."""
+    """Return the file."""
     session = assemble(SchedulerConfig()).open(a_snapshot(*as_charged(*objects)), NOW)
     return print_documents(as_world(session, Lasting(**lasting)))
 
 
 def ends_in_world(text: str) -> dict[str, int]:
-    """Key -> seconds from the start of the world."""
+    """Return key -> seconds from the start of the world."""
     played = play(text, "saved.yaml", config=SchedulerConfig())
     return {key: cycle.time for cycle in played.outcome.cycles for key in cycle.finished}
 
@@ -55,7 +57,7 @@ def ends_ahead(*objects: Any, **lasting: Any) -> dict[str, int]:
 
 
 def a_busy_cluster() -> list[Any]:
-    """Some that run, some that wait, and one that has to make room."""
+    """Return a cluster of running groups, waiting groups, and a preemptor with a victim."""
     bound = PodGroupStatus(
         phase=PodGroupPhase.IN_QUEUE,
         admission=3,
@@ -94,7 +96,7 @@ def test_a_saved_world_ends_as_the_look_ahead_says() -> None:
     }
 
 
-def test_without_a_length_work_has_no_end_in_the_world_either() -> None:
+def test_a_group_without_a_length_has_no_end_in_the_world_either() -> None:
     objects = [a_node(cpu=2), *a_running_group("r"), a_group("a"), a_group("b", walltime=HOUR)]
     assert ends_in_world(saved(*objects)) == ends_ahead(*objects) == {}
     assert ends_in_world(saved(*objects, assumed_ms=HOUR)) == {
@@ -104,7 +106,7 @@ def test_without_a_length_work_has_no_end_in_the_world_either() -> None:
     }
 
 
-def test_groups_that_have_ended_are_left_out_unless_others_depend_on_them() -> None:
+def test_ended_groups_are_left_out_unless_others_depend_on_them() -> None:
     done = PodGroupStatus(phase=PodGroupPhase.COMPLETED, admission=1, finished_at=0)
     needs = (Dependency(name="first", uid="first"),)
     text = saved(

@@ -1,4 +1,4 @@
-"""What is kept for a head that waits, and from whom, in described worlds."""
+"""Head reservations, and the groups that they bind, in described worlds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.sim.worlds import admitted, evicted, group, manifest, node, outcome, 
 ADMIT = "actions: [enqueue, allocate]"
 
 
-def test_the_number_of_pods_does_not_make_a_borrower_where_nothing_bounds_it() -> None:
+def test_an_unlimited_number_of_pods_does_not_make_a_group_a_borrower() -> None:
     """A queue of weight 0 deserves what it states, and no pods by weight."""
     came = outcome(
         node("n1", 10),
@@ -37,7 +37,7 @@ def test_a_head_reservation_fills_the_guarantee_of_its_queue() -> None:
     assert admitted(came) == [(0, ["default/gb"])]
 
 
-def test_a_head_that_may_take_nothing_back_has_room_kept_from_borrowers() -> None:
+def test_a_head_that_may_reclaim_nothing_has_its_reservation_bind_borrowers() -> None:
     came = outcome(
         node("n1", 10),
         manifest("PriorityClass", "polite", {"value": 0, "preemptionPolicy": "Never"}),
@@ -51,7 +51,7 @@ def test_a_head_that_may_take_nothing_back_has_room_kept_from_borrowers() -> Non
     assert admitted(came) == []
 
 
-def test_nothing_is_kept_for_a_head_that_only_the_number_of_groups_refuses() -> None:
+def test_a_head_refused_only_by_the_number_of_groups_has_no_reservation() -> None:
     came = outcome(
         node("n1", 10),
         queue("p", maxPodGroups=1),
@@ -66,7 +66,7 @@ def test_nothing_is_kept_for_a_head_that_only_the_number_of_groups_refuses() -> 
     assert admitted(came) == [(0, ["default/gr"])]
 
 
-def test_a_group_from_before_its_queue_had_children_still_counts_in_its_demand() -> None:
+def test_a_group_submitted_before_its_queue_had_children_still_adds_demand() -> None:
     came = outcome(
         node("n1", 12),
         queue("a"),
@@ -85,8 +85,8 @@ def test_a_group_from_before_its_queue_had_children_still_counts_in_its_demand()
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
-def test_no_part_of_what_a_head_asks_for_is_kept_idle(strategy: str) -> None:
-    """`wide` asks for more than its queue deserves: what is free serves the other queue."""
+def test_no_part_of_a_heads_request_is_kept_idle(strategy: str) -> None:
+    """`wide` asks for more than its queue deserves: the other queue uses what is free."""
     came = outcome(
         node("n1", 8),
         queue("a", strategy={"type": strategy}, deserved={"cpu": 4}),
@@ -100,8 +100,8 @@ def test_no_part_of_what_a_head_asks_for_is_kept_idle(strategy: str) -> None:
     assert admitted(came) == [(0, [f"default/b{at}" for at in range(5)])]
 
 
-def test_a_head_that_may_not_take_its_victims_yet_keeps_others_from_borrowing_more() -> None:
-    """`r` has run for too short to be reclaimed; `late` would be the next that is too young."""
+def test_a_head_whose_victims_are_still_protected_keeps_others_from_borrowing_more() -> None:
+    """`r` has run too briefly to be reclaimed; `late` would be the next such group."""
     came = outcome(
         node("n1", 6),
         queue("a", deserved={"cpu": 3}, preemption={"reclaim": "Any"}),

@@ -1,4 +1,4 @@
-"""`batchq simulate`: what it prints where, and how it ends."""
+"""`batchq simulate`: its output, and its exit codes."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_simulate_reads_standard_input_and_prints_a_table() -> None:
     assert "5 sessions, the last at 30s" in done.stdout
 
 
-def test_simulate_stops_after_so_many_cycles(world: Path) -> None:
+def test_simulate_stops_after_this_many_cycles(world: Path) -> None:
     done = simulate(str(world), "--cycles", "2", "-o", "json")
     assert [cycle["time"] for cycle in json.loads(done.stdout)["cycles"]] == [0, 0]
 
 
-def test_simulate_goes_by_the_given_configuration(world: Path, tmp_path: Path) -> None:
+def test_simulate_uses_the_given_configuration(world: Path, tmp_path: Path) -> None:
     config = tmp_path / "scheduler.yaml"
     config.write_text("actions: [enqueue]\n")
     done = simulate(str(world), "--config", str(config), "--cycles", "2", "-o", "json")
@@ -82,8 +82,8 @@ def test_simulate_goes_by_the_given_configuration(world: Path, tmp_path: Path) -
     assert [cycle["bound"] for cycle in told["cycles"]] == [{}, {}]
 
 
-def test_a_world_without_end_is_said_to_be_stopped(tmp_path: Path) -> None:
-    # Admitted without a look at nodes, since more is promised than there is, and sent back.
+def test_a_world_without_end_is_reported_as_stopped(tmp_path: Path) -> None:
+    # Admitted under overcommit without a look at nodes, and requeued.
     config = tmp_path / "scheduler.yaml"
     config.write_text("overcommit: 2\n")
     more = "\n---\napiVersion: batchq/v1\nkind: Node\nmetadata: {name: n2}\n"
@@ -124,7 +124,7 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
         f"spec: {{resources: {{cpu: {number}, memory: 2Gi}}}}\n"
         for number in (1, 2, 3)
     )
-    # Worlds have nodes of their own.
+    # Worlds have their own nodes.
     worlds = {"world.yaml", "backfill.yaml"}
     files = sorted(path for path in examples.glob("*.yaml") if path.name not in worlds)
     text = "\n---\n".join(path.read_text() for path in files) + nodes
@@ -135,14 +135,14 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
     assert len(json.loads(only)["podgroups"]) == 13
 
 
-def test_a_world_without_a_node_is_told_so() -> None:
+def test_a_world_without_a_node_gets_a_warning() -> None:
     file = ROOT / "conf" / "examples" / "two-tenants.yaml"
     done = simulate(str(file))
     assert done.returncode == 0
     assert done.stderr == f"{file} has no Node: nothing can run in this world\n"
 
 
-def test_a_node_may_come_later() -> None:
+def test_a_node_may_join_later() -> None:
     node, _, groups = WORLD.strip().partition("---\n")
     step = "\n".join(f"      {line}" for line in node.splitlines())
     timeline = (

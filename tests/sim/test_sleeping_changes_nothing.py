@@ -1,5 +1,5 @@
-"""That groups sleep, that idle sessions rest, and that a session takes over what the one before
-has worked out, saves work and decides nothing.
+"""Parked groups, skipped idle sessions, and results reused from the session before save work and
+change no decision.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from tests.worlds.play import MOST_SESSIONS
 
 
 class Sleepless(InadmissibleGroups):
-    """Where nobody sleeps: every group is asked about in every session, and every class."""
+    """A variant without parking: every session evaluates every group and every class."""
 
     def may_sleep(self) -> bool:
-        """Classes stay awake."""
+        """Let classes stay unparked."""
         return False
 
     def park(self, session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> bool:
-        """Stays awake."""
+        """Leave the group unparked."""
         return False
 
 
 class Forgetful(SchedulerCache):
-    """Where every session begins from nothing."""
+    """A variant in which every session starts without earlier results."""
 
     def take_up(self, session: Session, parking: InadmissibleGroups) -> None:
-        """Keeps nothing of the session before."""
+        """Keep nothing of the session before."""
         self.forget()
         super().take_up(session, parking)
 
 
 class Solitary(SchedulerCache):
-    """Where every group stands for itself."""
+    """A variant in which every group is a class of its own."""
 
     def panel(
         self,
@@ -62,7 +62,7 @@ class Solitary(SchedulerCache):
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
     ) -> PluginRegistry:
-        """Groups that ask for the same are asked one by one."""
+        """Evaluate groups with equal requests one by one."""
         panel = super().panel(plugins, instrument, of_session)
         panel.may_form_classes = panel.limits_decide = False
         return panel
@@ -83,8 +83,8 @@ def _told(
     scheduler = replace(scheduler, _carried=carried())
     stage = WorldRun(read_world(world.text, "a world"), scheduler)
     told = to_builtins(stage.run(MOST_SESSIONS, bounded=True).outcome)
-    # A sleeping group was told what stood against it when it was last asked, limits or nodes: words
-    # may be older, and a session that does nothing but write them down decides nothing.
+    # A parked group has the verdict of its last evaluation, by limits or nodes: messages may be
+    # older, and a session that only stores messages decides nothing.
     decided = [cycle for cycle in told["cycles"] if any(cycle[key] for key in cycle.keys() - _WHEN)]
     if len(told["cycles"]) >= MOST_SESSIONS:
         return decided[:_MOST_COMPARED]
@@ -93,17 +93,17 @@ def _told(
 
 
 _WHEN = {"time"}
-#: So many sessions that decide anything are compared of a world that never comes to rest.
+#: Sessions with decisions that are compared in a world that never comes to rest.
 _MOST_COMPARED = MOST_SESSIONS // 4
 
 
 def _last(group: GroupState) -> int:
-    """A number that groups that ask for the same do not share."""
+    """Return a number that groups with equal requests do not share."""
     return sum(map(ord, group.key))
 
 
 class AtFirst:
-    """Lets every third group stand in line in every other minute."""
+    """Keeps every third group in line only in every other minute."""
 
     name = "atFirst"
 
@@ -118,7 +118,7 @@ class AtFirst:
 
 
 class OneOfAKind:
-    """Admits a group of an odd number only while its queue has fewer than two groups."""
+    """Admits a group with an odd number only while its queue has fewer than two groups."""
 
     name = "oneOfAKind"
 
@@ -134,7 +134,7 @@ class OneOfAKind:
 
 
 class ByTheMinute:
-    """Puts other groups first in each minute."""
+    """Changes the order of groups every minute."""
 
     name = "byTheMinute"
 
@@ -143,18 +143,18 @@ class ByTheMinute:
 
 
 THIRD_PARTY: dict[str, tuple[Plugin, ...]] = {
-    "one that puts groups out of line": (AtFirst(),),
-    "one that admits out of line": (OneOfAKind(in_line=False),),
-    "one that admits in line": (OneOfAKind(in_line=True),),
-    "one that orders": (ByTheMinute(),),
-    "all of them": (AtFirst(), OneOfAKind(in_line=False), ByTheMinute()),
+    "a plugin that keeps groups out of line": (AtFirst(),),
+    "a plugin that admits groups out of line": (OneOfAKind(in_line=False),),
+    "a plugin that admits groups in line": (OneOfAKind(in_line=True),),
+    "a plugin that orders groups": (ByTheMinute(),),
+    "all three plugins": (AtFirst(), OneOfAKind(in_line=False), ByTheMinute()),
     "drf": (Drf(),),
     "sla": (Sla(SlaArguments(waiting_time=3 * MINUTE)),),
 }
 
 
 @pytest.mark.parametrize("case", THIRD_PARTY)
-def test_plugins_that_promise_nothing_decide_the_same_of_classes_and_of_single_groups(
+def test_plugins_without_guarantees_decide_the_same_for_classes_and_for_single_groups(
     case: str,
 ) -> None:
     for seed in (0, 1, 31, 51):
@@ -165,7 +165,7 @@ def test_plugins_that_promise_nothing_decide_the_same_of_classes_and_of_single_g
 
 
 @pytest.mark.parametrize("first", range(0, usually(24, 60), 12))
-def test_a_world_goes_the_same_way_whatever_sessions_remember(first: int) -> None:
+def test_a_world_has_the_same_outcome_whatever_sessions_reuse(first: int) -> None:
     for seed in range(first, first + 12):
         world = described(seed)
         told = _told(world)

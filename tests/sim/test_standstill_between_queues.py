@@ -1,4 +1,4 @@
-"""A reservation holds back those who would touch it, of whichever queue, and nobody else."""
+"""A head reservation binds only the groups that would delay the head, of any queue."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def running_until_100(name: str, pods: int) -> list[Manifest]:
     ]
 
 
-def test_a_head_passes_the_reservation_of_another_queue_that_it_does_not_touch() -> None:
-    """`wide` waits for 100; what ends at 50 delays nothing, though it is a head, too."""
+def test_a_head_passes_another_queues_reservation_that_it_does_not_delay() -> None:
+    """`wide` waits for 100; a group that ends at 50 delays nothing, although it is a head, too."""
     came = outcome(
         *wide_waits_until_100(),
         group("short", 1, runtime="50s", walltime="50s", queue="b", created=2),
@@ -39,7 +39,9 @@ def test_a_head_passes_the_reservation_of_another_queue_that_it_does_not_touch()
 
 
 def test_a_short_group_passes_a_long_head_of_its_queue_that_waits_for_another_queue() -> None:
-    """`long` waits until `wide` has been there, at 110: what ends at 50 delays neither of them."""
+    """`long` waits until `wide` has ended, at 110: a group that ends at 50 delays neither of
+    them.
+    """
     came = outcome(
         *wide_waits_until_100(),
         group("long", 1, runtime="500s", walltime="500s", queue="b", created=1),
@@ -52,8 +54,8 @@ def test_a_short_group_passes_a_long_head_of_its_queue_that_waits_for_another_qu
     assert set(phases(came).values()) == {"Completed"}
 
 
-def test_no_group_passes_a_head_that_waits_for_another_queue_if_it_would_touch_either() -> None:
-    """What ends at 105 would be in the way of `wide`, and so of `long` behind that."""
+def test_no_group_passes_a_head_that_waits_for_another_queue_if_it_would_delay_either() -> None:
+    """A group that ends at 105 would delay `wide`, and so `long` behind it."""
     came = outcome(
         *wide_waits_until_100(),
         group("long", 1, runtime="500s", walltime="500s", queue="b", created=1),

@@ -1,4 +1,4 @@
-"""A claimant waits for what still ends, and for nothing else."""
+"""A preemptor waits only for pods that still end."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.sim.worlds import (
 )
 
 
-def test_a_claimant_does_not_wait_for_itself_once_its_former_pods_have_ended() -> None:
-    """Held and resumed, it claims the room that others took meanwhile, while one of its own pods is
-    in its grace until 40. The others' pods have stopped by 25.
+def test_a_preemptor_does_not_wait_for_itself_once_its_former_pods_have_ended() -> None:
+    """Suspended and resumed, it preempts groups that took its place, while one of its own pods is
+    in its grace period until 40. The others' pods have stopped by 25.
     """
     came = outcome(
         node("n1", 6),
@@ -62,8 +62,8 @@ def _task(name: str, *, grace: str) -> Manifest:
     return {"name": name, "replicas": 1, "template": template}
 
 
-def test_an_array_that_is_taken_whole_claims_no_more_pods_in_that_session() -> None:
-    """`owner` takes it, and its third pod would have found room on n2 a moment later."""
+def test_an_array_that_is_evicted_whole_preempts_for_no_more_pods_in_that_session() -> None:
+    """`owner` evicts it; a moment later its third pod would have fitted n2."""
     running = {"phase": "Running", "startedAt": 0}
     on = {"phase": "Running", "startedAt": 0}
     came = outcome(
@@ -91,10 +91,10 @@ def test_an_array_that_is_taken_whole_claims_no_more_pods_in_that_session() -> N
     assert "30 bound owner-t-1" in story(came)
 
 
-def test_a_claimant_out_of_line_reserves_only_what_it_keeps_once_it_has() -> None:
-    """The namespace's quota falls below what is used, so `small` waits out of line, and nothing is
-    asked for in its queue. With what it asks for, its parent deserves a cpu more, and `wide` holds
-    no more than its queue deserves of that: nothing is to be taken back.
+def test_a_preemptor_out_of_line_reserves_only_its_pledge() -> None:
+    """The namespace's quota falls below the used amount, so `small` waits out of line, and its
+    queue has no demand. With its request, its parent would deserve a cpu more, and `wide` would
+    hold no more than its queue deserves of that: there is nothing to reclaim.
     """
     came = outcome(
         node("n1", 5),
@@ -115,9 +115,10 @@ def test_a_claimant_out_of_line_reserves_only_what_it_keeps_once_it_has() -> Non
     assert starts(came)["small-t-0"] == 70
 
 
-def test_a_claimant_keeps_its_victims_while_its_own_former_pods_end() -> None:
+def test_a_preemptor_keeps_its_victims_while_its_own_former_pods_end() -> None:
     """One pod of `back` has succeeded, so that it lacks none to be Running; but it starts no other
-    before that of its former admission has ended, at 54. It gave its claim up and made it again.
+    before the pod of its former admission has ended, at 54. It used to drop its pledge and make it
+    again.
     """
     came = outcome(
         priority("mid", 5),
@@ -141,9 +142,9 @@ def test_a_claimant_keeps_its_victims_while_its_own_former_pods_end() -> None:
     assert set(phases(came).values()) == {"Completed"}
 
 
-def test_a_victim_that_is_spared_keeps_the_places_that_it_has_found() -> None:
-    """Both that wait for their check hold a cpu of the two that a pod of `grows` asks for. Only one
-    of them was sent back, which reserved again: the pod never started.
+def test_a_victim_that_is_spared_keeps_its_places_on_nodes() -> None:
+    """Both groups that wait for their check hold a cpu of the two that a pod of `grows` asks for.
+    Only one of them used to be evicted, and reserved again: the pod never started.
     """
     came = outcome(
         node("n1", 4),
@@ -160,9 +161,11 @@ def test_a_victim_that_is_spared_keeps_the_places_that_it_has_found() -> None:
     assert starts(came)["grows-t-1"] == 5
 
 
-def test_room_that_more_pods_of_a_group_count_on_as_one_ends_is_counted_once() -> None:
-    """`mine-small-0` starts at second 0, five later than `mine-big-0`, whose walltime is over at 5.
-    What the next pod is promised as that one ends was counted beside it: 11 cpus of 8.
+def test_capacity_that_the_next_pod_of_a_group_inherits_from_an_ending_one_is_counted_once() -> (
+    None
+):
+    """`mine-small-0` starts at second 0, five later than `mine-big-0`, whose walltime ends at 5.
+    The promise for the next pod used to be counted in addition: 11 cpus of 8.
     """
     running = {"phase": "Running", "startedAt": 5}
     came = outcome(
@@ -183,10 +186,10 @@ def test_room_that_more_pods_of_a_group_count_on_as_one_ends_is_counted_once() -
     assert starts(came)["mine-big-1"] == 10
 
 
-def test_two_claimants_of_one_ending_group_do_not_both_count_on_its_place() -> None:
-    """From 5 on both pods of `old` end, one for `first`, and `second` has found room. `third` fits
-    once the other pod has ended, but a fourth group has no place in the queue before all of `old`
-    has gone. It was promised one: four groups of three, which the store refused in each session.
+def test_two_preemptors_of_one_ending_group_do_not_both_count_on_its_place() -> None:
+    """From 5 on both pods of `old` end, one for `first`, and `second` fits. `third` fits once the
+    other pod has ended, but the queue has no place for a fourth group before all of `old` has
+    ended. It was pledged one: four groups of three, which the store refused in each session.
     """
     claimants = [
         group(name, queue="q", priorityClassName="high", runtime="10s")
@@ -211,9 +214,9 @@ def test_two_claimants_of_one_ending_group_do_not_both_count_on_its_place() -> N
     ]
 
 
-def test_a_claimant_counts_beside_a_finished_group_of_its_queue_whose_pods_still_end() -> None:
+def test_a_preemptor_counts_beside_a_finished_group_of_its_queue_whose_pods_still_end() -> None:
     """`more` waits for the last pod of `done`, and for one of `lends`. While both are charged for
-    the same two cpus, its queue seemed to ask for no more than these: it gave its pledge up, and
+    the same two cpus, its queue seemed to ask for no more than these: it dropped its pledge, and
     made it again.
     """
     came = outcome(
@@ -239,10 +242,10 @@ def test_a_claimant_counts_beside_a_finished_group_of_its_queue_whose_pods_still
     assert admitted(came)[-1] == (50, ["default/more"])
 
 
-def test_a_claimant_keeps_its_victims_though_those_of_others_leave_enough() -> None:
-    """`first` has four cpus given back, and needs two. `second` would fit beside it, but `small`
-    has reserved a cpu of that: `second` takes its place, and two pods of `lends`. It gave those up
-    for what the others leave, and claimed them again when `small` had reserved once more.
+def test_a_preemptor_keeps_its_victims_although_those_of_others_release_enough() -> None:
+    """`first` reclaims four cpus, and needs two. `second` would fit beside it, but `small` has
+    reserved a cpu of that: `second` takes its place, and two pods of `lends`. It dropped those for
+    the victims of others, and took them again when `small` had reserved once more.
     """
     running = {"phase": "Running", "startedAt": 0}
     came = outcome(
@@ -264,10 +267,10 @@ def test_a_claimant_keeps_its_victims_though_those_of_others_leave_enough() -> N
     assert [when for when, _ in evicted(came)] == [10]
 
 
-def test_a_claimant_keeps_its_promise_whatever_queues_further_up_start_meanwhile() -> None:
-    """A cpu is left to `sure` when `low` makes room for `high`, which asks for as much. At 5
-    `small` takes it, as `lab` holds more than it is guaranteed: at 30 `high` gave its reservation
-    back, and what `low` had lost was for nothing.
+def test_a_preemptor_keeps_its_pledge_whatever_other_queues_start_meanwhile() -> None:
+    """A cpu is left to `sure` when `low` is evicted for `high`, which asks for as much. At 5
+    `small` takes it, because `lab` holds more than its guarantee: at 30 `high` lost its
+    reservation, and `low` had been evicted in vain.
     """
     came = outcome(
         priority("high", 10),
@@ -288,15 +291,15 @@ def test_a_claimant_keeps_its_promise_whatever_queues_further_up_start_meanwhile
 
 
 def _runs(name: str, **spec: object) -> list[Manifest]:
-    """A group of one pod of two cpus that runs on n1 since the start."""
+    """Return a group of one pod of two cpus that runs on n1 since the start."""
     status = {"phase": "Running", "startedAt": 0}
     held = group(name, 1, 2, status=status, created=0, **spec)
     return [held, pod(f"{name}-t-0", name, phase="Running", node="n1", startedAt=0)]
 
 
-def test_no_pod_is_evicted_for_a_group_that_has_just_been_held() -> None:
-    """Where claimants come before enqueue, what `waits` was told in the session before is that it
-    lacks room. Nothing protects the others from 5 on.
+def test_no_pod_is_evicted_for_a_group_whose_queue_has_just_been_held() -> None:
+    """If reclaim comes before enqueue, the verdict of `waits` from the session before is a lack of
+    resources. The others are unprotected from 5 on.
     """
     came = outcome(
         node("n1", 4),

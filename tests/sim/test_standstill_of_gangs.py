@@ -1,4 +1,4 @@
-"""A gang is made of the pods that matter most, of those that fit anywhere."""
+"""The pods of a gang are those of the highest priority among those that fit some node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sim.worlds import group, manifest, node, outcome, phases, pod, starts
 
 
 def test_a_gang_takes_its_tasks_by_the_priority_of_their_pods() -> None:
-    """One cpu is free: that is enough for the pod that matters most."""
+    """One cpu is free: that is enough for the pod with the highest priority."""
     came = outcome(
         node("n1", 4),
         group("busy", 1, 3, runtime="100s", status={"phase": "Running", "startedAt": 0}),
@@ -26,7 +26,7 @@ def test_a_gang_takes_its_tasks_by_the_priority_of_their_pods() -> None:
     assert starts(came) == {"pair-narrow-0": 0, "pair-wide-0": 100}
 
 
-def test_a_gang_does_not_wait_for_a_task_that_fits_nowhere_while_others_would_do() -> None:
+def test_a_gang_does_not_wait_for_a_task_that_fits_nowhere_if_others_suffice() -> None:
     came = outcome(
         node("n1", 4),
         group(
@@ -39,9 +39,9 @@ def test_a_gang_does_not_wait_for_a_task_that_fits_nowhere_while_others_would_do
 
 
 @pytest.mark.parametrize("overcommit", ["1.0", "1.5"])
-def test_a_gang_starts_that_fits_only_with_its_largest_pods_first(overcommit: str) -> None:
-    """The small pods matter more. Each on the best node, they would leave no node for all of the
-    large ones.
+def test_a_gang_that_fits_only_with_its_largest_pods_first_starts(overcommit: str) -> None:
+    """The small pods have higher priority. Each on its best node, they would leave no node for all
+    of the large ones.
     """
     came = outcome(
         node("n1", 4),
@@ -60,8 +60,8 @@ def test_a_gang_starts_that_fits_only_with_its_largest_pods_first(overcommit: st
     assert phases(came) == {"mixed": "Completed"}
 
 
-def test_a_gang_starts_that_fits_largest_pods_first_though_one_small_pod_is_vital() -> None:
-    """A cpu of `large` is as large a part of all as the gpu that each pod asks for."""
+def test_a_gang_that_fits_largest_pods_first_starts_although_it_needs_one_small_pod() -> None:
+    """A cpu of `large` is as large a share of the total as the gpu that each pod asks for."""
     tasks = [
         task_of("large", 3, runtime="10s", replicas=2),
         {**task_of("small", 2, runtime="10s", replicas=3), "minAvailable": 1},
@@ -75,7 +75,7 @@ def test_a_gang_starts_that_fits_largest_pods_first_though_one_small_pod_is_vita
     assert phases(came) == {"mixed": "Completed"}
 
 
-def test_a_gang_starts_of_which_some_pods_go_to_one_node_only() -> None:
+def test_a_gang_with_pods_that_fit_only_one_node_starts() -> None:
     """All ask for a cpu; `picky` tolerates no taint, and comes after `easy` in the gang."""
     easy = task_of("easy", 1, runtime="10s", priority=10, replicas=4)
     easy["template"]["tolerations"] = [{"key": "dear", "operator": "Exists"}]
@@ -89,9 +89,9 @@ def test_a_gang_starts_of_which_some_pods_go_to_one_node_only() -> None:
     assert phases(came) == {"mixed": "Completed"}
 
 
-def test_a_gang_starts_whose_large_pods_would_fill_the_only_node_for_small_ones() -> None:
-    """Only n1 is in zone a. Largest pods first, each on the fullest node, two cpus of it would go
-    to `large`; so not even empty nodes were said to take the gang.
+def test_a_gang_whose_large_pods_would_fill_the_only_node_for_small_ones_starts() -> None:
+    """Only n1 is in zone a. Largest pods first, each on the fullest node, would give two cpus of it
+    to `large`, so that the gang was said not to fit even empty nodes.
     """
     bound = task_of("bound", 1, runtime="10s", replicas=3)
     bound["template"]["nodeSelector"] = {"zone": "a"}
@@ -107,7 +107,7 @@ def test_a_gang_starts_whose_large_pods_would_fill_the_only_node_for_small_ones(
 
 
 def test_a_pod_of_another_task_replaces_one_that_is_being_stopped() -> None:
-    """The first pod has passed its walltime, and takes 30 s to stop; at 12 a cpu is free."""
+    """The first pod has exceeded its walltime, and takes 30 s to stop; at 12 a cpu is free."""
     first = task_of("first", 1, runtime="100s")
     other = task_of("other", 1, runtime="5s")
     came = outcome(

@@ -1,5 +1,5 @@
-"""An array that runs and holds nothing stands in line with the first of its pods that could start
-on empty nodes; those that fit nowhere are left out, as of a gang.
+"""A running array without pods on nodes is in line with the first of its pods that fits empty
+nodes; as in a gang, pods that fit nowhere are left out.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from tests.sim.worlds import Manifest, applies, group, node, outcome, queue, sta
 
 
 def task(name: str, pods: int, cpu: int) -> Manifest:
-    """Pods that run for 20 s."""
+    """Return a task of pods that run for 20 s."""
     template = {"requests": {"cpu": cpu}, "annotations": {"batchq/runtime": "20s"}}
     return {"name": name, "replicas": pods, "template": template}
 
 
-def test_an_array_goes_on_past_many_pods_that_fit_nowhere_before_what_came_after_it() -> None:
+def test_an_array_continues_past_many_pods_that_fit_nowhere_before_later_groups() -> None:
     came = outcome(
         node("n1", 2),
         queue("a", strategy={"type": "StrictFIFO"}),
@@ -25,7 +25,7 @@ def test_an_array_goes_on_past_many_pods_that_fit_nowhere_before_what_came_after
 
 
 def test_a_short_group_passes_an_array_whose_next_pod_waits_for_a_known_end() -> None:
-    """The pod of 2 cpus starts when `busy` ends; that of 8, which stands before it, never does."""
+    """The pod of 2 cpus starts when `busy` ends; that of 8, which comes before it, never does."""
     came = outcome(
         node("n1", 4),
         queue("a", strategy={"type": "Backfill"}),
@@ -48,7 +48,7 @@ def test_a_short_group_passes_an_array_whose_next_pod_waits_for_a_known_end() ->
     }
 
 
-def test_a_next_pod_that_guarantees_of_others_leave_too_little_for_holds_up_no_group() -> None:
+def test_a_next_pod_for_which_guarantees_leave_too_little_delays_no_group() -> None:
     """`sure` is guaranteed one of four cpus: the pod of four never starts."""
     came = outcome(
         node("n1", 4),

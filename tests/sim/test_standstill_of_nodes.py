@@ -1,4 +1,4 @@
-"""Admission asks the nodes: what none of them takes holds nothing, and waits in line."""
+"""Admission checks the nodes: a group that fits none of them holds nothing, and waits in line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.sim.worlds import (
     timeline,
 )
 
-#: Later than all are created: it is second 0 of these worlds.
+#: Later than the creation of all groups: it is second 0 of these worlds.
 START = 10
 
 
 def occupied(on: str, cpu: int, seconds: int) -> list[Manifest]:
-    """One pod that has run on a node since the start, and ends after so many seconds."""
+    """Return one pod that has run on a node since the start, and ends after this many seconds."""
     name = f"on-{on}"
     held = group(
         name, 1, cpu, runtime=f"{seconds}s", walltime=f"{seconds}s", created=0,
@@ -41,8 +41,8 @@ def occupied(on: str, cpu: int, seconds: int) -> list[Manifest]:
     return [held, pod(f"{name}-t-0", name, phase="Running", node=on, startedAt=START)]
 
 
-def test_a_pod_that_fits_on_neither_node_leaves_what_is_free_on_each_to_others() -> None:
-    """One cpu is free on each node: the sum is what `large` asks for, and no node has it."""
+def test_a_pod_that_fits_neither_node_leaves_their_free_resources_to_others() -> None:
+    """One cpu is free on each node: the sum is enough for `large`, but no node has it."""
     world = (
         node("n1", 2),
         node("n2", 2),
@@ -64,7 +64,7 @@ def test_a_pod_that_fits_on_neither_node_leaves_what_is_free_on_each_to_others()
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
-def test_a_whole_node_is_not_sent_away_while_it_waits_for_a_node(strategy: str) -> None:
+def test_a_whole_node_group_is_not_requeued_while_it_waits_for_a_node(strategy: str) -> None:
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -78,8 +78,10 @@ def test_a_whole_node_is_not_sent_away_while_it_waits_for_a_node(strategy: str) 
     assert starts(came) == {"whole-t-0": 1000}
 
 
-def test_the_younger_end_before_the_whole_node_that_they_pass_or_leave_its_node_free() -> None:
-    """n1 is free at 100: what ends by then passes, and what does not goes to n2 alone."""
+def test_younger_groups_end_before_the_whole_node_group_they_pass_or_leave_its_node() -> None:
+    """n1 is free at 100: a group that ends by then passes, and one that does not may only use
+    n2.
+    """
     came = outcome(
         node("n1", 4),
         node("n2", 4),
@@ -99,8 +101,8 @@ def test_the_younger_end_before_the_whole_node_that_they_pass_or_leave_its_node_
     assert [begun[f"short-{k}-t-0"] for k in range(3)] == [0, 0, 0]
 
 
-def test_a_whole_node_starts_where_small_ones_keep_coming() -> None:
-    """First of its queue and lacking nothing but a node, it has one held for it."""
+def test_a_whole_node_group_starts_despite_a_stream_of_small_ones() -> None:
+    """It is first in its queue and lacks only a node, so a node is held for it."""
     came = outcome(
         node("n1", 2),
         node("n2", 2),
@@ -115,11 +117,11 @@ def test_a_whole_node_starts_where_small_ones_keep_coming() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
-def test_the_head_of_a_strict_queue_starts_where_those_of_another_queue_keep_coming(
+def test_the_head_of_a_strict_queue_starts_despite_a_stream_of_another_queues_groups(
     strategy: str,
 ) -> None:
-    """Its queue deserves less than it asks for, and nobody knows when the others end: it has no
-    reservation, and no room set aside. It has nodes held for it.
+    """Its queue deserves less than it asks for, and the ends of the others are unknown: it has no
+    reservation in time or capacity. Nodes are held for it.
     """
     came = outcome(
         *(node(f"n{place}", 4) for place in range(5)),
@@ -136,7 +138,7 @@ def test_the_head_of_a_strict_queue_starts_where_those_of_another_queue_keep_com
     assert set(phases(came).values()) == {"Completed"}
 
 
-def test_the_first_of_two_gangs_that_ask_for_the_same_starts_when_its_nodes_are_free() -> None:
+def test_the_first_of_two_gangs_with_equal_requests_starts_when_its_nodes_are_free() -> None:
     """Both have nodes held for them from 150 on; n1 and n2 are free at 210, n3 later."""
     came = outcome(
         *(node(f"n{place}", 4) for place in (1, 2, 3)),
@@ -153,7 +155,7 @@ def test_the_first_of_two_gangs_that_ask_for_the_same_starts_when_its_nodes_are_
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
-def test_an_array_larger_than_its_queue_may_hold_by_now_keeps_nobody_waiting(
+def test_an_array_larger_than_its_queues_reduced_capability_delays_no_group(
     strategy: str,
 ) -> None:
     """The capability is cut while the array runs: its next pod asks for more than that."""
@@ -172,7 +174,7 @@ def test_an_array_larger_than_its_queue_may_hold_by_now_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("overcommit", ["1.0", "1.5"])
-def test_no_group_waits_behind_a_head_that_is_too_large_for_the_nodes_that_are_there(
+def test_no_group_waits_behind_a_head_that_is_too_large_for_the_present_nodes(
     overcommit: str,
 ) -> None:
     """n1 is away: `small` passes `head`, which asks for more than n2 has."""
@@ -192,8 +194,8 @@ def test_no_group_waits_behind_a_head_that_is_too_large_for_the_nodes_that_are_t
     assert reasons(came, "head") == ["WaitingForResources"]
 
 
-def test_places_are_sought_again_when_a_node_has_become_too_small_for_those_kept_on_it() -> None:
-    """Three of the four pods have places on n1, which has room for two once it is made smaller."""
+def test_places_are_chosen_again_when_their_node_has_become_too_small() -> None:
+    """Three of the four pods have places on n1, which fits two once it is made smaller."""
     came = outcome(
         node("n1", 7),
         node("n2", 4),
@@ -206,9 +208,9 @@ def test_places_are_sought_again_when_a_node_has_become_too_small_for_those_kept
     assert set(starts(came).values()) == {10}
 
 
-def test_a_gang_that_empty_nodes_do_not_take_any_more_holds_none_of_them() -> None:
-    """`wide` has waited for n1 for long when n2 is lost, without which it cannot start at all; n3
-    takes neither group.
+def test_a_gang_that_empty_nodes_no_longer_fit_holds_none_of_them() -> None:
+    """`wide` has waited long for n1 when n2 is lost, without which it cannot start at all; n3 fits
+    neither group.
     """
     came = outcome_until(
         400,
@@ -229,8 +231,8 @@ def test_a_gang_that_empty_nodes_do_not_take_any_more_holds_none_of_them() -> No
     assert reasons(came, "wide") == ["WaitingForResources"]
 
 
-def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused_before() -> None:
-    """The places that `reserved` had are free at 200, and enough for either gang."""
+def test_a_gang_that_has_waited_long_starts_although_a_smaller_one_was_refused_before() -> None:
+    """The places of `reserved` are free at 200, and enough for either gang."""
     came = outcome_until(
         300,
         node("n1", 2),
@@ -254,9 +256,9 @@ def test_a_gang_that_has_waited_for_long_starts_though_a_smaller_one_was_refused
     assert {begun[f"three-t-{k}"] for k in range(3)} == {210}
 
 
-def test_a_gang_holds_nodes_while_the_eviction_budget_keeps_it_from_its_victim() -> None:
-    """Both gangs have waited for long. What `wide` holds leaves `other` nothing to hold, which
-    would be in the way of the eviction that `wide` has to put off.
+def test_a_gang_holds_nodes_while_the_eviction_budget_delays_its_eviction() -> None:
+    """Both gangs have waited long. The nodes that `wide` holds leave none for `other` to hold,
+    which would prevent the eviction that `wide` has to delay.
     """
     urgent = {"priorityClassName": "high", "queue": "q"}
     came = outcome_until(
@@ -279,7 +281,7 @@ def test_a_gang_holds_nodes_while_the_eviction_budget_keeps_it_from_its_victim()
     assert (begun["wide-t-0"], begun["wide-t-1"]) == (605, 605)
 
 
-def test_pods_without_gpus_leave_the_node_that_has_some_to_the_others_of_their_gang() -> None:
+def test_pods_without_gpus_leave_the_gpu_node_to_the_other_pods_of_their_gang() -> None:
     came = outcome(
         node("n1", 3),
         node("n2", 4, gpu=3),

@@ -1,4 +1,4 @@
-"""Priority holds for every pod: of arrays beyond the first, and of victims."""
+"""Priority applies to every pod: to pods of arrays beyond the first, and to victims."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.sim.worlds import (
 )
 
 CLASSES = (priority("low", 0), priority("high", 10))
-#: Nobody is evicted, so that only the order of what starts is seen.
+#: No group is evicted, so that only the order of starts matters.
 PLAIN = queue("q", preemption={"withinQueue": "Never"})
 
 
-def test_all_pods_of_a_more_important_array_come_before_those_of_a_less_important_one() -> None:
+def test_all_pods_of_a_more_important_array_start_before_those_of_a_less_important_one() -> None:
     came = outcome(
         node("n1", 4),
         *CLASSES,
@@ -39,7 +39,7 @@ def test_all_pods_of_a_more_important_array_come_before_those_of_a_less_importan
     assert [begun[f"low-t-{k}"] for k in range(12)] == [0] * 4 + [20] * 4 + [30] * 4
 
 
-def test_all_pods_of_a_more_important_array_come_before_a_less_important_gang() -> None:
+def test_all_pods_of_a_more_important_array_start_before_a_less_important_gang() -> None:
     came = outcome(
         node("n1", 4),
         *CLASSES,
@@ -54,7 +54,7 @@ def test_all_pods_of_a_more_important_array_come_before_a_less_important_gang() 
     assert [begun[f"gang-t-{k}"] for k in range(3)] == [20, 20, 20]
 
 
-def test_a_less_important_group_starts_beside_an_array_that_gives_way_to_a_claimant() -> None:
+def test_a_less_important_group_starts_beside_an_array_that_yields_to_a_preemptor() -> None:
     """The array binds no pod before `urgent`, which counts on one of its pods and waits for its
     check: `small` takes what neither can use.
     """

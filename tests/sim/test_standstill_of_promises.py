@@ -1,4 +1,6 @@
-"""A group that runs holds what its gang still lacks, and nothing that keeps others out for ever."""
+"""A running group holds what its gang still needs, and nothing that blocks other groups for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _queue(strategy: str) -> Manifest:
 
 
 @IN_LINE
-def test_a_group_whose_gate_opens_and_an_array_that_runs_both_complete(strategy: str) -> None:
+def test_a_group_whose_gate_opens_and_a_running_array_both_complete(strategy: str) -> None:
     """The head waits for the array's pods; the array's last pod waits for the head."""
     came = outcome(
         node("n1", 2),
@@ -39,7 +41,7 @@ def test_a_group_whose_gate_opens_and_an_array_that_runs_both_complete(strategy:
 
 
 @IN_LINE
-def test_a_group_that_is_resumed_and_an_array_that_runs_both_complete(strategy: str) -> None:
+def test_a_resumed_group_and_a_running_array_both_complete(strategy: str) -> None:
     came = outcome(
         node("n1", 2),
         _queue(strategy),
@@ -64,13 +66,13 @@ def test_a_chain_and_an_array_submitted_after_it_all_complete(strategy: str) -> 
     assert phases(came) == {"first": "Completed", "second": "Completed", "array": "Completed"}
     begun = starts(came)
     assert (begun["first-t-0"], begun["array-t-0"]) == (0, 0)
-    # Under BestEffortFIFO the array takes what is too little for the pair.
+    # Under BestEffortFIFO the array takes capacity that is too small for the pair.
     after = [30, 60, 120] if strategy == "BestEffortFIFO" else [120, 120, 60]
     assert [begun[name] for name in ("array-t-1", "array-t-2", "second-t-0")] == after
 
 
-def test_a_whole_node_starts_beside_an_array_whose_last_pod_fits_on_no_node() -> None:
-    """One pod of the array is done, so that its gang lacks nothing: it holds nothing."""
+def test_a_whole_node_group_starts_beside_an_array_whose_last_pod_fits_no_node() -> None:
+    """One pod of the array is done, so that its gang lacks nothing, and it holds nothing."""
     tasks = [task_of("small", 1, runtime="10s"), task_of("large", 8, runtime="10s")]
     came = outcome(
         node("n1", 4),
@@ -81,8 +83,8 @@ def test_a_whole_node_starts_beside_an_array_whose_last_pod_fits_on_no_node() ->
     assert phases(came) == {"array": "Running", "whole": "Completed"}
 
 
-def test_a_whole_node_starts_while_an_array_backs_off_before_a_retry() -> None:
-    """One pod has succeeded, the other waits ten minutes before it is tried again."""
+def test_a_whole_node_group_starts_while_an_array_backs_off_before_a_retry() -> None:
+    """One pod has succeeded, and the other backs off for ten minutes before its retry."""
     came = outcome(
         node("n1", 4),
         group(

@@ -1,4 +1,4 @@
-"""What is set aside for a head is all that it asks for, or nothing."""
+"""A head reservation covers all that the head asks for, or nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from tests.sim.worlds import (
 
 
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
-def test_a_head_above_its_share_starts_once_and_idles_nothing_meanwhile(strategy: str) -> None:
-    """`wide` asks for six of eight cpus, and its queue deserves four: its turn comes when the
-    first of the others end, and not a part of it is kept idle for longer than that.
+def test_a_head_above_its_share_starts_once_and_leaves_nothing_idle_meanwhile(
+    strategy: str,
+) -> None:
+    """`wide` asks for six of eight cpus, and its queue deserves four: its turn comes when the first
+    of the others end, and no part of its request is kept idle for longer than that.
     """
     came = outcome(
         node("n1", 8),
@@ -44,8 +46,8 @@ def test_a_head_above_its_share_starts_once_and_idles_nothing_meanwhile(strategy
 
 
 def test_a_head_starts_beside_an_array_whose_only_pod_is_being_stopped() -> None:
-    """At 10 two cpus are free, and the pod of the array holds the third until its grace is over.
-    What is set aside for the head keeps the next pod from starting beside it.
+    """At 10 two cpus are free, and the pod of the array holds the third until its grace period
+    ends. The head reservation keeps the next pod from starting beside it.
     """
     came = outcome(
         node("n1", 3),
@@ -58,9 +60,9 @@ def test_a_head_starts_beside_an_array_whose_only_pod_is_being_stopped() -> None
     assert starts(came) == {"head-t-0": 10, "array-t-1": 30}
 
 
-def test_a_queue_has_its_guarantee_beside_a_head_that_asks_for_more_than_that_leaves() -> None:
-    """While n1 is away, four cpus are there, and all are guaranteed to `sure`: `wide` does not wait
-    for what is full now, and nothing is set aside for it.
+def test_a_queue_gets_its_guarantee_beside_a_head_that_asks_for_more_than_that_leaves() -> None:
+    """While n1 is away, four cpus are left, all guaranteed to `sure`: what `wide` lacks is not
+    merely in use, so it has no reservation.
     """
     status = {"phase": "Running", "startedAt": 0}
     came = outcome(
@@ -81,18 +83,16 @@ def test_a_queue_has_its_guarantee_beside_a_head_that_asks_for_more_than_that_le
 
 
 def occupies(name: str, pods: int, cpu: int, on: str = "n1", **spec: object) -> list[Manifest]:
-    """A group of which the first pod runs since the start."""
+    """Return a group whose first pod runs since the start."""
     status = {"phase": "Running", "startedAt": 0}
     held = group(name, pods, cpu, status=status, created=0, **spec)
     return [held, pod(f"{name}-t-0", name, phase="Running", node=on, startedAt=0)]
 
 
-def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_aside_behind_it() -> (
-    None
-):
-    """From 5 on a pod of `more` fits on n1, and comes before `small`, for which something is set
-    aside; because of that `wide` waits, too, which would take all that is free. Each kept off the
-    others: nothing started before 20.
+def test_pods_before_the_head_of_their_queue_start_despite_reservations_behind_them() -> None:
+    """From 5 on a pod of `more` fits n1, and comes before `small`, which has a reservation; because
+    of that `wide` waits, too, which would take all that is free. Each kept the others from
+    starting: none started before 20.
     """
     easy = {"type": "Backfill"}
     came = outcome(
@@ -119,8 +119,8 @@ def test_pods_that_come_before_the_head_of_their_queue_start_whatever_is_set_asi
 
 
 def test_no_pod_is_evicted_for_one_that_fits_into_a_head_reservation() -> None:
-    """One cpu is free, and `head`, in a queue that takes nothing back, waits for two. Three pods
-    had to go for one more of `grows`, so that as much as for `head` was left beside it.
+    """One cpu is free, and `head`, in a queue that reclaims nothing, waits for two. Three pods were
+    evicted for one more of `grows`, so that the reservation of `head` was left beside it.
     """
     came = outcome(
         node("n1", 6),
@@ -139,9 +139,9 @@ def test_no_pod_is_evicted_for_one_that_fits_into_a_head_reservation() -> None:
     assert starts(came) == {"head-t-0": 20, "grows-t-1": 20}
 
 
-def test_a_pod_that_victims_make_room_for_leaves_what_is_set_aside_for_a_head() -> None:
+def test_a_pod_with_victims_leaves_a_head_reservation_free() -> None:
     """A pod of `lends` ends for one of `grows` by 60. `head` waits for the cpu that is free from 10
-    on and the one that is from 20 on: the first of these went to `grows`.
+    on and the one that is free from 20 on: the first of these went to `grows`.
     """
     came = outcome(
         node("n1", 6),
@@ -162,11 +162,9 @@ def test_a_pod_that_victims_make_room_for_leaves_what_is_set_aside_for_a_head() 
     assert (begun["head-t-0"], begun["grows-t-1"]) == (20, 60)
 
 
-def test_pods_that_keep_back_another_of_their_queue_start_whatever_is_set_aside_after_them() -> (
-    None
-):
+def test_pods_that_keep_back_a_group_of_their_queue_start_despite_a_later_reservation() -> None:
     """`small` is tried as if the next pods of `grows` were bound, and these fit beside no head.
-    Then five cpus are set aside for `head`, of the four that are free: neither of them started.
+    Then five cpus were reserved for `head`, of the four that are free: neither of them started.
     """
     came = outcome(
         priority("high", 10),
@@ -181,8 +179,8 @@ def test_pods_that_keep_back_another_of_their_queue_start_whatever_is_set_aside_
     assert starts(came) == {"grows-t-1": 0, "grows-t-2": 0}
 
 
-def test_a_small_pod_within_deserved_starts_on_what_is_set_aside_against_larger_ones() -> None:
-    """The cpu that `busy` leaves is set aside against borrowers. One more pod of `small` takes its
+def test_a_small_pod_within_deserved_starts_on_capacity_reserved_against_larger_ones() -> None:
+    """The cpu that `busy` releases is reserved against borrowers. One more pod of `small` takes its
     queue to the four cpus that it deserves, and one of `large` would take it beyond.
     """
     came = outcome(

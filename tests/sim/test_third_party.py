@@ -1,4 +1,4 @@
-"""A stranger's package: a plugin and an action, from a wheel, by name in `multiPoint`."""
+"""A third-party package: a plugin and an action from a wheel, enabled by name in `multiPoint`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ pluginConfig:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages with the stranger's in it, unpacked from the wheel that was built."""
+    """Return a folder of packages with the third-party one in it, unpacked from the built wheel."""
     source = tmp_path_factory.mktemp("curfew")
     (source / "pyproject.toml").write_text(PROJECT)
     (source / "curfew").mkdir()
@@ -120,7 +120,7 @@ def batchq(*words: str, packages: Path | None) -> subprocess.CompletedProcess[st
 
 
 def simulated(tmp_path: Path, config: str, packages: Path) -> tuple[dict[str, Any], str]:
-    """The groups at the end, and what was said on stderr."""
+    """Return the groups at the end, and the output on stderr."""
     (tmp_path / "world.yaml").write_text(WORLD)
     (tmp_path / "scheduler.yaml").write_text(config)
     world, settings = str(tmp_path / "world.yaml"), str(tmp_path / "scheduler.yaml")
@@ -139,7 +139,7 @@ def test_both_run_once_they_are_named(installed: Path, tmp_path: Path) -> None:
     assert said.splitlines()[0] == "roll call: 2 groups"
 
 
-def test_installed_and_not_named_they_do_nothing(installed: Path, tmp_path: Path) -> None:
+def test_installed_but_not_configured_they_do_nothing(installed: Path, tmp_path: Path) -> None:
     groups, said = simulated(tmp_path, "", installed)
     assert {name: group["phase"] for name, group in groups.items()} == {
         "default/free": "Running",
@@ -148,13 +148,13 @@ def test_installed_and_not_named_they_do_nothing(installed: Path, tmp_path: Path
     assert said == ""
 
 
-def test_disabled_at_its_point_it_is_not_asked(installed: Path, tmp_path: Path) -> None:
+def test_a_plugin_disabled_at_its_point_is_not_called(installed: Path, tmp_path: Path) -> None:
     off = ENABLED.replace("pluginConfig:", "  preEnqueue: {disabled: [curfew]}\npluginConfig:")
     groups, _ = simulated(tmp_path, off, installed)
     assert groups["night/out"]["phase"] == "Running"
 
 
-def test_its_settings_are_held_against_its_own_struct(installed: Path, tmp_path: Path) -> None:
+def test_its_settings_are_checked_against_its_own_struct(installed: Path, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(ENABLED.replace("namespaces:", "namespace:"))
     done = batchq("config", "check", str(file), packages=installed)
@@ -165,7 +165,7 @@ def test_its_settings_are_held_against_its_own_struct(installed: Path, tmp_path:
     )
 
 
-def test_where_it_is_not_installed_its_name_is_unknown(tmp_path: Path) -> None:
+def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(ENABLED)
     done = batchq("config", "check", str(file), packages=None)

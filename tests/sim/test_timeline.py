@@ -1,4 +1,4 @@
-"""What happens to a world from outside, and in which order at one instant."""
+"""Events from outside in a world, and their order at one instant."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_steps_of_one_instant_keep_the_order_of_the_file() -> None:
     assert reasons(came, "a") == ["WaitingForResources"]
 
 
-def test_a_group_applied_later_stands_behind_those_that_were_there() -> None:
+def test_a_group_applied_later_is_behind_the_present_ones() -> None:
     came = outcome(
         node("n1", 1),
         group("holds", runtime="10s"),
@@ -64,7 +64,7 @@ def test_a_group_applied_later_stands_behind_those_that_were_there() -> None:
     ]
 
 
-def test_an_applied_change_is_seen_at_once() -> None:
+def test_an_applied_change_takes_effect_at_once() -> None:
     came = outcome(
         node("n1", 1),
         group("a", 2),
@@ -73,7 +73,7 @@ def test_an_applied_change_is_seen_at_once() -> None:
     assert bound(came) == [(20, {"default/a-t-0": "n1", "default/a-t-1": "n1"})]
 
 
-def test_a_pod_finishes_when_told() -> None:
+def test_a_pod_finishes_at_its_step() -> None:
     came = outcome(
         node("n1", 2),
         group("a", 2),
@@ -82,7 +82,7 @@ def test_a_pod_finishes_when_told() -> None:
     assert finished(came) == [(9, ["default/a"])]
 
 
-def test_a_pod_that_is_being_stopped_may_stop_earlier() -> None:
+def test_a_stopping_pod_may_end_earlier_than_its_grace_period() -> None:
     came = outcome(
         node("n1", 1),
         group("a", grace="30s"),
@@ -92,7 +92,7 @@ def test_a_pod_that_is_being_stopped_may_stop_earlier() -> None:
     assert admitted(came) == [(0, ["default/a"]), (8, ["default/b"])]
 
 
-def test_deleting_a_waiting_group_forgets_it() -> None:
+def test_deleting_a_waiting_group_removes_it() -> None:
     came = outcome(group("a"), timeline({"at": "5s", "delete": "PodGroup/default/a"}))
     assert came.podgroups == {}
 
@@ -173,7 +173,7 @@ def test_a_lost_pod_of_a_full_gang_comes_back_with_the_next_attempt() -> None:
         ),
     ],
 )
-def test_a_step_that_the_rules_refuse_is_told_and_the_world_goes_on(
+def test_a_step_that_the_rules_refuse_is_reported_and_the_world_goes_on(
     sentence: str, manifests: list[Manifest], told: str
 ) -> None:
     (refused,) = refused_steps(*manifests)
@@ -189,7 +189,7 @@ def test_a_step_that_comes_just_too_late_changes_nothing() -> None:
     assert phases(came) == {"a": "Completed"}
 
 
-def test_a_deleted_group_may_be_applied_anew_when_its_graces_end() -> None:
+def test_a_deleted_group_may_be_applied_again_when_its_grace_periods_end() -> None:
     again = group("a", runtime="1s")
     came = outcome(
         node("n1", 1),

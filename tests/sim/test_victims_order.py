@@ -1,4 +1,4 @@
-"""Which pods go first where several could: the first index, often rank 0, is the last to go."""
+"""The order of victims among pods: the first index, often rank 0, is evicted last."""
 
 from __future__ import annotations
 

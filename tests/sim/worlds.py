@@ -1,4 +1,4 @@
-"""Worlds for tests: manifests as short as the sentence that needs them, and playing them."""
+"""Short manifests for tests, and functions that play the worlds they describe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(name: str, cpu: Any = 4, **resources: Any) -> Manifest:
 
 
 def cordoned(name: str, cpu: Any = 4) -> Manifest:
-    """A node that takes no new pods."""
+    """Return a node that takes no new pods."""
     return manifest("Node", name, {"resources": {"cpu": cpu}, "unschedulable": True})
 
 
@@ -36,7 +36,7 @@ def queue(name: str, **spec: Any) -> Manifest:
 
 
 def taker(name: str, **spec: Any) -> Manifest:
-    """A queue that takes back what it deserves, from groups of any priority."""
+    """Return a queue that reclaims what it deserves, from groups of any priority."""
     preemption = {"reclaim": "Any", **spec.pop("preemption", {})}
     return queue(name, preemption=preemption, **spec)
 
@@ -62,7 +62,7 @@ def group(
     uid: str | None = None,
     **spec: Any,
 ) -> Manifest:
-    """A group of one task `t`; `runtime` is how long its pods take, None for ever."""
+    """Return a group of one task `t`; `runtime` is how long its pods run, None for ever."""
     template: Manifest = {"requests": {"cpu": cpu}}
     if runtime is not None:
         template["annotations"] = {"batchq/runtime": runtime}
@@ -87,7 +87,7 @@ def task(
     grace: str | None = None,
     **resources: Any,
 ) -> Manifest:
-    """A task of a group that has several."""
+    """Return a task of a group that has several."""
     (found,) = group("any", pods, cpu, runtime=runtime, grace=grace)["spec"]["tasks"]
     found["template"]["requests"] |= resources
     return {**found, "name": name}
@@ -100,24 +100,24 @@ def pod(name: str, of: str, index: int = 0, *, task: str = "t", **status: Any) -
 
 
 def check(name: str, *, active: bool | None = None, **spec: Any) -> Manifest:
-    """An admission check, which somebody carries out unless `active` is False."""
+    """Return an admission check; its controller is active unless `active` is False."""
     more = {} if active is None else {"status": {"active": active}}
     return manifest("AdmissionCheck", name, {"controllerName": "somebody", **spec}, **more)
 
 
 def answers(at: int, group: str, check: str, status: Any, reason: str = "") -> Manifest:
-    """What the controller of a check says about a group, so many seconds after the start."""
+    """Return a controller's answer about a group, this many seconds after the start."""
     said = {"podGroup": f"default/{group}", "check": check, "status": status}
     return {"at": f"{at}s", "setCheck": {**said, **({"reason": reason} if reason else {})}}
 
 
 def opens(at: int, group: str, gate: str) -> Manifest:
-    """A gate of a group is opened, so many seconds after the start."""
+    """Return the opening of a group's gate, this many seconds after the start."""
     return {"at": f"{at}s", "openGate": {"podGroup": f"default/{group}", "gate": gate}}
 
 
 def applies(at: int, applied: Manifest) -> Manifest:
-    """Somebody applies a manifest, so many seconds after the start."""
+    """Return the application of a manifest, this many seconds after the start."""
     return {"at": f"{at}s", "apply": applied}
 
 
@@ -126,13 +126,13 @@ def timeline(*steps: Manifest) -> Manifest:
 
 
 def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -> WorldOutcome:
-    """What becomes of the world that these manifests describe."""
+    """Return the outcome of the world that these manifests describe."""
     text = yaml.safe_dump_all(manifests, sort_keys=False)
     return play(text, "world", config=read_config(config, "config"), cycles=cycles).outcome
 
 
 def outcome_until(second: int, *manifests: Manifest, config: str = "") -> WorldOutcome:
-    """How the world stands at that second, when what was due until then has happened."""
+    """Return the state of the world at that second, after all events due until then."""
     more = outcome(*manifests, cycles=60, config=config).cycles
     assert len(more) < 60 or more[-1].time > second, "the world has more sessions until then"
     cycles = sum(cycle.time <= second for cycle in more)
@@ -140,14 +140,14 @@ def outcome_until(second: int, *manifests: Manifest, config: str = "") -> WorldO
 
 
 def refusal(*manifests: Manifest) -> str:
-    """The sentence with which the world is refused."""
+    """Return the sentence with which the world is refused."""
     with pytest.raises(InvalidInput) as caught:
         outcome(*manifests)
     return caught.value.message
 
 
 def refused_steps(*manifests: Manifest) -> tuple[str, ...]:
-    """What of the Timeline the rules refuse; the world goes on."""
+    """Return the Timeline steps that the rules refuse; the world goes on."""
     text = yaml.safe_dump_all(manifests)
     return play(text, "world.yaml", config=read_config("", "config")).refused_steps
 
@@ -156,7 +156,7 @@ def _each(pick: Callable[[CycleStory], Any]) -> Callable[[WorldOutcome], list[tu
     return lambda outcome: [(c.time, pick(c)) for c in outcome.cycles if pick(c)]
 
 
-#: (time, what) of every session in which there was any.
+#: Return (time, names) of every session in which there are any.
 reserved = _each(lambda cycle: cycle.reserved)
 admitted = _each(lambda cycle: cycle.admitted)
 bound = _each(lambda cycle: cycle.bound)
@@ -168,15 +168,15 @@ pledged = _each(lambda cycle: cycle.pledged)
 
 
 def starts(outcome: WorldOutcome) -> dict[str, int]:
-    """Pod -> when it was bound last. The namespace default is left out."""
+    """Return pod -> the time of its last bind. The namespace default is left out."""
     return {
         pod.removeprefix("default/"): cycle.time for cycle in outcome.cycles for pod in cycle.bound
     }
 
 
 def story(outcome: WorldOutcome) -> list[str]:
-    """Everything that was decided, one line for each sort in a session: `30 bound g-t-0, g-t-1`.
-    The namespace default is left out.
+    """Return every decision, one line for each kind in a session: `30 bound g-t-0, g-t-1`. The
+    namespace default is left out.
     """
     told = []
     for cycle in outcome.cycles:

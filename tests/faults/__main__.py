@@ -22,14 +22,14 @@ _MOST_SHOWN = 10
 
 
 def main() -> int:
-    """Play what the command line asks for."""
+    """Play the seeds that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="replay this one, and tell its story")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="replay this seed and print its story")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--no-restores", action="store_true", help="no server restored from an older copy"
+        "--no-restores", action="store_true", help="never restore the server from an older copy"
     )
     asked = parser.parse_args()
     restores = not asked.no_restores

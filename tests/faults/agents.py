@@ -1,7 +1,8 @@
 """A work-horse as a small state machine, which follows the real one step by step.
 
-It claims its attempt, starts the command when the claim is folded, renews the lease, and says how
-it ended. Its lease counts from when it asked; it kills the pod before that ends.
+It claims its attempt, starts the command when the claim is applied, renews the lease, and reports
+the end. The lease runs from the time of the request; the work-horse kills the pod before the lease
+ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.faults.server import FaultyStore
 
 
 class Paces(Struct, frozen=True, kw_only=True):
-    """How often things are done, and how long a lease lasts; milliseconds."""
+    """Intervals of the periodic work, and the length of a lease; milliseconds."""
 
     lease_ms: int = 12_000
     margin_ms: int = 2_000
@@ -45,7 +46,7 @@ class Paces(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Enum):
-    """How far a work-horse has come."""
+    """The state of a work-horse."""
 
     CLAIMS = "claims"
     RUNS = "runs"
@@ -54,7 +55,7 @@ class Stage(Enum):
 
 
 class Horse:
-    """One attempt of one pod: claim, run, report. Its lease counts from when it asked."""
+    """One attempt of one pod: claim, run, report. Its lease runs from the time of the request."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Horse:
         self._grace_ms = 0
         self._report_until = 0
         self._say_at = 0
-        #: Told to a server that was started anew, and not answered yet.
+        #: Reported to a restarted server, and not acknowledged yet.
         self._says_it_runs = False
         self._walltime_ms: int | None = None
 
@@ -98,7 +99,7 @@ class Horse:
         return self.stage != Stage.GONE
 
     def step(self) -> None:
-        """Do what is due now, and say when the next thing is."""
+        """Do the work that is due now, and return when the next is due."""
         now_ms = self._clock.now_ms()
         self.due_at = now_ms + self._paces.look_ms
         try:
@@ -119,7 +120,9 @@ class Horse:
 
     def _claim(self, now_ms: int) -> None:
         if self._lease_is_lost(now_ms):
-            self._has_ended(PodOutcome(stopped=Leaving.NODE_LOST, message="nobody heard the claim"))
+            self._has_ended(
+                PodOutcome(stopped=Leaving.NODE_LOST, message="the claim was never answered")
+            )
             return
         pod = self._pod()
         if pod is None or pod.status.node != self._machine.name or self._is_anothers(pod):
@@ -132,7 +135,7 @@ class Horse:
             return
         self._lease_ends_at = now_ms + self._paces.lease_ms
         if pod.status.phase == PodPhase.RUNNING:
-            # Folded, perhaps while the server did not answer.
+            # The claim was applied, perhaps while the server did not answer.
             self._start(pod, now_ms)
         elif answer.word == "stop":
             self._has_ended(PodOutcome(stopped=answer.reason, message="stopped before it started"))
@@ -201,9 +204,10 @@ class Horse:
             self._stop(answer.reason, now_ms)
 
     def _may_be_forgotten(self) -> bool:
-        """Whether the server may only have forgotten this attempt: until what it is told is folded.
+        """Return whether the server may only have forgotten this attempt, until it has applied the
+        new report.
 
-        The lease runs on meanwhile. What cannot be asked is answered the next time.
+        The lease runs on meanwhile. A read that fails is repeated at the next step.
         """
         runs = self.runs()
         try:
@@ -218,7 +222,7 @@ class Horse:
             return True
 
     def _stop(self, reason: str, now_ms: int) -> None:
-        """SIGTERM: the command takes its time, at most the grace."""
+        """Send SIGTERM: the command takes its time to stop, at most the grace period."""
         if self._stopped or self.process is None:
             return
         self._stopped = reason
@@ -261,13 +265,15 @@ class Horse:
     # --- reporting ----------------------------------------------------------------------------
 
     def _report(self, now_ms: int) -> None:
-        """Say it once: a posted fact lasts. The run file stays until the agent sees the end."""
+        """Report the end once, because a posted report lasts. The run file stays until the agent
+        sees the end.
+        """
         assert self.outcome is not None
         uid, number = self.attempt
-        fact = Ended(pod=uid, attempt=number, outcome=self.outcome, author=self.author)
-        self._store.post(self._machine.name, fact)
+        report = Ended(pod=uid, attempt=number, outcome=self.outcome, author=self.author)
+        self._store.post(self._machine.name, report)
         self._store.end_lease(self._machine.name, uid, number)
-        self._say(f"{self.author} {self.attempt} has said that it ended")
+        self._say(f"{self.author} {self.attempt} has reported its end")
         self.stage = Stage.GONE
 
     def _pod(self) -> Pod | None:
@@ -281,21 +287,21 @@ class Horse:
         try:
             self._store.end_lease(self._machine.name, *self.attempt)
         except StoreUnavailable:
-            # The agent finds leases of what does not run here.
+            # The agent finds leases of attempts that do not run here.
             return
 
     def _lease_is_lost(self, now_ms: int) -> bool:
         return now_ms >= self._lease_ends_at - self._paces.margin_ms
 
-    # --- what happens to it ---------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """SIGKILL: the kernel and its guard end the pod's processes."""
+        """SIGKILL: the kernel and the guard end the pod's processes."""
         self._end_process(by_itself=False)
         self.stage = Stage.GONE
 
     def end_at_once(self) -> None:
-        """Its agent has died: it ends its pod, says so once and takes the node off the list."""
+        """Its agent has died: end the pod, report that once, and remove the node from the list."""
         if self.stage == Stage.RUNS:
             self._kill(Leaving.NODE_LOST)
         elif self.stage == Stage.CLAIMS:
@@ -307,12 +313,12 @@ class Horse:
             return
 
     def freeze(self) -> None:
-        """Its machine stands still."""
+        """The machine freezes."""
         if self.process is not None:
             self._machine.truth.suspend(self.process)
 
     def thaw(self) -> None:
-        """Its machine goes on; the first that happens is a look at the lease."""
+        """The machine resumes; the work-horse first checks its lease."""
         if self.process is None:
             return
         if self._lease_is_lost(self._clock.now_ms()):
@@ -322,7 +328,7 @@ class Horse:
             self._machine.truth.resume(self._machine, self.process)
 
     def runs(self) -> Runs | None:
-        """What to say of it to a server that may have forgotten it."""
+        """Return the report of this run to a server that may have forgotten it."""
         if self.stage != Stage.RUNS:
             return None
         uid, number = self.attempt
@@ -330,23 +336,25 @@ class Horse:
 
 
 def pod_of(store: FaultyStore, attempt: Attempt) -> Pod | None:
-    """The pod, if this is still its attempt. Raises StoreUnavailable."""
+    """Return the pod if this is still its attempt. Raises StoreUnavailable."""
     pod = store.get("Pod", attempt[0])
     return pod if isinstance(pod, Pod) and pod.status.attempt == attempt[1] else None
 
 
 def _walltime_of_pod(group: PodGroup) -> int | None:
-    """The walltime of each pod of an array; the scheduler sees to that of every other group."""
+    """Return the walltime of each pod of an array; the scheduler enforces all others."""
     replicas = sum(task.replicas for task in group.spec.tasks)
     return group.spec.walltime if group.spec.min_member == 1 and replicas > 1 else None
 
 
-#: What the agent says of a pod whose work-horse died.
+#: The agent's report on a pod whose work-horse died.
 LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 
 
 class Agent:
-    """One node's agent: beats, takes attempts on, and reports what died without a word."""
+    """The agent of one node: sends beats, takes attempts on, and reports work-horses that died
+    silently.
+    """
 
     def __init__(
         self,
@@ -369,7 +377,7 @@ class Agent:
         self._hire = hire
         self._say = say
         self._run = 0
-        #: When the server was last told of each attempt that it does not know.
+        #: When the server last got the report of each attempt that it does not know.
         self._told_at: dict[str, int] = {}
         self._beat_at = self._reconcile_at = clock.now_ms()
         self._patience_ms = 0
@@ -377,7 +385,7 @@ class Agent:
         self._say_at: dict[Attempt, int] = {}
 
     def step(self) -> None:
-        """Do what is due now."""
+        """Do the work that is due now."""
         now_ms = self._clock.now_ms()
         self.due_at = now_ms + self._paces.look_ms
         try:
@@ -396,7 +404,7 @@ class Agent:
         except StoreUnavailable:
             return
         if not self._has_unsettled():
-            # Deliveries ring: nothing is missed by looking less often.
+            # Deliveries notify the agent, so it misses nothing by polling less often.
             self.due_at = min(self._beat_at, self._reconcile_at)
 
     def _has_unsettled(self) -> bool:
@@ -407,7 +415,7 @@ class Agent:
     def _beat(self, now_ms: int) -> None:
         run = self._store.beat(self.machine.name, now_ms)
         if run != self._run:
-            self._answer_roll_call(run, now_ms)
+            self._resync(run, now_ms)
         self._store.keep_leases(self.machine.name, set(self.machine.horses))
         node = self._store.get("Node", self.machine.name)
         self._serves_seen = (
@@ -416,11 +424,11 @@ class Agent:
             and node.metadata.annotations.get(AGENT_ANNOTATION) == self.identity
         )
         if not self._serves_seen:
-            fact = Serves(agent=self.identity, resources=dict(self.machine.resources))
-            self._store.post(self.machine.name, fact)
+            report = Serves(agent=self.identity, resources=dict(self.machine.resources))
+            self._store.post(self.machine.name, report)
 
-    def _answer_roll_call(self, run: int, now_ms: int) -> None:
-        """Tell a server that was started anew what runs here, until it knows all of it."""
+    def _resync(self, run: int, now_ms: int) -> None:
+        """Report to a restarted server what runs here, until the server knows all of it."""
         unknown = [
             runs
             for attempt in sorted(self.machine.horses)
@@ -450,7 +458,7 @@ class Agent:
             self.machine.horses[attempt] = self._hire(self, attempt)
 
     def _settle(self, now_ms: int) -> None:
-        """Tell ends until they are seen; Bound pods may start anew."""
+        """Report ends until the server has applied them; Bound pods may start again."""
         for attempt in sorted(self.machine.horses):
             horse = self.machine.horses[attempt]
             if horse.alive:
@@ -461,7 +469,7 @@ class Agent:
                 self._forget(attempt)
             elif now_ms < self._say_at.get(attempt, 0):
                 continue
-            elif horse.outcome is None and self._may_start_anew(pod, attempt):
+            elif horse.outcome is None and self._may_restart(pod, attempt):
                 self._forget(attempt)
             else:
                 terminates = pod.status.phase == PodPhase.BOUND and pod.status.terminating
@@ -473,14 +481,14 @@ class Agent:
         del self.machine.horses[attempt]
         self._say_at.pop(attempt, None)
 
-    def _may_start_anew(self, pod: Pod, attempt: Attempt) -> bool:
-        """A Bound pod may, unless a claim of it is left that would yet be folded."""
+    def _may_restart(self, pod: Pod, attempt: Attempt) -> bool:
+        """Return whether a Bound pod may start again: not while its claim may still be applied."""
         if pod.status.phase != PodPhase.BOUND or pod.status.terminating:
             return False
         return subject_of_pod(*attempt) not in self._store.pending(self.machine.name)
 
     def _reconcile(self, now_ms: int) -> None:
-        """Compare what the store says runs or waits here with what does."""
+        """Compare the pods that the store assigns to this node with the processes that run here."""
         waiting: list[Attempt] = []
         for pod in self._store.list("Pod"):
             assert isinstance(pod, Pod)
@@ -501,11 +509,11 @@ class Agent:
 
     def _end(self, attempt: Attempt, outcome: PodOutcome) -> None:
         uid, number = attempt
-        fact = Ended(pod=uid, attempt=number, outcome=outcome, author=self.identity)
-        self._store.post(self.machine.name, fact)
+        report = Ended(pod=uid, attempt=number, outcome=outcome, author=self.identity)
+        self._store.post(self.machine.name, report)
         self._store.end_lease(self.machine.name, uid, number)
 
 
 def is_over(pod: Pod | None, node: str) -> bool:
-    """Whether the server knows that an attempt on this node has ended, or is superseded."""
+    """Return whether the server knows that an attempt on this node has ended or is superseded."""
     return pod is None or pod.status.phase not in ON_NODE or pod.status.node != node

@@ -1,7 +1,8 @@
-"""The judge of a cluster under faults: what must be true after every event, in one function.
+"""The invariant checker of a cluster under faults: what must hold after every event.
 
-What really runs is judged where it starts (`tests.faults.agents.Truth`): nothing twice at once, no
-machine given more than it has. Here is judged what the server holds, and what it let happen.
+`tests.faults.machines.Truth` checks the real processes where they start: no pod runs twice at once,
+and no machine exceeds its size. This module checks the server's records and the writes that it
+accepts.
 """
 
 from __future__ import annotations
@@ -33,24 +34,26 @@ from tests.faults.server import Server
 _MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
 
 
-class Judge:
-    """Owns what it has seen: epochs, admissions, attempts, and the groups that were promised."""
+class InvariantChecker:
+    """Owns the observed epochs, admissions and attempts, and the groups whose submission was
+    acknowledged.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._revision = -1
         self._epoch = 0
-        #: What is found running again takes room without being asked, before what has ended there
-        #: is seen to have; and its group is charged for it by the next session.
+        #: A pod that is found running again takes its capacity at once, before the server learns
+        #: which pods have ended there; the next session charges its group.
         self._forgot = False
         self._fences: dict[tuple[str, str], str] = {}
-        #: Why pods were told to stop, and how many.
+        #: Number of pods told to stop, by reason.
         self.stopped: Counter[str] = Counter()
         #: Uid -> key of each group whose submission was acknowledged.
         self.promised: dict[str, str] = {}
 
     def forget(self, server: Server) -> None:
-        """The server was restored from an older copy: what was written since is not there."""
+        """The server was restored from an older copy: drop what was written since."""
         self._revision = -1
         self._forgot = True
         self._fences.clear()
@@ -66,7 +69,7 @@ class Judge:
         epoch: int | None,
         commit: Callable[[], Commit],
     ) -> Commit:
-        """Carry a commit out, and look at each write that it applied."""
+        """Carry out a commit, and check each write that it applied."""
         before: dict[tuple[str, str], Object | None] = {
             (write.kind, write.key): server.store.get(write.kind, write.key)
             for transaction in transactions
@@ -88,7 +91,9 @@ class Judge:
         what = f"{write.kind} {write.key}"
         if before is None:
             if write.expect != 0:
-                raise InvariantBroken(f"{what} was written over nothing, as if it were there")
+                raise InvariantBroken(
+                    f"{what} was written without an existing record, as if it were there"
+                )
             return
         if write.expect is not None and write.expect != before.metadata.revision:
             raise InvariantBroken(
@@ -111,8 +116,8 @@ class Judge:
     # --- every event ----------------------------------------------------------------------------
 
     def look(self, server: Server) -> None:
-        """After an event. Raises InvariantBroken."""
-        # A server that nobody has led since it was started anew has not given out any yet.
+        """Check the records after an event. Raises InvariantBroken."""
+        # A restarted server that has had no leader yet has not issued an epoch.
         if server.run.led_since is not None:
             if server.store.epoch < self._epoch:
                 raise InvariantBroken(f"the epoch fell from {self._epoch} to {server.store.epoch}")
@@ -127,9 +132,9 @@ class Judge:
             raise InvariantBroken(f"nodes are given more than they have: {over}")
 
     def look_at_processes(self, server: Server, processes: Iterable[tuple[str, Process]]) -> None:
-        """After an event: no process runs whose pod has ended. Raises InvariantBroken.
+        """Check after an event that no process runs whose pod has ended. Raises InvariantBroken.
 
-        A server that was restored from an older copy may have to find out first what runs.
+        A server that was restored from an older copy may first have to learn which processes run.
         """
         if self._forgot:
             return
@@ -214,10 +219,10 @@ class Judge:
                 raise InvariantBroken(f"the fence of {full_name(item)} fell: {before} -> {fence}")
         self._fences[kind, uid] = fence
 
-    # --- every turn that decided nothing ----------------------------------------------------------
+    # --- every turn without a decision ------------------------------------------------------------
 
     def look_at_rest(self, server: Server, now_ms: int) -> None:
-        """After a leader's whole turn that found nothing to do: everything follows the rules."""
+        """Check that all rules hold after a leader's whole turn without a decision."""
         snapshot = server.store.snapshot()
         charges = server.store.charges()
         for record in snapshot.groups:
@@ -242,16 +247,16 @@ def _check_time(group: GroupState, since: int | None, most_ms: int, now_ms: int)
         raise InvariantBroken(f"{group.key} has been {group.phase} since {since}")
 
 
-# --- when everything is over --------------------------------------------------------------------
+# --- at the end ---------------------------------------------------------------------------------
 
 
 def unrest(server: Server, machines: Sequence[Machine]) -> str:
-    """What is not over yet, on the server and on the machines that there still are; the first of
-    it, or nothing.
+    """Return the first unfinished thing on the server or on the remaining machines; empty if all is
+    done.
     """
     for found in (
         _unended(server),
-        *(f"{name} waits to be heard: {sorted(left)}" for name, left in _inboxes(server)),
+        *(f"{name} is not applied yet: {sorted(left)}" for name, left in _unapplied(server)),
         *(_busy(server, machine) for machine in machines),
     ):
         if found:
@@ -261,8 +266,8 @@ def unrest(server: Server, machines: Sequence[Machine]) -> str:
     return f"something is held: {held} {outbox}" if held or outbox else ""
 
 
-def _inboxes(server: Server) -> list[tuple[str, dict[str, NodeReport]]]:
-    return [(name, facts) for name, facts in sorted(server.inboxes.items()) if facts]
+def _unapplied(server: Server) -> list[tuple[str, dict[str, NodeReport]]]:
+    return [(name, facts) for name, facts in sorted(server.reports.items()) if facts]
 
 
 def _unended(server: Server) -> str:
@@ -281,4 +286,4 @@ def _unended(server: Server) -> str:
 def _busy(server: Server, machine: Machine) -> str:
     left = sorted(machine.horses) or server.queues.get(machine.name)
     left = left or sorted(server.leases.get(machine.name, {}))
-    return f"{machine.name} has something left of {left}" if left else ""
+    return f"{machine.name} still holds something of {left}" if left else ""

@@ -1,9 +1,9 @@
 """A whole cluster in one process and virtual time: schedulers, agents, work-horses, a client, and
-one server that none of them reaches reliably.
+one server with unreliable connections.
 
-Events happen one at a time, in an order that depends on nothing but the inputs; after each the
-judge looks. When the faults are over, the cluster must come to rest by itself, with every group
-ended as its author meant.
+Events happen one at a time, in an order that only the inputs determine; the invariant checker runs
+after each. After the faults the cluster must come to rest without help, with every group ended as
+its author intended.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from batchq.changes import create, found_defaults
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import CountedIds, VirtualClock
 from tests.faults.agents import Agent, Horse, Paces
-from tests.faults.checker import Judge, unrest
+from tests.faults.checker import InvariantChecker, unrest
 from tests.faults.machines import Attempt, Machine, Truth
 from tests.faults.processes import Client, SchedulerProcess
 from tests.faults.scenario import (
     CrashNode,
     Cut,
-    Drama,
     DropDeliveries,
     KillAgent,
     KillHorse,
@@ -38,49 +37,52 @@ from tests.faults.scenario import (
     PauseScheduler,
     RepeatDeliveries,
     RestartServer,
+    Scenario,
 )
 from tests.faults.server import FaultyStore, Server
 from tests.faults.store_faults import Line, Mode, never
 
 MOST_EVENTS = 50_000
-#: After the last fault; the longest back-off and a few timeouts fit in.
+#: Time after the last fault; covers the longest back-off and a few timeouts.
 REST_WITHIN_MS = 2 * HOUR
 
 Say: TypeAlias = Callable[[str], None]
 
-#: When something is to happen, and what.
+#: The time of an event, and the event.
 Due: TypeAlias = tuple[int, Callable[[], None]]
 _NOTHING: Due = (2**62, lambda: None)
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a run came to rest."""
+    """The end of a run."""
 
     phases: dict[str, str]
     granted: dict[str, bool]
-    #: Why pods were told to stop, and how many.
+    #: Number of pods told to stop, by reason.
     stopped: dict[str, int]
     events: int
     starts: int
     rested_at: int
-    #: Caller -> how many calls it made, and which of them were to change something.
+    #: Caller -> the number of its calls, and which of them were writes.
     calls: dict[str, tuple[int, tuple[int, ...]]]
 
 
 class Cluster:
-    """One run of a Drama; owner of everything in it."""
+    """One run of a Scenario; owns everything in it."""
 
-    def __init__(self, drama: Drama, *, paces: Paces | None = None, say: Say | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, *, paces: Paces | None = None, say: Say | None = None
+    ) -> None:
         self.clock = VirtualClock(1_000)
-        self._drama = drama
+        self._scenario = scenario
         self._paces = paces or Paces()
         self._tell = say
-        self._judge = Judge(drama.config.settings)
+        self._checker = InvariantChecker(scenario.config.settings)
         self._ids = CountedIds()
-        self._config = drama.config
-        self.server = Server(self.clock, witness=self._judge.witness, bell=self._ring)
+        self._config = scenario.config
+        self.server = Server(self.clock, witness=self._checker.witness, bell=self._ring)
         self.lines: dict[str, Line] = {}
-        self._truth = Truth(self.clock, dict(drama.scripts))
+        self._truth = Truth(self.clock, dict(scenario.scripts))
         self._late: list[tuple[int, int, Callable[[], object]]] = []
         self._count = 0
         self._events = 0
@@ -91,11 +93,11 @@ class Cluster:
         self._never_back: set[str] = set()
         self._returns: list[tuple[int, str]] = []
         self._granted: dict[str, bool] = {}
-        self._faults = sorted(drama.faults, key=lambda fault: fault.at)
+        self._faults = sorted(scenario.faults, key=lambda fault: fault.at)
         self._found()
         self.machines = {
             name: Machine(name, dict(resources), self._truth)
-            for name, resources in drama.nodes.items()
+            for name, resources in scenario.nodes.items()
         }
         self.schedulers: dict[str, SchedulerProcess] = {}
         self.agents: dict[str, Agent] = {}
@@ -107,24 +109,26 @@ class Cluster:
             self._store("client"),
             self.clock,
             self._ids,
-            list(drama.requests),
+            list(scenario.requests),
             answered=self._answered,
             say=self._say,
         )
 
     def run(self) -> Ended:
-        """Until everything is at rest. Raises InvariantBroken, also if that never comes."""
+        """Run until everything is at rest. Raises InvariantBroken, also if the cluster never comes
+        to rest.
+        """
         while not self._is_at_rest():
             self._events += 1
             if self._events > MOST_EVENTS:
                 raise InvariantBroken(f"no rest after {MOST_EVENTS} events: {self._unrest()}")
             at, act = self._next()
-            if at > self._drama.chaos_ends_at + REST_WITHIN_MS:
+            if at > self._scenario.chaos_ends_at + REST_WITHIN_MS:
                 raise InvariantBroken(f"no rest within two hours: {self._unrest()}")
             self.clock.jump_to(max(at, self.clock.now_ms()))
             act()
-            self._judge.look(self.server)
-            self._judge.look_at_processes(self.server, self._truth.processes())
+            self._checker.look(self.server)
+            self._checker.look_at_processes(self.server, self._truth.processes())
         self._check_what_is_left()
         return Ended(
             phases={
@@ -132,19 +136,19 @@ class Cluster:
                 for group in self.server.store.snapshot().groups
             },
             granted=self._granted,
-            stopped=dict(self._judge.stopped),
+            stopped=dict(self._checker.stopped),
             events=self._events,
             starts=self._truth.starts,
             rested_at=self.clock.now_ms(),
             calls={name: (line.calls, tuple(line.writes)) for name, line in self.lines.items()},
         )
 
-    # --- making ---------------------------------------------------------------------------------
+    # --- set-up ---------------------------------------------------------------------------------
 
     def _found(self) -> None:
         store = self.server.store
         transactions = [found_defaults(store, now_ms=0, uid="0")]
-        transactions += [create(store, item, now_ms=0, uid="") for item in self._drama.objects]
+        transactions += [create(store, item, now_ms=0, uid="") for item in self._scenario.objects]
         for transaction in transactions:
             if transaction is not None:
                 store.commit([transaction], request_id=self._ids.new_uid())
@@ -154,8 +158,8 @@ class Cluster:
             self.lines[caller] = Line(
                 caller,
                 self.clock,
-                plan=self._drama.plans.get(caller),
-                chance=never if self._calm else self._drama.chance(caller),
+                plan=self._scenario.plans.get(caller),
+                chance=never if self._calm else self._scenario.chance(caller),
                 later=self._later,
                 say=self._say,
             )
@@ -206,7 +210,7 @@ class Cluster:
         if self._tell is not None:
             self._tell(f"{self.clock.now_ms():>8} {text}")
 
-    # --- what rings -----------------------------------------------------------------------------
+    # --- notifications --------------------------------------------------------------------------
 
     def _ring(self, what: str) -> None:
         if what in ("objects", "facts"):
@@ -217,7 +221,7 @@ class Cluster:
 
     def _turned(self, decided_nothing: bool) -> None:
         if decided_nothing:
-            self._judge.look_at_rest(self.server, self.clock.now_ms())
+            self._checker.look_at_rest(self.server, self.clock.now_ms())
 
     def _answered(self, what: str, granted: bool) -> None:
         self._granted[what] = granted
@@ -226,17 +230,17 @@ class Cluster:
             group = self.server.store.get("PodGroup", f"default/{name}")
             if group is None:
                 raise InvariantBroken(f"{name} was acknowledged, and is not there")
-            self._judge.promised[group.metadata.uid] = f"default/{name}"
+            self._checker.promised[group.metadata.uid] = f"default/{name}"
 
     def _later(self, do: Callable[[], object]) -> None:
         self._count += 1
-        self._late.append((self.clock.now_ms() + self._drama.delay_ms(), self._count, do))
+        self._late.append((self.clock.now_ms() + self._scenario.delay_ms(), self._count, do))
         self._late.sort(key=lambda one: one[:2])
 
     # --- the next event ---------------------------------------------------------------------------
 
     def _next(self) -> tuple[int, Callable[[], None]]:
-        """What is due first; of one instant, in the order given here."""
+        """Return the next event; events of one instant come in the order given here."""
         best = _NOTHING
         for due in (*self._from_outside(), *self._of_processes()):
             if due[0] < best[0]:
@@ -248,7 +252,7 @@ class Cluster:
         if self._faults:
             due.append((self._faults[0].at, self._next_fault))
         if not self._calm:
-            due.append((self._drama.chaos_ends_at, self._calm_down))
+            due.append((self._scenario.chaos_ends_at, self._calm_down))
             due.append((self._copies_due_at(), self._copy))
         if self._late:
             due.append((self._late[0][0], self._arrive_late))
@@ -274,7 +278,7 @@ class Cluster:
         return due
 
     def _copies_due_at(self) -> int:
-        every_ms = self._drama.copies_every_ms
+        every_ms = self._scenario.copies_every_ms
         if self._calm or every_ms is None:
             return 2**62
         return (self._copies[-1][0] if self._copies else 0) + every_ms
@@ -382,14 +386,14 @@ class Cluster:
             line.cut(until_ms)
 
     def _restart(self, lasts_ms: int, forgets_ms: int) -> None:
-        """What was on its way to the run of the server that ends is lost with it."""
+        """Restart the server; calls under way to the run that ends are lost."""
         self._late.clear()
         wanted = self.clock.now_ms() - forgets_ms
         older = [copy for at, copy in self._copies if at <= wanted]
         restored = older[-1] if forgets_ms and older else None
         self.server.restart(restored)
         if restored is not None:
-            self._judge.forget(self.server)
+            self._checker.forget(self.server)
         self._cut_all(lasts_ms)
 
     def _attempts_on(self, node: str) -> list[Attempt]:
@@ -400,7 +404,7 @@ class Cluster:
         ]
 
     def _calm_down(self) -> None:
-        """The faults are over; who is to come back comes back."""
+        """End the faults: lost nodes and schedulers that are to return do so now."""
         self._calm = True
         self._say("the faults are over")
         for line in self.lines.values():
@@ -415,15 +419,15 @@ class Cluster:
         return self._calm and not self._unrest()
 
     def _unrest(self) -> str:
-        """What keeps the cluster from rest; the first of it."""
+        """Return the first thing that keeps the cluster from rest."""
         if not self._calm or self._returns or self._late or self.client.waits:
-            return "somebody is still to do something"
+            return "a client still has requests to send"
         here = [one for name, one in self.machines.items() if name not in self._never_back]
         return unrest(self.server, here)
 
     def _check_what_is_left(self) -> None:
         if self._truth.running:
-            raise InvariantBroken(f"{self._truth.running} pods still run when all have ended")
+            raise InvariantBroken(f"{self._truth.running} pods still run although all have ended")
         sums = self.server.store.ledger()
         sums.pop(CAPACITY, None)
         if sums:

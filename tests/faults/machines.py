@@ -1,7 +1,7 @@
-"""The machines of a simulated cluster: what really runs on them, whatever any server believes.
+"""The machines of a simulated cluster: the processes that really run, whatever a server believes.
 
-Here is judged what must never be: a pod that runs twice at once, an attempt that two processes go
-by, a machine that runs more than it has.
+This module checks what must never happen: a pod that runs twice at once, two processes of one
+attempt, a machine that runs more than it has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Attempt: TypeAlias = tuple[str, int]
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """What the pods of a group do: run so long, fail so often, need so long to stop when told."""
+    """How the pods of a group behave: how long they run, how often they fail, and how long they
+    take to stop.
+    """
 
     runtime_ms: int
     fails: int = 0
@@ -30,7 +32,7 @@ class Script(Struct, frozen=True, kw_only=True):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """What really runs: one attempt of a pod, on one machine."""
+    """One attempt of a pod that really runs on one machine."""
 
     attempt: Attempt
     group_uid: str
@@ -42,7 +44,7 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class Truth:
-    """Everything that really runs, on all machines, and whether it ever did what must not be."""
+    """All processes that really run, on all machines; checks that none runs which must not."""
 
     def __init__(self, clock: Clock, scripts: dict[str, Script]) -> None:
         self._clock = clock
@@ -53,7 +55,7 @@ class Truth:
         self.starts = 0
 
     def start(self, machine: Machine, pod: Pod) -> Process:
-        """Start a pod's command. Raises InvariantBroken where that makes it run twice at once."""
+        """Start a pod's command. Raises InvariantBroken if the pod then runs twice at once."""
         status, spec = pod.status, pod.spec
         place = (status.group_uid, spec.task, spec.index)
         attempt = (pod.metadata.uid, status.attempt)
@@ -76,24 +78,24 @@ class Truth:
             exit_code=int(fails),
             stops_in_ms=script.stops_in_ms,
         )
-        machine.take_room(process)
+        machine.take_capacity(process)
         self._running[place] = (machine.name, process)
         self._started[attempt] = machine.name
         self.starts += 1
         return process
 
     def end(self, process: Process, *, by_itself: bool) -> None:
-        """No process of it is left."""
+        """Record that no process of the attempt is left."""
         del self._running[process.place]
         if by_itself:
             self._ended_well[process.place] = self._ended_well.get(process.place, 0) + 1
 
     def suspend(self, process: Process) -> None:
-        """Its machine stands still: nothing of it happens."""
+        """Freeze the machine: its processes make no progress."""
         del self._running[process.place]
 
     def resume(self, machine: Machine, process: Process) -> None:
-        """It goes on. Raises InvariantBroken if the pod runs elsewhere meanwhile."""
+        """Resume the machine. Raises InvariantBroken if the pod runs elsewhere meanwhile."""
         if process.place in self._running:
             where, other = self._running[process.place]
             raise InvariantBroken(
@@ -102,17 +104,17 @@ class Truth:
         self._running[process.place] = (machine.name, process)
 
     def processes(self) -> Iterator[tuple[str, Process]]:
-        """Everything that runs now, and on which machine."""
+        """Return every process that runs now, with its machine."""
         return iter(self._running.values())
 
     @property
     def running(self) -> int:
-        """How many pods run now."""
+        """Return the number of pods that run now."""
         return len(self._running)
 
 
 class OnDisk(Protocol):
-    """A work-horse as its machine knows it: alive, or what its run file says of it."""
+    """A work-horse as its machine knows it: alive, or as its run file records it."""
 
     due_at: int
     outcome: PodOutcome | None
@@ -135,7 +137,7 @@ class OnDisk(Protocol):
 
 
 class Machine:
-    """One node's hardware: its room, its disk, and the work-horses on it, dead ones too."""
+    """The hardware of one node: its capacity, its disk, and its work-horses, dead ones too."""
 
     def __init__(self, name: str, resources: dict[str, int], truth: Truth) -> None:
         self.name = name
@@ -143,8 +145,8 @@ class Machine:
         self.truth = truth
         self.horses: dict[Attempt, OnDisk] = {}
 
-    def take_room(self, process: Process) -> None:
-        """Raises InvariantBroken if what runs does not fit any more."""
+    def take_capacity(self, process: Process) -> None:
+        """Raises InvariantBroken if the running pods no longer fit."""
         taken = process.requests
         for horse in self.horses.values():
             if horse.process is not None:

@@ -1,4 +1,4 @@
-"""Playing dramas: one seed with its story, or many on all cores."""
+"""Play scenarios: one seed with its story, or many on all cores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from batchq.errors import InvariantBroken
 from tests.faults.cluster import Cluster, Ended, Say
-from tests.faults.dramas import CANCELLED, drama_of
+from tests.faults.seeded_scenarios import CANCELLED, scenario_of
 
 
 class Failure(Struct, frozen=True):
-    """A seed that went wrong, and how."""
+    """A seed that failed, and the failure."""
 
     seed: int
     why: str
@@ -23,13 +23,13 @@ class Failure(Struct, frozen=True):
 
 def play(seed: int, *, say: Say | None = None, restores: bool = True) -> Ended:
     """Play one seed to its end. Raises InvariantBroken."""
-    drama, ends = drama_of(seed, restores=restores)
-    ended = Cluster(drama, say=say).run()
-    forgot = drama.copies_every_ms is not None
+    scenario, ends = scenario_of(seed, restores=restores)
+    ended = Cluster(scenario, say=say).run()
+    forgot = scenario.copies_every_ms is not None
     for name, meant in ends.items():
         phase = ended.phases.get(name)
         if phase is None:
-            # What was acknowledged is kept: the judge sees to that. The rest need not be.
+            # The checker ensures that acknowledged submissions are kept. Others may be lost.
             if forgot or not ended.granted.get(f"submit {name}"):
                 continue
             raise InvariantBroken(f"{name} is gone")
@@ -42,7 +42,9 @@ def play(seed: int, *, say: Say | None = None, restores: bool = True) -> Ended:
 
 
 def failure_of(seed: int, *, restores: bool = True) -> Failure | None:
-    """What is wrong with a seed, whatever it is: a swarm goes on with the next one."""
+    """Return what is wrong with a seed; every exception counts, so that a swarm goes on with the
+    next.
+    """
     try:
         play(seed, restores=restores)
     except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
@@ -53,13 +55,13 @@ def failure_of(seed: int, *, restores: bool = True) -> Failure | None:
 def failures_of(
     seeds: Iterable[int], *, processes: int, restores: bool = True
 ) -> Iterator[Failure | None]:
-    """What is wrong with each seed, in order, on so many processes."""
+    """Return the failures of the seeds, in order, played on this many processes."""
     if processes == 1:
         yield from (failure_of(seed, restores=restores) for seed in seeds)
         return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        judge = failure_of if restores else _without_restores
-        yield from pool.imap(judge, seeds, chunksize=25)
+        failure = failure_of if restores else _without_restores
+        yield from pool.imap(failure, seeds, chunksize=25)
 
 
 def _without_restores(seed: int) -> Failure | None:

@@ -1,7 +1,7 @@
-"""Schedulers and clients as state machines: the daemon's turn, and a person's requests.
+"""Schedulers and clients as state machines: the daemon's turn, and a user's requests.
 
-A scheduler here is the real clerk and the real cycle over its own line to the server, turned as
-the daemon turns them: only while it leads, and only when something changed or is due.
+A scheduler is the real node-report processor and the real cycle over its own line to the server. It
+takes turns as the daemon does: only while it leads, and only when something changed or is due.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PERIOD_MS = 15_000
 
 
 class SchedulerProcess:
-    """One scheduler daemon; `turned` hears of every turn that was taken whole."""
+    """One scheduler daemon; it calls `turned` after every complete turn."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SchedulerProcess:
         self.due_at = clock.now_ms()
         self._store = store
         self._clock = clock
-        self._clerk = NodeReportProcessor(store, ids)
+        self._report_processor = NodeReportProcessor(store, ids)
         self._cycle = Cycle(store, scheduler, clock, ids)
         self._turned = turned
         self._say = say
@@ -57,7 +57,7 @@ class SchedulerProcess:
         self._leaves_facts = False
 
     def hear(self) -> None:
-        """The bell: something has changed."""
+        """Receive a notification that something has changed."""
         if self._epoch is None:
             return
         now_ms = self._clock.now_ms()
@@ -65,7 +65,7 @@ class SchedulerProcess:
         self.due_at = min(self.due_at, self._turn_at)
 
     def step(self) -> None:
-        """Ask for the lease, and take a turn, as far as they are due."""
+        """Ask for the lease and take a turn, if they are due."""
         now_ms = self._clock.now_ms()
         if now_ms >= self._ask_at:
             self._ask(now_ms)
@@ -92,15 +92,17 @@ class SchedulerProcess:
         self._epoch, self._leads_until = epoch, now_ms + _LEADER_LEASE_MS
 
     def _follow(self) -> None:
-        """A warm mirror: who succeeds the leader knows what the server has said to all."""
+        """Keep a warm mirror: a standby that takes over knows every change that the server has
+        published.
+        """
         try:
             self._store.follow()
         except StoreUnavailable:
             return
 
     def _take_turn(self, now_ms: int, epoch: int) -> None:
-        """The clerk is a thread of its own: now it folds before a session, now in the midst of it,
-        between what was read and what is written.
+        """Take a turn. The report processor is a thread of its own: it applies reports either
+        before a session, or in the middle of it, between the read and the write.
         """
         self._turn_at = now_ms + _PERIOD_MS
         self._turns += 1
@@ -108,14 +110,14 @@ class SchedulerProcess:
         in_the_midst = self._turns % 2 == 0
         try:
             if in_the_midst:
-                self._store.before_commit = lambda: self._fold(now_ms, epoch)
+                self._store.before_commit = lambda: self._apply_reports(now_ms, epoch)
             else:
-                self._fold(now_ms, epoch)
+                self._apply_reports(now_ms, epoch)
             folds_before = self._folds
             report = self._cycle.run_once(epoch)
             if self._store.before_commit is not None:
                 self._store.before_commit = None
-                self._fold(now_ms, epoch)
+                self._apply_reports(now_ms, epoch)
             self._deliver()
         except StoreUnavailable:
             self._turn_at = now_ms + _AGAIN_MS
@@ -130,15 +132,17 @@ class SchedulerProcess:
         saw_all = self._folds == folds_before
         self._turned(saw_all and not refused and not report.intents)
 
-    def _fold(self, now_ms: int, epoch: int) -> None:
-        """What nodes say; a server that does not answer the clerk is no matter of the session."""
+    def _apply_reports(self, now_ms: int, epoch: int) -> None:
+        """Apply node reports; a server that does not answer the report processor does not fail the
+        session.
+        """
         try:
             facts = self._store.facts()
             if not facts:
                 return
             self._folds += 1
             self._leaves_facts = True
-            folded = self._clerk.apply(facts, now_ms=now_ms, epoch=epoch)
+            folded = self._report_processor.apply(facts, now_ms=now_ms, epoch=epoch)
             if folded.done:
                 self._store.take_out(folded.done)
         except StoreUnavailable:
@@ -156,20 +160,21 @@ class SchedulerProcess:
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What a person asks for at an instant; `build` says it as a transaction, as things are.
+    """A user's request at an instant; `build` makes the transaction from the current state.
 
-    It raises a BatchqError where the rules refuse it; None asks for nothing more.
+    It raises a BatchqError if the rules refuse the request; None means that nothing is left to
+    request.
     """
 
     at: int
     what: str
     build: Callable[[Reader, int], Transaction | None]
-    #: Whether the answer to an earlier try shows that it has happened.
+    #: Whether the answer to a repeated try shows that an earlier try was carried out.
     happened: Callable[[Reader], bool] = lambda _: False
 
 
 class Client:
-    """Somebody's program: one request after the other, each repeated until it is answered."""
+    """A user's program: sends one request after another, and repeats each until answered."""
 
     def __init__(
         self,
@@ -193,7 +198,7 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        """Whether a request is left."""
+        """Return whether a request is left."""
         return bool(self._requests)
 
     def step(self) -> None:

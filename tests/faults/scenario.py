@@ -1,4 +1,4 @@
-"""A drama, as values: a small cluster, what people ask of it, and what goes wrong, and when."""
+"""A scenario as values: a small cluster, its users' requests, and its faults with their times."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from tests.faults.store_faults import Chance, Mode, never
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Something that happens at an instant, to somebody."""
+    """A fault at an instant."""
 
     at: int
 
 
 class KillHorse(Fault, frozen=True):
-    """SIGKILL to one of the work-horses that live then, counted around."""
+    """SIGKILL to one of the work-horses that are alive then; the index wraps around."""
 
     which: int
 
 
 class KillAgent(Fault, frozen=True):
-    """An agent dies, and its work-horses end their pods; another starts later, or never."""
+    """An agent dies, and its work-horses end their pods; another agent starts later, or never."""
 
     node: str
     back_after_ms: int | None
 
 
 class CrashNode(Fault, frozen=True):
-    """A machine loses its power: everything on it is gone at once, but its disk."""
+    """A machine loses power: all of its processes are gone at once; the disk survives."""
 
     node: str
     back_after_ms: int | None
 
 
 class PauseNode(Fault, frozen=True):
-    """A machine stands still for a while."""
+    """A machine freezes for a while."""
 
     node: str
     lasts_ms: int
 
 
 class PauseScheduler(Fault, frozen=True):
-    """A scheduler stands still for a while; what it then sends `in_calls` from now comes late."""
+    """A scheduler freezes for a while; the call that it sends `in_calls` from now arrives late."""
 
     name: str
     lasts_ms: int
@@ -56,40 +56,40 @@ class PauseScheduler(Fault, frozen=True):
 
 
 class KillScheduler(Fault, frozen=True):
-    """A scheduler dies, and another takes its place later."""
+    """A scheduler dies, and another replaces it later."""
 
     name: str
     back_after_ms: int
 
 
 class Cut(Fault, frozen=True):
-    """A caller, or all of a node's, gets nothing through for a while."""
+    """No call of one caller, or of any caller on a node, gets through for a while."""
 
     caller: str
     lasts_ms: int
 
 
 class Outage(Fault, frozen=True):
-    """The server answers nobody for a while."""
+    """The server answers no call for a while."""
 
     lasts_ms: int
 
 
 class RestartServer(Fault, frozen=True):
-    """The server is started anew, with everything it had, or as it was so long ago."""
+    """The server restarts, with all of its data or with the data of this long ago."""
 
     lasts_ms: int
     forgets_ms: int = 0
 
 
 class DropDeliveries(Fault, frozen=True):
-    """What waits in a node's queue is lost."""
+    """The messages in a node's queue are lost."""
 
     node: str
 
 
 class RepeatDeliveries(Fault, frozen=True):
-    """What is on a node is delivered once more."""
+    """The messages for a node are delivered a second time."""
 
     node: str
 
@@ -109,8 +109,10 @@ AnyFault: TypeAlias = (
 )
 
 
-class Drama(Struct, frozen=True, kw_only=True):
-    """Everything that goes into a run. `plans` and `chance` fail calls of the lines they name."""
+class Scenario(Struct, frozen=True, kw_only=True):
+    """Everything that determines a run. `plans` and `chance` fail calls of the lines that they
+    name.
+    """
 
     nodes: Mapping[str, dict[str, int]]
     objects: tuple[Object, ...]
@@ -122,5 +124,5 @@ class Drama(Struct, frozen=True, kw_only=True):
     plans: Mapping[str, Mapping[int, Mode]] = {}
     chance: Callable[[str], Chance] = lambda _: never
     delay_ms: Callable[[], int] = lambda: 5_000
-    #: Keep a copy of the server so often, to restore from.
+    #: Interval at which the server is copied, for restores.
     copies_every_ms: int | None = None

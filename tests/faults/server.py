@@ -1,8 +1,8 @@
-"""The one server of a simulated cluster, and what its callers see of it.
+"""The one server of a simulated cluster, as its callers see it.
 
-Beside a `MemoryStore` it keeps what a Redis server holds for agents: the inbox of each node, leases
-and beats, the nodes' RQ queues, and the leader's lease. `FaultyStore` is one caller's view: the
-same verbs over a `Line` that may fail.
+In addition to a `MemoryStore` it keeps what a Redis server holds for agents: the report queue of
+each node, leases and beats, the nodes' RQ queues, and the leader's lease. `FaultyStore` is one
+caller's view: the same verbs over a `Line` that may fail.
 """
 
 from __future__ import annotations
@@ -30,43 +30,47 @@ Witness = Callable[["Server", Sequence[Transaction], int | None, Callable[[], Co
 
 
 class ServedStore(MemoryStore):
-    """A store whose nodes are heard of, and whose numbers go on in a later generation."""
+    """A store that records when nodes were last heard of, and whose numbers continue in a later
+    generation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._beats: dict[str, int] = {}
 
     def hear_of(self, node: str, at_ms: int) -> None:
-        """The node was heard of then."""
+        """Record that the node was heard of at this time."""
         self._beats[node] = max(at_ms, self._beats.get(node, 0))
         self._table.set_beats(dict(self._beats))
 
     @property
     def epoch(self) -> int:
-        """The last that was given out."""
+        """Return the last epoch that was issued."""
         return self._epoch
 
     def begin_generation(self, generation: int) -> None:
-        """Whatever was given out by an earlier run of the server stays below what comes."""
+        """Begin a generation in which every number is above those that an earlier run of the server
+        issued.
+        """
         self._epoch = following(self._epoch, generation=generation) - 1
 
 
 class Renewal(Struct, frozen=True):
-    """The answer to a work-horse: `ok`, `stop` and why, or `fenced`."""
+    """The answer to a work-horse: `ok`, `stop` with a reason, or `fenced`."""
 
     word: str
     reason: str = ""
 
 
 class Run(Struct, frozen=True):
-    """One run of the server's process. Nobody leads a new one at first."""
+    """One run of the server's process. A new run has no leader at first."""
 
     number: int
     led_since: int | None = None
 
 
 class Leader(Struct, frozen=True):
-    """Who holds the leader's lease, and until when."""
+    """The holder of the leader's lease, and when the lease ends."""
 
     identity: str
     epoch: int
@@ -76,8 +80,8 @@ class Leader(Struct, frozen=True):
 class Server:
     """Everything that one server knows; owned by the simulated cluster.
 
-    `witness` stands beside every commit; `bell` is rung with `facts`, `objects` or a node's name
-    when there is something new for schedulers or for that node's agent.
+    `witness` observes every commit; `bell` is called with `facts`, `objects` or a node's name when
+    there is news for the schedulers or for that node's agent.
     """
 
     def __init__(self, clock: Clock, *, witness: Witness, bell: Callable[[str], None]) -> None:
@@ -86,41 +90,43 @@ class Server:
         self._bell = bell
         self.store = ServedStore()
         self.run = Run(number=1)
-        #: Run -> the revision to which the server was restored at its start.
+        #: Run -> the revision that the server was restored to when the run started.
         self.restored_at: dict[int, int] = {}
         self.reported: dict[str, int] = {}
-        self.inboxes: dict[str, dict[str, NodeReport]] = {}
+        self.reports: dict[str, dict[str, NodeReport]] = {}
         #: Node -> attempt -> when its lease ends.
         self.leases: dict[str, dict[tuple[str, int], int]] = {}
         self.queues: dict[str, list[tuple[str, int]]] = {}
         self.leader: Leader | None = None
 
     def saved(self) -> Server:
-        """A copy to restore from."""
+        """Return a copy to restore from."""
         twin = copy.copy(self)
         twin.store = copy.deepcopy(self.store)
-        twin.inboxes = {node: dict(facts) for node, facts in self.inboxes.items()}
+        twin.reports = {node: dict(facts) for node, facts in self.reports.items()}
         twin.leases = {node: dict(leases) for node, leases in self.leases.items()}
         twin.queues = {node: list(queue) for node, queue in self.queues.items()}
         twin.reported = dict(self.reported)
         return twin
 
     def restart(self, restored_from: Server | None = None) -> None:
-        """Another run of the server; with an older copy, what was written since is forgotten."""
+        """Begin another run of the server; an older copy lacks what was written since."""
         if restored_from is not None:
             old = restored_from.saved()
-            self.store, self.inboxes, self.leases = old.store, old.inboxes, old.leases
+            self.store, self.reports, self.leases = old.store, old.reports, old.leases
             self.queues, self.leader, self.reported = old.queues, old.leader, old.reported
         self.run = Run(number=self.run.number + 1)
         if restored_from is not None:
             self.restored_at[self.run.number] = self.revision
 
     def forgot(self, seen: int, run: int) -> bool:
-        """Whether the server has been restored, since that run, to before that revision."""
+        """Return whether the server has since that run been restored to a point before that
+        revision.
+        """
         return any(seen > at for number, at in self.restored_at.items() if number > run)
 
     def standing(self, *, contact_since: int, forgot: bool) -> ContactStanding:
-        """How a reader stands that has been in touch since then."""
+        """Return the standing of a reader that was last in touch in that run."""
         restarted = self.run.number > 1
         here = frozenset(node for node, run in self.reported.items() if run == self.run.number)
         return ContactStanding(
@@ -144,7 +150,7 @@ class Server:
     ) -> Commit:
         before = self.revision
         if epoch is not None and self.run.led_since is None:
-            # An epoch from before may have been given to another, in what was forgotten.
+            # The epoch may have been issued to another leader in the writes that were lost.
             epoch = -1
         commit = self._witness(
             self,
@@ -169,7 +175,7 @@ class Server:
     # --- leader -----------------------------------------------------------------------------
 
     def lead(self, identity: str, lease_ms: int) -> int | None:
-        """Take or renew the leader's lease: the epoch, or None if another leads."""
+        """Take or renew the leader's lease: return the epoch, or None if another leads."""
         now_ms = self._clock.now_ms()
         if self.run.led_since is None:
             self.run = structs.replace(self.run, led_since=now_ms)
@@ -184,49 +190,51 @@ class Server:
         self.leader = Leader(identity, epoch, now_ms + lease_ms)
         return epoch
 
-    # --- what nodes say ---------------------------------------------------------------------
+    # --- node reports -----------------------------------------------------------------------
 
-    def post(self, node: str, fact: NodeReport) -> None:
-        """Leave a fact in the node's inbox; of one subject the last counts."""
-        self.inboxes.setdefault(node, {})[fact.subject] = fact
+    def post(self, node: str, report: NodeReport) -> None:
+        """Put a report into the node's queue; only the last one of each subject counts."""
+        self.reports.setdefault(node, {})[report.subject] = report
         self._bell("facts")
 
     def facts(self) -> Sequence[PostedReport]:
-        """All that lies in the inboxes, by node and subject."""
+        """Return all unprocessed reports, by node and subject."""
         return [
-            PostedReport(node=node, fact=inbox[subject])
-            for node, inbox in sorted(self.inboxes.items())
-            for subject in sorted(inbox)
+            PostedReport(node=node, fact=queue[subject])
+            for node, queue in sorted(self.reports.items())
+            for subject in sorted(queue)
         ]
 
     def pending(self, node: str) -> frozenset[str]:
-        """The subjects of what lies in a node's inbox."""
-        return frozenset(self.inboxes.get(node, {}))
+        """Return the subjects of a node's unprocessed reports."""
+        return frozenset(self.reports.get(node, {}))
 
     def take_out(self, done: Sequence[PostedReport]) -> None:
-        """Take facts out that are still as they were read."""
+        """Remove the reports that have not changed since they were read."""
         for one in done:
-            inbox = self.inboxes.get(one.node, {})
-            if inbox.get(one.fact.subject) == one.fact:
-                del inbox[one.fact.subject]
+            queue = self.reports.get(one.node, {})
+            if queue.get(one.fact.subject) == one.fact:
+                del queue[one.fact.subject]
 
     def beat(self, node: str, at_ms: int) -> int:
-        """The node was heard of then; which run of the server this is."""
+        """Record a beat of the node; return the server's current run."""
         self.store.hear_of(node, at_ms)
         return self.run.number
 
     def report_run(self, node: str, run: int) -> None:
-        """Of what runs on the node, the server has known everything since that run of it began."""
+        """Record that, since this run of the server began, it has received everything that runs on
+        the node.
+        """
         self.reported[node] = run
 
     def has_reported(self, node: str) -> bool:
-        """Whether that holds of the run that there is."""
+        """Return whether the node has reported to the current run of the server."""
         return self.reported.get(node) == self.run.number
 
     def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
-        """Let the lease of an attempt last until then, and tell its work-horse whether to go on.
+        """Extend the lease of an attempt to that time, and return whether its work-horse may go on.
 
-        A renewal that comes late takes back no later one.
+        A late renewal does not shorten a lease that a later one extended.
         """
         found = self.store.get("Pod", pod)
         if not isinstance(found, Pod) or found.status.attempt != attempt:
@@ -240,7 +248,9 @@ class Server:
         return Renewal("ok")
 
     def current_leases(self) -> dict[str, int]:
-        """Pod -> when the lease of the attempt that it is in ends; others are nobody's."""
+        """Return pod -> the end of the lease of its current attempt; leases of other attempts are
+        ignored.
+        """
         found = {}
         for node, leases in self.leases.items():
             for (uid, attempt), until_ms in leases.items():
@@ -252,24 +262,24 @@ class Server:
         return found
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
-        """Nothing of the attempt runs any more."""
+        """Record that nothing of the attempt runs any more."""
         self.leases.get(node, {}).pop((pod, attempt), None)
 
     def keep_leases(self, node: str, attempts: Collection[tuple[str, int]]) -> None:
-        """Only these attempts have not ended on the node."""
+        """End the leases of all other attempts on the node."""
         leases = self.leases.get(node, {})
         self.leases[node] = {one: leases[one] for one in leases if one in attempts}
 
     # --- the nodes' queues ------------------------------------------------------------------
 
     def enqueue(self, node: str, attempts: Sequence[tuple[str, int]]) -> None:
-        """Hand attempts over; one that waits already is not doubled."""
+        """Hand over attempts; one that is queued already is not queued twice."""
         queue = self.queues.setdefault(node, [])
         queue += [attempt for attempt in attempts if attempt not in queue]
         self._bell(node)
 
     def dequeue(self, node: str) -> tuple[str, int] | None:
-        """The next attempt, taken off the queue."""
+        """Return the next attempt, removed from the queue."""
         queue = self.queues.get(node)
         return queue.pop(0) if queue else None
 
@@ -283,7 +293,7 @@ class FaultyStore:
     def __init__(self, server: Server, line: Line) -> None:
         self._server = server
         self.line = line
-        #: What another thread of the caller does before its next commit, if anything.
+        #: What another thread of the caller does before the caller's next commit, if anything.
         self.before_commit: Callable[[], None] | None = None
         self._run = self._seen = 0
         self._forgot = False
@@ -301,7 +311,7 @@ class FaultyStore:
         return self.line.call("snapshot", self._snapshot)
 
     def follow(self) -> None:
-        """Keep up with what is written, as a scheduler does that does not lead."""
+        """Follow the writes, as a standby scheduler does."""
         self.line.call("follow", self._keep_up)
 
     def _keep_up(self) -> None:
@@ -383,11 +393,13 @@ class FaultyStore:
         self._write("enqueue", lambda: self._server.enqueue(node, attempts))
 
     def dequeue(self, node: str) -> tuple[str, int] | None:
-        """RQ does not repeat a lost call: what was taken off then is handed in again later."""
+        """Take the next attempt. RQ does not repeat a lost call: the attempt that it took off is
+        handed over again later.
+        """
         return self._write("dequeue", lambda: self._server.dequeue(node))
 
-    def post(self, node: str, fact: NodeReport) -> None:
-        self._write("post", lambda: self._server.post(node, fact))
+    def post(self, node: str, report: NodeReport) -> None:
+        self._write("post", lambda: self._server.post(node, report))
 
     def beat(self, node: str, at_ms: int) -> int:
         return self._write("beat", lambda: self._server.beat(node, at_ms))

@@ -1,8 +1,8 @@
-"""What can go wrong between one process and the server, in virtual time.
+"""The failures between one process and the server, in virtual time.
 
-Every process of a simulated cluster reaches the server over a `Line` of its own, which counts its
-calls. A line fails a call in one of four ways, because a plan says so for its n-th call or because
-chance does; and while it is cut, nothing gets through at all.
+Every process of a simulated cluster reaches the server over a `Line` of its own, which counts the
+calls. A line fails a call in one of four ways, because a plan names that call or by chance; a line
+that is cut lets nothing through.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ T = TypeVar("T")
 
 
 class Mode(StrEnum):
-    """What becomes of a call."""
+    """The outcome of a call."""
 
-    #: It does not reach the server.
+    #: The call does not reach the server.
     BEFORE = "before"
-    #: It is carried out; the caller hears that the server does not answer, and gives up.
+    #: The server carries out the call, but the caller sees a server that does not answer, and gives
+    #: up.
     AFTER = "after"
-    #: It is carried out, its reply is lost, and it is sent once more, as it is.
+    #: The server carries out the call, the reply is lost, and the caller sends the same call again.
     LOST = "reply lost"
-    #: The caller gives up; the server carries it out some time later. So it looks to the server
-    #: when a process is paused between deciding and writing, and when the server itself hangs.
+    #: The caller gives up; the server carries out the call later. The server sees the same when a
+    #: process pauses between a decision and its write, and when the server itself hangs.
     LATE = "late"
 
 
-#: What chance has in store for the next call of a line: None for nothing bad.
+#: The outcome that chance gives the next call of a line: None means success.
 Chance = Callable[[], Mode | None]
 
 
 def never() -> Mode | None:
-    """Nothing goes wrong by chance."""
+    """Never fail a call by chance."""
     return None
 
 
 class Line:
-    """One caller's way to the server; owns the count of its calls and the times it was cut."""
+    """The connection of one caller to the server; owns the count of its calls and its cuts."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Line:
     ) -> None:
         self.caller = caller
         self.calls = 0
-        #: Which of them were to change something.
+        #: The numbers of the calls that were writes.
         self.writes: list[int] = []
-        #: Since when every call was answered.
+        #: The time since which every call was answered.
         self.contact_since = clock.now_ms()
         self._broken = False
         self.chance = chance
@@ -68,24 +69,24 @@ class Line:
         self._say = say
 
     def begin(self) -> None:
-        """Another process calls over this line from now on."""
+        """Hand the line to another process."""
         self._broken, self.contact_since = False, self._clock.now_ms()
 
     def cut(self, until_ms: int) -> None:
-        """Let nothing through before that instant."""
+        """Let no call through before that instant."""
         self._cut_until = max(self._cut_until, until_ms)
 
     def heal(self) -> None:
-        """Let everything through from now on, but what was planned ahead."""
+        """Let every call through from now on, except planned failures."""
         self._cut_until = -1
         self.chance = never
 
     def fail_next(self, mode: Mode, *, in_calls: int = 1) -> None:
-        """Plan a failure ahead: 1 for the very next call."""
+        """Plan a failure: 1 means the very next call."""
         self._plan[self.calls + in_calls] = mode
 
     def call(self, what: str, do: Callable[[], T], *, writes: bool = False) -> T:
-        """Have `do` carried out by the server, or not. Raises StoreUnavailable."""
+        """Let the server carry out `do`, or fail. Raises StoreUnavailable."""
         self.calls += 1
         if writes:
             self.writes.append(self.calls)

@@ -129,7 +129,7 @@ def test_a_pod_evicted_twice_for_the_same_gang_is_reported() -> None:
     course = Course(static=True)
     course.taken["default/claimant", "default/victim-t-0"] = 2
     with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/claimant"):
-        course.nobody_is_evicted_twice_for_the_same()
+        course.no_victim_is_evicted_twice_for_one_preemptor()
 
 
 def test_a_queue_may_reclaim_what_another_borrowed_through_an_eviction() -> None:

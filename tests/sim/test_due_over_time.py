@@ -12,8 +12,8 @@ ADMIT = "actions: [enqueue, allocate, backfill]"
 
 
 def staggered(strategy: str, *, deserved: int = 4) -> list[Manifest]:
-    """Eight cpus kept full by jobs of 40 s; one of them ends every 5 s, and at 5 s `wide` comes, which
-    asks for six cpus.
+    """Return eight cpus kept full by jobs of 40 s. One job ends every 5 s, and at 5 s `wide` comes,
+    which asks for six cpus.
     """
     first = [group(f"b-{k:03}", runtime=f"{5 * k + 5}s", queue="b", created=0) for k in range(8)]
     rest = [group(f"b-{k:03}", runtime="40s", queue="b", created=0) for k in range(8, 60)]

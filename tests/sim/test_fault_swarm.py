@@ -14,10 +14,10 @@ from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_pod
 from tests.effort import usually
 from tests.faults import scenario
-from tests.faults.checker import Judge
-from tests.faults.dramas import drama_of
+from tests.faults.checker import InvariantChecker
 from tests.faults.machines import Process
 from tests.faults.play import failures_of, play
+from tests.faults.seeded_scenarios import scenario_of
 from tests.faults.server import Server
 
 SEEDS = usually(100, 150)
@@ -30,7 +30,7 @@ def test_no_seed_breaks_an_invariant_and_all_come_to_rest(first: int) -> None:
 
 
 def test_every_kind_of_fault_occurs_in_some_seed() -> None:
-    met = {type(fault) for seed in range(SEEDS) for fault in drama_of(seed)[0].faults}
+    met = {type(fault) for seed in range(SEEDS) for fault in scenario_of(seed)[0].faults}
     assert met == set(get_args(scenario.AnyFault))
 
 
@@ -60,7 +60,7 @@ def test_a_process_that_outlives_its_pod_is_reported() -> None:
         stops_in_ms=0,
     )
     with pytest.raises(InvariantBroken, match="attempt 1 of default/g-w-0 runs on n1, and the pod"):
-        Judge(Settings()).look_at_processes(server, [("n1", process)])
+        InvariantChecker(Settings()).look_at_processes(server, [("n1", process)])
 
 
 def test_a_seed_tells_the_same_story_each_time() -> None:

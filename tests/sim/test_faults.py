@@ -17,10 +17,10 @@ from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_quota, a_task, amounts
 from tests.effort import sample
 from tests.faults.cluster import Cluster, Ended
-from tests.faults.dramas import CONFIG, cancelling, resuming, submission, suspending
 from tests.faults.machines import Script
 from tests.faults.processes import Request
-from tests.faults.scenario import AnyFault, Drama, KillHorse
+from tests.faults.scenario import AnyFault, KillHorse, Scenario
+from tests.faults.seeded_scenarios import CONFIG, cancelling, resuming, submission, suspending
 from tests.faults.store_faults import Line, Mode
 
 START = 3_000
@@ -38,7 +38,7 @@ class Story(Struct, frozen=True, kw_only=True):
     objects: tuple[object, ...] = ()
 
     def play(self, plans: dict[str, dict[int, Mode]] | None = None) -> Ended:
-        drama = Drama(
+        scenario = Scenario(
             nodes={"n1": amounts(cpu=2), "n2": amounts(cpu=2)},
             objects=self.objects,
             scripts={group.metadata.name: self.script for group in self.groups},
@@ -47,7 +47,7 @@ class Story(Struct, frozen=True, kw_only=True):
             faults=self.faults,
             plans=plans or {},
         )
-        return Cluster(drama).run()
+        return Cluster(scenario).run()
 
 
 def pods(name: str, count: int, **spec: object) -> PodGroup:

@@ -30,10 +30,10 @@ from batchq.ports import Reader
 from tests.builders import a_group, a_priority, a_queue, a_task, amounts
 from tests.effort import sample
 from tests.faults.cluster import Cluster, Ended
-from tests.faults.dramas import CONFIG, cancelling, resuming, submission, suspending
 from tests.faults.machines import Script
 from tests.faults.processes import Request
-from tests.faults.scenario import AnyFault, Drama, KillScheduler
+from tests.faults.scenario import AnyFault, KillScheduler, Scenario
+from tests.faults.seeded_scenarios import CONFIG, cancelling, resuming, submission, suspending
 from tests.faults.store_faults import Mode
 
 START = 3_000
@@ -112,7 +112,7 @@ class Story(Struct, frozen=True, kw_only=True):
         if self.check is not None:
             queue = a_queue("q", admission_checks=(self.check.metadata.name,))
             named = (*named, self.check, queue)
-        drama = Drama(
+        scenario = Scenario(
             nodes={"n1": amounts(cpu=2)},
             objects=named,
             scripts={name: Script(runtime_ms=self.runtime_ms) for name in "ab"},
@@ -125,7 +125,7 @@ class Story(Struct, frozen=True, kw_only=True):
             faults=self.faults,
             plans=plans or {},
         )
-        return Cluster(drama).run()
+        return Cluster(scenario).run()
 
 
 def pods(name: str, count: int = 2, **spec: object) -> PodGroup:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from batchq.api.transaction import JUMP
 from tests.builders import a_group, a_task, amounts
 from tests.faults.cluster import Cluster, Ended
-from tests.faults.dramas import CONFIG, submission
 from tests.faults.machines import Script
-from tests.faults.scenario import AnyFault, Cut, Drama, RestartServer
+from tests.faults.scenario import AnyFault, Cut, RestartServer, Scenario
+from tests.faults.seeded_scenarios import CONFIG, submission
 
 
 def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, list[str]]:
@@ -16,7 +16,7 @@ def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, 
     """
     told: list[str] = []
     task = a_task("w", 1, command=("run",), termination_grace=0)
-    drama = Drama(
+    scenario = Scenario(
         nodes={"n1": amounts(cpu=1)},
         objects=(),
         scripts={"a": Script(runtime_ms=runtime_ms)},
@@ -26,7 +26,7 @@ def play(*faults: AnyFault, submitted_at: int, runtime_ms: int) -> tuple[Ended, 
         chaos_ends_at=40_000,
         copies_every_ms=10_000,
     )
-    return Cluster(drama, say=told.append).run(), told
+    return Cluster(scenario, say=told.append).run(), told
 
 
 def starts(told: list[str]) -> list[str]:

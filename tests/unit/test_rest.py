@@ -19,11 +19,11 @@ from tests.builders import (
     a_task,
     amounts,
 )
-from tests.worlds.rest import nothing_waits_that_could_start
+from tests.worlds.rest import no_group_waits_that_could_start
 
 
 def wrong(*objects: Any) -> list[str]:
-    return nothing_waits_that_could_start(a_snapshot(*objects), 1_000, SchedulerConfig())
+    return no_group_waits_that_could_start(a_snapshot(*objects), 1_000, SchedulerConfig())
 
 
 def test_a_group_that_waits_although_a_node_is_free_is_reported() -> None:

@@ -1,5 +1,5 @@
-"""Seeded worlds: random queues, nodes and groups that take from each other, in virtual time.
+"""Seeded worlds: random queues, nodes and groups that preempt and reclaim, in virtual time.
 
-`python -m tests.worlds --seeds 5000` plays five thousand, and looks after every session whether the
-rules of preempt and reclaim hold; `--seed N` replays one and can write it down as a world.
+`python -m tests.worlds --seeds 5000` plays five thousand, and checks the rules of preempt and
+reclaim after every session; `--seed N` replays one and can write it as a world.
 """

@@ -44,12 +44,12 @@ _MOST_SHOWN = 30
 
 
 def main() -> int:
-    """Play what the command line asks for."""
+    """Play the seeds that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m tests.worlds")
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="replay this one, and tell its story")
-    parser.add_argument("--write", type=Path, help="where to write its smallest world")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="replay this seed and print its story")
+    parser.add_argument("--write", type=Path, help="where to write the smallest failing world")
     parser.add_argument("--wide", action="store_true", help="the busy worlds of the seeds")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()

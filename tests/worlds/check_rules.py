@@ -1,6 +1,7 @@
-"""The rules of admission checks, each as a function that says what it holds.
+"""The rules of admission checks, one function each.
 
-Like those of `tests.worlds.rules`: about one session, as it was opened and as it has decided.
+As in `tests.worlds.rules`, a rule compares the session as opened with the session after its
+decisions.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from tests.worlds.rules import Broken, evictions
 _LATE = "AfterCheckPassedOrOnDemand"
 
 
-def nobody_is_admitted_before_its_checks_have_passed(before: Session, after: Session) -> None:
-    """All True; without `enqueue` nobody asks them."""
+def groups_are_admitted_only_after_their_checks_pass(before: Session, after: Session) -> None:
+    """All checks are True; without the `enqueue` action no checks are required."""
     if "enqueue" not in after.actions or not are_honoured(after):
         return
     for intent in after.intents:
@@ -26,18 +27,20 @@ def nobody_is_admitted_before_its_checks_have_passed(before: Session, after: Ses
                 raise Broken(f"{intent.group} was admitted with checks {checks}")
 
 
-def no_check_that_says_no_leaves_anything(before: Session, after: Session) -> None:
-    """Retry and Reject release the reservation in the session that hears of them."""
+def refused_groups_hold_no_reservation(before: Session, after: Session) -> None:
+    """The session that reads a Retry or Reject releases the reservation."""
     for group in after.groups.values():
         said = {one.reason for one in group.status.checks if one.status == "False"}
         if said and group.phase not in TERMINAL and group.reserved:
-            raise Broken(f"{group.key} is {group.phase} with a reservation, and was told {said}")
+            raise Broken(
+                f"{group.key} is {group.phase} with a reservation, although a check said {said}"
+            )
         if "Reject" in said and group.phase not in TERMINAL:
             raise Broken(f"{group.key} is {group.phase}, and was rejected")
 
 
-def whoever_lost_its_reservation_is_asked_anew(before: Session, after: Session) -> None:
-    """Nothing that was said about a former reservation is left, but a retry that is waited for."""
+def lost_reservations_reset_the_checks(before: Session, after: Session) -> None:
+    """No answer to a former reservation is left, except a Retry whose delay still runs."""
     for group in after.groups.values():
         if group.phase != PodGroupPhase.PENDING or group.reserved:
             continue
@@ -48,18 +51,18 @@ def whoever_lost_its_reservation_is_asked_anew(before: Session, after: Session) 
                 raise Broken(f"{group.key} holds nothing, and {one.name} is {one.status}")
 
 
-def nobody_is_evicted_before_checks_give_leave(before: Session, after: Session) -> None:
-    """Every AfterCheckPassedOrOnDemand check is True, or some check asks for it."""
+def victims_are_evicted_only_after_late_checks_allow_it(before: Session, after: Session) -> None:
+    """Every AfterCheckPassedOrOnDemand check is True, or some check asks for the preemption."""
     for intent in evictions(after):
-        claimant = after.by_key[intent.by]
-        if claimant.phase != PodGroupPhase.PENDING or not are_honoured(after):
+        preemptor = after.by_key[intent.by]
+        if preemptor.phase != PodGroupPhase.PENDING or not are_honoured(after):
             continue
-        checks = claimant.status.checks
+        checks = preemptor.status.checks
         if any(one.reason == "PreemptionRequired" for one in checks):
             continue
         shut = [one.name for one in checks if one.status != "True" and _is_late(after, one.name)]
-        if shut and not _was_evicting(before, claimant):
-            raise Broken(f"{intent.pod} was evicted for {claimant.key}, before {shut} passed")
+        if shut and not _was_evicting(before, preemptor):
+            raise Broken(f"{intent.pod} was evicted for {preemptor.key}, before {shut} passed")
 
 
 def _is_late(session: Session, name: str) -> bool:
@@ -67,13 +70,13 @@ def _is_late(session: Session, name: str) -> bool:
     return check is not None and check.spec.preemption_policy == _LATE
 
 
-def _was_evicting(before: Session, claimant: GroupState) -> bool:
-    """Whoever has begun goes on, though a check has been taken back since."""
-    return before.groups[claimant.uid].status.pledge.expires is not None
+def _was_evicting(before: Session, preemptor: GroupState) -> bool:
+    """A preemptor that has begun to evict continues, even if a check was reset since."""
+    return before.groups[preemptor.uid].status.pledge.expires is not None
 
 
-def nobody_waits_for_an_answer_for_longer_than_it_may(before: Session, after: Session) -> None:
-    """unknownTimeout, from the reservation."""
+def unanswered_checks_time_out(before: Session, after: Session) -> None:
+    """unknownTimeout counts from the reservation."""
     for group in after.groups.values():
         reserved_at = group.status.reserved_at
         if group.phase != PodGroupPhase.PENDING or reserved_at is None or not are_honoured(after):
@@ -86,8 +89,8 @@ def nobody_waits_for_an_answer_for_longer_than_it_may(before: Session, after: Se
                 raise Broken(f"{group.key} has waited for {one.name} since {reserved_at}")
 
 
-def nobody_waits_whose_checks_have_passed(last: Session) -> None:
-    """At rest: whoever is reserved waits for a check that is open."""
+def groups_with_passed_checks_do_not_wait(last: Session) -> None:
+    """At rest, a reserved group waits for an open check."""
     for group in last.groups.values():
         waits = group.phase == PodGroupPhase.PENDING and group.reserved
         passed = all(one.status == "True" for one in group.status.checks)
@@ -96,9 +99,9 @@ def nobody_waits_whose_checks_have_passed(last: Session) -> None:
 
 
 AFTER_EVERY_SESSION_WITH_CHECKS = (
-    nobody_is_admitted_before_its_checks_have_passed,
-    no_check_that_says_no_leaves_anything,
-    whoever_lost_its_reservation_is_asked_anew,
-    nobody_is_evicted_before_checks_give_leave,
-    nobody_waits_for_an_answer_for_longer_than_it_may,
+    groups_are_admitted_only_after_their_checks_pass,
+    refused_groups_hold_no_reservation,
+    lost_reservations_reset_the_checks,
+    victims_are_evicted_only_after_late_checks_allow_it,
+    unanswered_checks_time_out,
 )

@@ -1,7 +1,7 @@
-"""Admission checks in seeded worlds: queues that ask for some, and what controllers answer when.
+"""Admission checks in seeded worlds: queues that require checks, and the controllers' answers.
 
-Answers are steps of the world's Timeline, so that a world that shows a fault can be written down.
-Some come when nobody has asked: these are refused, and the world goes on.
+Answers are steps of the world's Timeline, so that a world that shows a fault can be written to a
+file. Some come when the check is not asked for: these are refused, and the world goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import structs
 from tests.worlds.making import Described, Manifest
 
 CHECKS = ("a", "b", "c")
-#: Few instants, since every one of them costs a session or two.
+#: Few instants, because each costs a session or two.
 _TIMES = (1, 5, 10, 20, 40, 60, 90)
 _FRIENDLY = (*(("True", ""),) * 5, ("Unknown", "PreemptionRequired"))
 _ANSWERS = (
@@ -27,7 +27,7 @@ _ANSWERS = (
 
 
 def with_checks(world: Described) -> Described:
-    """Three worlds in five: with checks in some of its queues. They are not static any more."""
+    """Add checks to some queues of three worlds in five, which are not static any more."""
     dice = random.Random(f"checks {world.seed}")
     if dice.random() > 0.6:
         return world
@@ -43,10 +43,10 @@ def with_checks(world: Described) -> Described:
         if one["kind"] == "Timeline":
             steps += one["spec"]
     manifests = [one for one in manifests if one["kind"] != "Timeline"]
-    _haste(dice, manifests)
+    _raise_priorities(dice, manifests)
     groups = [(0, one) for one in manifests if one["kind"] == "PodGroup"]
     if not any("podgroups" in one["spec"].get("hard", ()) for one in manifests):
-        # Else one that comes later may be refused, and a step about it would mean nothing.
+        # Otherwise a later group may be refused, and a step about it would be meaningless.
         groups += [
             (_at(step), step["apply"])
             for step in steps
@@ -62,8 +62,8 @@ def with_checks(world: Described) -> Described:
     return structs.replace(world, manifests=manifests, static=False)
 
 
-def _haste(dice: random.Random, manifests: list[Manifest]) -> None:
-    """Some of those who wait become more important, so that there is somebody to make way."""
+def _raise_priorities(dice: random.Random, manifests: list[Manifest]) -> None:
+    """Raise the priority of some waiting groups, so that preemptors appear."""
     for one in manifests:
         if one["kind"] == "PodGroup" and "status" not in one and dice.random() < 0.5:
             one["spec"] = {**one["spec"], "priorityClassName": "high"}
@@ -89,7 +89,7 @@ def _check(dice: random.Random, name: str) -> Manifest:
 
 
 def _asked(queues: dict[str, Manifest], queue: str) -> list[str]:
-    """The checks of a queue and of those above it, the highest first."""
+    """Return the checks of a queue and of its ancestors, from the root down."""
     found: dict[str, None] = {}
     above: list[str] = []
     while queue in queues:
@@ -107,7 +107,7 @@ def _answers(
     since: int,
     answers: tuple[tuple[str, str], ...],
 ) -> list[Manifest]:
-    """Of what is admitted already, some checks have said True; others joined the queue since."""
+    """Give admitted groups True for some checks; the other checks joined the queue since."""
     if "status" in group and group["status"].get("phase") != "Pending":
         names = [name for name in names if dice.random() < 0.7]
         told = [{"name": name, "status": "True"} for name in names]

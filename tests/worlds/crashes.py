@@ -1,4 +1,4 @@
-"""Commits that are refused in part: nobody is evicted for nothing, and the world still settles."""
+"""Partly refused commits: no pod is evicted in vain, and the world still comes to rest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from batchq.scheduler.scheduler import Scheduler
 from batchq.store.memory import MemoryStore
 from tests.worlds.rules import Broken, evictions
 
-#: In so many commits something is refused; what comes after is to bring the world to rest.
+#: The number of commits that are partly refused; the ones after them must bring the world to rest.
 COMMITS_IN_DOUBT = 12
 
 
 class Reluctant:
-    """A store that finds some transactions in conflict, as if somebody else had written."""
+    """A store that finds some transactions in conflict, as if another client had written."""
 
     def __init__(self, store: MemoryStore, dice: random.Random) -> None:
         self._store = store
@@ -37,15 +37,15 @@ class Reluctant:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether commits are still refused in part."""
+        """Return whether commits are still partly refused."""
         return self._commits <= COMMITS_IN_DOUBT
 
     def snapshot(self) -> Snapshot:
-        """As the store has it."""
+        """Return the store's snapshot."""
         return self._store.snapshot()
 
     def commit(self, transactions: Sequence[Transaction], **more: Any) -> Commit:
-        """Some of them, in order."""
+        """Commit some of the transactions, in order."""
         self._commits += 1
         taken = [one for one in transactions if not self.in_doubt or self._dice.random() < 0.6]
         done = self._store.commit(taken, **more)
@@ -58,50 +58,50 @@ class Reluctant:
 
 
 class Watching:
-    """A cycle whose commits are looked at."""
+    """A cycle whose commits are checked."""
 
     def __init__(self, cycle: Cycle, store: MemoryStore) -> None:
         self._cycle = cycle
         self._store = store
 
     def run_once(self) -> CycleReport:
-        """One cycle; whom it has evicted is owed in the store, unless the claimant has started."""
+        """Run one cycle; each victim is pledged in the store, unless its preemptor has started."""
         report = self._cycle.run_once()
         for intent in evictions(report.session):
             pod = self._store.get("Pod", intent.uid)
-            claimant = self._store.get("PodGroup", intent.by)
+            preemptor = self._store.get("PodGroup", intent.by)
             if not isinstance(pod, Pod) or not pod.status.terminating:
                 continue
             before = report.session.by_key[intent.group].record
-            if has_started(claimant, report.session.by_key[intent.by]):
+            if has_started(preemptor, report.session.by_key[intent.by]):
                 continue
-            if intent.uid not in claimant_holds(claimant):
+            if intent.uid not in preemptor_holds(preemptor):
                 raise Broken(
-                    f"{intent.pod} of {before.metadata.name} was told to stop for {intent.by},"
-                    " and the store knows of no pledge"
+                    f"{intent.pod} of {before.metadata.name} was evicted for {intent.by},"
+                    " and the store has no such pledge"
                 )
         return report
 
 
-def claimant_holds(claimant: object) -> set[str]:
-    """The uids of what is pledged to a group."""
-    return set(claimant.status.pledge.holds) if isinstance(claimant, PodGroup) else set()
+def preemptor_holds(preemptor: object) -> set[str]:
+    """Return the uids of the victims pledged to a group."""
+    return set(preemptor.status.pledge.holds) if isinstance(preemptor, PodGroup) else set()
 
 
-def has_started(claimant: object, decided: GroupState) -> bool:
-    """Whether a group found room at once, in what others left that had no pods on nodes, so that
-    its pledge has ended; in the store, too.
+def has_started(preemptor: object, decided: GroupState) -> bool:
+    """Return whether a group got capacity at once, from victims without pods on nodes, so that its
+    pledge has ended; in the store, too.
     """
     return (
-        isinstance(claimant, PodGroup)
+        isinstance(preemptor, PodGroup)
         and is_admitted(decided)
         and not decided.status.pledge.stands
-        and claimant.status.phase == decided.phase
+        and preemptor.status.phase == decided.phase
     )
 
 
 class PatientWatch(InvariantWatch):
-    """What a session has settled need not be stored before commits go through again."""
+    """A session's decisions need not be stored until commits go through again."""
 
     def __init__(self, store: MemoryStore, reluctant: Reluctant) -> None:
         self._reluctant = reluctant
@@ -113,7 +113,7 @@ class PatientWatch(InvariantWatch):
 
 
 class DoubtfulStage(WorldRun):
-    """A stage on which commits are refused in part, for a while."""
+    """A stage on which commits are partly refused for a while."""
 
     most_at_once = WorldRun.most_at_once + COMMITS_IN_DOUBT
 

@@ -1,7 +1,7 @@
-"""Queues beside each other that always want more: they end as their weights say.
+"""Sibling queues with endless demand: their shares converge to their weights.
 
-Pods are of one size and nodes hold a whole number of them, so a queue that ends short of a whole
-pod or more has been left short.
+Pods are of one size and nodes hold a whole number of them, so a queue that is short of a whole pod
+or more is wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.worlds.rules import Broken
 
 
 def fair_world(seed: int) -> tuple[Described, dict[str, Fraction]]:
-    """A world of arrays, and how many pods each queue should end with."""
+    """Return a world of arrays, and the number of pods each queue should end with."""
     dice = random.Random(f"fair {seed}")
     nodes = {f"n{place}": dice.randint(2, 6) for place in range(dice.randint(1, 3))}
     total = sum(nodes.values())
@@ -66,10 +66,10 @@ def _manifest(kind: str, name: str, spec: Manifest) -> Manifest:
 
 
 def shares_have_converged(outcome: WorldOutcome, wanted: dict[str, Fraction]) -> None:
-    """No queue is short of what its weight gives it by a whole pod, and nothing is idle."""
+    """Check that no queue is short of its weighted share by a whole pod, and nothing is idle."""
     held = {name: int(outcome.queues[name].allocated.get("cpu", "0")) for name in wanted}
     for name, pods in wanted.items():
         if pods - held[name] >= 1:
             raise Broken(f"{name} should end with {float(pods):.2f} pods: {held}")
     if sum(held.values()) != sum(wanted.values()):
-        raise Broken(f"of {sum(wanted.values())} pods' room, these are used: {held}")
+        raise Broken(f"of {sum(wanted.values())} places for pods, these are used: {held}")

@@ -1,8 +1,8 @@
-"""What operators and users do besides in busy worlds: queues are stopped for a while and guaranteed
-something, nodes come and change their size, groups become more or less important or are cancelled,
-pods have gates of their own, and clocks run faster.
+"""Changes by operators and users in busy worlds: queues are stopped for a while and get guarantees,
+nodes join and change their size, groups change priority or are cancelled, pods have scheduling
+gates, and clocks run faster.
 
-Seeds below FIRST stay as they were: those that once showed a fault are known by their number.
+Seeds below FIRST are unchanged, because faults found earlier are known by their seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tests.worlds.making import Described, Manifest
 
-#: The first seed whose world has them.
+#: The first seed whose world has such changes.
 FIRST = 200_000
 _ORDERS = (
     ["enqueue", "allocate", "preempt", "reclaim", "backfill"],
@@ -25,7 +25,7 @@ _CLASSES = ("low", "mid", "high", "polite")
 
 
 def with_happenings(world: Described) -> Described:
-    """The world with some more steps in its Timeline, which is its last document."""
+    """Return the world with more steps in its Timeline, which is its last document."""
     dice = random.Random(f"wide happenings {world.seed}")
     *manifests, timeline = [dict(one) for one in world.manifests]
     steps: list[Manifest] = list(timeline["spec"])
@@ -73,8 +73,8 @@ def _clocks(dice: random.Random) -> Manifest:
 
 
 def _guarantee(dice: random.Random, manifests: list[Manifest]) -> None:
-    """To some queues, no more than they deserve or may have; of a tree to the parent or to its
-    children. These may deserve something, too.
+    """Give some queues guarantees, at most what they deserve or may hold; in a tree either the
+    parent or its children, which may state what they deserve, too.
     """
     nodes = _of_kind(manifests, "Node")
     left: int = sum(one["spec"]["resources"]["cpu"] for one in nodes)
@@ -129,7 +129,7 @@ def _change_nodes(dice: random.Random, manifests: list[Manifest], steps: list[Ma
 
 
 def _groups(manifests: list[Manifest], steps: list[Manifest]) -> list[tuple[int, Manifest]]:
-    """Every group, and when it comes."""
+    """Return every group, and when it is created."""
     first = [(0, one) for one in _of_kind(manifests, "PodGroup")]
     return first + [
         (_at(step), step["apply"])
@@ -139,7 +139,7 @@ def _groups(manifests: list[Manifest], steps: list[Manifest]) -> list[tuple[int,
 
 
 def _gate_templates(dice: random.Random, manifests: list[Manifest], steps: list[Manifest]) -> None:
-    """Some pods wait for a gate of their own, which is opened later."""
+    """Put scheduling gates on some pods, and open them later."""
     for since, group in _groups(manifests, steps):
         if dice.random() > 0.1:
             continue
@@ -166,7 +166,7 @@ def _key(group: Manifest) -> str:
 
 
 def _is_about(step: Manifest, key: str) -> bool:
-    """Whether a step, but for one that makes the group, names it."""
+    """Return whether a step names the group; the step that creates it does not count."""
     named = [step.get("suspend"), step.get("resume")]
     named += [step.get(deed, {}).get("podGroup") for deed in ("openGate", "setCheck")]
     return key in named

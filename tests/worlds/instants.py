@@ -1,4 +1,4 @@
-"""What holds over the sessions of one instant: they end, and undo nothing that they have done."""
+"""Rules about the sessions of one instant: they end, and undo none of their decisions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from batchq.api import intents
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.lab.simulation.player import MOST_SESSIONS_AT_ONCE
-from tests.worlds.rest import claims_that_wait_for_nothing, nothing_waits_that_could_start
+from tests.worlds.rest import no_group_waits_that_could_start, preemptors_that_wait_for_nothing
 from tests.worlds.rules import Broken, evictions
 
 
 class Instants:
-    """Follows the sessions of one world; owns what was decided at the present instant."""
+    """Follows the sessions of one world; owns the decisions of the present instant."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -19,19 +19,19 @@ class Instants:
         self._decided: list[list[intents.Intent]] = []
         #: (uid, attempt) of the pods that were bound at this instant.
         self._started: set[tuple[str, int]] = set()
-        #: Those that the world begins with; it may say that they have started just now.
+        #: Pods that the world begins with; it may describe them as just started.
         self._described: set[tuple[str, int]] | None = None
 
     def follow(self, after: Session) -> None:
-        """Look at one more session. Raises Broken."""
+        """Check one more session. Raises Broken."""
         if after.now_ms != self._now_ms:
             self._now_ms = after.now_ms
             self._decided.clear()
             self._started.clear()
-        self._nothing_is_evicted_where_it_has_just_started(after)
+        self._no_pod_is_evicted_at_its_start(after)
         self._decided.append(list(after.intents))
         if not after.intents:
-            self._nothing_waits_for_nothing(after)
+            self._no_group_waits_for_nothing(after)
         elif len(self._decided) >= MOST_SESSIONS_AT_ONCE and all(self._decided):
             last = [str(one) for one in self._decided[-2:]]
             raise Broken(
@@ -39,7 +39,7 @@ class Instants:
                 f" {last[0][:600]} and {last[1][:600]}"
             )
 
-    def _nothing_is_evicted_where_it_has_just_started(self, after: Session) -> None:
+    def _no_pod_is_evicted_at_its_start(self, after: Session) -> None:
         for intent in evictions(after):
             pod = after.by_key[intent.group].pods.get(intent.uid)
             if pod is not None and (intent.uid, pod.status.attempt) in self._started:
@@ -56,10 +56,10 @@ class Instants:
             self._described = bound
         self._started |= bound - self._described
 
-    def _nothing_waits_for_nothing(self, after: Session) -> None:
+    def _no_group_waits_for_nothing(self, after: Session) -> None:
         wrong = [
-            *nothing_waits_that_could_start(after.snapshot, after.now_ms, self._config),
-            *claims_that_wait_for_nothing(after.snapshot, after.now_ms),
+            *no_group_waits_that_could_start(after.snapshot, after.now_ms, self._config),
+            *preemptors_that_wait_for_nothing(after.snapshot, after.now_ms),
         ]
         if wrong:
             raise Broken(f"at {after.now_ms // 1000} s, {wrong[0]}")

@@ -1,8 +1,8 @@
 """From a seed to a described world: manifests as `batchq simulate` reads them, and their config.
 
-Queues stand in trees, with guarantees, deserved and capabilities that `apply` would take; groups
-are gangs, arrays and elastic ones, some of which run already. In a *static* world nothing ends by
-itself and nobody comes: whatever moves is the scheduler's own doing.
+Queues form trees, with guarantees, deserved amounts and capabilities that `apply` would accept;
+groups are gangs, arrays and elastic groups, and some already run. In a *static* world no pod
+ends and no group is submitted: every change is a decision of the scheduler.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ORDERS = (
     ["enqueue", "allocate", "preempt"],
     ["enqueue", "allocate", "reclaim"],
 )
-#: How often a queue states each of these.
+#: The probability that a queue states each of these.
 _STATES = {"guarantee": 0.3, "deserved": 0.25, "capability": 0.2}
 _WITHOUT_ENQUEUE = (["allocate", "reclaim", "preempt"], ["allocate", "preempt"])
 
 
 class Described(Struct, frozen=True):
-    """A world in words; `static` promises that nothing comes from outside or ends by itself."""
+    """A world as text; `static` means that no pod ends and nothing comes from outside."""
 
     seed: int
     static: bool
@@ -40,27 +40,29 @@ class Described(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As a file."""
+        """Return the world as the text of a file."""
         return yaml.safe_dump_all(self.manifests, sort_keys=False)
 
     @property
     def config_text(self) -> str:
-        """As scheduler.yaml."""
+        """Return the configuration as scheduler.yaml."""
         return yaml.safe_dump(self.config, sort_keys=False)
 
 
 def described(seed: int) -> Described:
-    """The world of a seed."""
+    """Return the world of a seed."""
     return _Making(seed).world()
 
 
 class _Making:
-    """Owns the dice, and what is free on the nodes while running groups are put there."""
+    """Owns the random generator, and the free capacity of the nodes while running groups are
+    placed.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.dice = random.Random(seed)
-        #: Others, so that a world is the same but for its strategies and walltimes.
+        #: A separate generator, so that strategies and walltimes change nothing else in a world.
         self.fill = random.Random(f"backfill {seed}")
         self.static = seed % 4 != 3
         self.dimensions = self.dice.choice((["cpu"], ["cpu"], ["cpu", "memory"], ["cpu", "gpu"]))
@@ -103,7 +105,7 @@ class _Making:
     def _chance(self, of: float) -> bool:
         return self.dice.random() < of
 
-    # --- what there is ------------------------------------------------------------------------
+    # --- nodes, classes, configuration --------------------------------------------------------
 
     def _nodes(self) -> None:
         for place in range(self.dice.choice((1, 1, 2, 2, 3, 4))):
@@ -136,7 +138,7 @@ class _Making:
 
     def _config(self) -> Manifest:
         orders = _WITHOUT_ENQUEUE if self._chance(0.08) else _ORDERS
-        # The usual order twice as often as any other.
+        # The usual order is twice as likely as any other.
         config: Manifest = {"actions": self.dice.choice((orders[0], orders[0], *orders))}
         if self._chance(0.12):
             config["evictionBudget"] = {"pods": self.dice.randint(1, 4)}
@@ -147,7 +149,7 @@ class _Making:
         return config
 
     def _backfilled(self, manifests: list[Manifest], config: Manifest) -> None:
-        """Some queues are filled; where things may end by themselves, some groups say when."""
+        """Let some queues backfill; where pods may end, some groups state a walltime."""
         dice = self.fill
         for one in manifests:
             spec = one["spec"]
@@ -159,13 +161,13 @@ class _Making:
             elif one["kind"] == "PodGroup" and not self.static and dice.random() < 0.7:
                 spec["walltime"] = f"{dice.choice((5, 10, 20, 40, 80))}s"
         if not self.static:
-            self._line_behind_a_wide_one(dice.choice(self.leaves))
+            self._small_groups_behind_a_wide_one(dice.choice(self.leaves))
         if "enqueue" in config["actions"] and dice.random() < 0.9:
             after = dice.randint(config["actions"].index("enqueue") + 1, len(config["actions"]))
             config["actions"] = [*config["actions"][:after], "backfill", *config["actions"][after:]]
 
-    def _line_behind_a_wide_one(self, queue: str) -> None:
-        """A group that takes most of the nodes, and small ones behind it."""
+    def _small_groups_behind_a_wide_one(self, queue: str) -> None:
+        """Add a group that takes most of the nodes, and small ones behind it."""
         dice, nodes = self.fill, [one["spec"] for one in self.made if one["kind"] == "Node"]
         total = sum(one["resources"]["cpu"] for one in nodes)
         pods = [max(1, total - dice.randint(0, 3)), *(1 for _ in range(dice.randint(1, 4)))]
@@ -194,7 +196,9 @@ class _Making:
     def _children(
         self, parent: str, guarantee: Manifest, deserved: Manifest, capability: Manifest, depth: int
     ) -> None:
-        """Below a parent that states these amounts; what children state fits into them."""
+        """Add the children of a parent that states these amounts; the children's amounts fit into
+        them.
+        """
         count = self.dice.randint(1 if parent else 2, 3)
         left = [dict(guarantee), dict(deserved)]
         for place in range(count):
@@ -221,7 +225,7 @@ class _Making:
             self.leaves.append(name)
 
     def _stated(self, left: list[Manifest], most: Manifest) -> Manifest:
-        """Guarantee, deserved and capability of one queue, out of what is left to state."""
+        """Return guarantee, deserved and capability of one queue, from the amounts left."""
         stated: dict[str, Manifest] = {name: {} for name in _STATES}
         says = {name: self._chance(of) for name, of in _STATES.items()}
         for one in most:
@@ -275,7 +279,7 @@ class _Making:
             spec["controller"] = "external"
             spec["minResources"] = {"cpu": dice.randint(1, 4)}
             if self.static or self._chance(0.5):
-                # One that waits for a consumer who never comes would go in circles by itself.
+                # A group whose consumer never comes would be readmitted and time out for ever.
                 group["status"] = {"phase": "Running", "startedAt": dice.randint(0, 3)}
             return group, []
         if self._chance(0.7):
@@ -292,7 +296,7 @@ class _Making:
             spec["minResources"] = {"cpu": dice.randint(1, 5)}
         pods: list[Manifest] = []
         if self._chance(0.5):
-            # What runs is rather of the unimportant, so that there is something to take.
+            # Running groups have mostly low priority, so that victims exist.
             spec["priorityClassName"] = dice.choice(("low", "low", "low", "mid", "high"))
             pods = self._running(group, spec.get("minMember", replicas))
         elif self._chance(0.1):
@@ -320,7 +324,7 @@ class _Making:
         return tasks
 
     def _running(self, group: Manifest, least: int) -> list[Manifest]:
-        """Its pods, on nodes that still have room; none, if these take no gang."""
+        """Return the pods of a group on nodes with free capacity; none if no gang fits."""
         placed: list[Manifest] = []
         free = {node: dict(has) for node, has in self.free.items()}
         started = self.dice.randint(0, 3)
@@ -363,10 +367,10 @@ class _Making:
             "status": {"phase": "Running", "node": node, "startedAt": started},
         }
 
-    # --- from outside -----------------------------------------------------------------------------
+    # --- events from outside ----------------------------------------------------------------------
 
     def _happenings(self) -> list[Manifest]:
-        """A node that is lost and comes back, sometimes."""
+        """Sometimes lose a node and let it return."""
         if not self._chance(0.3):
             return []
         at, node = self.dice.randint(0, 40), self.dice.choice(sorted(self.free))

@@ -1,7 +1,7 @@
-"""A store's objects, counted plainly: what nodes and limits have left, and what a group asks for.
+"""A store's objects, counted plainly: free resources of nodes and limits, and requests of groups.
 
-Everything is worked out from the records of one snapshot, by the words of the rules and with no
-code of the sessions, whose caches are what is judged. It is slow, and meant for small worlds.
+Everything is derived from the records of one snapshot by the documented rules, without any code of
+the sessions, whose caches are under test. It is slow, and meant for small worlds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from batchq.api.objects import Node, Pod, PodGroup, Queue, Task, Toleration, key
 from batchq.core.session.snapshot import Snapshot
 
 Amounts = dict[str, int]
-#: Where something is counted: the cluster, a namespace or a queue.
+#: The scope of a count: the cluster, a namespace or a queue.
 Scope = tuple[str, str]
 
 CLUSTER: Scope = ("cluster", "")
@@ -26,7 +26,7 @@ _ANY_NUMBER = 10**12
 
 
 class Place(Struct, frozen=True):
-    """One pod of a group: its task, its index, its priority and what it asks for."""
+    """One pod of a group: its task, index, priority and requests."""
 
     task: Task
     position: int
@@ -43,12 +43,12 @@ class Place(Struct, frozen=True):
 
 
 def asks_of(requests: Mapping[str, int]) -> Amounts:
-    """What a pod takes: what it names, and one of the `pods`."""
+    """Return what a pod takes: its requests, and one of the `pods`."""
     return {**{name: units for name, units in requests.items() if units > 0}, "pods": 1000}
 
 
 def total(many: Iterable[Mapping[str, int]]) -> Amounts:
-    """Their sum."""
+    """Return the sum."""
     found: Amounts = {}
     for amounts in many:
         for name, units in amounts.items():
@@ -57,12 +57,12 @@ def total(many: Iterable[Mapping[str, int]]) -> Amounts:
 
 
 def most_of(one: Mapping[str, int], other: Mapping[str, int]) -> Amounts:
-    """The larger of the two, per dimension."""
+    """Return the larger of the two, per dimension."""
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def fits(asks: Mapping[str, int], has: Mapping[str, int]) -> bool:
-    """Whether all of it is there."""
+    """Return whether all of it is available."""
     return all(units <= has.get(name, 0) for name, units in asks.items())
 
 
@@ -96,7 +96,7 @@ class Picture:
         return [pod for pod in self.pods(group) if pod.status.phase in ON_NODE]
 
     def held(self, group: PodGroup) -> Amounts:
-        """Live: what its pods hold until their processes have ended."""
+        """Return the live charge: the requests of the pods whose processes have not ended."""
         return total(asks_of(pod.spec.requests) for pod in self.on_nodes(group))
 
     def priority(self, group: PodGroup) -> int:
@@ -104,7 +104,7 @@ class Picture:
         return self.classes.get(name, 0) if name else self.default_priority
 
     def place_in_line(self, group: PodGroup) -> tuple[int, int, str]:
-        """By priority, queue time, uid."""
+        """Return the group's sort key: priority, queue time, uid."""
         since = group.status.queue_time
         if since is None:
             since = group.metadata.creation_timestamp or 0
@@ -118,7 +118,7 @@ class Picture:
         return sum(task.replicas for task in group.spec.tasks) > self.min_member(group)
 
     def counts_now(self, group: PodGroup) -> list[Pod]:
-        """Pods of this admission, and those that an elastic group has finished before."""
+        """Return the pods of this admission, and those that an elastic group finished before."""
         elastic = self.is_elastic(group)
         return [
             pod
@@ -135,7 +135,7 @@ class Picture:
         )
 
     def places(self, group: PodGroup) -> list[Place]:
-        """All of its pods that no gate of their template holds back, in the order of the gang."""
+        """Return all pods without a closed gate in their template, in the order of the gang."""
         own = self.priority(group)
         found = [
             Place(task, position, index, own if (p := task.template.priority) is None else p)
@@ -146,8 +146,8 @@ class Picture:
         return sorted(found, key=lambda one: (-one.priority, one.position, one.index))
 
     def gang(self, group: PodGroup, places: Sequence[Place], count: int) -> list[Place] | None:
-        """The first `count` of these places: each task's minAvailable, then in their order; without
-        those that no empty node takes, as long as enough are left.
+        """Return the first `count` of these pods: each task's minAvailable, then the rest in order.
+        Pods that fit no empty node are left out, if enough others remain.
         """
         could = [one for one in places if any(self.takes(node, one) for node in self.open_nodes)]
         if len(could) >= count and all(
@@ -169,7 +169,7 @@ class Picture:
         return (first + rest)[: max(count, len(first))]
 
     def takes(self, node: Node, place: Place, free: Mapping[str, int] | None = None) -> bool:
-        """Whether a node takes a pod, empty or as it is."""
+        """Return whether a node takes a pod, either empty or with its present pods."""
         labels, template = node.metadata.labels, place.task.template
         if any(labels.get(name) != value for name, value in template.node_selector.items()):
             return False
@@ -191,9 +191,9 @@ class Picture:
         first: Collection[tuple[str, int]] = (),
         without: Collection[tuple[str, int]] = (),
     ) -> list[Place]:
-        """Of a group that has been admitted: the pods that its gang still needs, first in its
-        order; those named in `first` before others, those in `without` left out, and those whose
-        gates were opened since after all others: the gang is fixed at admission.
+        """Return the pods that the gang of an admitted group still needs, in order. The pods in
+        `first` come before others, those in `without` are left out, and those whose gates were
+        opened since come last: the gang is fixed at admission.
         """
         since = group.status.in_queue_at
         opened = {
@@ -227,7 +227,7 @@ class Picture:
     # --- the ledger -------------------------------------------------------------------------------
 
     def _charge(self, group: PodGroup) -> Amounts:
-        """live + promise, by the words of the rules; never more than the store counts."""
+        """Return live + promise by the documented rules, never more than the store counts."""
         stored = {name: units for name, units in group.status.charge.items() if units}
         stored.pop("podgroups", None)
         if group.spec.controller == "external" or group.status.pledge.stands:
@@ -251,7 +251,7 @@ class Picture:
         return self.queues[name].spec.parent or ROOT
 
     def chain(self, group: PodGroup) -> list[str]:
-        """Its queue and those above it, the root last; empty if its queue is missing."""
+        """Return the group's queue and its ancestors, root last; empty if its queue is missing."""
         found: list[str] = []
         name = group.spec.queue
         while name in self.queues and name != ROOT:
@@ -267,7 +267,7 @@ class Picture:
         ]
 
     def used(self, scope: Scope, without: PodGroup) -> Amounts:
-        """The ledger of a scope, leaving out one group; the cluster's leaves out external ones."""
+        """Return the ledger of a scope without one group; the cluster's omits external groups."""
         less = self._counts_in(scope, without)
         all_of = self._sums.get(scope, {})
         return {name: units - less.get(name, 0) for name, units in all_of.items()}
@@ -282,7 +282,7 @@ class Picture:
         return {scope: total(many) for scope, many in found.items()}
 
     def _counts_in(self, scope: Scope, group: PodGroup) -> Amounts:
-        """What a group counts for in one of its scopes."""
+        """Return a group's contribution to the ledger of one of its scopes."""
         external = group.spec.controller == "external"
         if scope not in self.scopes(group):
             return {}
@@ -295,8 +295,8 @@ class Picture:
         return {**counts, "podgroups": 1000} if group.status.charge else counts
 
     def limit(self, scope: Scope) -> Amounts | None:
-        """What a scope may hold; a dimension that it does not name is unlimited, except in the
-        cluster.
+        """Return the limit of a scope; a dimension that it does not name is unlimited, except in
+        the cluster.
         """
         kind, name = scope
         if kind == "cluster":
@@ -314,7 +314,7 @@ class Picture:
         return {} if queue is None else _limit_of_queue(queue)
 
     def over_limit(self, group: PodGroup, charge: Amounts) -> str:
-        """The first limit that a group would pass if it were charged so much; "" if none."""
+        """Return the first limit that a group with this charge would exceed; "" if none."""
         asks = {**charge, "podgroups": 1000}
         for scope in self.scopes(group):
             limit = self.limit(scope) or {}
@@ -329,18 +329,16 @@ class Picture:
         return self._over_guarantee(group, charge)
 
     def exceeds_guarantees(self, group: PodGroup, charge: Amounts) -> bool:
-        """Rule 1: whether so much would not fit beside what siblings are guaranteed, even if
-        nothing else was charged. What uses a guarantee and no node, as an external group does,
-        does not count.
+        """Rule 1: return whether the amount does not fit next to the guarantees of sibling queues,
+        even if nothing else is charged. Amounts that use a guarantee but no node, as of an external
+        group, do not count.
         """
         return bool(self._over_guarantee(group, charge, nothing_is_used=True))
 
     def _over_guarantee(
         self, group: PodGroup, charge: Amounts, *, nothing_is_used: bool = False
     ) -> str:
-        """Rule 3: what is guaranteed to siblings and not used by them is left to them, and so is
-        what is guaranteed further down.
-        """
+        """Rule 3: unused guarantees of siblings are left to them, and so are those further down."""
 
         def used_in(queue: str) -> Amounts:
             return {} if nothing_is_used else self.used(("queue", queue), group)
@@ -368,7 +366,7 @@ class Picture:
         return ""
 
     def guarantee(self, name: str) -> Amounts:
-        """What a queue states; one that states nothing has its children's sum."""
+        """Return the guarantee that a queue states, or else the sum of its children's."""
         stated = self.queues[name].spec.guarantee if name in self.queues else {}
         below = total(self.guarantee(child) for child in self.children.get(name, ()))
         return {**below, **stated}
@@ -376,7 +374,7 @@ class Picture:
     # --- nodes ------------------------------------------------------------------------------------
 
     def free(self, kept: Mapping[str, Amounts]) -> dict[str, Amounts]:
-        """Node -> what pods on it and places kept for others leave."""
+        """Return node -> the free resources, without the places kept for other groups."""
         found = {}
         taken: dict[str, list[Amounts]] = {}
         for pods in self.snapshot.pods.values():
@@ -392,8 +390,8 @@ class Picture:
         return found
 
     def put(self, places: Sequence[Place], free: Mapping[str, Amounts]) -> bool:
-        """Whether nodes take these pods: the largest first, each on the fullest node that takes it,
-        whichever way one measures what is large and full, and whoever comes first of equals.
+        """Return whether nodes take these pods: the largest first, each on the fullest node that
+        takes it, for several measures of large and full; ties go to the first.
         """
         nodes = [node.metadata.name for node in self.open_nodes]
         return all(
@@ -422,8 +420,8 @@ class Picture:
         return True
 
     def without_node(self, group: PodGroup) -> Iterator[Place]:
-        """Its pods that are to run, have no node and could be bound now: neither gated, nor ended,
-        nor waiting for a retry.
+        """Return the pods without a node that could be bound now: not gated, not ended, and not
+        waiting for a retry.
         """
         pods = {(pod.spec.task, pod.spec.index): pod for pod in self.counts_now(group)}
         former = {
@@ -446,7 +444,7 @@ class Picture:
                 yield place
 
     def _backs_off(self, group: PodGroup, pod: Pod) -> bool:
-        """Whether a pod that failed is not to be tried again yet."""
+        """Return whether a failed pod still waits for its retry."""
         status = pod.status
         if status.retry_at is not None:
             return status.retry_at > self.now_ms
@@ -473,7 +471,7 @@ def _limit_of_queue(queue: Queue) -> Amounts:
     return limit
 
 
-#: What a unit of each dimension counts for; others count for one.
+#: The unit in which each dimension is measured; others are measured in ones.
 _WEIGHTS: tuple[Mapping[str, int], ...] = (
     {"pods": 0, "cpu": 1000, "memory": 1, "gpu": 1},
     {"pods": 0, "cpu": 1, "memory": 1000, "gpu": 1000},

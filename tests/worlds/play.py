@@ -1,4 +1,4 @@
-"""Playing seeded worlds: one with its story, or many on all cores; and making them smaller."""
+"""Play seeded worlds, one with its story or many on all cores; and make failing worlds smaller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from batchq.lab.simulation.world import read_world
 from batchq.scheduler.scheduler import Scheduler
 from tests.worlds.check_rules import (
     AFTER_EVERY_SESSION_WITH_CHECKS,
-    nobody_waits_whose_checks_have_passed,
+    groups_with_passed_checks_do_not_wait,
 )
 from tests.worlds.checking import with_checks
 from tests.worlds.crashes import DoubtfulStage
@@ -35,14 +35,14 @@ from tests.worlds.rules import AFTER_EVERY_SESSION, AT_REST, Broken, Course
 from tests.worlds.traces import state_of
 from tests.worlds.wide import MOST_SESSIONS_OF_WIDE, wide_world
 
-#: Sessions of a world; long before its end nobody may be evicted any more.
+#: Sessions of a world; the evictions end long before the last one.
 MOST_SESSIONS = 50
 QUIET_SESSIONS = 12
 MOST_REFUSED = 2
 
 
 class Failure(Struct, frozen=True):
-    """A seed that went wrong, and how."""
+    """A seed that failed, and the failure."""
 
     seed: int
     why: str
@@ -51,7 +51,7 @@ class Failure(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Judged(Scheduler):
-    """A scheduler that is looked at after every session."""
+    """A scheduler that is checked after every session."""
 
     course: Course = field(default_factory=lambda: Course(static=False))
     instants: Instants | None = None
@@ -71,7 +71,7 @@ class Judged(Scheduler):
 
 @dataclass(frozen=True)
 class Traceless:
-    """An action that must leave the session as it was if it decides nothing."""
+    """An action that must leave the session unchanged if it decides nothing."""
 
     action: Action
 
@@ -80,13 +80,13 @@ class Traceless:
         return self.action.name
 
     def execute(self, session: Session) -> None:
-        """What claimants tried in vain is not to be seen afterwards."""
+        """Run the action; attempts of preemptors that failed must leave no trace."""
         before, decided = state_of(session), len(session.effects.joined)
         said = len(session.intents)
         self.action.execute(session)
         gives_up = any(isinstance(one, EndPledge | RollBack) for one in session.intents[said:])
         if len(session.effects.joined) > decided or gives_up:
-            # A claimant that counted on a lost node, or on victims it may not take any more.
+            # A preemptor that counted on a lost node, or on victims that it may not take any more.
             return
         after = state_of(session)
         for what, value in before.items():
@@ -95,8 +95,8 @@ class Traceless:
 
 
 def judged(world: Described, *, at_rest: bool = True) -> Judged:
-    """The scheduler that the world asks for, under observation; with `at_rest` also of what waits
-    when the sessions of an instant are over.
+    """Return the scheduler that the world configures, under observation; with `at_rest`, also check
+    the waiting groups when the sessions of an instant are over.
     """
     config = read_config(world.config_text, "scheduler.yaml")
     scheduler = assemble(config)
@@ -118,16 +118,16 @@ def play(world: Described, most: int = MOST_SESSIONS) -> WorldOutcome:
     scheduler = judged(world)
     stage = WorldRun(read_world(world.text, f"seed {world.seed}"), scheduler)
     played = stage.run(most, bounded=True)
-    # A transaction that both takes and gives may come before one that it counts on; the next
-    # session mends that. What is refused again and again was decided against the store's rules.
+    # A transaction may come before the one that frees its capacity; the next session corrects that.
+    # A decision that is refused repeatedly violates the store's rules.
     if played.refused > MOST_REFUSED:
         raise Broken(f"the store refused {played.refused} of what the sessions decided")
     if not played.exhausted:
-        for rule in (*AT_REST, nobody_waits_whose_checks_have_passed):
+        for rule in (*AT_REST, groups_with_passed_checks_do_not_wait):
             rule(scheduler.last[0])
     course = scheduler.course
     quiet_from = most - QUIET_SESSIONS
-    # As long as clocks send groups away and these come back, what queues deserve moves to and fro.
+    # While clocks evict groups that later return, the deserved shares keep changing.
     is_still = world.static and not course.last_sent_away
     if is_still and played.exhausted and course.last_eviction > quiet_from:
         raise Broken(f"evictions go on in session {course.last_eviction} of a static world")
@@ -135,9 +135,9 @@ def play(world: Described, most: int = MOST_SESSIONS) -> WorldOutcome:
 
 
 def play_in_doubt(world: Described) -> None:
-    """Play a world in which commits are refused at first. Raises Broken or InvariantBroken."""
+    """Play a world whose first commits are partly refused. Raises Broken or InvariantBroken."""
     quiet = structs.replace(world, static=False)
-    # What was refused is decided anew, and others may have started in its place.
+    # Refused decisions are repeated, and other groups may have started instead.
     scheduler = judged(quiet, at_rest=False)
     stage = DoubtfulStage(read_world(world.text, f"seed {world.seed}"), scheduler, world.seed)
     played = stage.run(2 * MOST_SESSIONS, bounded=True)
@@ -147,22 +147,22 @@ def play_in_doubt(world: Described) -> None:
 
 
 def play_shuffled(world: Described, told: WorldOutcome) -> None:
-    """The order of documents decides nothing. Raises Broken."""
+    """Check that the order of the documents decides nothing. Raises Broken."""
     documents = [*world.manifests]
     random.Random(world.seed).shuffle(documents)
     shuffled = play(structs.replace(world, manifests=documents))
     if as_json(shuffled) != as_json(told):
-        raise Broken("the same documents in another order come to something else")
+        raise Broken("the same documents in another order have another outcome")
 
 
 def play_fair(seed: int) -> None:
-    """Queues that always want more end as their weights say. Raises Broken."""
+    """Check that queues with endless demand converge to their weights. Raises Broken."""
     world, wanted = fair_world(seed)
     shares_have_converged(play(world), wanted)
 
 
 def failure_of_world(world: Described) -> Failure | None:
-    """What is wrong with a world."""
+    """Return what is wrong with a world."""
 
     def everything() -> None:
         told = play(world)
@@ -177,7 +177,7 @@ def failure_of_world(world: Described) -> Failure | None:
 
 
 def _failure(seed: int, plays: Callable[[], None]) -> Failure | None:
-    """Whatever is wrong: a swarm goes on with the next one."""
+    """Return any failure, so that a swarm goes on with the next seed."""
     try:
         plays()
     except Exception as wrong:  # a crash anywhere is a finding, as a broken rule is
@@ -186,22 +186,22 @@ def _failure(seed: int, plays: Callable[[], None]) -> Failure | None:
 
 
 def play_wide(world: Described) -> None:
-    """Play a busy world: everything in it ends by itself. Raises Broken or InvariantBroken."""
+    """Play a busy world, in which every pod ends. Raises Broken or InvariantBroken."""
     play(world, MOST_SESSIONS_OF_WIDE)
 
 
 def failure_of_wide(world: Described) -> Failure | None:
-    """What is wrong with a busy world."""
+    """Return what is wrong with a busy world."""
     return _failure(world.seed, lambda: play_wide(world))
 
 
 def failure_of(seed: int) -> Failure | None:
-    """What is wrong with a seed."""
+    """Return what is wrong with a seed."""
     return failure_of_world(world_of(seed))
 
 
 def failure_of_wide_seed(seed: int) -> Failure | None:
-    """What is wrong with the busy world of a seed."""
+    """Return what is wrong with the busy world of a seed."""
     try:
         world = wide_world(seed)
     except Exception as wrong:  # as in failure_of_world
@@ -210,14 +210,14 @@ def failure_of_wide_seed(seed: int) -> Failure | None:
 
 
 def world_of(seed: int) -> Described:
-    """The world of a seed; in most, some queues ask for admission checks."""
+    """Return the world of a seed; in most worlds some queues require admission checks."""
     return with_checks(described(seed))
 
 
 def failures_of(
     seeds: Iterable[int], *, processes: int, wide: bool = False
 ) -> Iterator[Failure | None]:
-    """What is wrong with each seed, in order, on so many processes."""
+    """Return the failures of the seeds, in order, played on this many processes."""
     find = failure_of_wide_seed if wide else failure_of
     if processes == 1:
         yield from map(find, seeds)
@@ -229,12 +229,12 @@ def failures_of(
 # --- Smaller worlds -------------------------------------------------------------------------------
 
 
-#: What is wrong with a world, if anything.
+#: Return what is wrong with a world, if anything.
 Find: TypeAlias = Callable[[Described], Failure | None]
 
 
 def smaller(world: Described, find: Find = failure_of_world) -> Described:
-    """As few documents, and steps of its Timeline, as still show what is wrong with a world."""
+    """Return the fewest documents and Timeline steps that still show the failure of a world."""
     failure = find(world)
     if failure is None:
         return world
@@ -267,7 +267,7 @@ def _with_fewer_steps(world: Described, place: int, kind: str, find: Find) -> De
 
 
 def _shows(world: Described, kind: str, find: Find) -> bool:
-    """Whether a world still shows what is wrong, and not something else."""
+    """Return whether a world still shows the same failure, and no other."""
     try:
         found = find(world)
     except BatchqError:
@@ -276,5 +276,5 @@ def _shows(world: Described, kind: str, find: Find) -> bool:
 
 
 def _kind(why: str) -> str:
-    """What is wrong, whoever it concerns."""
+    """Return the kind of a failure, without the objects that it names."""
     return re.sub(r"[a-z-]+/[\w-]+|[\d.]+|q\d\w*|\{.*\}|\bt\d\b", "_", why)

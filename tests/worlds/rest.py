@@ -1,8 +1,8 @@
-"""What always holds when the sessions of an instant are over, judged from the records alone.
+"""Rules that hold when the sessions of an instant are over, judged from the records alone.
 
-Every function tells what it found wrong, a sentence each. A group that could start now and does not
-is wrong unless another one that waits for something still running keeps it back; where it would
-take a copy of the sessions to say whether it may, it may.
+Every function returns a sentence for each violation. A group that could start now and does not is
+wrong, unless another group that waits for running pods keeps it back. Where only a copy of the
+sessions' code could tell, the group may wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IN_TURN = ("StrictFIFO", "Backfill")
 
 
 class Rest(Picture):
-    """A picture of a store at rest, with who waits for what."""
+    """A store at rest, with the reasons for which groups wait."""
 
     def __init__(self, snapshot: Snapshot, now_ms: int, config: SchedulerConfig) -> None:
         super().__init__(snapshot, now_ms, config.settings.overcommit)
@@ -28,7 +28,7 @@ class Rest(Picture):
         self._actions = config.actions
 
     def wrong(self) -> Iterator[str]:
-        """Everything that is wrong, a sentence each."""
+        """Return every violation, a sentence each."""
         if "enqueue" not in self._actions or "allocate" not in self._actions:
             return
         for group in self.snapshot.groups:
@@ -45,17 +45,17 @@ class Rest(Picture):
                 and self._could_start(group)
                 and not self._is_kept_back(group)
             ):
-                yield f"{self.key(group)} waits, and limits and nodes would take it"
+                yield f"{self.key(group)} waits, although limits and nodes would take it"
 
-    # --- who stands in line -----------------------------------------------------------------------
+    # --- groups in line ---------------------------------------------------------------------------
 
     def _is_out_of_line(self, group: PodGroup) -> bool:
-        """Whether a group waits for something that no room helps with."""
+        """Return whether a group waits for something other than capacity."""
         spec, status = group.spec, group.status
         if spec.scheduling_gates or spec.suspend or not self.is_leaf(spec.queue):
             return True
         if not self.is_admitted(group) and any(self._stops(name) for name in self.chain(group)):
-            # What runs goes on in a queue that is held, with more pods, too.
+            # Running groups of a held queue continue, and may get more pods.
             return True
         if spec.priority_class_name and spec.priority_class_name not in self.classes:
             return True
@@ -78,7 +78,7 @@ class Rest(Picture):
         return name in self.queues and self.queues[name].spec.stop_policy != "None"
 
     def _waits_for_others(self, group: PodGroup) -> bool:
-        """Dependencies that are open, checks that nobody carries out."""
+        """Return whether dependencies or inactive checks hold the group back."""
         for dependency in group.spec.depends_on:
             other = self.groups.get(dependency.uid)
             if other is None and dependency.condition != "any":
@@ -102,23 +102,25 @@ class Rest(Picture):
         return not asked <= active
 
     def _waits_for_its_own(self, group: PodGroup) -> bool:
-        """Whether pods of a former admission have not ended: in line all the same, it keeps others
-        back until they have.
+        """Return whether pods of a former admission have not ended: the group keeps its place in
+        line, and keeps others back.
         """
         return group.status.phase == PodGroupPhase.PENDING and bool(self.on_nodes(group))
 
     def _is_a_victim(self, group: PodGroup) -> bool:
-        """Whether a pledge that stands names any of its pods: it comes after the claimant."""
+        """Return whether a standing pledge names any of its pods: the group then comes after the
+        preemptor.
+        """
         return any(group.metadata.uid in other.status.pledge.groups for other in self._pledges)
 
     @cached_property
     def _pledges(self) -> list[PodGroup]:
         return [one for one in self.groups.values() if one.status.pledge.stands]
 
-    # --- who could start --------------------------------------------------------------------------
+    # --- groups that could start ------------------------------------------------------------------
 
     def _could_start(self, group: PodGroup) -> bool:
-        """Rules 2 to 4 for a Pending group, as if nobody else waited."""
+        """Check rules 2 to 4 for a Pending group, as if no other group waited."""
         gang = self._gang_to_start(group)
         if not gang:
             return False
@@ -127,7 +129,7 @@ class Rest(Picture):
             return False
         if not self.put(gang, self.free(self._kept_for_others(group))):
             return False
-        # Places are kept for those who have been told so; which ones, is not written down.
+        # Nodes are kept for groups with this condition; the records do not say which nodes.
         return self.put(gang, self.free(self._anywhere(group)))
 
     def _gang_to_start(self, group: PodGroup) -> list[Place] | None:
@@ -138,12 +140,12 @@ class Rest(Picture):
         }
         left = [one for one in self.places(group) if one.name not in final]
         if final:
-            # How few of them are enough depends on how the others ended: all is enough.
+            # How few pods are enough depends on how the others ended, so this requires all.
             return left
         return self.gang(group, left, self.min_member(group))
 
     def _kept_for_others(self, group: PodGroup) -> dict[str, Amounts]:
-        """Node -> what is planned there for claimants whose victims end."""
+        """Return node -> the amounts planned there for preemptors whose victims are ending."""
         kept: dict[str, list[Amounts]] = {}
         for other in self._pledges:
             if other is group:
@@ -158,7 +160,7 @@ class Rest(Picture):
         return {node: total(many) for node, many in kept.items()}
 
     def _anywhere(self, group: PodGroup) -> dict[str, Amounts]:
-        """Every node -> all that the pods of reserved groups without a node ask for."""
+        """Return every node -> the requests of all pods of reserved groups without a node."""
         waiting = [
             place.asks
             for other in self.groups.values()
@@ -169,7 +171,7 @@ class Rest(Picture):
         return {node.metadata.name: asks for node in self.open_nodes}
 
     def _needed_without_node(self, group: PodGroup) -> list[Place]:
-        """What is promised to a group and not taken yet."""
+        """Return the part of a group's promise that it has not taken yet."""
         if group.spec.controller == "external":
             return []
         waiting = list(self.without_node(group))
@@ -180,7 +182,7 @@ class Rest(Picture):
             for pod in self.on_nodes(group)
             if not pod.status.terminating
         }
-        # Pods of an elastic group that are being stopped are replaced by others.
+        # Other pods replace those of an elastic group that are being stopped.
         stopping = {
             (pod.spec.task, pod.spec.index)
             for pod in self.on_nodes(group)
@@ -189,16 +191,16 @@ class Rest(Picture):
         needed = {one.name for one in self.lacking(group, there, stopping)}
         return [one for one in waiting if one.name in needed]
 
-    # --- who keeps others back --------------------------------------------------------------------
+    # --- groups that keep others back -------------------------------------------------------------
 
     def _is_kept_back(self, group: PodGroup) -> bool:
-        """Whether a group that waits for something still running may keep this one back."""
-        return any(self._keeps_back(other, group) for other in self._waiting_in_vain)
+        """Return whether a group that waits for running pods may keep this one back."""
+        return any(self._keeps_back(other, group) for other in self._waiting_for_ends)
 
     @cached_property
-    def _waiting_in_vain(self) -> list[PodGroup]:
-        """Groups in line that could not start now, for want of what others still hold; and those
-        that these keep back in turn.
+    def _waiting_for_ends(self) -> list[PodGroup]:
+        """Return the groups in line that lack capacity that others still hold, and transitively the
+        groups that they keep back.
         """
         running = {uid for uid, one in self.groups.items() if self._may_end(one)}
         waiting = [
@@ -215,7 +217,7 @@ class Rest(Picture):
             or (running - {one.metadata.uid} and not self._starts_now(one))
         ]
         for other in found:
-            # Grows while it is gone through.
+            # Grows during the iteration.
             found += [
                 one
                 for one in waiting
@@ -224,8 +226,8 @@ class Rest(Picture):
         return found
 
     def _may_end(self, group: PodGroup) -> bool:
-        """Whether it holds something that is given back: pods on nodes, what an external consumer
-        has, a reservation that waits for checks, or that a clock runs out on.
+        """Return whether the group holds something that it will return: pods on nodes, the amount
+        of an external consumer, a reservation that waits for checks, or one with a time limit.
         """
         if group.spec.controller == "external":
             return bool(group.status.charge)
@@ -244,14 +246,14 @@ class Rest(Picture):
             return True
         if other.spec.queue == group.spec.queue:
             ahead = self.place_in_line(other) < self.place_in_line(group)
-            # What it counts on, and has evicted nobody of yet, it may have by what its queue
-            # deserves, and not beside more that starts there.
+            # A preemptor without evictions so far is entitled to its victims by its queue's
+            # deserved share, and not in addition to other groups that start there.
             pledge = other.status.pledge
             counts_on_others = pledge.stands and pledge.expires is None
             return ahead and (self._strategy(other) in _IN_TURN or counts_on_others)
         if self._strategy(other) in _IN_TURN:
             return True
-        # A BestEffortFIFO head has room kept from those who would borrow it.
+        # The reservation of a BestEffortFIFO head binds only groups that would borrow.
         return any(
             name in self.queues and self.queues[name].spec.deserved for name in self.chain(other)
         ) or bool(self._config.settings.min_runtime_ms)
@@ -260,7 +262,7 @@ class Rest(Picture):
         return self.queues[group.spec.queue].spec.strategy.type
 
     def _has_a_hold(self, group: PodGroup) -> bool:
-        """Whether it has waited for long enough to have nodes held for it."""
+        """Return whether the group has waited long enough to have nodes held for it."""
         since = group.metadata.creation_timestamp or 0
         return since + self._config.settings.in_queue_timeout_ms // 2 <= self.now_ms
 
@@ -279,7 +281,7 @@ class Rest(Picture):
                 return
 
     def _bindable(self, group: PodGroup) -> Iterator[tuple[Place, bool]]:
-        """Pods without a node that could have one now, and whether they were promised one."""
+        """Return the unbound pods that could have a node now, and whether each is promised one."""
         if group.status.pledge.stands or any(
             pod.status.admission != group.status.admission for pod in self.on_nodes(group)
         ):
@@ -288,7 +290,7 @@ class Rest(Picture):
         needed = self._needed_without_node(group)
         free, shared = self.free(self._kept_for_others(group)), self.free(self._anywhere(group))
         if not ready:
-            # A gang starts whole or not at all: also if one of its pods waits for a retry.
+            # A gang starts whole or not at all, even if one of its pods waits for a retry.
             if (
                 needed
                 and self._has_its_gang(group, needed)
@@ -306,8 +308,8 @@ class Rest(Picture):
                 yield place, promised
 
     def _has_its_gang(self, group: PodGroup, more: Sequence[Place] = ()) -> bool:
-        """Whether pods on nodes and succeeded ones, and these, are enough: else it lacks some, or
-        will fail.
+        """Return whether pods on nodes, succeeded pods and these are enough; otherwise the group
+        waits for more pods, or fails.
         """
         there = [one.task.name for one in more] + [
             pod.spec.task
@@ -320,12 +322,12 @@ class Rest(Picture):
         )
 
     def _is_promised(self, group: PodGroup, places: list[Place]) -> bool:
-        """Whether a group's charge stays as it is when these are bound."""
+        """Return whether binding these leaves the group's charge unchanged."""
         held = total([self.held(group), *(one.asks for one in places)])
         return fits(held, self.charges[group.metadata.uid])
 
     def _grows(self, group: PodGroup, places: list[Place]) -> bool:
-        """Whether binding these passes a limit, where they make the group's charge grow."""
+        """Return whether binding these exceeds a limit because the group's charge grows."""
         held = total([self.held(group), *(one.asks for one in places)])
         before = self.charges[group.metadata.uid]
         charge = most_of(held, before)
@@ -334,19 +336,21 @@ class Rest(Picture):
         return bool(self.over_limit(group, charge))
 
 
-def nothing_waits_that_could_start(
+def no_group_waits_that_could_start(
     snapshot: Snapshot, now_ms: int, config: SchedulerConfig
 ) -> list[str]:
-    """What waits and could start, when the sessions of an instant are over."""
+    """Return the groups that wait but could start when the sessions of an instant are over."""
     return list(Rest(snapshot, now_ms, config).wrong())
 
 
-def claims_that_wait_for_nothing(snapshot: Snapshot, now_ms: int) -> list[str]:
-    """Claimants whose victims have all ended, whose checks have passed, and that do not start."""
+def preemptors_that_wait_for_nothing(snapshot: Snapshot, now_ms: int) -> list[str]:
+    """Return the preemptors that do not start although all of their victims have ended and all of
+    their checks have passed.
+    """
     groups = {one.metadata.uid: one for one in snapshot.groups}
     stand = [one for one in groups.values() if one.status.pledge.stands]
     if len(stand) > 1:
-        # Another claimant may come before it.
+        # Another preemptor may come before it.
         return []
     alive: Mapping[str, int] = {
         pod.metadata.uid: pod.status.attempt
@@ -367,7 +371,8 @@ def claims_that_wait_for_nothing(snapshot: Snapshot, now_ms: int) -> list[str]:
         )
         waits = any(uid in alive for uid in pledge.holds) or external
         asked = any(check.status != "True" for check in one.status.checks)
-        # Until it expires, it waits for a node that has gone since its victims were told to stop.
+        # Until its pledge expires, it waits for a node that was lost after its victims were told to
+        # stop.
         node_away = bool(pledge.room.keys() - ready) and now_ms < (pledge.expires or 0)
         if not (waits or asked or node_away) and one.status.phase == PodGroupPhase.PENDING:
             name = f"{one.metadata.namespace}/{one.metadata.name}"

@@ -1,7 +1,7 @@
-"""The rules of preempt and reclaim, each as a function that says what it holds.
+"""The rules of preempt and reclaim, one function each.
 
-A rule about one session gets the session as it was opened on the snapshot (`before`) and the one
-that has decided (`after`). It raises Broken with the story.
+A rule about one session gets the session as opened on the snapshot (`before`) and the session with
+its decisions (`after`). It raises Broken with the story.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ PROTECTED = frozenset({"system", "kube-system"})
 
 
 class Broken(AssertionError):
-    """A rule does not hold; the message says which, and for whom."""
+    """A rule is violated; the message names the rule and the objects."""
 
 
 def evictions(session: Session) -> list[intents.Evict]:
-    """Pods that preempt and reclaim have told to stop in this session."""
+    """Return the pods that preempt and reclaim have told to stop in this session."""
     return [intent for intent in session.intents if isinstance(intent, intents.Evict) and intent.by]
 
 
 # --- After every session --------------------------------------------------------------------------
 
 
-def no_limit_is_passed(before: Session, after: Session) -> None:
-    """In every scope the ledger is at most the limit, unless it was above it before."""
+def no_limit_is_exceeded(before: Session, after: Session) -> None:
+    """In every scope the ledger is at most the limit, unless it exceeded the limit before."""
     for scope, sums in after.ledger.sums.items():
         for resource, units in sums.items():
             limit = after.ledger.limit(scope, resource)
@@ -51,8 +51,8 @@ def no_limit_is_passed(before: Session, after: Session) -> None:
                 raise Broken(f"{scope} holds {units} of {resource}, and may hold {limit}")
 
 
-def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
-    """Rule 3: below each queue, what its children hold, or are guaranteed if that is more, fits."""
+def guarantees_stay_available(before: Session, after: Session) -> None:
+    """Rule 3: below each queue, the children's charges, or their guarantees if larger, fit."""
     tree = after.tree
     for parent, children in tree.children_of.items():
         scope = queue_scope(parent)
@@ -74,9 +74,9 @@ def what_is_guaranteed_is_left(before: Session, after: Session) -> None:
                 )
                 for one in (before, after)
             )  # fmt: skip
-            # A claimant and victims of another queue are counted as one here, and each by itself in
-            # its own. When it starts before they have ended, within what its queue is guaranteed,
-            # or counts on others instead, both are there again.
+            # A preemptor and its victims of another queue are counted once here, and each in its
+            # own queue. If it starts before they have ended, within its queue's guarantee, or
+            # counts on other victims instead, both are charged again.
             both = sum(
                 before.ledger.owed(group).get(of, {}).get(resource, 0)
                 for group in before.groups.values()
@@ -95,17 +95,18 @@ def _still_counts_on_the_same(after: Session, group: GroupState) -> bool:
     )
 
 
-def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: Session) -> None:
-    """Nobody is evicted without a pledge that names it, and each pod is pledged once.
+def every_victim_is_pledged_to_its_preemptor(before: Session, after: Session) -> None:
+    """Every eviction has a pledge that names the pod, and each pod is pledged once.
 
-    Claims are decided one after the other. What a later one evicts may let an earlier claimant fit
-    without its own victims: that one starts at once, and its pledge ends. So it does where a victim
-    that leaves whole has pods without a node: what was promised for these is there at once.
+    Preemptors are decided one after the other. The victims of a later one may let an earlier one
+    fit without its own victims: the earlier one then starts at once, and its pledge ends. The same
+    holds if a victim that leaves whole has pods without a node, because their promise is released
+    at once.
     """
     owners: dict[str, str] = {}
     for group in after.groups.values():
         if group.phase in TERMINAL:
-            # Who is cancelled has lost its reservation, and with it the pledge in its record.
+            # A cancelled group loses its reservation, and the pledge in its record.
             continue
         for uid in group.status.pledge.holds:
             if uid in owners:
@@ -126,68 +127,70 @@ def every_victim_is_owed_to_the_one_it_was_evicted_for(before: Session, after: S
             continue
         if owners.get(intent.uid) != intent.by:
             owner = owners.get(intent.uid, "nobody")
-            raise Broken(f"{intent.pod} was evicted for {intent.by}, and is owed to {owner}")
+            raise Broken(f"{intent.pod} was evicted for {intent.by}, and is pledged to {owner}")
 
 
-def _gave_at_once(before: Session, after: Session, claimant: str) -> bool:
-    """Whether any that left whole for a claimant was promised more than its pods held."""
+def _gave_at_once(before: Session, after: Session, preemptor: str) -> bool:
+    """Return whether any group that left whole for a preemptor was promised more than its pods
+    held.
+    """
     left = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
     return any(
         promised_to(before.by_key[key])
         for key in left
-        if after.by_key[key].status.evictions.last_by == claimant
+        if after.by_key[key].status.evictions.last_by == preemptor
         and after.by_key[key].status.evictions.last_at == after.now_ms
     )
 
 
-def only_those_go_who_may_be_taken(before: Session, after: Session) -> None:
-    """preempt: whole groups of lower priority only; reclaim: never from reclaimable: false; never
-    from protected namespaces, nor for a class that takes nothing.
+def only_permitted_victims_are_evicted(before: Session, after: Session) -> None:
+    """preempt takes only whole groups of lower priority; reclaim never takes from reclaimable:
+    false. Neither takes from protected namespaces, nor for a class that preempts nothing.
     """
     left = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
     for intent in evictions(after):
-        victim, claimant = after.by_key[intent.group], after.by_key[intent.by]
+        victim, preemptor = after.by_key[intent.group], after.by_key[intent.by]
         if victim.namespace in PROTECTED:
             raise Broken(f"{victim.key} is protected, and {intent.pod} was evicted")
-        if claimant.record.spec.priority_class_name == "polite":
-            raise Broken(f"{claimant.key} may take nothing, and {intent.pod} was evicted for it")
+        if preemptor.record.spec.priority_class_name == "polite":
+            raise Broken(f"{preemptor.key} may take nothing, and {intent.pod} was evicted for it")
         if intent.action == "preempt":
-            _only_the_less_important(victim, claimant, whole=victim.key in left)
+            _only_the_less_important(victim, preemptor, whole=victim.key in left)
         else:
-            _only_from_lenders(after, victim, claimant)
+            _only_from_lenders(after, victim, preemptor)
 
 
-def _only_the_less_important(victim: GroupState, claimant: GroupState, *, whole: bool) -> None:
+def _only_the_less_important(victim: GroupState, preemptor: GroupState, *, whole: bool) -> None:
     strictly = whole or victim.is_array
-    if victim.queue != claimant.queue:
-        raise Broken(f"{claimant.key} preempted {victim.key} of another queue")
-    if victim.priority > claimant.priority or (strictly and victim.priority == claimant.priority):
+    if victim.queue != preemptor.queue:
+        raise Broken(f"{preemptor.key} preempted {victim.key} of another queue")
+    if victim.priority > preemptor.priority or (strictly and victim.priority == preemptor.priority):
         raise Broken(
-            f"{claimant.key} of priority {claimant.priority} preempted {victim.key} of priority"
+            f"{preemptor.key} of priority {preemptor.priority} preempted {victim.key} of priority"
             f" {victim.priority}{', whole' if whole else ''}"
         )
 
 
-def _only_from_lenders(after: Session, victim: GroupState, claimant: GroupState) -> None:
-    if victim.queue == claimant.queue:
-        raise Broken(f"{claimant.key} reclaimed from its own queue")
-    _, giving = after.tree.divide(claimant.queue, victim.queue)
+def _only_from_lenders(after: Session, victim: GroupState, preemptor: GroupState) -> None:
+    if victim.queue == preemptor.queue:
+        raise Broken(f"{preemptor.key} reclaimed from its own queue")
+    _, giving = after.tree.divide(preemptor.queue, victim.queue)
     for queue in giving:
         if not after.queues[queue].record.spec.reclaimable:
-            raise Broken(f"{claimant.key} reclaimed from {queue}, which is not reclaimable")
+            raise Broken(f"{preemptor.key} reclaimed from {queue}, which is not reclaimable")
 
 
-def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session) -> None:
-    """What victims' queues hold once victims have ended is at least what is guaranteed to them.
-    What a queue's own groups take from each other afterwards is nothing that others took.
+def reclaim_leaves_queues_their_guarantee(before: Session, after: Session) -> None:
+    """The victims' queues hold at least their guarantee after the victims have ended. Pods that a
+    queue's own groups take from each other afterwards do not count.
     """
     taken = [intent for intent in evictions(after) if intent.action == "reclaim"]
     if any(intent.action == "preempt" for intent in evictions(after)):
         return
     for place, intent in enumerate(taken):
-        victim, claimant = after.by_key[intent.group], after.by_key[intent.by]
+        victim, preemptor = after.by_key[intent.group], after.by_key[intent.by]
         gives = victim.pods[intent.uid].spec.requests
-        for queue in after.tree.divide(claimant.queue, victim.queue)[1]:
+        for queue in after.tree.divide(preemptor.queue, victim.queue)[1]:
             as_before = {
                 key: before.by_key[key]
                 for later in taken[place + 1 :]
@@ -203,14 +206,14 @@ def nobody_is_reclaimed_from_below_its_guarantee(before: Session, after: Session
                 if gives.get(resource) and rest < units:
                     raise Broken(
                         f"{queue} is guaranteed {units} of {resource}, and keeps {rest} when"
-                        f" {intent.pod} has been reclaimed for {claimant.key}"
+                        f" {intent.pod} has been reclaimed for {preemptor.key}"
                     )
 
 
 def _charge_once_all_have_ended(after: Session, group: GroupState) -> Amounts:
     held: Amounts = {}
     if group.is_external and not after.ledger.claimants.get(group.uid):
-        # When a consumer gives back what it holds nobody knows; it is charged until then.
+        # The end of an external consumer is unknown; its group stays charged until then.
         held = group.held
     for pod in group.pods.values():
         if pod.status.phase in ON_NODE and not pod.status.terminating:
@@ -218,9 +221,9 @@ def _charge_once_all_have_ended(after: Session, group: GroupState) -> Amounts:
     return larger(held, group.status.reservation) if group.reserved else held
 
 
-def a_gang_stays_whole_or_leaves_whole(before: Session, after: Session) -> None:
-    """No group loses pods to others below what it needs, unless it leaves with all of them. What a
-    task needs of which nobody took any may be lacking by then: pods pass their walltimes.
+def gangs_stay_whole_or_leave_whole(before: Session, after: Session) -> None:
+    """A group loses pods to others only beyond its gang, unless it leaves with all of them. A task
+    that lost no pod to others may still fall short, because pods exceed their walltimes.
     """
     for key in sorted({intent.group for intent in evictions(after)}):
         group = after.by_key[key]
@@ -247,27 +250,27 @@ def a_gang_stays_whole_or_leaves_whole(before: Session, after: Session) -> None:
 
 
 AFTER_EVERY_SESSION = (
-    no_limit_is_passed,
-    what_is_guaranteed_is_left,
-    every_victim_is_owed_to_the_one_it_was_evicted_for,
-    only_those_go_who_may_be_taken,
-    nobody_is_reclaimed_from_below_its_guarantee,
-    a_gang_stays_whole_or_leaves_whole,
+    no_limit_is_exceeded,
+    guarantees_stay_available,
+    every_victim_is_pledged_to_its_preemptor,
+    only_permitted_victims_are_evicted,
+    reclaim_leaves_queues_their_guarantee,
+    gangs_stay_whole_or_leave_whole,
 )
 
 
-# --- When nothing happens any more ----------------------------------------------------------------
+# --- When the world is at rest --------------------------------------------------------------------
 
 
-def nobody_waits_for_room_that_is_there(last: Session) -> None:
-    """Work conservation: no group that is in line could be admitted, and no waiting pod bound."""
+def no_group_waits_for_free_capacity(last: Session) -> None:
+    """Work conservation: no group in line could be admitted, and no waiting pod could be bound."""
     for group in last.groups.values():
         if group.phase == PodGroupPhase.PENDING:
             refusals = last.refusals.get(group.uid, ())
             waits_behind = any(one.reason == Waiting.WAITING_FOR_TURN for one in refusals)
             against = blockers(last, group) or refused_by_nodes(last, group)
             if not waits_behind and not against and not _is_held_off(last, group):
-                raise Broken(f"{group.key} waits, and nothing keeps it from being admitted")
+                raise Broken(f"{group.key} waits, although nothing prevents its admission")
             only_room = {Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES}
             if (
                 refusals
@@ -277,14 +280,16 @@ def nobody_waits_for_room_that_is_there(last: Session) -> None:
                 and not refused_by_nodes(last, group)
                 and not _is_held_off(last, group)
             ):
-                raise Broken(f"{group.key} is refused for room, and there is room")
+                raise Broken(
+                    f"{group.key} is refused for lack of capacity, although there is enough"
+                )
         elif is_admitted(group) and not group.is_external and last.group_ready(group):
             for task in () if _is_held_off(last, group) else _bindable(last, group):
-                raise Broken(f"a pod of {group.key}, task {task}, waits, and a node takes it")
+                raise Broken(f"a pod of {group.key}, task {task}, waits, although a node takes it")
 
 
 def _is_held_off(last: Session, group: GroupState) -> bool:
-    """Whether another group has waited for nodes for so long that they may be held for it."""
+    """Return whether another group has waited so long that nodes may be held for it."""
     half = last.settings.in_queue_timeout_ms // 2
     return any(
         one is not group and last.now_ms - (one.status.nodes_lacked_at or last.now_ms) > half
@@ -304,16 +309,16 @@ def _bindable(session: Session, group: GroupState) -> Iterator[str]:
             yield shape.task.name
 
 
-def no_promise_is_left(last: Session) -> None:
-    """When nothing happens any more, nobody waits for victims."""
+def no_pledge_is_left(last: Session) -> None:
+    """At rest, no group waits for victims."""
     for group in last.groups.values():
         if group.status.pledge.stands and group.phase not in TERMINAL:
             waits = "victims that do not end" if awaits_victims(last, group) else "nothing"
             raise Broken(f"{group.key} still has a pledge, and waits for {waits}")
 
 
-def groups_that_run_say_why_more_pods_wait(last: Session) -> None:
-    """An elastic group with pods that have no node, and that nothing but their order holds back."""
+def running_groups_say_why_more_pods_wait(last: Session) -> None:
+    """Report an elastic group with unbound pods that only their order holds back."""
     for group in last.groups.values():
         if is_admitted(group) and not group.is_external and last.group_ready(group):
             waiting = next(waiting_extras(last, group), None)
@@ -322,9 +327,9 @@ def groups_that_run_say_why_more_pods_wait(last: Session) -> None:
 
 
 AT_REST = (
-    nobody_waits_for_room_that_is_there,
-    no_promise_is_left,
-    groups_that_run_say_why_more_pods_wait,
+    no_group_waits_for_free_capacity,
+    no_pledge_is_left,
+    running_groups_say_why_more_pods_wait,
 )
 
 
@@ -335,65 +340,67 @@ _BY_THE_CLOCK = frozenset({"InQueueTimeout", "RecoveryTimeout", "Unschedulable"}
 
 
 class Course:
-    """What happened from session to session of one world; owns the story of its claimants."""
+    """What happened from session to session of one world; owns the history of its preemptors."""
 
     def __init__(self, *, static: bool) -> None:
         self._static = static
         self._promised: dict[str, frozenset[str]] = {}
-        #: (claimant, pod) -> how often it was evicted for it.
+        #: (preemptor, pod) -> how often the pod was evicted for it.
         self.taken: Counter[tuple[str, str]] = Counter()
-        #: (claimant, victim's group).
+        #: (preemptor, victim's group).
         self._between: set[tuple[str, str]] = set()
         self.sessions = 0
         self.last_eviction = 0
-        #: The last session in which the clock sent a group away.
+        #: The last session in which the clock evicted a group.
         self.last_sent_away = 0
 
     def follow(self, before: Session, after: Session) -> None:
-        """Look at one more session."""
+        """Record one more session."""
         self.sessions += 1
         self._note_evictions(after)
         if self._static:
-            self.nobody_is_evicted_twice_for_the_same()
-            self._claimants_start(before, after)
+            self.no_victim_is_evicted_twice_for_one_preemptor()
+            self._preemptors_start(before, after)
 
     def _note_evictions(self, after: Session) -> None:
         if any(
             isinstance(intent, intents.RollBack) and intent.reason in _BY_THE_CLOCK
             for intent in after.intents
         ):
-            # Whom the clock sends away asks for less while it pauses, and for more again later:
-            # what queues deserve follows.
+            # A group that the clock evicts requests less during its back-off, and more again later;
+            # the deserved shares follow.
             self.taken.clear()
             self._between.clear()
             self.last_sent_away = self.sessions
         sent_away = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
-        for claimant, pod in list(self.taken):
-            # Who had to leave meanwhile claims anew when it comes back.
-            if claimant in sent_away:
-                del self.taken[claimant, pod]
+        for preemptor, pod in list(self.taken):
+            # An evicted preemptor may preempt again when it returns.
+            if preemptor in sent_away:
+                del self.taken[preemptor, pod]
         for intent in evictions(after):
             self.last_eviction = self.sessions
-            # Pods beyond minMember come and go with what their queue deserves, one by one.
+            # Pods beyond minMember follow their queue's deserved share, one by one.
             if not after.by_key[intent.by].status.pledge.extra:
                 self.taken[intent.by, intent.pod] += 1
                 if not _borrows(after, after.by_key[intent.by]):
                     self._between.add((intent.by, intent.group))
 
-    def nobody_is_evicted_twice_for_the_same(self) -> None:
-        """In a static world a claimant takes a victim once, and no two groups take in turns, unless
-        one did so while it borrowed: its victim's queue takes back what it deserves.
+    def no_victim_is_evicted_twice_for_one_preemptor(self) -> None:
+        """In a static world a preemptor evicts a victim once, and no two groups evict each other in
+        turn, unless one did so while its queue borrowed: the victim's queue then reclaims what it
+        deserves.
         """
-        for (claimant, pod), times in self.taken.items():
+        for (preemptor, pod), times in self.taken.items():
             if times > 1:
-                raise Broken(f"{pod} was evicted {times} times for {claimant}")
+                raise Broken(f"{pod} was evicted {times} times for {preemptor}")
         for one, other in self._between:
-            # Unless clocks send others away and let them come back: what is deserved moves then.
+            # The exception are worlds in which clocks evict groups that return later: the deserved
+            # shares then change.
             if (other, one) in self._between and not self.last_sent_away:
-                raise Broken(f"{one} and {other} make way for each other in turns")
+                raise Broken(f"{one} and {other} evict each other in turn")
 
-    def _claimants_start(self, before: Session, after: Session) -> None:
-        """A pledge ends because its claimant has what it was promised, or had to give way."""
+    def _preemptors_start(self, before: Session, after: Session) -> None:
+        """A pledge ends because its preemptor has what it was promised, or was itself evicted."""
         for group in before.groups.values():
             pledge = group.status.pledge
             now = after.groups[group.uid]
@@ -425,22 +432,22 @@ class Course:
         }
         wanted = len(pledge.plan.keys() - there) if pledge.extra else 0
         gained = sum(now.placed.values()) - sum(group.placed.values())
-        # Pods that were bound just now may be taken back for somebody else's claim: as undone, they
-        # cost nothing. Pods may have found room elsewhere while it was made for them.
+        # A binding of this session may be undone for another preemptor at no cost. Pods may have
+        # found capacity elsewhere while the eviction was under way.
         waiting = next(iter(waiting_extras(after, now)), None)
         if gained < wanted and waiting is not None and not after.effects.joined:
             raise Broken(f"{group.key} was promised {wanted} more pods, and got {gained}")
 
 
-def _borrows(after: Session, claimant: GroupState) -> bool:
-    """Whether a claimant's queue may take from others while it borrows, and holds more than it
+def _borrows(after: Session, preemptor: GroupState) -> bool:
+    """Return whether a preemptor's queue may preempt while it borrows, and holds more than it
     deserves with it.
     """
-    if after.queues[claimant.queue].record.spec.preemption.borrowing == "Never":
+    if after.queues[preemptor.queue].record.spec.preemption.borrowing == "Never":
         return False
-    deserved = deserved_of_queues(after).get(claimant.queue, {})
+    deserved = deserved_of_queues(after).get(preemptor.queue, {})
     return any(
-        after.ledger.used(queue_scope(claimant.queue), name) > deserved[name]
-        for name in comparable(after, claimant.reservation)
+        after.ledger.used(queue_scope(preemptor.queue), name) > deserved[name]
+        for name in comparable(after, preemptor.reservation)
         if name in deserved
     )

@@ -1,4 +1,4 @@
-"""Everything that a trial may touch in a session and must put back, as plain values."""
+"""Everything that a trial may change in a session and must restore, as plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from batchq.core.session.session import Session
 
 
 def state_of(session: Session) -> dict[str, Any]:
-    """By name, so that a difference can be told; zeros and empty places are nothing."""
+    """Return the state by name, so that differences can be shown; zeros and empty entries are left
+    out.
+    """
     ledger = session.ledger
     return {
         "nodes": {name: _named(node.free) for name, node in session.nodes.by_name.items()},

@@ -1,9 +1,9 @@
-"""From a seed to a busy world: what users of a shared cluster do within some minutes.
+"""From a seed to a busy world: the work of a shared cluster's users within some minutes.
 
-Groups are submitted one after another, with gates that are opened late, suspensions, chains of
-dependencies, arrays whose pods fail and are retried, walltimes, tasks of different priority. Nodes
-differ, are lost, cordoned and come back; limits are edited. Everything that runs ends by itself, so
-that whatever waits in the end waits for nothing.
+Groups are submitted one after another, with gates that open late, suspensions, chains of
+dependencies, arrays whose pods fail and are retried, walltimes, and tasks of different priority.
+Nodes differ, are lost, cordoned and return; limits are edited. Every pod ends, so that a group that
+still waits at the end is a fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.worlds.checking import with_checks
 from tests.worlds.happenings import FIRST, with_happenings
 from tests.worlds.making import CLASSES, Described, Manifest
 
-#: Sessions of one such world; it has come to rest long before.
+#: Sessions of one such world; it comes to rest long before.
 MOST_SESSIONS_OF_WIDE = 600
 _NAMESPACES = ("red", "red", "blue")
 _STRATEGIES = (
@@ -36,7 +36,7 @@ _ACTIONS = ["enqueue", "allocate", "reclaim", "preempt", "backfill"]
 
 
 def wide_world(seed: int) -> Described:
-    """The busy world of a seed."""
+    """Return the busy world of a seed."""
     world = _Making(seed).world()
     dice = random.Random(f"wide ends {seed}")
     if dice.random() < 0.3:
@@ -48,7 +48,7 @@ def wide_world(seed: int) -> Described:
 
 
 def _without_edits_of_queues(world: Described) -> Described:
-    """An edit would take the checks off again that answers are about."""
+    """Drop edits of queues, because they would remove the checks that answers name."""
     timeline = world.manifests[-1]
     steps = [one for one in timeline["spec"] if one.get("apply", {}).get("kind") != "Queue"]
     nothing = {"at": "1s", "recoverNode": "n0"}
@@ -57,12 +57,12 @@ def _without_edits_of_queues(world: Described) -> Described:
 
 
 def _with_failures(world: Described, dice: random.Random) -> Described:
-    """Some pods fail while they run. What a world comes to before a step does not depend on the
-    step, so each is put where a play of the world so far shows a pod that runs.
+    """Let some pods fail while they run. A step does not change what happens before it, so each
+    failure is put where a play of the world so far shows a running pod.
     """
     since = 0
     for _ in range(dice.randint(1, 3)):
-        # Later than the one before, which would happen to others else.
+        # Later than the previous failure, which would otherwise hit another pod.
         running = [one for one in _running_sometime(world) if one[0] > since]
         if not running:
             return world
@@ -78,7 +78,7 @@ def _with_failures(world: Described, dice: random.Random) -> Described:
 
 
 def _running_sometime(world: Described) -> list[tuple[int, str]]:
-    """(second, pod): a second after each bind, where the pod has not ended or been moved by then,
+    """Return (second, pod): a second after each bind, if the pod has not ended or moved by then,
     and nothing else happens.
     """
     scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
@@ -86,7 +86,7 @@ def _running_sometime(world: Described) -> list[tuple[int, str]]:
     try:
         cycles = stage.run(MOST_SESSIONS_OF_WIDE, bounded=True).outcome.cycles
     except EndlessSessions:
-        # The world shows a fault as it is.
+        # The world fails without further steps.
         return []
     times = {cycle.time for cycle in cycles}
     evicted = {(cycle.time, one.pod) for cycle in cycles for one in cycle.evicted}
@@ -99,7 +99,7 @@ def _running_sometime(world: Described) -> list[tuple[int, str]]:
 
 
 class _Making:
-    """Owns the dice, and what there is so far."""
+    """Owns the random generator and the documents so far."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -144,7 +144,7 @@ class _Making:
     def _at(self, latest: int = 120) -> str:
         return f"{self.dice.randint(1, latest)}s"
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- nodes, queues, limits --------------------------------------------------------------------
 
     def _nodes(self) -> None:
         dice = self.dice
@@ -199,7 +199,7 @@ class _Making:
         return found
 
     def _edit(self, made: Manifest, spec: Manifest) -> None:
-        """Another spec for a while."""
+        """Apply another spec for a while."""
         begins = self.dice.randint(1, 90)
         self.steps.append({"at": f"{begins}s", "apply": {**made, "spec": spec}})
         ends = begins + self.dice.randint(5, 90)
@@ -280,7 +280,7 @@ class _Making:
         self.groups[namespace].append(name)
 
     def _holds(self, spec: Manifest, key: str, begins: int) -> None:
-        """Suspended from the start, or for a while; always resumed."""
+        """Suspend some groups from the start, or for a while; always resume them."""
         dice = self.dice
         if self._chance(0.1):
             spec["suspend"] = True

@@ -1,8 +1,8 @@
-"""From a seed to a drama: a small cluster, what people ask of it, and what goes wrong.
+"""From a seed to a scenario: a small cluster, its users' requests, and its faults.
 
 The groups are gangs, arrays and pairs with retries, cancels, dependencies, suspensions, priorities,
-limits and walltimes; they preempt each other, and queues take back what they lent. For each group
-it is known how it may end, whatever goes wrong on the way.
+limits and walltimes; they preempt each other, and queues reclaim the capacity that they lent. For
+each group the possible ends are known, whatever faults occur.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tests.faults.scenario import (
     AnyFault,
     CrashNode,
     Cut,
-    Drama,
     DropDeliveries,
     KillAgent,
     KillHorse,
@@ -35,6 +34,7 @@ from tests.faults.scenario import (
     PauseScheduler,
     RepeatDeliveries,
     RestartServer,
+    Scenario,
 )
 from tests.faults.store_faults import Chance, Mode
 
@@ -49,7 +49,7 @@ SETTINGS = Settings(
 CONFIG = SchedulerConfig(settings=SETTINGS)
 
 CHAOS_MS = 90_000
-#: Everybody somewhere, or all in the way of each other.
+#: The pods of a group either go anywhere, or all compete for one node.
 _QUEUES = (
     ("default", "default", "capped", "strict"),
     ("default", "capped", "strict", "lender", "borrower"),
@@ -59,15 +59,15 @@ COMPLETED, FAILED, CANCELLED = "Completed", "Failed", "Cancelled"
 
 
 class Meant(Struct, frozen=True):
-    """A group as its author meant it, and how it may end once it has run."""
+    """A group as its author intended it, and its possible ends once it has run."""
 
     group: PodGroup
     script: Script
     ends: frozenset[str]
 
 
-def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, frozenset[str]]]:
-    """The drama of a seed, and how each of its groups may end."""
+def scenario_of(seed: int, *, restores: bool = True) -> tuple[Scenario, dict[str, frozenset[str]]]:
+    """Return the scenario of a seed, and the possible ends of each of its groups."""
     dice = random.Random(seed)
     nodes = {f"n{k}": amounts(cpu=4) for k in range(1, dice.randint(2, 4) + 1)}
     lost_for_good = dice.random() < 0.2
@@ -80,7 +80,7 @@ def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, froz
     forgets = restores and dice.random() < 0.3
     requests, ends = _requests(dice, meant, forgets=forgets)
     faults = _faults(dice, sorted(nodes), lost_for_good=lost_for_good, forgets=forgets)
-    drama = Drama(
+    scenario = Scenario(
         nodes=nodes,
         objects=_objects(dice),
         scripts={one.group.metadata.name: one.script for one in meant},
@@ -92,7 +92,7 @@ def drama_of(seed: int, *, restores: bool = True) -> tuple[Drama, dict[str, froz
         delay_ms=lambda: dice.choice((50, 500, 3_000, 10_000, 25_000)),
         copies_every_ms=10_000 if forgets else None,
     )
-    return drama, ends
+    return scenario, ends
 
 
 def _objects(dice: random.Random) -> tuple[Object, ...]:
@@ -100,7 +100,7 @@ def _objects(dice: random.Random) -> tuple[Object, ...]:
     capability = {"cpu": dice.choice((4, 6))}
     capped = a_queue("capped", capability=capability, max_pod_groups=3, preemption=takes)
     lender = a_queue("lender", deserved=amounts(cpu=dice.choice((4, 6))), preemption=takes)
-    # What is more important takes room even while its queue borrows.
+    # More important groups preempt even while their queue borrows.
     preemption = QueuePreemption(reclaim="Any", borrowing=dice.choice(("Never", 50)))
     borrower = a_queue("borrower", deserved=amounts(cpu=2), preemption=preemption)
     found: list[Object] = [
@@ -158,7 +158,7 @@ def _group(
 
 
 def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozenset[str]:
-    """How a group may end that waits for one that may end so."""
+    """Return the possible ends of a group that depends on one with these possible ends."""
     met = {
         "ok": {COMPLETED},
         "failed": {FAILED, CANCELLED},
@@ -178,7 +178,7 @@ def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozen
 def _requests(
     dice: random.Random, meant: list[Meant], *, forgets: bool
 ) -> tuple[list[Request], dict[str, frozenset[str]]]:
-    """A server that forgets may forget that somebody resumed a group: then nobody suspends any."""
+    """A server that loses writes may lose a resume, so such scenarios suspend no group."""
     requests: list[Request] = []
     ends: dict[str, frozenset[str]] = {}
     at = 1_000
@@ -242,7 +242,7 @@ def _exists(name: str) -> Callable[[Reader], bool]:
 
 
 def _chances(dice: random.Random) -> Callable[[str], Chance]:
-    """Every line has its own dice; some are worse than others."""
+    """Give each line its own chances; some lines are worse than others."""
     often = dice.choice((0.0, 0.01, 0.03, 0.1))
     modes = tuple(Mode)
 
@@ -259,7 +259,7 @@ def _faults(
     found = [_fault(dice, nodes) for _ in range(dice.randint(0, 10))]
     if lost_for_good:
         node = nodes[-1]
-        # What is to be lost for good must not come back by another fault's doing.
+        # A node that is to be lost for good must not return through another fault.
         found = [fault for fault in found if getattr(fault, "node", "") != node]
         kind = dice.choice((KillAgent, CrashNode))
         found.append(kind(at=_when(dice), node=node, back_after_ms=None))

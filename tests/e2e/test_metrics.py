@@ -164,4 +164,4 @@ def test_up_serves_metrics_too_and_refuses_a_port_in_use_before_it_starts_anythi
     machine.batchq("up", "--agents", "0", "--config", str(machine.quick), "--metrics", str(port))
     until(lambda: leads(f"http://127.0.0.1:{port}"))
     again = machine.batchq("up", "--agents", "0", "--metrics", str(port))
-    assert "--metrics counts after `batchq down`" in again.stderr
+    assert "--metrics takes effect after `batchq down`" in again.stderr

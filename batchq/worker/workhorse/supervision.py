@@ -104,6 +104,9 @@ class Supervisor:
         self._kill_at: int | None = None
         self._killed = False
         self._fenced = False
+        #: Whether the guard's instant had passed when an answer extended the lease: this process
+        #: was stopped, and the guard was not.
+        self._guard_has_acted = False
         self._messenger_due_at = monotonic_ms() + FLUSH_MS
         self._collect_due_at = monotonic_ms() + _TURN_MS
         walltime_ms = limits.walltime_ms
@@ -178,6 +181,7 @@ class Supervisor:
                 self._fenced = True
                 self._kill(Leaving.NODE_LOST)
                 return
+            self._guard_has_acted |= monotonic_ms() >= self._lease.guarded_until
             self._lease.extend(asked_at=answer.asked_at)
             if answer.word == "stop":
                 self._stop(answer.reason, now_ms)
@@ -255,7 +259,7 @@ class Supervisor:
         """Return whether only the guard can have killed the command: the lease was at its end."""
         is_over = monotonic_ms() >= self._lease.guarded_until
         return (
-            is_over
+            (is_over or self._guard_has_acted)
             and not self._stopped
             and os.waitstatus_to_exitcode(wait_status) == -signal.SIGKILL
         )

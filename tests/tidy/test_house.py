@@ -95,7 +95,7 @@ def test_a_large_package_has_a_readme() -> None:
 
 
 def _pages(room: Path) -> Iterator[bool]:
-    """Return the READMEs of a package; that of the parent may describe a subpackage, too."""
+    """Yield whether a package and its parent have a README, which may describe both."""
     yield from ((above / "README.md").is_file() for above in (room, room.parent))
 
 

@@ -100,9 +100,7 @@ def test_the_notes_on_the_shipped_file_are_in_the_order_of_its_lines() -> None:
     ]
 
 
-def test_a_plugin_that_kube_batch_never_asks_about_victims_is_not_asked_if_it_would_spare_all() -> (
-    None
-):
+def test_a_plugin_that_kube_batch_never_calls_for_victims_has_no_vote_here() -> None:
     standing = expanded(converted(SHIPPED).config)
     assert [entry.name for entry in standing["preemptable"]] == ["priority", "gang", "conformance"]
     assert [entry.name for entry in standing["groupOrder"]] == ["priority", "drf"]

@@ -314,7 +314,7 @@ def test_no_pod_is_evicted_for_a_group_whose_queue_has_just_been_held() -> None:
     assert evicted(came) == []
 
 
-def test_a_pod_is_evicted_for_the_claimant_that_took_it_before_its_group_leaves_whole() -> None:
+def test_a_pod_is_evicted_for_the_preemptor_that_took_it_before_its_group_leaves() -> None:
     """`gpu` takes the pod on n1. Then `pair` takes the rest of the array, together with a pod that
     the same session has bound.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -11,10 +13,45 @@ import redis
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
 
+TESTS = Path(__file__).parent
+
 # A shell without job control ignores SIGINT for background processes, and the processes that a test
 # starts and interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: Their tests start processes and wait for them, for most of their time.
+_SLOW_FOLDERS = {"e2e", "worker", "poison", "daemon"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each of several workers begin with its part of the slow files, and end with fast tests.
+
+    pytest-xdist gives each worker a run of neighbouring tests and moves only the last ones to
+    workers that have finished, so slow tests in one place would keep a single worker busy.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = slow_first(items, workers)
+
+
+def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests as `workers` equal runs, the files of slow folders dealt out among them."""
+    files: dict[Path, list[pytest.Item]] = {}
+    fast: list[pytest.Item] = []
+    for item in items:
+        if _SLOW_FOLDERS & set(item.path.relative_to(TESTS).parts[:1]):
+            files.setdefault(item.path, []).append(item)
+        else:
+            fast.append(item)
+    order: list[pytest.Item] = []
+    for worker in range(workers):
+        order += [item for file in list(files.values())[worker::workers] for item in file]
+        wanted = len(items) * (worker + 1) // workers - len(order)
+        order += fast[: max(0, wanted)]
+        fast = fast[max(0, wanted) :]
+    return order + fast
 
 
 @pytest.fixture(scope="session")

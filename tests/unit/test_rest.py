@@ -28,7 +28,7 @@ def wrong(*objects: Any) -> list[str]:
 
 def test_a_group_that_waits_although_a_node_is_free_is_reported() -> None:
     found = wrong(a_node("n1", cpu=4), a_queue(), a_group("g", 2, cpu=2))
-    assert found == ["default/g waits, and limits and nodes would take it"]
+    assert found == ["default/g waits, although limits and nodes would take it"]
 
 
 def test_a_group_that_fits_on_no_single_node_may_wait() -> None:
@@ -44,7 +44,7 @@ def test_a_group_behind_an_unsatisfiable_group_must_not_wait() -> None:
         a_group("wide", 2, cpu=4),
         a_group("small", created=1),
     )
-    assert found == ["default/small waits, and limits and nodes would take it"]
+    assert found == ["default/small waits, although limits and nodes would take it"]
 
 
 def test_groups_behind_a_head_that_waits_for_a_running_pod_may_wait() -> None:
@@ -67,7 +67,7 @@ def test_groups_behind_a_head_that_waits_for_its_former_pod_may_wait() -> None:
     small = a_group("small", created=1)
     objects = (a_node("n1", cpu=4), replace(head, status=left), pod, small)
     assert wrong(a_queue(strict=True), *objects) == []
-    assert wrong(a_queue(), *objects) == ["default/small waits, and limits and nodes would take it"]
+    assert wrong(a_queue(), *objects) == ["default/small waits, although limits and nodes would take it"]
 
 
 def test_a_reservation_of_a_gang_that_lacks_no_pods_blocks_no_other_group() -> None:
@@ -85,7 +85,7 @@ def test_a_reservation_of_a_gang_that_lacks_no_pods_blocks_no_other_group() -> N
         a_pod(array, 1, phase=PodPhase.FAILED, failures=1, finished_at=900),
     )
     found = wrong(a_node("n1", cpu=4), array, *pods, a_group("whole", cpu=4, created=1))
-    assert found == ["default/whole waits, and limits and nodes would take it"]
+    assert found == ["default/whole waits, although limits and nodes would take it"]
 
 
 def test_an_extra_pod_that_waits_although_a_node_is_free_is_reported() -> None:

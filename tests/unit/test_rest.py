@@ -67,7 +67,9 @@ def test_groups_behind_a_head_that_waits_for_its_former_pod_may_wait() -> None:
     small = a_group("small", created=1)
     objects = (a_node("n1", cpu=4), replace(head, status=left), pod, small)
     assert wrong(a_queue(strict=True), *objects) == []
-    assert wrong(a_queue(), *objects) == ["default/small waits, although limits and nodes would take it"]
+    assert wrong(a_queue(), *objects) == [
+        "default/small waits, although limits and nodes would take it"
+    ]
 
 
 def test_a_reservation_of_a_gang_that_lacks_no_pods_blocks_no_other_group() -> None:

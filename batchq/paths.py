@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import platformdirs
-
 from batchq.errors import InvalidInput
 
 HOME_VARIABLE = "BATCHQ_HOME"
@@ -112,6 +110,8 @@ def find_home(
     if chosen:
         return Home(Path(chosen).expanduser().resolve())
     if environ.get("HOME") or environ.get("XDG_STATE_HOME"):
+        import platformdirs
+
         return Home(Path(platformdirs.user_state_dir("batchq")).resolve())
     # HOME is unset or empty, as under some init systems: ask the user database.
     try:

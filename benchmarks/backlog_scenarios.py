@@ -17,13 +17,12 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodOutcome
 from batchq.api.objects import Object, Pod, PodGroup, Queue, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
-from batchq.changes import object_writes
+from batchq.client.changes import object_writes
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.ports import Clock, Store
 from batchq.scheduler import node_reports
-from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from benchmarks.backlog_world import (

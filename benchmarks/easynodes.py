@@ -40,7 +40,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app
 from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
 from batchq.lab.workload.play import LoadRun
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq_actions.backfill import reservations_of
 from benchmarks.table import report
 from tests.harness.traces import trace_folder

@@ -22,7 +22,7 @@ from batchq.core.placement.placement import fill_nodes
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from benchmarks.table import report
 from tests.builders import a_group, a_node, a_snapshot, a_task
 

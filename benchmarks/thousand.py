@@ -26,7 +26,7 @@ from batchq.api.node_report import AGENT_ANNOTATION
 from batchq.api.objects import Object, Pod, key_of, kind_of
 from batchq.api.transaction import Event, Transaction, fence_of
 from batchq.assembly import assemble
-from batchq.changes import object_writes
+from batchq.client.changes import object_writes
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
@@ -142,7 +142,7 @@ class StandIn:
         self._store = RedisStore(url)
         self._link = RqLink(url)
         self._bell = WakeUpChannel(url, name)
-        self._slots = Slots(self._link, name, prefix=f"bench-{name}", bound=256)
+        self._slots = Slots(self._link, name, prefix=f"bench-{name}")
         offer = NodeOffer(name=name, resources={})
         self._member = Membership(self._store, offer, identity=_identity(name), beat_ms=5_000)
         self._horses = [(RedisStore(url), pod) for pod in pods]
@@ -360,8 +360,8 @@ class Stage:
             self._all(StandIn.beat)
             before, started_at = _spent(self._client), time.process_time()
             report = cycle.run_once(epoch)
-            inboxes = self._store.inboxes
-            entries = inboxes.look(sorted(inboxes.nodes()))
+            queues = self._store.report_queues
+            entries = queues.look(sorted(queues.nodes()))
             here.append(time.process_time() - started_at)
             there.append(_spent(self._client)["cpu_s"] - before["cpu_s"])
             if report.intents or entries:

@@ -3,8 +3,9 @@
 The reference of each run is a plain simulator of the same policy (`tests/traces/oracle.py`), which
 shares no code with batchq: its duration, and the number of jobs that it starts at another second.
 Schedules of the first 5,000 jobs are also compared with published schedules, and the mean bounded
-slowdown of all of KTH-SP2, with a pass per event, with the published one (Gaussier, Glesser, Reis
-and Trystram, SC'15). The logs are not part of this project; without them, nothing is measured.
+slowdown of all of KTH-SP2 and SDSC-BLUE, with a pass per event, with the published one (Gaussier,
+Glesser, Reis and Trystram, SC'15). The logs are not part of this project; without them, nothing is
+measured.
 
 BATCHQ_BENCH_JOBS=10000 limits the number of jobs in the runs of whole logs.
 """
@@ -18,23 +19,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from batchq.daemon import app
-from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.jobs import POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule
-from batchq.lab.workload.swf import read_swf
+from batchq.lab.workload.schedule import Schedule, figures_of
+from batchq.lab.workload.traces import read_swf
 from benchmarks.table import report
 from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
 from tests.traces.oracle import read_log, starts
 
-LOGS = ("KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln")
 #: Every policy with one pass per instant; some also with one pass per event.
 RUNS: Sequence[tuple[str, bool]] = tuple(COLUMNS)
+#: Log -> its runs; the last has 232,542 jobs.
+LOGS: Mapping[str, Sequence[tuple[str, bool]]] = {
+    "KTH-SP2-1996-2": RUNS,
+    "SDSC-SP2-1998-4.2-cln": RUNS,
+    "SDSC-BLUE-2000-4.1-cln": [("easy", True)],
+}
 _GOLDEN_JOBS = 5_000
 #: (log, jobs, policy, whether with one pass per event) -> mean bounded slowdown.
 PUBLISHED: Mapping[tuple[str, int, str, bool], str] = {
     ("KTH-SP2-1996-2", 28_481, "easy", True): "92.57654",
     ("KTH-SP2-1996-2", 28_481, "easy-sjf", True): "69.40540",
+    ("SDSC-BLUE-2000-4.1-cln", 232_542, "easy", True): "36.52336",
 }
 TITLES = [
     *("log", "jobs", "policy", "pass", "batchq s", "jobs/s", "sessions", "plain s"),
@@ -59,10 +65,13 @@ def main() -> None:
 
 
 def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
-    """Yield a row for each run over the first `most` jobs of a log; None means all of them."""
+    """Yield a row for each run over the first `most` jobs of a log; None means all of them.
+
+    A log that `LOGS` does not name is run under every policy.
+    """
     trace = read_swf(path, most=most)
     processors, jobs = read_log(path, most)
-    for policy, per_event in RUNS:
+    for policy, per_event in LOGS.get(name, RUNS):
         began = time.perf_counter()
         expected = starts(jobs, processors, policy, per_event=per_event)
         plain_s = time.perf_counter() - began

@@ -28,24 +28,23 @@ from batchq.core.placement.elastic import (
 from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.kept_places import drop
 from batchq.core.preemption.pledges import (
+    amounts_by_node,
     awaits_victims,
     end_pledge,
-    enter_room,
     gives_way_to,
-    hold_room,
-    room_of,
+    hold_capacity,
+    release_to,
     standing_pledges,
 )
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import NodeState
-from batchq.core.session.pods import shape_of_extra
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import bind, create_pods
+from batchq.core.session.transitions import bind, create_pods, shape_of_extra
 
 
 class Allocate:
@@ -56,13 +55,15 @@ class Allocate:
     def execute(self, session: Session) -> None:
         waiting = _by_queue(session)
         extras: dict[str, _Extras] = {}
-        # 1. Gangs: what pods beyond minMember took before them might leave a gang without a start.
+        # 1. Gangs come first: pods beyond minMember could take the nodes that a gang needs to
+        # start.
         _place_gangs(session, waiting, extras)
-        # 2. Pods that victims have left capacity for: it is theirs before any other pod's.
+        # 2. Pods beyond minMember for which victims were evicted get the capacity of their victims.
         _place_pledged(session)
-        # 3. The other pods beyond minMember, one by one, so that shares are compared after each.
+        # 3. The other pods beyond minMember follow one by one: shares are compared after each pod.
         _place_extras(session, waiting, extras)
-        # 4. A running group tells why it lacks pods, and stops telling once it has all of them.
+        # 4. The reasons why running groups lack pods are stored; those of complete groups are
+        # removed.
         _keep_refusals(session, extras.values())
         _drop_outdated_reasons(session)
 
@@ -70,7 +71,7 @@ class Allocate:
 def _by_queue(session: Session) -> dict[str, list[GroupState]]:
     """Return admitted groups by queue in order; without a queueOrder plugin, all under the root."""
     queues: dict[str, list[GroupState]] = {}
-    for group in session.busy():
+    for group in session.unsettled():
         if not is_admitted(group) or group.is_external or group.has_all_placed:
             continue
         if group.queue in session.queues:
@@ -122,20 +123,20 @@ def _place_extras_above(
 def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
     before = dict(group.pods)
     with Statement(session) as statement:
-        enter_room(statement, group)
+        release_to(statement, group)
         refusals = bind_until_ready(session, statement, group, waiting)
         if refusals is None:
             end_pledge(statement, group)
             statement.commit()
             return
         session.refuse(group, refusals)
-        found = room_of(
+        found = amounts_by_node(
             pod
             for uid, pod in group.pods.items()
             if pod.status.phase in ON_NODE and not _was_on_node(before.get(uid))
         )
     if _has_waited_long(session, group) and group.uid not in session.nodes.held:
-        hold_room(session, group, found)
+        hold_capacity(session, group, found)
 
 
 def _was_on_node(pod: Pod | None) -> bool:
@@ -184,8 +185,8 @@ def _may_grow(session: Session, group: GroupState) -> bool:
 def _place_extras(
     session: Session, queues: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
-    """Place one pod at a time for the queue with the lowest share; in each queue the groups of the
-    highest priority first, and groups of equal priority by turns.
+    """Place one pod at a time for the queue with the lowest share. In a queue, groups of the
+    highest priority come first; groups of equal priority take turns.
     """
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
     turns = FairShareSelector(session, lines)
@@ -216,17 +217,18 @@ def _by_priority(
 def _place_pledged(session: Session) -> None:
     """Place pods for which victims have left, on the nodes that were kept for them.
 
-    Head reservations do not bind them: they are taken from what was not pledged before. While
-    victims are still awaited they do: the victims leave capacity beside those.
+    When all victims have ended, head reservations do not apply to these pods, because pledged
+    capacity is never reserved for a head. Before that, they apply, because the pods would start on
+    capacity that is not their victims'.
     """
-    heads = [aside.head for aside in session.ledger.aside.values()]
+    heads = [reservation.head for reservation in session.ledger.head_reservations.values()]
     for group, pledge in list(standing_pledges(session)):
         if not pledge.extra:
             continue
         has_all = not awaits_victims(session, group)
         with session.ledger.regarding(() if has_all else heads), Statement(session) as statement:
             end_pledge(statement, group)
-            pods = max(0, sum(room.get(PODS, 0) for room in pledge.room.values())) // ONE_POD
+            pods = max(0, sum(amounts.get(PODS, 0) for amounts in pledge.room.values())) // ONE_POD
             bound, _ = start_extras(statement, group, pods, pledge.plan)
             # The pledge ends as soon as the pods fit without the victims that are still awaited.
             if has_all or (pods and len(bound) == pods):
@@ -292,7 +294,7 @@ def _keep_refusals(session: Session, extras: Iterable[_Extras]) -> None:
 
 def _drop_outdated_reasons(session: Session) -> None:
     """Drop the reasons of groups that run with all of their pods by now."""
-    for group in session.busy():
+    for group in session.unsettled():
         if group.status.reasons and group.phase == PodGroupPhase.RUNNING and group.has_all_placed:
             with Statement(session) as statement:
                 statement.set_status(group, reasons=())

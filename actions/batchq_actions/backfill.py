@@ -26,13 +26,14 @@ from itertools import dropwhile, islice
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
-from batchq.core.forecast.node_timeline import Room
-from batchq.core.forecast.timeline import LedgerTimeline
+from batchq.core.forecast.node_timeline import AmountsByNode
+from batchq.core.forecast.timeline import LedgerTimeline, is_within
+from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
 from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.placement import find_node
-from batchq.core.preemption.pledges import gives_way_to, room_of
+from batchq.core.preemption.pledges import amounts_by_node, gives_way_to
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
     OtherHeads,
@@ -45,11 +46,17 @@ from batchq.core.quota.head_reservation import (
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
-from batchq.core.session.pods import shape_of_extra, wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, bind, create_pods, reserve
+from batchq.core.session.transitions import (
+    admit,
+    bind,
+    create_pods,
+    reserve,
+    shape_of_extra,
+    wanted_ordinals,
+)
 
 #: The most groups of a queue without a head that are tried past head reservations in a session.
 MOST_TRIED = 1_000
@@ -77,7 +84,7 @@ class _BackfillLine:
     queue: str
     head: GroupState
     start: int
-    behind: list[GroupState]
+    behind: Iterable[GroupState]
     plan: LedgerTimeline
     for_all: bool
 
@@ -144,22 +151,22 @@ class _Turn:
         group, length, growth = started.group, started.length, started.growth
         for table in (self.known, *plans):
             if growth is None:
-                table.started(group, length, started.room)
+                table.started(group, length, started.by_node)
             else:
-                table.grown(group, growth, length, started.room)
+                table.grown(group, growth, length, started.by_node)
         if growth is None:
             note_admission(self.session, group)
-        self.others.somebody_started()
+        self.others.note_start()
 
 
 def _may_start_any(session: Session, name: str, head: GroupState) -> bool:
     """Return whether a group of a queue might start now, as far as a glance tells: a group behind
     the head is not kept out by a full limit, or only head reservations keep the head out.
     """
-    waits_for_limits = not session.ledger.aside and bool(blockers(session, head))
+    waits_for_limits = not session.ledger.head_reservations and bool(blockers(session, head))
     return (
         not waits_for_limits
-        or next(_behind(session, name, head, awake=True), None) is not None
+        or next(_behind(session, name, head, unparked=True), None) is not None
         or any(group.is_elastic and is_admitted(group) for group in session.busy())
     )
 
@@ -168,8 +175,8 @@ def _unheaded(session: Session) -> list[str]:
     """Return the queues whose groups may wait for nothing but the head reservations of others."""
     if not session.plugins.points["queueOrder"]:
         return []
-    asides = session.ledger.aside
-    return [name for name in session.queues if any(other != name for other in asides)]
+    reservations = session.ledger.head_reservations
+    return [name for name in session.queues if any(other != name for other in reservations)]
 
 
 def reservations_of(session: Session) -> dict[str, int]:
@@ -212,19 +219,22 @@ def _line_of(
 ) -> _BackfillLine | None:
     """Return a queue with its head booked; None if no start is known, which makes it strict."""
     plan = others.before(head.queue)
-    start, room = place_of(session, head, plan)
+    start, by_node = place_of(session, head, plan)
     if start is None:
         return None
     session.heads.starts[head.uid] = start
-    plan.book_there(head, start, length_of(session, head), room)
+    plan.book_there(head, start, length_of(session, head), by_node)
     strategy = _strategy(session, head)
-    behind = list(_behind(session, name, head, awake=strategy.reservations != "all"))
+    for_all = strategy.reservations == "all"
+    behind: Iterable[GroupState] = (
+        list(_behind(session, name, head))
+        if for_all
+        else _behind(session, name, head, unparked=True, beside=plan)
+    )
     if strategy.order == "shortest":
         # Sorting is stable: groups of equal walltime stay in the order of the queue.
-        behind.sort(key=lambda group: _shortest_first(group.record.spec.walltime))
-    return _BackfillLine(
-        head.queue, head, start, behind, plan, for_all=strategy.reservations == "all"
-    )
+        behind = sorted(behind, key=lambda group: _shortest_first(group.record.spec.walltime))
+    return _BackfillLine(head.queue, head, start, behind, plan, for_all=for_all)
 
 
 def _after_head(
@@ -238,7 +248,7 @@ def _after_head(
 def _next_head(session: Session, name: str, head: GroupState) -> GroupState | None:
     """Make the next group the head of a queue whose head has been admitted, and return it."""
     session.heads.starts.pop(head.uid, None)
-    session.ledger.drop_aside(head)
+    session.ledger.drop_head_reservation(head)
     following = next(_behind(session, name, head), None)
     for queue, former in list(session.heads.strict.items()):
         if former is head and following is not None:
@@ -247,23 +257,38 @@ def _next_head(session: Session, name: str, head: GroupState) -> GroupState | No
 
 
 def _behind(
-    session: Session, name: str, head: GroupState, *, awake: bool = False
+    session: Session,
+    name: str,
+    head: GroupState,
+    *,
+    unparked: bool = False,
+    beside: LedgerTimeline | None = None,
 ) -> Iterator[GroupState]:
-    """Yield the groups behind a head that are in line, in order; with `awake` without classes that
-    a full limit keeps out.
+    """Yield the groups behind a head that are in line, in order; with `unparked`, without classes
+    that a full limit keeps out; with `beside`, without groups that the limits do not admit now
+    beside what is booked there by then.
 
     In one line of all queues a group of a StrictFIFO queue ends it: no group passes that one, and
     it passes none.
     """
+    groups: PendingIterator | None = None
     if name == ROOT:
         from_head = dropwhile(lambda group: group is not head, _one_line(session))
-        behind: Iterator[GroupState] = islice(from_head, 1, None)
+        behind: Iterable[GroupState] = islice(from_head, 1, None)
     else:
         key, also = session.group_key(head), _drained(session, name)
-        behind = groups_after(session, name, key, also, kept_out=not awake)
+        behind = groups = groups_after(session, name, key, also, kept_out=not unparked)
     for group in behind:
         if name == ROOT and _strategy(session, group).type == "StrictFIFO":
             return
+        if beside is not None and not group.next_pod:
+            longest = beside.longest_now(group)
+            never = longest is not None and longest <= 0
+            if groups is not None and never and group.status is group.record.status:
+                groups.pass_over()
+            # Where it runs for another time than its walltime, that is unknown, and so for ever.
+            if not is_within(group.record.spec.walltime, longest):
+                continue
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
             yield group
 
@@ -276,7 +301,7 @@ def _one_line(session: Session) -> list[GroupState]:
 
 def _drained(session: Session, name: str) -> list[GroupState]:
     """Return the groups of a queue that run and stand in line with their next pod."""
-    return [group for group in session.busy() if group.next_pod and group.queue == name]
+    return [group for group in session.unsettled() if group.next_pod and group.queue == name]
 
 
 def _shortest_first(walltime: int | None) -> tuple[bool, int]:
@@ -291,7 +316,7 @@ class _Started:
 
     group: GroupState
     length: int | None
-    room: Room
+    by_node: AmountsByNode
     growth: Amounts | None = None
 
 
@@ -319,9 +344,10 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
     all of them are planned, so that more pods may go ahead.
     """
     session, plan, place = turn.session, line.plan, 0
-    count = _planned(session, line, len(line.behind))
+    behind = list(line.behind)
+    count = _planned(session, plan, behind)
     while place < count:
-        group = line.behind[place]
+        group = behind[place]
         place += 1
         start = plan.slot(group, length_of(session, group))
         if start is None:
@@ -332,23 +358,21 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
             yield started
             continue
         _reserve(session, line, group, start)
-        count = _planned(session, line, count)
-    if place < len(line.behind) and not _growing(session, line):
+        count = _planned(session, plan, behind[:count])
+    if place < len(behind) and not _growing(session, line):
         session.heads.unplanned.add(line.head.uid)
         return False
-    return _reserve_all(session, line, line.behind[place:])
+    return _reserve_all(session, line, behind[place:])
 
 
-def _planned(session: Session, line: _BackfillLine, most: int) -> int:
-    """Return how many of the first `most` groups behind a head need a plan: up to the last one that
-    could start now beside what is booked. Later bookings do not let the others start.
+def _planned(session: Session, plan: LedgerTimeline, behind: Sequence[GroupState]) -> int:
+    """Return how many of the groups behind a head need a plan: up to the last one that could start
+    now beside what is booked. Later bookings do not let the others start.
     """
-    while most:
-        group = line.behind[most - 1]
-        if line.plan.may_fit_now(group, length_of(session, group)):
-            break
-        most -= 1
-    return most
+    count = len(behind)
+    while count and not plan.may_fit_now(behind[count - 1], length_of(session, behind[count - 1])):
+        count -= 1
+    return count
 
 
 def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
@@ -366,7 +390,7 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
     for group in islice(_in_line(session, name), MOST_TRIED) if head is None else ():
         fits = known.fits_now(group, length_of(session, group))
         if fits and (started := _start(turn, name, group)):
-            session.ledger.drop_aside(group)
+            session.ledger.drop_head_reservation(group)
             yield started
 
 
@@ -378,9 +402,9 @@ def _in_line(session: Session, name: str) -> Iterator[GroupState]:
             yield group
 
 
-def _room_of(group: GroupState) -> Room:
+def _amounts_by_node(group: GroupState) -> AmountsByNode:
     """Return what the pods of a group that was just admitted take by node."""
-    return room_of(
+    return amounts_by_node(
         pod
         for pod in group.pods.values()
         if pod.status.phase in ON_NODE and not pod.status.terminating
@@ -400,18 +424,18 @@ def _start(
     length = length_of(session, group)
     if group.next_pod is None:
         admitted = _admit(turn, queue, group, length, plan)
-        return _Started(group, length, _room_of(group)) if admitted else None
+        return _Started(group, length, _amounts_by_node(group)) if admitted else None
     shape = group.next_pod
     growth = growth_with(session, group, shape)
     extra = next(
         one for one in waiting_extras(session, group) if shape_of_extra(group, one) is shape
     )
-    room = _bind_extra(turn, queue, group, extra, length, plan)
-    if not room:
+    by_node = _bind_extra(turn, queue, group, extra, length, plan)
+    if not by_node:
         return None
     group.next_pod = None
     session.refusals.pop(group.uid, None)
-    return _Started(group, length, room, growth)
+    return _Started(group, length, by_node, growth)
 
 
 def _admit(
@@ -451,11 +475,11 @@ def _admit(
 
 def _booked_beside(
     turn: _Turn, queue: str, length: int | None, plan: LedgerTimeline | None
-) -> Room:
+) -> AmountsByNode:
     """Return what is booked on nodes for other groups while a group would run there."""
     booked = dict(turn.others.booked_until(queue, length))
-    for name, room in (plan.booked_until(length) if plan is not None else {}).items():
-        booked[name] = larger(booked.get(name, {}), room)
+    for name, amounts in (plan.booked_until(length) if plan is not None else {}).items():
+        booked[name] = larger(booked.get(name, {}), amounts)
     return booked
 
 
@@ -467,8 +491,8 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     groups = [
         group
         for group in session.busy()
-        if is_admitted(group)
-        and group.is_elastic
+        if group.is_elastic
+        and is_admitted(group)
         and group.next_pod is None
         and not group.is_external
         and session.heads.strict.get(group.queue) is line.head
@@ -491,9 +515,9 @@ def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Star
         if shape.task.name in refused:
             continue
         growth = growth_with(session, group, shape)
-        fits = line.plan.has_room_now(group, shape, growth, length)
-        if fits and (room := _bind_extra(turn, line.queue, group, extra, length, line.plan)):
-            yield _Started(group, length, room, growth)
+        fits = line.plan.may_grow_now(group, shape, growth, length)
+        if fits and (by_node := _bind_extra(turn, line.queue, group, extra, length, line.plan)):
+            yield _Started(group, length, by_node, growth)
             continue
         refused.add(shape.task.name)
         if all(one.task.name in refused for one in group.tasks if not one.gated):
@@ -507,7 +531,7 @@ def _bind_extra(
     extra: Pod | int,
     length: int | None,
     plan: LedgerTimeline | None,
-) -> Room:
+) -> AmountsByNode:
     """Bind one more pod of a group; return what it takes by node, empty if it cannot be bound."""
     session = turn.session
     shape = shape_of_extra(group, extra)
@@ -515,7 +539,7 @@ def _bind_extra(
     with keeping_off(session, _booked_beside(turn, queue, length, plan)):
         node = find_node(session, shape)
     others = turn.others.in_the_way(
-        queue, lambda beside: beside.has_room_now(group, shape, growth, length)
+        queue, lambda beside: beside.may_grow_now(group, shape, growth, length)
     )
     with session.ledger.regarding(others):
         if node is None or over_limit_with(session, group, shape):
@@ -524,4 +548,4 @@ def _bind_extra(
         pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
         pod = bind(statement, group, pod, node.name)
         statement.commit()
-    return room_of([pod])
+    return amounts_by_node([pod])

@@ -28,31 +28,29 @@ from batchq.core.pending.queue import (
     victim_refusals,
     waits_in_line,
 )
-from batchq.core.pending.waiting_for_nodes import keep_places, note_first_waiting
 from batchq.core.placement.elastic import GrowingGroups, is_drained, start_extras, waiting_shapes
 from batchq.core.placement.feasibility import fits_when_empty, wanted_of, why_not_when_empty
 from batchq.core.placement.placement import explain_no_node, gang_of
 from batchq.core.placement.trial import PLUGIN as NODES
-from batchq.core.placement.trial import seek
+from batchq.core.placement.trial import keep_places, note_first_waiting, seek
 from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pledges
 from batchq.core.preemption.pledges import awaits_victims
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
-    everybody_gets_all_back,
     let_one_exceed,
-    set_aside,
-    set_aside_from_borrowers,
+    no_head_needs_a_reservation,
+    reserve_for_head,
+    reserve_from_borrowers,
     store_head_places,
 )
 from batchq.core.quota.limit_checks import exceeds_ready_beside_siblings, over_limit_with
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import KeptPlaces, Wanted
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods, reserve, roll_back
+from batchq.core.session.transitions import admit, create_pods, reserve, roll_back, wanted_ordinals
 
 #: Strategy -> the verdict on the groups behind a head that waits.
 _BEHIND = {
@@ -64,7 +62,7 @@ _BEHIND = {
     )
     for strategy, how in {
         "StrictFIFO": "which is first come, first served (StrictFIFO)",
-        "Backfill": "past which it goes only where that delays nobody who has a reservation",
+        "Backfill": "which it may overtake only if that delays no group with a reservation",
     }.items()
 }
 
@@ -172,7 +170,7 @@ def _serve_queues(
 ) -> None:
     """Serve the queue with the lowest share first; shares follow each admission."""
     several = len(session.queues) > 1
-    heads_matter = several and not everybody_gets_all_back(session)
+    heads_matter = several and not no_head_needs_a_reservation(session)
     lines = candidates(
         session, drained, whole=lambda name: heads_matter or _is_strict_queue(session, name)
     )
@@ -194,13 +192,13 @@ def _serve_queues(
             turns.drop(name)
             _stop_at(session, group, [name], drained)
             if several:
-                set_aside(session, group)
+                reserve_for_head(session, group)
         else:
             # 4. The groups behind go on; against other queues, the first refused group is the head.
             lines[name].pass_over()
             if several and name not in headed:
                 headed.add(name)
-                set_aside_from_borrowers(session, group)
+                reserve_from_borrowers(session, group)
 
 
 def _serve_one_line(
@@ -213,7 +211,7 @@ def _serve_one_line(
             continue
         if not _is_out_of_line(session, group) and _is_strict_queue(session, group.queue):
             _stop_at(session, group, session.queues, drained)
-            set_aside(session, group)
+            reserve_for_head(session, group)
             return
         line.pass_over()
 
@@ -391,5 +389,5 @@ def _wait_behind(
     strategy = session.queues[head.queue].record.spec.strategy.type
     if "backfill" not in session.actions:
         strategy = "StrictFIFO"
-    told = structs.replace(_BEHIND[strategy], passing=passing)
-    refuse_behind(session, name, head, told, drained)
+    verdict = structs.replace(_BEHIND[strategy], passing=passing)
+    refuse_behind(session, name, head, verdict, drained)

@@ -15,13 +15,13 @@ from functools import partial
 
 from batchq.api.notation import counted
 from batchq.core.preemption.order import (
-    choose_anew,
-    claims_nothing,
-    serve_claimants,
+    choose_new_victims,
     serve_gang,
+    serve_preemptors,
+    why_no_request,
     why_spared,
 )
-from batchq.core.preemption.preemptors import PodRequest, gang_claimants
+from batchq.core.preemption.preemptors import PodRequest, gang_preemptors
 from batchq.core.preemption.scopes import POINTS, PREEMPT, WithinQueue, has_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -35,16 +35,16 @@ class Preempt:
     def execute(self, session: Session) -> None:
         # 1. Pledges whose victims or nodes are gone come first: what others take now might be what
         #    these preemptors need.
-        choose_anew(session, self.name)
+        choose_new_victims(session, self.name)
         # 2. Most sessions end here: all groups have one priority, and hold nothing to spare.
         if _all_are_equal(session):
             return
         # 3. Preemptors without victims are left out before fair shares are worked out, which costs
         #    more than looking for victims.
-        claimants = gang_claimants(session, partial(_hopes, session))
-        if claimants.may_any(partial(has_victims, session)):
+        preemptors = gang_preemptors(session, partial(_prefilter, session))
+        if preemptors.may_any(partial(has_victims, session)):
             # 4. One preemptor after the other, the queue with the lowest share first.
-            serve_claimants(session, claimants, partial(serve_gang, action=self.name))
+            serve_preemptors(session, preemptors, partial(serve_gang, action=self.name))
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Return why no group of its own queue is evicted for a group, for `batchq why`."""
@@ -53,32 +53,32 @@ class Preempt:
             return []
         if queue.record.spec.preemption.within_queue == "Never":
             return [f"queue {queue.name} takes nothing from its own (preemption.withinQueue Never)"]
-        if why := claims_nothing(session, group):
+        if why := why_no_request(session, group):
             return [why]
         if not has_victims(session, group):
-            return [_who_is_there(session, group)]
+            return [_without_lower_priority(session, group)]
         return why_spared(session, WithinQueue(group), POINTS[PREEMPT], [group.queue])
 
 
-def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
+def _prefilter(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
     """Return a quick test whether a request in a queue could have victims; see `has_victims`."""
     holding = session.ledger.holding.get(name)
     if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
         return None
     lowest = min(group.priority for group in holding.values())
     growing = {one.priority for one in holding.values() if one.is_elastic and not one.is_array}
-    return lambda wish: wish.priority > lowest or wish.priority in growing
+    return lambda request: request.priority > lowest or request.priority in growing
 
 
-def _who_is_there(session: Session, group: GroupState) -> str:
+def _without_lower_priority(session: Session, group: GroupState) -> str:
     """Return the sentence that no group has a lower priority than the preemptor."""
     holding = session.ledger.holding.get(group.queue, {}).values()
     others = [other.priority for other in holding if other is not group]
     if not others:
-        return f"nobody else in queue {group.queue} holds anything"
+        return f"no other group in queue {group.queue} holds anything"
     return (
-        f"nobody in queue {group.queue} is of lower priority than its {group.priority}: the lowest"
-        f" of {counted(len(others), 'group')} is {min(others)}"
+        f"no group in queue {group.queue} has a lower priority than its {group.priority}:"
+        f" the lowest of {counted(len(others), 'group')} is {min(others)}"
     )
 
 

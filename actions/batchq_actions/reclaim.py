@@ -3,7 +3,7 @@
 A victim's queue, and each of its ancestors below the common ancestor with the preemptor's queue,
 holds more than it deserves in a dimension that the preemptor lacks, and keeps what is guaranteed to
 it. The preemptor's queue ends at or below what it deserves, so it does not become a victim in turn.
-Queues that hold equally much leave each other alone. After gangs, pods beyond minMember claim one
+Queues that hold equally much leave each other alone. After gangs, pods beyond minMember request one
 by one, from such pods of other queues or from groups no larger than what their queue lacks, so that
 queues end at equal shares.
 
@@ -23,21 +23,21 @@ from batchq.core.placement.elastic import waiting_extras
 from batchq.core.preemption.candidates import pledged_in
 from batchq.core.preemption.evictions import exceeds
 from batchq.core.preemption.order import (
-    choose_anew,
-    claims_nothing,
+    choose_new_victims,
     ends_above_text,
     let_happen,
-    serve_claimants,
     serve_gang,
+    serve_preemptors,
+    why_no_request,
     why_spared,
 )
 from batchq.core.preemption.preemptors import (
-    ExtraClaim,
-    GangClaim,
+    ExtraRequest,
+    GangRequest,
     PodRequest,
-    elastic_claimants,
-    gang_claimants,
-    is_elastic_claimant,
+    elastic_preemptors,
+    gang_preemptors,
+    is_elastic_preemptor,
 )
 from batchq.core.preemption.scopes import (
     POINTS,
@@ -45,18 +45,18 @@ from batchq.core.preemption.scopes import (
     RECLAIM,
     FromOthers,
     GangFromOthers,
-    fits_in_what_is_set_aside,
+    fits_in_head_reservations,
     may_reclaim,
 )
 from batchq.core.preemption.search import Decision, find_victims
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.selector import borrowers_of
-from batchq.core.session.pods import shape_of_extra
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
+from batchq.core.session.transitions import shape_of_extra
 
 POINT = POINTS[RECLAIM]
-#: The most pods of one group that claim in one session; the next session goes on.
+#: The most pods of one group that may evict in one session; the next session goes on.
 _MOST_EXTRAS = 1_000
 
 
@@ -70,13 +70,13 @@ class Reclaim:
             return
         # 1. Pledges whose victims or nodes are gone come first: what others take now might be what
         #    these preemptors need.
-        choose_anew(session, self.name)
+        choose_new_victims(session, self.name)
         # 2. Gangs, the queue with the lowest share first: without its gang a group does not start.
-        hopes = partial(_hopes, session)
+        prefilter = partial(_prefilter, session)
         serve = partial(serve_gang, action=self.name)
-        serve_claimants(session, gang_claimants(session, hopes), serve)
+        serve_preemptors(session, gang_preemptors(session, prefilter), serve)
         # 3. Single pods of running groups, with what gangs have left.
-        serve_claimants(session, elastic_claimants(session), _serve_extras)
+        serve_preemptors(session, elastic_preemptors(session), _serve_extras)
 
     def spares(self, session: Session, group: GroupState) -> list[str]:
         """Return why no group of another queue is evicted for a group, for `batchq why`."""
@@ -85,7 +85,7 @@ class Reclaim:
             return []
         if queue.record.spec.preemption.reclaim == "Never":
             return [f"queue {queue.name} takes nothing back (preemption.reclaim Never)"]
-        if why := claims_nothing(session, group):
+        if why := why_no_request(session, group):
             return [why]
         need = minus(group.reservation, session.ledger.charged(group))
         if not may_reclaim(session, group, need, group.reservation):
@@ -93,29 +93,33 @@ class Reclaim:
         queues = borrowers_of(session, POINT).others(group.queue)
         if not queues:
             return ["no other queue holds more than it deserves"]
-        if fits_in_what_is_set_aside(session, GangClaim(group)):
+        if fits_in_head_reservations(session, GangRequest(group)):
             return ["it would fit in what is set aside for the head of another queue"]
-        claim = GangFromOthers(claimant=group, need=need, asked=group.reservation)
-        return [*_keepers(session, queues), *why_spared(session, claim, POINT, queues)]
+        request = GangFromOthers(preemptor=group, need=need, asked=group.reservation)
+        return [*_keepers(session, queues), *why_spared(session, request, POINT, queues)]
 
 
-def _hopes(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
+def _prefilter(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
     """Return a quick test whether a request in a queue could reclaim; see `may_reclaim`."""
     policy = session.queues[name].record.spec.preemption
-    if policy.reclaim == "Never" or not borrowers_of(session, POINT).are_there(name):
+    if policy.reclaim == "Never" or not borrowers_of(session, POINT).exist_beside(name):
         return None
     if policy.borrowing != "Never":
-        return lambda wish: True
+        return lambda request: True
     deserved, scope = deserved_of_queues(session).get(name, {}), queue_scope(name)
     given = pledged_in(session, name)
-    room = {
+    lacking = {
         resource: deserved[resource] - session.ledger.used(scope, resource) + given.get(resource, 0)
         for resource in comparable(session, deserved)
     }
     lowest = _lowest_to_give(session, name)
-    return lambda wish: (
-        (lowest is not None and wish.priority >= lowest)
-        or all(units <= room[resource] for resource, units in wish.asks.items() if resource in room)
+    return lambda request: (
+        (lowest is not None and request.priority >= lowest)
+        or all(
+            units <= lacking[resource]
+            for resource, units in request.asks.items()
+            if resource in lacking
+        )
     )
 
 
@@ -157,32 +161,32 @@ def _serve_extras(session: Session, group: GroupState) -> None:
 
     What works for some pods works for fewer, so the largest number is found by bisection.
     """
-    if not is_elastic_claimant(session, group):
+    if not is_elastic_preemptor(session, group):
         # The group has been evicted for an earlier preemptor.
         return
     borrowers = borrowers_of(session, POINT)
-    claims = _growing_claims(session, group)
-    if not claims or not borrowers.are_there(group.queue):
+    requests = _growing_requests(session, group)
+    if not requests or not borrowers.exist_beside(group.queue):
         return
-    if fits_in_what_is_set_aside(session, claims[0]):
+    if fits_in_head_reservations(session, requests[0]):
         return
     queues = borrowers.givers(group.queue)
     works: tuple[ExtrasFromOthers, Decision] | None = None
-    least, most = 1, len(claims)
+    least, most = 1, len(requests)
     while least <= most:
         middle = (least + most + 1) // 2
-        decision = find_victims(session, claims[middle - 1], queues)
+        decision = find_victims(session, requests[middle - 1], queues)
         if decision is None or (middle > 1 and exceeds(session, decision)):
             most = middle - 1
         else:
-            works, least = (claims[middle - 1], decision), middle + 1
+            works, least = (requests[middle - 1], decision), middle + 1
     if works is not None:
         let_happen(session, *works, action=Reclaim.name)
 
 
-def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOthers]:
-    """Return claims for one pod, for two, and so on, while the queue stays within its share."""
-    claims: list[ExtrasFromOthers] = []
+def _growing_requests(session: Session, group: GroupState) -> list[ExtrasFromOthers]:
+    """Return requests for one pod, for two, and so on, while the queue stays within its share."""
+    requests: list[ExtrasFromOthers] = []
     asked: Amounts = {}
     lacks = _lacks(session, group)
     for count, extra in enumerate(waiting_extras(session, group), start=1):
@@ -190,8 +194,8 @@ def _growing_claims(session: Session, group: GroupState) -> list[ExtrasFromOther
         asked = plus(asked, shape.requests)
         if not may_reclaim(session, group, asked, asked) or count > _MOST_EXTRAS:
             break
-        claims.append(ExtrasFromOthers(group, count, asked, asked, lacks))
-    return claims
+        requests.append(ExtrasFromOthers(group, count, asked, asked, lacks))
+    return requests
 
 
 def _lacks(session: Session, group: GroupState) -> Amounts:
@@ -204,8 +208,8 @@ def _lacks(session: Session, group: GroupState) -> Amounts:
 
 
 @dataclass(frozen=True)
-class ExtrasFromOthers(FromOthers, ExtraClaim):
-    """A claim of single pods; no whole group that is larger than `lacks` is evicted for them."""
+class ExtrasFromOthers(FromOthers, ExtraRequest):
+    """A request for single pods; no whole group that is larger than `lacks` is evicted for them."""
 
     need: Amounts
     asked: Amounts

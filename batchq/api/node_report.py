@@ -33,6 +33,18 @@ LONGEST_MESSAGE = 2_000
 NODE = "node"
 
 
+class PodAttempt(Struct, frozen=True):
+    """One attempt of a pod, by the pod's uid."""
+
+    pod: str
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        """`<pod>-<attempt>`: the subject of reports about it, and the id of its RQ job."""
+        return f"{self.pod}-{self.attempt}"
+
+
 class PodOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The end of one attempt, as reported by its work-horse, or by the agent in its place.
 
@@ -132,20 +144,20 @@ def subject_of_pod(pod: str, attempt: int) -> str:
     return f"{pod}-{attempt}"
 
 
-def encode(fact: NodeReport) -> bytes:
+def encode(report: NodeReport) -> bytes:
     """Return the stored form, with the message cut to the length that the leader keeps. A longer
     report would never be read, and its pod's resources never freed.
     """
-    if isinstance(fact, Ended) and len(fact.outcome.message) > LONGEST_MESSAGE:
-        cut = structs.replace(fact.outcome, message=fact.outcome.message[:LONGEST_MESSAGE])
-        fact = structs.replace(fact, outcome=cut)
-    return _encoder.encode(fact)
+    if isinstance(report, Ended) and len(report.outcome.message) > LONGEST_MESSAGE:
+        cut = structs.replace(report.outcome, message=report.outcome.message[:LONGEST_MESSAGE])
+        report = structs.replace(report, outcome=cut)
+    return _encoder.encode(report)
 
 
 def decode(stored: bytes) -> NodeReport:
     """Return the report. Raises msgspec.MsgspecError for one that this version does not know."""
-    fact: NodeReport = _decoder.decode(stored)
-    return fact
+    report: NodeReport = _decoder.decode(stored)
+    return report
 
 
 _encoder = msgspec.json.Encoder()

@@ -6,10 +6,10 @@ A command may return its exit code; None is 0.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -125,6 +125,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if entry_of(name) is None and name[:1] != "-" and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, self.list_commands(ctx), n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"there is no command {name!r}{meant}", ctx=ctx)
@@ -135,6 +137,7 @@ class Commands(click.Group):
         if entry is None:
             return None
         module = import_module(f"batchq.cli.{entry.module}")
+        _collect_from_now_on()
         return cast(click.Command, getattr(module, entry.attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -164,6 +167,8 @@ class Commands(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         if args is None and standalone_mode:
             hide_password(words)
+            # A third of a short command's time would be a search for cycles among what it imports.
+            gc.disable()
 
         def call() -> object:
             try:
@@ -180,11 +185,22 @@ class Commands(click.Group):
         if not standalone_mode:
             return call()
         replace_closed_streams()
-        sys.exit(_exit_code(call, as_json=wants_json(words)))
+        exit_code = _exit_code(call, as_json=wants_json(words))
+        if args is None:
+            # Python ends with another search.
+            gc.freeze()
+        sys.exit(exit_code)
+
+
+def _collect_from_now_on() -> None:
+    """Turn the collector on if `main` has turned it off; what was imported is never garbage."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _exit_code(call: Callable[[], object], *, as_json: bool) -> int:
-    """Call, flush, and show the error if it is the user's or the world's and not a bug."""
+    """Call, flush, and show the error if it is the user's or the environment's and not a bug."""
     try:
         result = call()
         sys.stdout.flush()

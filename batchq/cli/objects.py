@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
@@ -57,8 +57,10 @@ from batchq.cli.output.values import (
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, Page, token_of_object
 from batchq.client.requests import Effect, capacity_warnings, leaves_stop_policy
-from batchq.config.documents import MOST_BYTES, Document, read_bounded, read_documents
 from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
+
+if TYPE_CHECKING:
+    from batchq.config.documents import Document
 
 STDIN = "-"
 #: How many groups are named that are larger than the nodes; the others are counted.
@@ -84,6 +86,8 @@ def read_content(name: str, *, in_folder: bool) -> Content:
     batchq writes, causes a warning on stderr.
     Raises InvalidInput, also if there is no object.
     """
+    from batchq.config.documents import read_documents
+
     source = "standard input" if name == STDIN else name
     documents = read_documents(_content(name), source)
     if not documents:
@@ -115,6 +119,8 @@ def queues_to_keep_stopped(
 
 
 def _content(name: str) -> bytes:
+    from batchq.config.documents import MOST_BYTES, read_bounded
+
     if name == STDIN:
         return sys.stdin.buffer.read(MOST_BYTES + 1)
     try:

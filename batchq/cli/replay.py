@@ -24,9 +24,15 @@ from batchq.errors import UsageError
 
 if TYPE_CHECKING:
     from batchq.lab.replay.compare import Comparison, Differing
-    from batchq.lab.replay.live import LiveReplay, ReplayStanding, Tell
-    from batchq.lab.replay.replay_plan import ReplayEnding, ReplayPlan, ReplayReport
-    from batchq.lab.workload.swf import Trace
+    from batchq.lab.replay.live import (
+        LiveReplay,
+        ReplayEnding,
+        ReplayPlan,
+        ReplayReport,
+        ReplayStanding,
+        Tell,
+    )
+    from batchq.lab.workload.traces import Trace
 
 
 _MOST_PROBLEMS = 20
@@ -123,7 +129,7 @@ def _percent(value: float | None) -> str:
 #: Copied from `batchq.lab.workload.jobs`, which --help must not load.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: How many progress lines are printed without a terminal.
-_TOLD = 10
+_PROGRESS_LINES = 10
 
 
 @click.command(
@@ -218,8 +224,7 @@ def replay(
     from batchq.client import Client
     from batchq.daemon import stack
     from batchq.lab.replay.compare import check_comparable
-    from batchq.lab.replay.live import LiveReplay
-    from batchq.lab.replay.replay_plan import ReplayPlan, starts_csv
+    from batchq.lab.replay.live import LiveReplay, ReplayPlan, starts_csv
     from batchq.lab.workload.jobs import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 
@@ -274,7 +279,7 @@ def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace
     from msgspec.structs import replace
 
     from batchq.errors import InvalidInput
-    from batchq.lab.workload.swf import read_swf
+    from batchq.lab.workload.traces import read_swf
 
     log = read_swf(path, processors=processors, most=skip + jobs)
     if skip >= len(log.jobs):
@@ -343,7 +348,7 @@ def _progress(jobs: int, *, color: bool) -> Iterator[Tell]:
 
 
 def _lines(jobs: int) -> Tell:
-    steps = {round(jobs * part / _TOLD) for part in range(1, _TOLD + 1)}
+    steps = {round(jobs * part / _PROGRESS_LINES) for part in range(1, _PROGRESS_LINES + 1)}
 
     def tell(now: ReplayStanding) -> None:
         passed = {step for step in steps if step <= now.finished}

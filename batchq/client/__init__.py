@@ -25,7 +25,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchq import changes
+import batchq.client.changes as changes
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -38,7 +38,7 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.transaction import Ledger, Transaction
-from batchq.changes.object_writes import find
+from batchq.client.changes.object_writes import find
 from batchq.client.connection import nodes_with_heartbeats
 from batchq.client.request import (
     Quantity,

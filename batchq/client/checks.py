@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct, structs
 
-from batchq import changes
+import batchq.client.changes as changes
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import DEFAULT, AdmissionCheck, CheckState, PodGroup, Queue, key_of
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Transaction
-from batchq.changes.object_writes import find, title
+from batchq.client.changes.object_writes import find, title
 from batchq.client.request_fields import key_named
 from batchq.client.watch import Watch
 from batchq.core.pending.eligibility import is_active

@@ -24,7 +24,7 @@ from batchq.store.roles import ROLES, Role, rules_of
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
-    from batchq.store.schedulers import SchedulerSeen as Seen
+    from batchq.store.schedulers import SchedulerEntry
 
 
 def target_of(url: str | None) -> str:
@@ -337,7 +337,7 @@ def process_of(identity: str) -> str:
 
 
 def _seen(
-    seen: Seen, leading: Leading | None, revision: int, now_ms: int, *, leads: bool
+    seen: SchedulerEntry, leading: Leading | None, revision: int, now_ms: int, *, leads: bool
 ) -> SchedulerSeen:
     is_leading = leading is not None and leading.identity == seen.identity
     return SchedulerSeen(

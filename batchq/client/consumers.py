@@ -30,8 +30,8 @@ from msgspec import Struct
 from batchq.api.objects import Object, PodGroup, PriorityClass, is_claimable, key_of, stop_reason_of
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import Refusal, Transaction, Word
-from batchq.changes import consumer_leases, explain_refusal
-from batchq.changes.consumer_leases import Reported
+from batchq.client.changes import consumer_leases, explain_refusal
+from batchq.client.changes.consumer_leases import Reported
 from batchq.client.requests import TRIES
 from batchq.client.watch import Watch
 from batchq.core.cache.chunks import UidOrder, uid_order

@@ -28,8 +28,8 @@ from batchq.api.objects import DEFAULT, PodGroup, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
-from batchq.changes import consumer_leases
-from batchq.changes.consumer_leases import Renewed, Reported, read_token
+from batchq.client.changes import consumer_leases
+from batchq.client.changes.consumer_leases import Renewed, Reported, read_token
 from batchq.client.connection import checked_seconds
 from batchq.client.consumers import ClaimableGroups, Consumer, Held, Refused
 from batchq.client.request_fields import key_named

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchq import changes
+import batchq.client.changes as changes
 from batchq.api.objects import DEFAULT, OpenedGate, PodGroup, gates_of, key_of
 from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction

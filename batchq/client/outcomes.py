@@ -31,12 +31,11 @@ from batchq.api.transaction import (
     only_groups,
 )
 from batchq.assembly import assemble
-from batchq.changes import explain_refusal
+from batchq.client.changes import explain_refusal
 from batchq.client.overview import Others, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.earliest_fit import Forecast, forecast
-from batchq.core.forecast.estimates import Expected, expected_starts
+from batchq.core.forecast.estimates import Expected, expected_starts, forecast
 from batchq.core.pending.eligibility import are_honoured, open_checks
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
@@ -48,7 +47,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq.store.rules import NOTHING, refuse_charges, weigh
 
 if TYPE_CHECKING:
@@ -281,7 +280,7 @@ def group_plan(session: Session, key: str) -> GroupPlan:
         ahead=() if place is None else tuple(line[:place]),
         ending=_ending(group),
         earliest_start=estimate.at if estimate is not None and later else None,
-        after=_after(estimate) if estimate is not None and later else (),
+        after=estimate.ended if estimate is not None and later else (),
         never=never,
     )
 
@@ -420,10 +419,6 @@ def _nodes(group: GroupState) -> dict[str, int]:
     nodes = [pod.status.node for pod in group.current() if pod.status.phase in ON_NODE]
     on = Counter((*nodes, *group.status.pledge.plan.values()))
     return {name: on[name] for name in sorted(on)}
-
-
-def _after(estimate: Forecast) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(end.group.key for end in estimate.ends))
 
 
 def _open_checks(group: GroupState) -> tuple[str, ...]:

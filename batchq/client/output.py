@@ -14,7 +14,7 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import count_of
-from batchq.changes.object_writes import find, name_hint
+from batchq.client.changes.object_writes import find, name_hint
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
 

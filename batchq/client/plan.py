@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from batchq.api.objects import Object, PodGroup, full_name, key_of, kind_of
 from batchq.api.transaction import Ledger, Transaction
-from batchq.changes import apply, create
+from batchq.client.changes import apply, create
 from batchq.client.outcomes import (
     GroupPlan,
     Outcome,

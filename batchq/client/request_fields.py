@@ -15,7 +15,7 @@ from batchq.api.notation import label_problem, shown, subdomain_problem, suggest
 from batchq.api.objects import DEFAULT, Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
-from batchq.changes.object_writes import name_hint
+from batchq.client.changes.object_writes import name_hint
 from batchq.client.request import (
     Request,
     Submitted,

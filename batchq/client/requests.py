@@ -16,7 +16,7 @@ from batchq.api import manifest
 from batchq.api.objects import KINDS, NAMESPACED, Node, Object, PodGroup, Queue, key_of, kind_of
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Ledger, Limit, Transaction, Word
-from batchq.changes import (
+from batchq.client.changes import (
     delete,
     differences,
     explain_refusal,
@@ -24,7 +24,7 @@ from batchq.changes import (
     settled,
     warnings_of,
 )
-from batchq.changes.object_writes import find, title
+from batchq.client.changes.object_writes import find, title
 from batchq.client.connection import refuse_live_nodes
 from batchq.errors import InvalidInput
 from batchq.ports import Reader

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
-from batchq.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
+from batchq.client.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
 from batchq.client.requests import TRIES, Effect

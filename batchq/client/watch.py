@@ -19,7 +19,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.api.transaction import Event
-from batchq.changes.object_writes import find
+from batchq.client.changes.object_writes import find
 from batchq.client.connection import NO_LEADER, has_no_leader
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT

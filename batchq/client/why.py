@@ -23,7 +23,7 @@ from batchq.api.objects import Condition, PodGroup
 from batchq.api.reasons import NEVER_FITS, UNSEEN, Leaving, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
-from batchq.changes.object_writes import find
+from batchq.client.changes.object_writes import find
 from batchq.client.outcomes import (
     ExpectedStart,
     GroupPlan,
@@ -45,12 +45,11 @@ from batchq.client.overview import (
 )
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
-from batchq.core.forecast.earliest_fit import Forecast, forecast
-from batchq.core.forecast.estimates import expected_starts
+from batchq.core.forecast.estimates import Forecast, expected_starts, forecast
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import NotFound
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -327,8 +326,8 @@ class _WaitReport:
         estimate: Forecast = forecast(self._session, self._group)
         if never := self.ever:
             estimate = Forecast(at=None, why=never)
-        keys = (end.group.key for end in estimate.ends)
-        return Start(at=estimate.at, ends=others(keys, self._group.namespace), why=estimate.why)
+        ends = others(estimate.ended, self._group.namespace)
+        return Start(at=estimate.at, ends=ends, why=estimate.why)
 
     def expected(self) -> ExpectedStart | None:
         """Return the expected start of a group that is Pending, refused, and can run some day."""

@@ -11,15 +11,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path as FilePath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import yaml
 from msgspec import Struct
 
 from batchq.api import notation
 from batchq.api.notation import Malformed, Path, mapping_at, shown
 from batchq.api.times import SECOND, format_duration, parse_duration
-from batchq.config.documents import Document, read_bounded, read_documents
 from batchq.config.model import (
     ALL,
     DEFAULT_PLUGINS,
@@ -35,6 +33,9 @@ from batchq.config.model import (
 from batchq.core.extension.points import POINTS
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from batchq.config.documents import Document
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -273,6 +274,8 @@ def load_config(path: str | FilePath | None, *, known: Known | None = None) -> S
 
 def read_file(path: str | FilePath) -> bytes:
     """Return the bytes of the configuration file. Raises InvalidInput."""
+    from batchq.config.documents import read_bounded
+
     try:
         return read_bounded(FilePath(path))
     except OSError as error:
@@ -289,6 +292,9 @@ def read_config(
 
     Raises InvalidInput.
     """
+    # Imported late: it loads YAML, which the defaults do not need.
+    from batchq.config.documents import read_documents
+
     documents = read_documents(content, source)
     if not documents:
         return SchedulerConfig()
@@ -325,6 +331,8 @@ def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> d
 
 def as_text(config: SchedulerConfig, expansion: Expansion | None = None) -> str:
     """Return the same as YAML, which `read_config` parses."""
+    import yaml
+
     written = as_written(config, expansion)
     return yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None)
 

@@ -98,7 +98,7 @@ class NodeReportReader:
     ) -> None:
         self._store = store
         self._freed = freed
-        self._inboxes = store.inboxes
+        self._inboxes = store.report_queues
         self._ids = ids
         self._processor = NodeReportProcessor(store, ids)
         self._epoch: int | None = None
@@ -158,7 +158,7 @@ class NodeReportReader:
 
     def _is_kept_out(self, entry: QueuedReport) -> bool:
         """Return whether an entry offers a node that is out of service; it is read again later."""
-        if not self._kept_out or not isinstance(entry.fact, Serves):
+        if not self._kept_out or not isinstance(entry.report, Serves):
             return False
         if time.monotonic() < self._kept_out.get(entry.node, 0.0):
             return True
@@ -169,7 +169,7 @@ class NodeReportReader:
         by_report = {
             id(posted): (posted, entry)
             for entry in entries
-            for posted in (PostedReport(node=entry.node, fact=entry.fact),)
+            for posted in (PostedReport(node=entry.node, report=entry.report),)
         }
         left = [posted for posted, _ in by_report.values()]
         known = {entry.pod.metadata.uid: entry.pod for entry in entries if entry.pod is not None}
@@ -187,11 +187,11 @@ class NodeReportReader:
             # The commit also removes the applied reports and notifies their nodes.
             result = self._commit(plan, [by_report[id(one.posted)][1] for one in plan.steps], epoch)
             # Wake the session at once: groups may be waiting for the freed resources.
-            if any(isinstance(one.fact, Ended | Serves) for one in result.done):
+            if any(isinstance(one.report, Ended | Serves) for one in result.done):
                 self._freed()
             applied = {id(one) for one in result.applied}
             others = [one for one in result.done if id(one) not in applied]
-            claimed = {one.node for one in others if isinstance(one.fact, StartClaim)}
+            claimed = {one.node for one in others if isinstance(one.report, StartClaim)}
             notify(self._store.link, sorted(claimed), WakeReason.CLAIMS)
             # Events first, removal second: after a crash in between they are repeated, not lost.
             self._report_superseded(result, epoch)
@@ -203,14 +203,17 @@ class NodeReportReader:
     ) -> ReportResult:
         if not plan.steps:
             return plan.result_of(Commit())
-        settled = [
-            AcknowledgedReport(entry=entry, rings=isinstance(entry.fact, StartClaim))
+        acknowledged = [
+            AcknowledgedReport(entry=entry, notifies=isinstance(entry.report, StartClaim))
             if step.is_last
             else None
             for step, entry in zip(plan.steps, entries, strict=True)
         ]
         commit = self._store.commit(
-            plan.transactions, request_id=self._ids.new_uid(), epoch=epoch, settled=settled
+            plan.transactions,
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+            acknowledged=acknowledged,
         )
         return plan.result_of(commit)
 
@@ -223,8 +226,8 @@ class NodeReportReader:
         now_ms = self._store.now_ms()
         shown = result.superseded[:_MOST_SUPERSEDED_EVENTS]
         for one in shown:
-            _log.warning("fact.superseded", node=one.node, fact=one.fact.subject)
-        events = tuple(_event(one.node, one.fact, now_ms) for one in shown)
+            _log.warning("fact.superseded", node=one.node, fact=one.report.subject)
+        events = tuple(_event(one.node, one.report, now_ms) for one in shown)
         self._store.commit(
             [Transaction(subject="node-reports", events=events)],
             request_id=self._ids.new_uid(),
@@ -233,16 +236,16 @@ class NodeReportReader:
         self._inboxes.count(SUPERSEDED, len(result.superseded))
 
 
-def _event(node: str, fact: NodeReport, now_ms: int) -> Event:
+def _event(node: str, report: NodeReport, now_ms: int) -> Event:
     """Return the event that tells readers of the pod or node why the report was refused."""
-    match fact:
+    match report:
         case StartClaim() | Ended() | Runs():
-            what = {StartClaim: "start", Ended: "end", Runs: "run"}[type(fact)]
-            attempt = f"attempt {count_of(fact.attempt)}"
+            what = {StartClaim: "start", Ended: "end", Runs: "run"}[type(report)]
+            attempt = f"attempt {count_of(report.attempt)}"
             message = (
                 f"{node} reported the {what} of {attempt}, which is not, or no longer, its own"
             )
-            kind, key = "Pod", fact.pod[:_LONGEST_KEY]
+            kind, key = "Pod", report.pod[:_LONGEST_KEY]
         case Serves() | Leaves():
             kind, key, message = "Node", node, "its agent describes an invalid node"
     return Event(kind=kind, key=key, reason="Superseded", message=message, at=now_ms)

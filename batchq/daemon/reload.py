@@ -33,7 +33,7 @@ from batchq.daemon import detached, stack
 from batchq.daemon.services import ThreadService
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import Home
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 
@@ -75,7 +75,7 @@ class Look(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class ReloadOutcome(Struct, frozen=True, kw_only=True):
     """The outcome of a reload, to become an event. Sent twice with one `id`, it is one event."""
 
     id: str
@@ -110,7 +110,7 @@ class Reload:
         # Guards what the threads exchange; nothing else happens while it is held.
         self._lock = threading.Lock()
         self._next: Effective | None = None
-        self._pending: deque[Outcome] = deque(maxlen=_MOST_PENDING)
+        self._pending: deque[ReloadOutcome] = deque(maxlen=_MOST_PENDING)
         # SimpleQueue.put is reentrant, as a signal handler needs; Event.set is not.
         self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -243,7 +243,9 @@ class Reload:
     def _note(self, reason: str, message: str) -> None:
         if not message.startswith(self._source):
             message = f"{self._source}: {message}"
-        outcome = Outcome(id=self._ids.new_uid(), reason=reason, message=message[:_LONGEST_MESSAGE])
+        outcome = ReloadOutcome(
+            id=self._ids.new_uid(), reason=reason, message=message[:_LONGEST_MESSAGE]
+        )
         self._pending.append(outcome)
         self._reloaded(reason == RELOADED)
 

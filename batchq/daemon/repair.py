@@ -21,8 +21,8 @@ from batchq.store import keys
 from batchq.store.books import BooksAudit, Recounted, mend_heads, recount
 from batchq.store.inspection import (
     KEY,
-    Bells,
     BookPages,
+    ChannelsCheck,
     damaged_deliveries,
     damaged_keys,
     damaged_keys_of_nodes,
@@ -52,7 +52,7 @@ class Mender:
         self._store = store
         self._ids = ids
         self._pages = BookPages(store.link)
-        self._bells = Bells(store)
+        self._channels = ChannelsCheck(store)
         self._audit = BooksAudit(store.link, store.mirror)
         self._look_at = self._recount_at = 0.0
         self._is_suspect = False
@@ -87,7 +87,7 @@ class Mender:
         self._mend_outbox(epoch)
         # After the keys, because one of them holds the names of the nodes. What this finds is
         # repaired at the next look.
-        self._bells.next()
+        self._channels.next()
         self._mend_heads(epoch)
         # Both advance at every look, whatever the other finds.
         found = [self._pages.next(), self._audit.next()]

@@ -74,7 +74,7 @@ class Capacity:
             if not session.ledger.unused:
                 # No queue has a guarantee.
                 continue
-            beside, of_machines = most_beside_siblings(
+            beside, of_nodes = most_beside_siblings(
                 session, group, queue, left, session.nodes.could_have
             )
             left = plus(left, guaranteed_beside(session, queue))
@@ -85,16 +85,16 @@ class Capacity:
                 plugin=self.name,
                 subject=subject,
                 absent=None,
-                of_machines=of_machines,
+                of_nodes=of_nodes,
                 detail=partial(
                     _guaranteed_siblings, session, group.chain[group.chain.index(queue) :]
                 ),
             )
         if group.is_external or not session.nodes.by_name:
             return verdicts
-        return [*verdicts, *self._beyond_machines(session, group)]
+        return [*verdicts, *self._beyond_nodes(session, group)]
 
-    def _beyond_machines(self, session: Session, group: GroupState) -> list[Verdict]:
+    def _beyond_nodes(self, session: Session, group: GroupState) -> list[Verdict]:
         """Return the refusals of requests that exceed all nodes together, or each single node."""
         claim = claim_of(group)
         beyond = never_fits(
@@ -103,7 +103,7 @@ class Capacity:
             plugin=self.name,
             subject="the cluster, with every node that was seen within a day,",
             absent=0,
-            of_machines=claim,
+            of_nodes=claim,
         )
         if beyond or group.reserved or "allocate" not in session.actions:
             # Without placement, only sums count. A group with a reservation is rolled back as
@@ -137,23 +137,23 @@ class Capacity:
         """Put a group out of line if even empty nodes that are ready and not cordoned would not
         take it beside the guarantees of others: waiting for what is full now would not help it.
         """
-        of_machines = Waiting.WAITING_FOR_RESOURCES
+        of_nodes = Waiting.WAITING_FOR_RESOURCES
         # With an overcommit above 1, the sum of the nodes alone shows this.
         beyond = any(
-            one.reason == of_machines and one.is_larger_than_limit for one in full
+            one.reason == of_nodes and one.is_larger_than_limit for one in full
         ) or exceeds_ready_beside_siblings(session, group, claim_of(group))
         if group.is_external or not (beyond or nodes_decide(session)):
             return full
         gang = gang_of(session, group)
         if not beyond and fits_when_empty(session, gang):
             return full
-        if any(verdict.reason == of_machines for verdict in full):
+        if any(verdict.reason == of_nodes for verdict in full):
             return [
-                structs.replace(one, in_line=False) if one.reason == of_machines else one
+                structs.replace(one, in_line=False) if one.reason == of_nodes else one
                 for one in full
             ]
         detail = why_not_when_empty(session, gang)
-        return [*full, Verdict(plugin=self.name, reason=of_machines, detail=detail)]
+        return [*full, Verdict(plugin=self.name, reason=of_nodes, detail=detail)]
 
 
 def _guaranteed_siblings(session: Session, chain: tuple[str, ...], resource: str) -> str:

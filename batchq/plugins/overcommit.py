@@ -73,7 +73,7 @@ class Overcommit:
                 plugin=self.name,
                 subject=f"overcommit of {title_of(bound.scope)}",
                 absent=None,
-                of_machines=bound.ever if bound.scope == CLUSTER else (),
+                of_nodes=bound.ever if bound.scope == CLUSTER else (),
             )
         ]
         return never or [

@@ -80,7 +80,7 @@ def roll_back_misfits(session: Session) -> None:
     """Roll back reserved groups that wait for no check and no victim but are refused by limits or
     nodes. Runs at the end of a session, because an action may have evicted for them in it.
     """
-    for group in session.busy():
+    for group in session.unsettled():
         if group.phase != PodGroupPhase.PENDING or not group.reserved:
             continue
         refusals = session.refusals.get(group.uid, ())

@@ -62,7 +62,7 @@ class PostedReport(Struct, frozen=True, kw_only=True):
     """A report, and the node whose queue it came from."""
 
     node: str
-    fact: NodeReport
+    report: NodeReport
 
 
 class ReportResult(Struct, frozen=True, kw_only=True):
@@ -173,10 +173,10 @@ class NodeReportProcessor:
         generation = 0 if epoch is None else generation_of(epoch)
         for one in posted:
             found = _plan_for(
-                seen, one.node, one.fact, now_ms, generation, accepts_unknown=accepts_unknown
+                seen, one.node, one.report, now_ms, generation, accepts_unknown=accepts_unknown
             )
             if isinstance(found, Transaction):
-                is_last = not _needs_more(one.fact, found)
+                is_last = not _needs_more(one.report, found)
                 steps.append(ReportStep(posted=one, transaction=found, is_last=is_last))
                 continue
             done.append(one)
@@ -186,19 +186,19 @@ class NodeReportProcessor:
 
     def _look_up(self, posted: Sequence[PostedReport], known: Mapping[str, Pod]) -> _Seen:
         """Read the objects that the reports are about, in at most three requests."""
-        facts = [one.fact for one in posted]
+        reports = [one.report for one in posted]
         uids = dict.fromkeys(
-            fact.pod for fact in facts if isinstance(fact, StartClaim | Ended | Runs)
+            report.pod for report in reports if isinstance(report, StartClaim | Ended | Runs)
         )
         unknown = [uid for uid in uids if uid not in known]
-        names = [one.node for one in posted if isinstance(one.fact, Serves | Leaves)]
+        names = [one.node for one in posted if isinstance(one.report, Serves | Leaves)]
         found = self._store.get_many("Pod", unknown) if unknown else {}
         nodes = self._store.get_many("Node", list(dict.fromkeys(names))) if names else {}
         pods = {
             **{uid: known[uid] for uid in uids if uid in known},
             **{uid: one for uid, one in found.items() if isinstance(one, Pod)},
         }
-        claimed = (pods.get(fact.pod) for fact in facts if isinstance(fact, Runs))
+        claimed = (pods.get(report.pod) for report in reports if isinstance(report, Runs))
         names_of_groups = [_group_of(pod) for pod in claimed if pod is not None]
         groups = (
             self._store.get_many("PodGroup", list(dict.fromkeys(names_of_groups)))
@@ -221,35 +221,41 @@ class _Seen(Struct, frozen=True, kw_only=True):
 
 
 def _plan_for(
-    seen: _Seen, node: str, fact: NodeReport, now_ms: int, generation: int, *, accepts_unknown: bool
+    seen: _Seen,
+    node: str,
+    report: NodeReport,
+    now_ms: int,
+    generation: int,
+    *,
+    accepts_unknown: bool,
 ) -> Transaction | Superseded | None:
     """Return what to write, Superseded, or None if nothing is left to do."""
-    match fact:
+    match report:
         case Serves():
-            return serves(seen.nodes.get(node), node, fact, now_ms=now_ms)
+            return serves(seen.nodes.get(node), node, report, now_ms=now_ms)
         case Leaves():
-            return leaves(seen.nodes.get(node), fact)
+            return leaves(seen.nodes.get(node), report)
         case StartClaim():
-            pod = seen.pods.get(fact.pod)
-            return claim(pod, node, fact, now_ms=now_ms, generation=generation)
+            pod = seen.pods.get(report.pod)
+            return claim(pod, node, report, now_ms=now_ms, generation=generation)
         case Ended():
-            return end(seen.pods.get(fact.pod), node, fact, now_ms=now_ms)
+            return end(seen.pods.get(report.pod), node, report, now_ms=now_ms)
         case Runs():
-            pod = seen.pods.get(fact.pod)
+            pod = seen.pods.get(report.pod)
             group = None if pod is None else seen.groups.get(_group_of(pod))
-            return runs(pod, group, node, fact, accepts_unknown=accepts_unknown)
+            return runs(pod, group, node, report, accepts_unknown=accepts_unknown)
 
 
 def _group_of(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
 
 
-def _needs_more(fact: NodeReport, transaction: Transaction) -> bool:
+def _needs_more(report: NodeReport, transaction: Transaction) -> bool:
     """Return whether another step follows: the lifecycle takes a pod through Bound and Running."""
     reached = transaction.writes[0].value
     if not isinstance(reached, Pod):
         return False
-    match fact:
+    match report:
         case Ended():
             return reached.status.phase == PodPhase.RUNNING
         case Runs():
@@ -262,7 +268,7 @@ def _needs_more(fact: NodeReport, transaction: Transaction) -> bool:
 
 
 def claim(
-    pod: Pod | None, node: str, fact: StartClaim, *, now_ms: int, generation: int = 0
+    pod: Pod | None, node: str, report: StartClaim, *, now_ms: int, generation: int = 0
 ) -> Transaction | Superseded | None:
     """Return the transition Bound -> Running.
 
@@ -270,44 +276,46 @@ def claim(
     before the server was restarted: the attempt may have run and ended in what the server has
     forgotten, and two processes must never run as the same attempt.
     """
-    if pod is None or pod.status.attempt != fact.attempt or pod.status.node != node:
+    if pod is None or pod.status.attempt != report.attempt or pod.status.node != node:
         return Superseded()
-    if pod.status.phase == PodPhase.RUNNING and pod.status.holder == fact.author:
+    if pod.status.phase == PodPhase.RUNNING and pod.status.holder == report.author:
         return None
     if pod.status.phase != PodPhase.BOUND:
         return Superseded()
     if pod.status.terminating:
         stopped = PodOutcome(stopped=pod.status.reason, message="stopped before it started")
         return _ended(pod, ended(pod, stopped, now_ms=now_ms), now_ms)
-    if generation_of(fact.attempt) < generation:
+    if generation_of(report.attempt) < generation:
         of_former_run = PodOutcome(
             stopped=Leaving.NODE_LOST, message="bound before the server was restarted"
         )
         return _ended(pod, ended(pod, of_former_run, now_ms=now_ms), now_ms)
-    return _running(pod, author=fact.author, now_ms=now_ms)
+    return _running(pod, author=report.author, now_ms=now_ms)
 
 
-def end(pod: Pod | None, node: str, fact: Ended, *, now_ms: int) -> Transaction | Superseded | None:
+def end(
+    pod: Pod | None, node: str, report: Ended, *, now_ms: int
+) -> Transaction | Superseded | None:
     """Return the end of an attempt, which frees what it held on its node.
 
     A Bound pod with the outcome of a command (the server lost its last second) is taken through
     Running first.
     """
-    if pod is None or pod.status.attempt != fact.attempt:
+    if pod is None or pod.status.attempt != report.attempt:
         return Superseded()
     if pod.status.phase not in ON_NODE:
-        return None if _is_recorded(pod, node, fact) else Superseded()
+        return None if _is_recorded(pod, node, report) else Superseded()
     if pod.status.node != node:
         return Superseded()
-    after = ended(pod, fact.outcome, now_ms=now_ms)
+    after = ended(pod, report.outcome, now_ms=now_ms)
     if pod.status.phase == PodPhase.BOUND and after.status.phase == PodPhase.SUCCEEDED:
-        return _running(pod, author=fact.author, now_ms=now_ms)
+        return _running(pod, author=report.author, now_ms=now_ms)
     return _ended(pod, after, now_ms)
 
 
-def _is_recorded(pod: Pod, node: str, fact: Ended) -> bool:
+def _is_recorded(pod: Pod, node: str, report: Ended) -> bool:
     """Return whether this end is recorded already: a report applied twice is counted once."""
-    status, outcome = pod.status, fact.outcome
+    status, outcome = pod.status, report.outcome
     return node in (status.node, status.last_node) and (status.exit_code, status.signal) == (
         outcome.exit_code,
         outcome.signal,
@@ -315,7 +323,12 @@ def _is_recorded(pod: Pod, node: str, fact: Ended) -> bool:
 
 
 def runs(
-    pod: Pod | None, group: PodGroup | None, node: str, fact: Runs, *, accepts_unknown: bool = True
+    pod: Pod | None,
+    group: PodGroup | None,
+    node: str,
+    report: Runs,
+    *,
+    accepts_unknown: bool = True,
 ) -> Transaction | Superseded | None:
     """Adopt a running attempt that the server has forgotten, if the pod would have to run anyway.
 
@@ -327,16 +340,16 @@ def runs(
     status = pod.status
     if status.group_uid != group.metadata.uid or status.admission != group.status.admission:
         return Superseded()
-    if status.attempt == fact.attempt and status.phase in ON_NODE:
+    if status.attempt == report.attempt and status.phase in ON_NODE:
         if status.node != node:
             return Superseded()
         if status.phase == PodPhase.RUNNING:
             return None
-        return _running(pod, author=fact.author, now_ms=fact.started_at)
-    if not accepts_unknown or status.phase != PodPhase.PENDING or status.attempt >= fact.attempt:
+        return _running(pod, author=report.author, now_ms=report.started_at)
+    if not accepts_unknown or status.phase != PodPhase.PENDING or status.attempt >= report.attempt:
         return Superseded()
     bound = _set(
-        status, phase=PodPhase.BOUND, attempt=fact.attempt, node=node, bound_at=fact.started_at
+        status, phase=PodPhase.BOUND, attempt=report.attempt, node=node, bound_at=report.started_at
     )
     charge = Charge(
         holder=f"pod:{pod.metadata.uid}",
@@ -394,7 +407,7 @@ def _write(before: Pod, after: Pod) -> Write:
 
 
 def serves(
-    before: Node | None, name: str, fact: Serves, *, now_ms: int
+    before: Node | None, name: str, report: Serves, *, now_ms: int
 ) -> Transaction | Superseded | None:
     """Create the node, or take it over from a former agent, and set it ready; a cordon stays.
 
@@ -403,15 +416,15 @@ def serves(
     """
     meta = before.metadata if before else Metadata(name=name)
     spec = before.spec if before else NodeSpec()
-    ours = {AGENT_ANNOTATION: fact.agent, PROTOCOL_ANNOTATION: str(fact.protocol)}
+    ours = {AGENT_ANNOTATION: report.agent, PROTOCOL_ANNOTATION: str(report.protocol)}
     node = Node(
         metadata=_set(
             meta,
-            labels={**meta.labels, **fact.labels},
-            annotations={**meta.annotations, **fact.annotations, **ours},
+            labels={**meta.labels, **report.labels},
+            annotations={**meta.annotations, **report.annotations, **ours},
             creation_timestamp=meta.creation_timestamp or now_ms,
         ),
-        spec=_set(spec, resources=dict(fact.resources), taints=fact.taints or spec.taints),
+        spec=_set(spec, resources=dict(report.resources), taints=report.taints or spec.taints),
         status=NodeStatus(ready=True, heartbeat=now_ms),
     )
     if before is not None and _set(before, status=node.status) == node and before.status.ready:
@@ -441,14 +454,14 @@ def _is_valid(node: Node) -> bool:
     )
 
 
-def leaves(before: Node | None, fact: Leaves) -> Transaction | None:
+def leaves(before: Node | None, report: Leaves) -> Transaction | None:
     """Set the node not ready, so that nothing is bound to it, unless another agent took it over."""
     if before is None or not before.status.ready:
         return None
-    if before.metadata.annotations.get(AGENT_ANNOTATION) != fact.agent:
+    if before.metadata.annotations.get(AGENT_ANNOTATION) != report.agent:
         return None
     name = before.metadata.name
-    reason = fact.reason[:_LONGEST_LEAVE_REASON]
+    reason = report.reason[:_LONGEST_LEAVE_REASON]
     after = _set(before, status=_set(before.status, ready=False, reason=reason))
     message = reason or "its agent leaves"
     return Transaction(

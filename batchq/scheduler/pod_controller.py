@@ -49,15 +49,14 @@ from batchq.core.preemption.evictions import REASONS, action_against
 from batchq.core.preemption.pledges import (
     clock_stands,
     end_pledge,
-    has_lost_room,
-    keep_rooms,
+    has_lost_nodes,
+    hold_pledged_capacity,
     leaves_whole,
     nodes_awaited,
     standing_pledges,
     victims_left,
 )
 from batchq.core.quota.ledger import falls_by, is_booked, title_of
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
@@ -68,11 +67,12 @@ from batchq.core.session.transitions import (
     finish,
     lose,
     move_group,
+    pause_walltime,
     requeue,
-    rest,
+    resume_walltime,
     roll_back,
     stop_leftovers,
-    wake,
+    wanted_ordinals,
 )
 from batchq.scheduler.admission_checks import apply_checks
 from batchq.scheduler.timers import (
@@ -102,7 +102,7 @@ def settle(session: Session) -> None:
     update_pledges(session)
     roll_back_over_limits(session)
     roll_back_unplaceable(session)
-    keep_rooms(session)
+    hold_pledged_capacity(session)
     keep_stored(session)
     # Last, so that no pods are created for a group that has just left.
     _create_missing_pods(session, {group.uid for group in active})
@@ -117,7 +117,7 @@ def _groups_missing_checks(session: Session) -> list[GroupState]:
         for name, queue in session.queues.items()
         if names_in(session, session.tree.chain(name))
     ]
-    return [group for line in lines for group in line.in_order() if group.bare]
+    return [group for line in lines for group in line.in_order() if group.record_only]
 
 
 def _notice_silent_nodes(session: Session) -> None:
@@ -131,7 +131,7 @@ def _create_missing_pods(session: Session, active: set[str]) -> None:
     """Create missing pods of groups that need action or were touched; other groups lacked none when
     they were settled.
     """
-    for group in session.busy():
+    for group in session.unsettled():
         if group.uid not in active and group.uid not in session.effects.touched:
             continue
         if not is_admitted(group) or group.has_all_placed:
@@ -252,9 +252,9 @@ def _pause_walltime(statement: Statement, group: GroupState) -> None:
         return
     rests = group.phase in _RUNS and not group.held and not group.has_all_placed
     if rests and group.status.rests_at is None:
-        rest(statement, group)
+        pause_walltime(statement, group)
     elif not rests and group.status.rests_at is not None:
-        wake(statement, group)
+        resume_walltime(statement, group)
 
 
 def _settle_external(statement: Statement, group: GroupState) -> None:
@@ -370,7 +370,9 @@ def _has_dependents(session: Session, group: GroupState) -> bool:
 
 def roll_back_over_limits(session: Session) -> None:
     """Roll back reserved groups, last first, in scopes whose limit was cut below what they hold."""
-    in_queue = [group for group in session.busy() if _may_leave(group) and group.status.reservation]
+    in_queue = [
+        group for group in session.unsettled() if _may_leave(group) and group.status.reservation
+    ]
     if not in_queue:
         return
     in_queue.sort(key=session.group_key, reverse=True)
@@ -452,7 +454,7 @@ def roll_back_unplaceable(session: Session) -> None:
     Asked once a session for each combination of shapes.
     """
     known: dict[tuple[object, ...], bool] = {}
-    for group in session.busy():
+    for group in session.unsettled():
         if group.phase != PodGroupPhase.IN_QUEUE or group.is_external:
             continue
         if session.group_ready(group) or nodes_awaited(session, group.status.pledge):
@@ -578,7 +580,7 @@ def _end_late_pledge(statement: Statement, preemptor: GroupState) -> None:
     """End the pledge; a preemptor that does not run yet also loses its reservation."""
     if preemptor.phase not in (PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE):
         end_pledge(statement, preemptor)
-    elif has_lost_room(statement.session, preemptor.status.pledge):
+    elif has_lost_nodes(statement.session, preemptor.status.pledge):
         roll_back(statement, preemptor, Leaving.NODE_LOST, _NO_NODE)
     else:
         roll_back(statement, preemptor, Leaving.IN_QUEUE_TIMEOUT, _LATE)

@@ -16,7 +16,7 @@ from batchq.api.reasons import (
 from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.pending.queue import queues_to_tell, refuse_strayed, tell_classes
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, reasons_said_by
+from batchq.core.session.state import GroupState, recorded_reasons
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import set_condition
 
@@ -48,7 +48,9 @@ class _Budget:
         self._share = None
 
 
-def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOST_WRITTEN) -> None:
+def write_reasons(
+    session: Session, inadmissible: InadmissibleGroups, most: int = MOST_WRITTEN
+) -> None:
     """Write changed reasons to the groups' status, and park groups that may be left out from now
     on.
 
@@ -58,19 +60,19 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
     reasons of the others.
     """
     refuse_strayed(session)
-    told = list(session.refusals.told.items())
-    queues = {session.groups[uid].queue for uid, _ in told}
+    refused = list(session.refusals.own.items())
+    queues = {session.groups[uid].queue for uid, _ in refused}
     queues |= queues_to_tell(session)
     budget = _Budget(most, len(queues))
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
-    for uid, refusals in told:
+    for uid, refusals in refused:
         group = session.groups[uid]
         if _is_recorded(group, refusals):
-            _park(session, parking, group, refusals)
+            _park(session, inadmissible, group, refusals)
             continue
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _is_as_good(group.status.reasons, verdicts):
-            _park(session, parking, group, refusals)
+            _park(session, inadmissible, group, refusals)
         elif budget.allows(group.queue) or group.status is not group.record.status:
             _write(session, group, verdicts)
         else:
@@ -84,24 +86,27 @@ def write_reasons(session: Session, parking: InadmissibleGroups, most: int = MOS
 
 
 def _park(
-    session: Session, parking: InadmissibleGroups, group: GroupState, refusals: tuple[Verdict, ...]
+    session: Session,
+    inadmissible: InadmissibleGroups,
+    group: GroupState,
+    refusals: tuple[Verdict, ...],
 ) -> None:
-    if parking.park(session, group, refusals):
-        session.lay_down(group)
+    if inadmissible.park(session, group, refusals):
+        session.park(group)
 
 
 def _write_classes(session: Session, budget: _Budget) -> None:
     """Write the verdicts of an equivalence class to those members whose records differ."""
 
-    def write(group: GroupState, told: Blockers) -> bool:
+    def write(group: GroupState, verdicts: Blockers) -> bool:
         if not budget.allows(group.queue):
             return False
-        session.refuse(group, told)
-        _write(session, group, told[:MOST_REASONS_KEPT])
+        session.refuse(group, verdicts)
+        _write(session, group, verdicts[:MOST_REASONS_KEPT])
         return True
 
-    def is_as_good(group: GroupState, told: Blockers) -> bool:
-        return _is_as_good(group.record.status.reasons, told[:MOST_REASONS_KEPT])
+    def is_as_good(group: GroupState, verdicts: Blockers) -> bool:
+        return _is_as_good(group.record.status.reasons, verdicts[:MOST_REASONS_KEPT])
 
     tell_classes(session, write, is_as_good)
 
@@ -128,7 +133,7 @@ def _is_recorded(group: GroupState, blockers: Blockers) -> bool:
     """
     if group.status is not group.record.status:
         return False
-    causes, turn = reasons_said_by(group)
+    causes, turn = recorded_reasons(group)
     return (bool(turn) and turn == blockers.turn) or causes == blockers.causes
 
 

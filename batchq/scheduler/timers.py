@@ -85,7 +85,7 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
 
     With `groups`, only these groups count.
     """
-    due = _of_world(session)
+    due = _of_session(session)
     for group in session.effects.touched.values():
         group.settled_until = None
     active, first_at = needing_action(session, session.busy() if groups is None else groups)
@@ -99,7 +99,7 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     return None if next_at == NEVER else next_at
 
 
-def _of_world(session: Session) -> list[int]:
+def _of_session(session: Session) -> list[int]:
     """Return the instants that belong to no group, past ones included."""
     timeout_ms = session.settings.node_timeout_ms
     due = [
@@ -128,12 +128,16 @@ def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list
     A settled group needs no action while none of its clocks has run out, no pledge counts on its
     resources, and the configuration generation (`session.pending.generation`) is the same.
     """
-    world, now_ms, claimants = session.pending.generation, session.now_ms, session.ledger.claimants
+    generation, now_ms, preemptors = (
+        session.pending.generation,
+        session.now_ms,
+        session.ledger.preemptors,
+    )
     found: list[GroupState] = []
     first_at = NEVER
     for group in groups:
         until = group.settled_until
-        if until is None or until[0] != world or until[1] <= now_ms or group.uid in claimants:
+        if until is None or until[0] != generation or until[1] <= now_ms or group.uid in preemptors:
             found.append(group)
         elif until[1] < first_at:
             first_at = until[1]

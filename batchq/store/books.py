@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
@@ -48,12 +49,12 @@ from batchq.api.transaction import (
 )
 from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Snapshot
-from batchq.store import codec, heads, keys, records, scripts
-from batchq.store.codec import DAMAGE
-from batchq.store.heads import PAGE
+from batchq.store import codec, keys, records, scripts
+from batchq.store.codec import DAMAGE, head_of_object
 from batchq.store.inspection import Books, read_books
 from batchq.store.link import Link, count_of_writes
-from batchq.store.records import read_ledger, read_limits
+from batchq.store.mirror import HEADS_A_PAGE, head_differs
+from batchq.store.records import field_of_key, key_of_field, read_ledger, read_limits, read_record
 from batchq.store.redis import RedisStore
 from batchq.store.rules import MOST, Held
 
@@ -193,10 +194,10 @@ def mend_heads(
     """
     repaired = []
     for kind, some in suspects.items():
-        for start in range(0, len(some), PAGE):
+        for start in range(0, len(some), HEADS_A_PAGE):
             # A change of the object changes its head, too, which the script compares before setting
             # it.
-            differing = heads.compared(store.link, kind, some[start : start + PAGE])
+            differing = compared_heads(store.link, kind, some[start : start + HEADS_A_PAGE])
             fields = [
                 _Field(kind, records.field_of_key(key), was, now)
                 for key, (was, now) in differing.items()
@@ -204,6 +205,75 @@ def mend_heads(
             if fields and _set(store, epoch, fields):
                 repaired += [_recounted(one) for one in fields]
     return repaired
+
+
+def compared_heads(link: Link, kind: str, some: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
+    """Return the stored and the expected head (b"" for none) of the keys where these differ,
+    reading object and head in one step. Raises StoreUnavailable.
+    """
+    fields = [field_of_key(key) for key in some]
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.hmget(keys.objects(kind), fields)
+        pipeline.hmget(keys.heads(kind), fields)
+        return cast("list[Any]", pipeline.execute())
+
+    stored, heads = link.ask(asked)
+    found = {}
+    for key, value, head in zip(some, stored, heads, strict=True):
+        expected = b""
+        if value is not None:
+            item = read_record(kind, key, value)
+            expected = (
+                _of_unreadable(head) if isinstance(item, Unreadable) else head_of_object(item)
+            )
+        if (head or b"") != expected:
+            found[key] = (head or b"", expected)
+    return found
+
+
+def _all_heads(link: Link, kind: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    cursor = 0
+    while True:
+        following, page = link.ask(partial(_page_of_heads, kind=kind, cursor=cursor))
+        found |= {key_of_field(field): head for field, head in page.items()}
+        if (cursor := int(following)) == 0:
+            return found
+
+
+def _page_of_heads(client: Any, kind: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+    return cast(
+        tuple[int, dict[bytes, bytes]],
+        client.hscan(keys.heads(kind), cursor=cursor, count=HEADS_A_PAGE),
+    )
+
+
+def _of_unreadable(head: bytes | None) -> bytes:
+    return head if head and records.is_head(head) else b""
+
+
+def false_heads(
+    link: Link, objects: Mapping[str, Mapping[str, Object]], unreadable: Sequence[Unreadable]
+) -> list[Unreadable]:
+    """Return every head that does not match its object, for people. Raises StoreUnavailable."""
+    left_out = {(one.kind, one.key) for one in unreadable}
+
+    def expected(kind: str, key: str) -> bytes | None:
+        item = objects.get(kind, {}).get(key)
+        if item is not None:
+            return head_of_object(item)
+        return None if (kind, records.name_of(field_of_key(key))) in left_out else b""
+
+    found = []
+    for kind in KINDS:
+        there = {**dict.fromkeys(objects.get(kind, {}), b""), **_all_heads(link, kind)}
+        suspects = [key for key, head in there.items() if head_differs(head, expected(kind, key))]
+        for start in range(0, len(suspects), HEADS_A_PAGE):
+            differing = compared_heads(link, kind, suspects[start : start + HEADS_A_PAGE])
+            found += [records.false_head(kind, key) for key in sorted(differing)]
+    return found
 
 
 def _recounted(one: _Field) -> Recounted:
@@ -365,7 +435,7 @@ _CHARGED = ("Node", "PodGroup", "Pod")
 class MirroredObjects(Protocol):
     """The objects as the mirror has them."""
 
-    def settled(self) -> Snapshot | None:
+    def committed(self) -> Snapshot | None:
         """Return the snapshot of everything committed; None while some changes have not been taken
         up.
         """
@@ -471,7 +541,7 @@ class BooksAudit:
 
     def _begin(self) -> None:
         for _ in range(_TRIES):
-            snapshot = self._objects.settled()
+            snapshot = self._objects.committed()
             if snapshot is None:
                 return
             stored = self._link.ask(_pull)
@@ -491,7 +561,7 @@ class BooksAudit:
             suspects = self._differing(page)
             if suspects:
                 # Check again: an object may have been written between the two reads.
-                self._objects.settled()
+                self._objects.committed()
                 there = (self._objects.here(kind, key_of(one)) for one in suspects)
                 suspects = self._differing([one for one in there if one is not None])
             found += [f"{kind} {key_of(one)} {one.metadata.revision}" for one in suspects]

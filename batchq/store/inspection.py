@@ -58,7 +58,7 @@ PINGS = 5
 _CHANGES_BETWEEN = 5_000
 _BOOKS_READ = 8
 #: Reports read from each node's queue, approximately and at most.
-_FACTS_READ = 1_000
+_REPORTS_READ = 1_000
 
 
 class ServerFacts(Struct, frozen=True, kw_only=True):
@@ -305,11 +305,11 @@ def _plain(value: object) -> str:
 
 
 class WaitingReport(Struct, frozen=True, kw_only=True):
-    """A node report that waits in a queue. `fact` is None for a report of an unknown version."""
+    """A node report that waits in a queue. `report` is None for a report of an unknown version."""
 
     node: str
     subject: str
-    fact: NodeReport | None
+    report: NodeReport | None
     stored: bytes
 
 
@@ -320,12 +320,12 @@ def posted_by(store: RedisStore, nodes: Sequence[str]) -> list[WaitingReport]:
     if not nodes:
         return []
     found = store.link.ask(partial(_inboxes, nodes=nodes))
-    damaged = [node for node, inbox in zip(nodes, found, strict=True) if inbox is None]
-    store.link.found_damaged |= dict.fromkeys(map(keys.inbox, damaged), OTHER_TYPE)
+    damaged = [node for node, queue in zip(nodes, found, strict=True) if queue is None]
+    store.link.found_damaged |= dict.fromkeys(map(keys.report_queue, damaged), OTHER_TYPE)
     return [
-        WaitingReport(node=node, subject=name_of(subject), fact=_report(stored), stored=stored)
-        for node, inbox in zip(nodes, found, strict=True)
-        for subject, stored in sorted((inbox or {}).items())
+        WaitingReport(node=node, subject=name_of(subject), report=_report(stored), stored=stored)
+        for node, queue in zip(nodes, found, strict=True)
+        for subject, stored in sorted((queue or {}).items())
     ]
 
 
@@ -337,7 +337,7 @@ def sizes_of_inboxes(store: RedisStore, nodes: Sequence[str]) -> dict[str, int]:
     def asked(client: Any) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for node in nodes:
-            pipeline.hlen(keys.inbox(node))
+            pipeline.hlen(keys.report_queue(node))
         return cast("list[Any]", pipeline.execute(raise_on_error=False)) if nodes else []
 
     sizes = zip(nodes, store.link.ask(asked), strict=True)
@@ -347,7 +347,7 @@ def sizes_of_inboxes(store: RedisStore, nodes: Sequence[str]) -> dict[str, int]:
 def _inboxes(client: Any, nodes: Sequence[str]) -> list[dict[bytes, bytes] | None]:
     pipeline = client.pipeline(transaction=False)
     for node in nodes:
-        pipeline.hscan(keys.inbox(node), cursor=0, count=_FACTS_READ)
+        pipeline.hscan(keys.report_queue(node), cursor=0, count=_REPORTS_READ)
     return [None if answer is None else answer[1] for answer in answers_of(pipeline)]
 
 
@@ -480,7 +480,7 @@ def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:
 
 
 def _note_bells(link: Link, nodes: Sequence[str]) -> None:
-    for name in without_ids_left(link, [*map(keys.doorbell, nodes)]):
+    for name in without_ids_left(link, [*map(keys.wake_up_channel, nodes)]):
         link.found_damaged[name] = _NO_IDS_LEFT
 
 
@@ -500,7 +500,7 @@ def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> N
 _BELLS = 100
 
 
-class Bells:
+class ChannelsCheck:
     """Checks the wake-up channels of some nodes at a time, in turn."""
 
     def __init__(self, store: RedisStore) -> None:
@@ -511,7 +511,7 @@ class Bells:
         """Check the next channels; `damaged_keys_of_nodes` returns those without ids left. Raises
         StoreUnavailable.
         """
-        self._left = self._left or sorted(self._store.inboxes.nodes())
+        self._left = self._left or sorted(self._store.report_queues.nodes())
         some, self._left = self._left[:_BELLS], self._left[_BELLS:]
         _note_bells(self._store.link, some)
 

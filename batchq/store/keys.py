@@ -22,7 +22,7 @@ SCHEDULERS_TTL_S = _MINUTE_S
 #: How long a pod's output is kept after its last write.
 LOG_TTL_S = 7 * _DAY_S
 #: How long a node's reports are kept for a leader to apply.
-INBOX_TTL_S = 7 * _DAY_S
+REPORTS_TTL_S = 7 * _DAY_S
 #: A node that has been silent this long counts as never heard of.
 ALIVE_TTL_S = _DAY_S
 #: How long the result of a pod's function is kept.
@@ -63,7 +63,7 @@ def log(node: str, pod: str, attempt: int) -> str:
     return f"{_TAG}:log:{node}:{pod}-{attempt}"
 
 
-def inbox(node: str) -> str:
+def report_queue(node: str) -> str:
     """A node's report queue, which the leader applies."""
     return f"{_TAG}:inbox:{node}"
 
@@ -73,7 +73,7 @@ def alive(node: str) -> str:
     return f"{_TAG}:alive:{node}"
 
 
-def doorbell(node: str) -> str:
+def wake_up_channel(node: str) -> str:
     """A node's wake-up channel, which the leader notifies."""
     return f"{_TAG}:doorbell:{node}"
 
@@ -117,7 +117,7 @@ LEDGER = f"{_TAG}:ledger"
 CHARGES = f"{_TAG}:charges"
 LIMITS = f"{_TAG}:limits"
 OUTBOX = f"{_TAG}:outbox"
-BELL = f"{_TAG}:bell"
+LEADER_CHANNEL = f"{_TAG}:bell"
 COUNTS = f"{_TAG}:counts"
 
 
@@ -155,12 +155,14 @@ TABLE: tuple[Key, ...] = (
         LIMITS, "hash", f"scope -> JSON {{resource: amount}}; '{LAST_CHANGE}' -> its revision"
     ),
     _permanent(OUTBOX, "hash", "'<pod>-<attempt>' -> '<revision> <place> <JSON>', until delivered"),
-    _permanent(BELL, "stream", "the leader's wake-up channel: nodes that have posted reports"),
+    _permanent(
+        LEADER_CHANNEL, "stream", "the leader's wake-up channel: nodes that have posted reports"
+    ),
     _permanent(COUNTS, "hash", "counters, for ever: superseded reports, unreadable ones"),
     Key(
         name=f"{_TAG}:inbox:<node>",
         type="hash",
-        ttl_s=INBOX_TTL_S,
+        ttl_s=REPORTS_TTL_S,
         holds="subject -> the last report on it, as JSON, until it is applied",
     ),
     Key(

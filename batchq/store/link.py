@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 10.0
-#: The longest blocking read; with it, an answer takes no longer than any other.
+#: The longest blocking read; it ends well before ANSWER_TIMEOUT_S.
 LONGEST_BLOCK_MS = 5_000
 TRIES = 6
 #: A caller that has waited this long for one answer gets an error instead of another try.

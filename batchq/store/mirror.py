@@ -8,7 +8,7 @@ past the reader, or the server has lost writes. Then the mirror lists again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any, TypeAlias, cast
@@ -19,8 +19,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
-from batchq.store import codec, keys
-from batchq.store.heads import HeadPages
+from batchq.store import codec, keys, records
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.liveness import (
     Alive,
@@ -45,6 +44,15 @@ LISTS = 5
 _LIST_LATER_S = 0.2
 #: How often heartbeats are read while pods wait for nodes to report.
 AWAIT_REPORTS_EVERY_MS = 50
+#: Heads of each kind checked in one step: this many in the server's order, and this many in the
+#: order of their keys.
+HEADS_A_PAGE = 500
+
+#: Kind and key -> the expected head: b"" if there is no object, None if any well-formed head will
+#: do.
+ExpectedHead: TypeAlias = Callable[[str, str], bytes | None]
+#: Kind, a key and a number -> the keys of that many objects after it.
+KeysAfter: TypeAlias = Callable[[str, str, int], list[str]]
 
 
 class Trimmed(Exception):
@@ -156,7 +164,7 @@ class Mirror:
         self._connections = -1
         self._run_id = ""
         self._turn = _ShardTurn()
-        self._heads = HeadPages()
+        self._heads = _HeadPages()
 
     def snapshot(self) -> Snapshot:
         """Return everything at present; the same object while nothing has changed."""
@@ -246,7 +254,7 @@ class Mirror:
     def compare(self, most: int) -> list[MirrorDifference]:
         """Compare the next few objects in Redis and here; the next call continues after them.
 
-        About `most` objects are read at most. A difference is reported only if it persists after
+        About `most` objects are read. A difference is reported only if it persists after
         the mirror has applied every change.
         """
         self._sync()
@@ -269,7 +277,7 @@ class Mirror:
         self._sync()
         return self._heads.suspects(self._link, self._table.keys_after, self._head)
 
-    def settled(self) -> Snapshot | None:
+    def committed(self) -> Snapshot | None:
         """Return everything committed; None while some new groups have not been taken up."""
         self._sync()
         return None if self._arrivals else self._table.snapshot(self.revision)
@@ -436,7 +444,7 @@ class Mirror:
             self._unreadable_in_order = None
 
     def _read_alive(self) -> None:
-        """Read heartbeats and leases now and then; but drop a lease with its attempt at once."""
+        """Read heartbeats and leases at intervals; drop the leases of ended attempts at once."""
         now = monotonic_ns() // 1_000_000
         every_ms = self._heartbeats_every_ms
         if self._waits_for_reports():
@@ -516,6 +524,57 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     pipeline.hmget(keys.SERVER, ("run", "generation", "since"))
     revision, reply, server = pipeline.execute()
     return count_of_writes(revision), reply, tuple(server)
+
+
+class _HeadPages:
+    """How far the check of heads has come: among the server's heads, and among the objects.
+
+    Scripts compare heads, not objects. If the head of an object is missing or wrong, the scripts
+    refuse every change of the object as outdated, until the head is repaired, and its resources are
+    not freed.
+    """
+
+    def __init__(self) -> None:
+        self._cursors = dict.fromkeys(KINDS, 0)
+        self._after = dict.fromkeys(KINDS, "")
+
+    def suspects(
+        self, link: Link, keys_after: KeysAfter, expected: ExpectedHead
+    ) -> dict[str, list[str]]:
+        """Return by kind the keys on the next pages whose head is not the expected one.
+
+        Raises StoreUnavailable.
+        """
+        wanted = {kind: keys_after(kind, self._after[kind], HEADS_A_PAGE) for kind in KINDS}
+
+        def asked(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=False)
+            for kind in KINDS:
+                pipeline.hscan(keys.heads(kind), cursor=self._cursors[kind], count=HEADS_A_PAGE)
+                # HMGET needs at least one field.
+                fields = [field_of_key(key) for key in wanted[kind]] or [b""]
+                pipeline.hmget(keys.heads(kind), fields)
+            return cast("list[Any]", pipeline.execute())
+
+        answers = iter(link.ask(asked))
+        found: dict[str, list[str]] = {}
+        for kind in KINDS:
+            cursor, page = next(answers)
+            heads = {key_of_field(field): head for field, head in page.items()}
+            heads |= dict(zip(wanted[kind], next(answers), strict=False))
+            self._cursors[kind] = int(cursor)
+            self._after[kind] = wanted[kind][-1] if wanted[kind] else ""
+            found[kind] = [
+                key for key, head in heads.items() if head_differs(head or b"", expected(kind, key))
+            ]
+        return {kind: some for kind, some in found.items() if some}
+
+
+def head_differs(head: bytes, expected: bytes | None) -> bool:
+    """Whether a stored head (b"" for none) differs from the expected one."""
+    if expected is None:
+        return bool(head) and not records.is_head(head)
+    return head != expected
 
 
 class _ShardTurn:

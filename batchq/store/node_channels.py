@@ -1,9 +1,9 @@
 """Report queues of nodes, wake-up channels, the pods on a node, and batches of attempts.
 
-A node writes its own report queue (`inbox`) and notifies the leader on a channel (`bell`) that all
-nodes share. It posts by plain commands or by a script that names only these keys and its own: a
-server asks for write permission on every key that a script names. A newer report on a subject
-replaces an older one. The leader applies reports and removes them.
+A node writes its own report queue and notifies the leader on a channel that all nodes share. It
+posts by plain commands or by a script that names only these keys and its own: a server asks for
+write permission on every key that a script names. A newer report on a subject replaces an older
+one. The leader applies reports and removes them.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from batchq.store.records import (
 
 LEADER_NOTIFICATIONS_KEPT = 1_000
 #: No report is longer than this.
-MOST_FACT_BYTES = 64 * 1024
+MOST_REPORT_BYTES = 64 * 1024
 #: Bounds of one call of a script: report queues, reports, and approximate bytes, read or cleared.
 INBOXES_A_CALL = 100
-FACTS_A_CALL = 5_000
+REPORTS_A_CALL = 5_000
 BYTES_A_CALL = 1024 * 1024
 #: Approximate bytes of pods that one call reads with its reports.
 POD_BYTES_A_CALL = 1024 * 1024
@@ -76,18 +76,19 @@ class QueuedReport(Struct, frozen=True, kw_only=True):
 
     node: str
     subject: str
-    fact: NodeReport
+    report: NodeReport
     raw: bytes
     pod: Pod | None = None
 
 
 class AcknowledgedReport(Struct, frozen=True, kw_only=True):
-    """A report to be removed once a transaction has been applied; `rings`: its node waits for the
-    acknowledgement and is notified.
+    """A report to be removed once a transaction has been applied.
+
+    `notifies`: its node waits for the acknowledgement and is notified.
     """
 
     entry: QueuedReport
-    rings: bool = False
+    notifies: bool = False
 
 
 class ReportQueues:
@@ -102,16 +103,19 @@ class ReportQueues:
         # From the oldest entry kept: notifications sent without a leader are read now.
         self._last_id = "0-0"
 
-    def post(self, node: str, fact: NodeReport) -> None:
+    def post(self, node: str, report: NodeReport) -> None:
         """Post a report in place of the last one on its subject. Safe to repeat."""
-        inbox, raw = keys.inbox(node), encode(fact)
+        queue, raw = keys.report_queue(node), encode(report)
 
         def left(client: Any) -> None:
             pipeline = client.pipeline(transaction=True)
-            pipeline.hset(inbox, fact.subject, raw)
-            pipeline.expire(inbox, keys.INBOX_TTL_S)
+            pipeline.hset(queue, report.subject, raw)
+            pipeline.expire(queue, keys.REPORTS_TTL_S)
             pipeline.xadd(
-                keys.BELL, {"node": node}, maxlen=LEADER_NOTIFICATIONS_KEPT, approximate=True
+                keys.LEADER_CHANNEL,
+                {"node": node},
+                maxlen=LEADER_NOTIFICATIONS_KEPT,
+                approximate=True,
             )
             left_there, _, rung = pipeline.execute(raise_on_error=False)
             if isinstance(left_there, Exception):
@@ -125,16 +129,16 @@ class ReportQueues:
     def pending(self, node: str) -> Sequence[NodeReport]:
         """Return a node's reports that have not been applied yet; the node itself may call it."""
         stored = self._link.ask(
-            lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.inbox(node)))
+            lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.report_queue(node)))
         )
-        facts = []
+        reports = []
         for raw in stored.values():
             try:
-                facts.append(decode(raw))
+                reports.append(decode(raw))
             except DAMAGE:
                 # Posted by another version of the agent; the leader reports it.
                 continue
-        return facts
+        return reports
 
     def nodes(self) -> set[str]:
         """Return the names of the registered nodes."""
@@ -150,7 +154,9 @@ class ReportQueues:
         try:
             reply = self._link.wait(
                 lambda client: client.xread(
-                    {keys.BELL: self._last_id}, count=LEADER_NOTIFICATIONS_KEPT, block=block
+                    {keys.LEADER_CHANNEL: self._last_id},
+                    count=LEADER_NOTIFICATIONS_KEPT,
+                    block=block,
                 )
             )
         except StoreUnavailable as error:
@@ -164,7 +170,7 @@ class ReportQueues:
         if (
             not reply
             and self._last_id != "0-0"
-            and is_recreated(self._link, keys.BELL, self._last_id)
+            and is_recreated(self._link, keys.LEADER_CHANNEL, self._last_id)
         ):
             self._last_id = "0-0"
         found: set[str] = set()
@@ -197,26 +203,26 @@ class ReportQueues:
         unheard = [node for part in parts[CALLS_A_LOOK:] for node in part]
         calls = [
             (
-                [keys.objects("Pod"), *(keys.inbox(node) for node in part)],
-                (FACTS_A_CALL, MOST_FACT_BYTES, BYTES_A_CALL, POD_BYTES_A_CALL),
+                [keys.objects("Pod"), *(keys.report_queue(node) for node in part)],
+                (REPORTS_A_CALL, MOST_REPORT_BYTES, BYTES_A_CALL, POD_BYTES_A_CALL),
             )
             for part in parts[:CALLS_A_LOOK]
         ]
-        replies = chain.from_iterable(self._link.run_all(scripts.INBOX, calls))
+        replies = chain.from_iterable(self._link.run_all(scripts.READ_REPORTS, calls))
         found: list[QueuedReport] = []
         heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
-        for node, (left, *facts) in zip(nodes, replies, strict=False):
+        for node, (left, *reports) in zip(nodes, replies, strict=False):
             if left < 0:
-                self._link.found_damaged[keys.inbox(node)] = OTHER_TYPE
-                self._link.suspect(node, f"{keys.inbox(node)} is of another type")
+                self._link.found_damaged[keys.report_queue(node)] = OTHER_TYPE
+                self._link.suspect(node, f"{keys.report_queue(node)} is of another type")
             elif left:
-                (heard if facts else unheard).append(node)
-            for subject, raw, pod in sorted(zip(*(facts[at::3] for at in range(3)), strict=True)):
+                (heard if reports else unheard).append(node)
+            for subject, raw, pod in sorted(zip(*(reports[at::3] for at in range(3)), strict=True)):
                 entry = _read(node, subject, raw, pod)
                 if entry is None:
                     wrong.append((node, subject, raw))
-                    self._link.suspect(node, f"a report in {keys.inbox(node)} is unreadable")
+                    self._link.suspect(node, f"a report in {keys.report_queue(node)} is unreadable")
                 else:
                     found.append(entry)
         if wrong:
@@ -252,10 +258,10 @@ class ReportQueues:
 
     def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
         self._link.run_all(
-            scripts.FOLDED,
+            scripts.REMOVE_REPORTS,
             [
-                _removal(places[start : start + FACTS_A_CALL])
-                for start in range(0, len(places), FACTS_A_CALL)
+                _removal(places[start : start + REPORTS_A_CALL])
+                for start in range(0, len(places), REPORTS_A_CALL)
             ],
         )
 
@@ -267,18 +273,18 @@ def _removal(places: Sequence[tuple[str, bytes, bytes]]) -> Call:
     arguments: list[str | bytes | int] = []
     for pairs in by_node.values():
         arguments += [len(pairs) // 2, *pairs]
-    return [keys.inbox(node) for node in by_node], arguments
+    return [keys.report_queue(node) for node in by_node], arguments
 
 
-def removals(request: str, settled: Sequence[AcknowledgedReport | None]) -> list[Call]:
+def removals(request: str, acknowledged: Sequence[AcknowledgedReport | None]) -> list[Call]:
     """Return the call that removes the reports acknowledged by a commit's answers, if there are
     any.
     """
     by_node: dict[str, list[str | bytes | int]] = {}
-    for place, one in enumerate(settled, start=1):
+    for place, one in enumerate(acknowledged, start=1):
         if one is not None:
-            fact = (place, one.entry.subject, one.entry.raw, "yes" if one.rings else "")
-            by_node.setdefault(one.entry.node, []).extend(fact)
+            report = (place, one.entry.subject, one.entry.raw, "yes" if one.notifies else "")
+            by_node.setdefault(one.entry.node, []).extend(report)
     if not by_node:
         return []
     arguments: list[str | bytes | int] = [
@@ -286,9 +292,11 @@ def removals(request: str, settled: Sequence[AcknowledgedReport | None]) -> list
         keys.ALIVE_TTL_S,
         WakeReason.CLAIMS,
     ]
-    for facts in by_node.values():
-        arguments += [len(facts) // 4, *facts]
-    names = [name for node in by_node for name in (keys.inbox(node), keys.doorbell(node))]
+    for reports in by_node.values():
+        arguments += [len(reports) // 4, *reports]
+    names = [
+        name for node in by_node for name in (keys.report_queue(node), keys.wake_up_channel(node))
+    ]
     return [([request, *names], arguments)]
 
 
@@ -299,16 +307,18 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> QueuedReport | N
         return None
     name = subject.decode(errors="replace")
     try:
-        fact = decode(raw)
+        report = decode(raw)
     except DAMAGE as error:
         _log().error("fact.unreadable", node=node, subject=shown(name), why=reason_of(error))
         return None
-    if fact.subject != name:
+    if report.subject != name:
         _log().error(
             "fact.unreadable", node=node, subject=shown(name), why="it has another subject"
         )
         return None
-    return QueuedReport(node=node, subject=name, fact=fact, raw=raw, pod=codec.pod_if_readable(pod))
+    return QueuedReport(
+        node=node, subject=name, report=report, raw=raw, pod=codec.pod_if_readable(pod)
+    )
 
 
 def _log() -> Any:
@@ -355,9 +365,12 @@ def add_notifications(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> 
     """Add the notifications of these nodes to a pipeline; `check_notified` checks the answers."""
     for node in nodes:
         pipeline.xadd(
-            keys.doorbell(node), {"word": word}, maxlen=NODE_NOTIFICATIONS_KEPT, approximate=False
+            keys.wake_up_channel(node),
+            {"word": word},
+            maxlen=NODE_NOTIFICATIONS_KEPT,
+            approximate=False,
         )
-        pipeline.expire(keys.doorbell(node), keys.ALIVE_TTL_S)
+        pipeline.expire(keys.wake_up_channel(node), keys.ALIVE_TTL_S)
 
 
 def is_recreated(link: Link, stream: str, heard: str) -> bool:
@@ -390,7 +403,7 @@ class WakeUpChannel:
 
     def __init__(self, url: str, node: str) -> None:
         """Connects at the first `listen`."""
-        self._key = keys.doorbell(node)
+        self._key = keys.wake_up_channel(node)
         self._client = new_client(url, retry=Retry(NoBackoff(), 0), socket_timeout=ANSWER_TIMEOUT_S)
         self._link = Link(url, client=self._client)
         self._connection: Any = None
@@ -573,7 +586,7 @@ def add_taking_out(pipeline: Any, deliveries: Sequence[Delivery]) -> None:
 class AttemptEnd(Struct, frozen=True, kw_only=True):
     """The end of an attempt, and the result of its function as JSON, if the pod runs a function."""
 
-    fact: Ended
+    report: Ended
     result: bytes | None = None
 
 
@@ -594,10 +607,10 @@ class Attempts:
         Also return the existing ones of `groups`, by name, read at the same instant.
         """
         until = self._now_ms() + lease_ms
-        names = (keys.alive(self._node), keys.inbox(self._node), keys.BELL)
+        names = (keys.alive(self._node), keys.report_queue(self._node), keys.LEADER_CHANNEL)
         arguments: list[str | bytes | int] = [
             keys.ALIVE_TTL_S,
-            keys.INBOX_TTL_S,
+            keys.REPORTS_TTL_S,
             LEADER_NOTIFICATIONS_KEPT,
         ]
         arguments.append(self._node)
@@ -630,10 +643,10 @@ class Attempts:
             pipeline = client.pipeline(transaction=True)
             for end in ends:
                 if end.result is not None:
-                    key = keys.result(self._node, end.fact.pod, end.fact.attempt)
+                    key = keys.result(self._node, end.report.pod, end.report.attempt)
                     pipeline.set(key, end.result, ex=keys.RESULT_TTL_S)
-            self._leave(pipeline, [end.fact for end in ends])
-            pipeline.hdel(keys.alive(self._node), *(end.fact.subject for end in ends))
+            self._leave(pipeline, [end.report for end in ends])
+            pipeline.hdel(keys.alive(self._node), *(end.report.subject for end in ends))
             _executed(pipeline)
 
         self._link.ask(send)
@@ -642,12 +655,15 @@ class Attempts:
         """End the leases of these attempts (`<pod>-<attempt>`): their processes are gone."""
         self._link.ask(lambda client: client.hdel(keys.alive(self._node), *attempts))
 
-    def _leave(self, pipeline: Any, facts: Sequence[NodeReport]) -> None:
-        inbox = keys.inbox(self._node)
-        pipeline.hset(inbox, mapping={fact.subject: encode(fact) for fact in facts})
-        pipeline.expire(inbox, keys.INBOX_TTL_S)
+    def _leave(self, pipeline: Any, reports: Sequence[NodeReport]) -> None:
+        queue = keys.report_queue(self._node)
+        pipeline.hset(queue, mapping={report.subject: encode(report) for report in reports})
+        pipeline.expire(queue, keys.REPORTS_TTL_S)
         pipeline.xadd(
-            keys.BELL, {"node": self._node}, maxlen=LEADER_NOTIFICATIONS_KEPT, approximate=True
+            keys.LEADER_CHANNEL,
+            {"node": self._node},
+            maxlen=LEADER_NOTIFICATIONS_KEPT,
+            approximate=True,
         )
 
 
@@ -655,10 +671,12 @@ def _executed(pipeline: Any) -> list[Any]:
     """Return the answers. A damaged wake-up channel is ignored: the leader also looks through all
     report queues.
     """
-    bell = next(place for place, one in enumerate(pipeline.command_stack) if one[0][0] == "XADD")
+    notification = next(
+        place for place, one in enumerate(pipeline.command_stack) if one[0][0] == "XADD"
+    )
     answers = pipeline.execute(raise_on_error=False)
     for place, answer in enumerate(answers):
-        is_bell = place == bell and isinstance(answer, ResponseError)
-        if isinstance(answer, Exception) and not is_bell:
+        is_notification = place == notification and isinstance(answer, ResponseError)
+        if isinstance(answer, Exception) and not is_notification:
             raise answer
     return cast("list[Any]", answers)

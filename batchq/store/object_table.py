@@ -32,7 +32,7 @@ T = TypeVar("T")
 #: ROOMY.
 SMALL = CHUNK // 4
 ROOMY = CHUNK * 3 // 4
-#: Up to this many touched keys are looked up one by one; beyond it, chunks are compared.
+#: Up to this many touched keys are kept; beyond it, chunks are compared.
 MOST_TOUCHED = 16
 
 
@@ -43,9 +43,10 @@ class ObjectRow(Generic[T]):
         self._chunks: list[Chunk[T]] = []
         self._size = 0
         self._rows: Rows[T] | None = Rows()
-        #: The rows that were last handed out, and the keys touched since; None: too many.
+        #: The rows that were last handed out, and the keys touched since, each with its item then
+        #: and now; None: too many.
         self._seen: Rows[T] = self._rows
-        self._touched: set[str] | None = set()
+        self._touched: dict[str, tuple[T | None, T | None]] | None = {}
 
     def fill(self, known: Mapping[str, T]) -> None:
         """Replace all items by these."""
@@ -55,7 +56,11 @@ class ObjectRow(Generic[T]):
 
     def put(self, key: str, item: T) -> T | None:
         """Add or replace the item of a key; return the former item."""
-        self._touch(key)
+        former = self._put(key, item)
+        self._touch(key, former, item)
+        return former
+
+    def _put(self, key: str, item: T) -> T | None:
         if not self._chunks:
             self._exchange(0, 0, chunk_of((key,), (item,)))
             self._size = 1
@@ -88,7 +93,11 @@ class ObjectRow(Generic[T]):
 
     def remove(self, key: str) -> T | None:
         """Remove the item of a key, and return it; None if there is none."""
-        self._touch(key)
+        former = self._remove(key)
+        self._touch(key, former, None)
+        return former
+
+    def _remove(self, key: str) -> T | None:
         if not self._chunks:
             return None
         at = place_of(self._chunks, key)
@@ -117,13 +126,14 @@ class ObjectRow(Generic[T]):
                 self._rows = Rows(chunks, self._size)
             else:
                 self._rows = Rows(chunks, self._size, made_from=self._seen, touched=touched)
-            self._seen, self._touched = self._rows, set()
+            self._seen, self._touched = self._rows, {}
         return self._rows
 
-    def _touch(self, key: str) -> None:
-        if self._touched is not None:
-            self._touched.add(key)
-            if len(self._touched) > MOST_TOUCHED:
+    def _touch(self, key: str, former: T | None, item: T | None) -> None:
+        touched = self._touched
+        if touched is not None:
+            touched[key] = (touched[key][0] if key in touched else former, item)
+            if len(touched) > MOST_TOUCHED:
                 self._touched = None
 
     def keys_after(self, key: str, most: int) -> list[str]:

@@ -82,7 +82,7 @@ def calls_of(
     *,
     led: bool,
     arguments: tuple[str | int, ...],
-    settled: Sequence[AcknowledgedReport | None] = (),
+    acknowledged: Sequence[AcknowledgedReport | None] = (),
 ) -> Iterator[Sequence[Asked]]:
     """Yield the calls of the script, each within the bounds and naming the one before it; encoded
     one by one, since all of a large commit at once may exceed this process's memory.
@@ -99,8 +99,8 @@ def calls_of(
         names = (own, *(name or own for name in needed))
         values = chain.from_iterable(one.values for one in some)
         call: Call = (names, (codec.joined(some), *arguments, former, *values))
-        behind = removals(own, settled[begin : begin + len(some)])
-        yield [(scripts.COMMIT, call), *((scripts.SETTLED, one) for one in behind)]
+        behind = removals(own, acknowledged[begin : begin + len(some)])
+        yield [(scripts.COMMIT, call), *((scripts.ACKNOWLEDGE, one) for one in behind)]
         former, begin = own, begin + len(some)
 
 
@@ -226,7 +226,7 @@ class RedisStore:
         self.url = url
         self._link = Link(url, client=client)
         self._clock = ServerClock(self._link)
-        self.inboxes = ReportQueues(self._link)
+        self.report_queues = ReportQueues(self._link)
         self.alive = Alive(self._link, self.now_ms)
         self._places = PodsByNode(self._link)
         self._contact = Contact(self.now_ms)
@@ -471,11 +471,11 @@ class RedisStore:
         epoch: int | None = None,
         overcommit: int = 1000,
         seen: int | None = None,
-        settled: Sequence[AcknowledgedReport | None] = (),
+        acknowledged: Sequence[AcknowledgedReport | None] = (),
     ) -> Commit:
         """Apply each transaction whole or not at all, in order (see `ports.Store`).
 
-        `settled`: for each transaction the report that it acknowledges once applied.
+        `acknowledged`: for each transaction the report that it acknowledges once applied.
 
         Large commits take several calls of the script; other clients may write in between. The
         calls are sent together, up to `BYTES_A_TRIP` of them in one round trip. After a failed
@@ -497,7 +497,7 @@ class RedisStore:
                 keys.LIMITS,
                 "" if seen is None else seen,
             ),
-            settled=settled,
+            acknowledged=acknowledged,
         )
         for trip in in_trips(asked, size_of):
             for reply in self._run_commit(trip, transactions, led=epoch is not None):
@@ -579,7 +579,9 @@ class RedisStore:
         """Return when these nodes (None: all registered ones) were last heard of, in the server's
         milliseconds; nodes never heard of are left out.
         """
-        return beats_of(self.alive.read(sorted(self.inboxes.nodes()) if nodes is None else nodes))
+        return beats_of(
+            self.alive.read(sorted(self.report_queues.nodes()) if nodes is None else nodes)
+        )
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
         """Renew the lease of an attempt on a node; return whether the holder of `fence` is to go
@@ -602,7 +604,7 @@ class RedisStore:
 
     def counts(self) -> dict[str, int]:
         """Return how often reports were `superseded` or `unreadable`, ever."""
-        return self.inboxes.counts()
+        return self.report_queues.counts()
 
     def outbox(self) -> Sequence[Delivery]:
         """Return the bound pods not yet delivered, in order of binding; without unreadable entries,

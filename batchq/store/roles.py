@@ -95,7 +95,7 @@ ROLES: tuple[Role, ...] = (
         purpose="serves nodes, and runs what is bound to them",
         commands=(*_CONNECTS, *_LOOKS, *_SERVES, *_RQ_WORKS),
         reads=(keys.EVERYTHING,),
-        writes=(*_OF_A_NODE, keys.BELL, _RQ_OF_A_NODE),
+        writes=(*_OF_A_NODE, keys.LEADER_CHANNEL, _RQ_OF_A_NODE),
     ),
     Role(
         name="submitter",

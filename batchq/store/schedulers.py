@@ -19,7 +19,7 @@ from batchq.store.records import name_of
 from batchq.store.redis import RedisStore
 
 
-class SchedulerSeen(Struct, frozen=True, kw_only=True):
+class SchedulerEntry(Struct, frozen=True, kw_only=True):
     """A scheduler's last record of itself.
 
     `seen_at` is in the server's milliseconds. `mirrored` is its mirror's revision at that time;
@@ -47,7 +47,7 @@ def depart(store: RedisStore, identity: str) -> None:
     store.link.ask(lambda client: client.hdel(keys.SCHEDULERS, identity))
 
 
-def attending(store: RedisStore) -> Sequence[SchedulerSeen]:
+def attending(store: RedisStore) -> Sequence[SchedulerEntry]:
     """Return the schedulers of the last minute, by identity. Raises StoreUnavailable."""
     stored = store.link.ask(
         lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.SCHEDULERS))
@@ -69,12 +69,12 @@ def revision(store: RedisStore) -> int:
 _ENTRY = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
 
 
-def _read(identity: bytes, stored: bytes) -> SchedulerSeen | None:
+def _read(identity: bytes, stored: bytes) -> SchedulerEntry | None:
     found = _ENTRY.fullmatch(stored.decode(errors="replace"))
     if found is None:
         return None
     seen_at, mirrored, version = found.groups()
-    return SchedulerSeen(
+    return SchedulerEntry(
         identity=name_of(identity),
         seen_at=int(seen_at),
         version=version,

@@ -35,15 +35,26 @@ MEND = _read("mend", "stream")
 RECOUNT = _read("recount", "bounds")
 RESIGN = _read("resign")
 ATTEND = _read("attend")
-INBOX = _read("inbox", "bounds")
-FOLDED = _read("folded", "bounds")
-SETTLED = _read("settled", "bounds")
+READ_REPORTS = _read("read_reports", "bounds")
+REMOVE_REPORTS = _read("remove_reports", "bounds")
+ACKNOWLEDGE = _read("acknowledge", "bounds")
 LOG = _read("log")
 RAISE = _read("raise", "bounds", "instants")
 CLAIM = _read("claim", "bounds", "instants")
 PUBLISH = _read("publish")
 
 ALL: tuple[Script, ...] = (
-    *(COMMIT, DISCARD, MEND, RECOUNT, LEAD, RESIGN, ATTEND, INBOX, FOLDED, SETTLED),
+    *(
+        COMMIT,
+        DISCARD,
+        MEND,
+        RECOUNT,
+        LEAD,
+        RESIGN,
+        ATTEND,
+        READ_REPORTS,
+        REMOVE_REPORTS,
+        ACKNOWLEDGE,
+    ),
     *(LOG, RAISE, CLAIM, PUBLISH),
 )

@@ -96,7 +96,7 @@ class SentinelClient(Sentinel):
             if service_name in states:
                 answers.append(_answer_of(states[service_name]))
         if not heard:
-            raise self._nobody_answers(troubles)
+            raise self._no_answer(troubles)
         if not answers:
             raise self._unknown(service_name, sorted(others))
         newest = max(one.config_epoch for one in answers)
@@ -112,7 +112,7 @@ class SentinelClient(Sentinel):
     def _ask_last(self, silent: redis.Redis) -> None:
         self.sentinels = [one for one in self.sentinels if one is not silent] + [silent]
 
-    def _nobody_answers(self, troubles: Sequence[Exception]) -> NoPrimary:
+    def _no_answer(self, troubles: Sequence[Exception]) -> NoPrimary:
         trouble = troubles[0]
         match trouble:
             case broken.AuthenticationError() | broken.NoPermissionError():

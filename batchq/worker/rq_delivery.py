@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
-from msgspec import Struct
 from rq import Queue
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job, JobStatus
@@ -21,6 +20,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 from rq.utils import now
 
+from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Delivery
 from batchq.errors import StoreUnavailable
 from batchq.store.keys import RQ_TTL_S, node_of_rq
@@ -62,18 +62,6 @@ class NoAlarm(BaseDeathPenalty):
 
     def cancel_death_penalty(self) -> None:
         pass
-
-
-class PodAttempt(Struct, frozen=True):
-    """One attempt of a pod: the only thing an RQ job may ask for."""
-
-    pod: str
-    attempt: int
-
-    @property
-    def id(self) -> str:
-        """The RQ job's id, `<pod>-<attempt>`."""
-        return f"{self.pod}-{self.attempt}"
 
 
 class _EntryPoint:
@@ -187,12 +175,12 @@ def enqueue(queue: Queue, attempts: Iterable[PodAttempt]) -> None:
 def enqueue_all(
     attempts_of: Mapping[Queue, Sequence[PodAttempt]],
     *,
-    rings: Sequence[str] = (),
+    notified: Sequence[str] = (),
     taken_out: Sequence[Delivery] = (),
 ) -> None:
     """Enqueue attempts in several queues of one connection, and notify nodes, in one round trip.
 
-    The nodes in `rings` are notified. Each record is written before its id, so an interruption
+    The nodes in `notified` are notified. Each record is written before its id, so an interruption
     leaves only records, which are overwritten when the attempts are enqueued again. The deliveries
     in `taken_out` are removed from the outbox in the same transaction; a server that refuses writes
     refuses all of it.
@@ -217,7 +205,7 @@ def enqueue_all(
         pipeline.expire(waiting, RQ_TTL_S)
     add_taking_out(pipeline, taken_out)
     handing_over = len(pipeline)
-    add_notifications(pipeline, rings, WakeReason.PODS)
+    add_notifications(pipeline, notified, WakeReason.PODS)
     names = [str(options[0][1]) for options in pipeline.command_stack if len(options[0]) > 1]
     answers = pipeline.execute(raise_on_error=False)
     damaged = {
@@ -328,7 +316,7 @@ class Relay:
         for _ in range(_TRIES):
             try:
                 with self._link.errors():
-                    enqueue_all(attempts_of, rings=nodes, taken_out=taken_out)
+                    enqueue_all(attempts_of, notified=nodes, taken_out=taken_out)
                 return
             except StoreUnavailable as trouble:
                 if has_moved or not is_forbidden(trouble):

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File, Play
-from tests.cases.kube_batch_play import told
+from tests.cases.kube_batch_play import result_of
 
 _CLUSTER = """
 nodes: {n1: {cpu: 2, mem: 4Gi}, n2: {cpu: 2, mem: 4Gi}, n3: {cpu: 2, mem: 4Gi}}
@@ -86,7 +86,7 @@ def simulated(name: str) -> Play:
 
     def played(row: Any, file: File) -> object:
         case = file.cases[f"simulation: {name}"]
-        return told({**case, "least": _LEAST.get(name, {})}, file.configs)
+        return result_of({**case, "least": _LEAST.get(name, {})}, file.configs)
 
     return played
 
@@ -95,7 +95,7 @@ def written(name: str) -> Play:
     """Return the cluster that is written above."""
 
     def played(row: Any, file: File) -> object:
-        return told({**yaml.safe_load(_CLUSTER), **_WRITTEN[name]}, file.configs)
+        return result_of({**yaml.safe_load(_CLUSTER), **_WRITTEN[name]}, file.configs)
 
     return played
 

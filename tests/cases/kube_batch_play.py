@@ -26,7 +26,7 @@ HORIZON_S = 60
 _MOST_SESSIONS = 50
 
 
-def told(case: Mapping[str, Any], configs: Mapping[str, Any]) -> tuple[str, ...]:
+def result_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> tuple[str, ...]:
     """Play a case for a minute with its own configuration, and return the lines."""
     return told_of_world(world_of(case, reclaim=reclaims(case, configs)), config_of(case, configs))
 

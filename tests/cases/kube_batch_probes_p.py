@@ -10,11 +10,11 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File
-from tests.cases.kube_batch_play import told
+from tests.cases.kube_batch_play import result_of
 
 
 def _played(row: Any, file: File) -> object:
-    return told(row, file.configs)
+    return result_of(row, file.configs)
 
 
 def _refused_plugin(row: Any, file: File) -> object:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.cases.kube_batch_entry import DIFFERS, SAME, Entry, File
-from tests.cases.kube_batch_play import told
+from tests.cases.kube_batch_play import result_of
 
 
 def _played(row: Any, file: File) -> object:
-    return told(row, file.configs)
+    return result_of(row, file.configs)
 
 
 ENTRIES = (

@@ -115,11 +115,11 @@ def _delayed(case: Data) -> list[Data]:
     checks = [
         check(n, retryDelayMinutes=c["after"]) for n, c in zip(names, case["checks"], strict=True)
     ]
-    told = [
+    actual = [
         {"name": name, "status": "False", "reason": "Retry", "since": one["at"] * _MINUTE}
         for name, one in zip(names, case["checks"], strict=True)
     ]
-    status: Data = {"checks": told}
+    status: Data = {"checks": actual}
     if case["existing_requeue_at"] is not None:
         status["backoffUntil"] = case["existing_requeue_at"] * _MINUTE
     return [
@@ -133,8 +133,8 @@ def _delayed(case: Data) -> list[Data]:
 def _woken(case: Data) -> Data:
     """Return the cluster at minute 20; the retry's delay of ten ends `requeue_at` minutes later."""
     since = (20 + case["requeue_at"] - 10) * _MINUTE
-    told = [{"name": "a", "status": "False", "reason": "Retry", "since": since}]
-    waits = group("w", queue="q", created=20 * _MINUTE, status={"checks": told})
+    actual = [{"name": "a", "status": "False", "reason": "Retry", "since": since}]
+    waits = group("w", queue="q", created=20 * _MINUTE, status={"checks": actual})
     world = _world(["a"], waits, delay=10)
     came = _first(world)
     if any(cycle.reserved for cycle in came.cycles):

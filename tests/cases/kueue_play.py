@@ -65,7 +65,7 @@ def _special(case: Data) -> Data:
         case "admission_check":
             return came_of_checks(case)
         case unknown:
-            raise AssertionError(f"nobody knows how to play a case of {unknown}")
+            raise AssertionError(f"there is no player for a case of {unknown}")
 
 
 def _matrix_world(row: Data) -> list[Data]:

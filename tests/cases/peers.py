@@ -93,9 +93,9 @@ def listed(page: str) -> dict[str, Word]:
         row = re.fullmatch(r"\| `([^`]+)` \|(.+)\|", line)
         if word is None or row is None:
             continue
-        name, told = row.groups()
+        name, answer = row.groups()
         assert name not in found, f"{name} is listed twice"
-        assert all(cell.strip() for cell in told.split(" | ")), f"{name}: a cell is empty"
+        assert all(cell.strip() for cell in answer.split(" | ")), f"{name}: a cell is empty"
         found[name] = word
     return found
 

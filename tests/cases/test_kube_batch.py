@@ -47,7 +47,7 @@ def test_the_page_equals_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == written_anew(page), (
         "docs/peers-cases-kube-batch.md is not what the table says;"
-        " `python -m tests.cases.kube_batch_page` writes it anew"
+        " `python -m tests.cases.kube_batch_page` writes it again"
     )
 
 

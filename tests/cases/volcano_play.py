@@ -21,7 +21,7 @@ from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.world import read_world
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from tests.cases.peers import HORIZON_S, Data, told_reason
 from tests.cases.volcano_world import actions_of, name_of, owner_of, world_of
 
@@ -58,12 +58,12 @@ def played(
 def came_of(case: Mapping[str, Any], waiting: str = "") -> Data:
     """Return the result of a case with a cluster, under the default plugins and its own actions."""
     beside = [RefusesOne("ns1/pga")] if "rejecter" in case.get("hooks", ()) else []
-    came = told(world_of(case, waiting), {"actions": actions_of(case)}, beside=beside)
+    came = play_manifests(world_of(case, waiting), {"actions": actions_of(case)}, beside=beside)
     left_out = {"phase"} - set(case["expect"]) | {key for key in came if not came[key]}
     return {key: value for key, value in came.items() if key not in left_out}
 
 
-def told(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> Data:
+def play_manifests(world: list[Data], config: Data, *, beside: Iterable[Plugin] = ()) -> Data:
     """Return the cluster's `phase`, and those of `binds`, `evict` and `then` that are not empty."""
     beside = tuple(beside)
     whole = played(world, config, cycles=200, beside=beside)

@@ -19,7 +19,7 @@ from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.plugins.conformance import Conformance, ConformanceArguments
 from tests.builders import a_group, a_running_group, a_snapshot
 from tests.cases.peers import Data
-from tests.cases.volcano_play import agrees, came_of, played, told
+from tests.cases.volcano_play import agrees, came_of, play_manifests, played
 from tests.cases.volcano_world import amounts_of, name_of, node_of, quota_of, world_of
 from tests.sim.worlds import group, manifest, node, pod, priority, queue, timeline
 
@@ -106,7 +106,9 @@ def two_sessions(case: Mapping[str, Any]) -> Data:
     (newcomer,) = world_of(later)
     world = world_of({**case, "groups": first["groups"], "pods": pods, "actions": first["actions"]})
     del newcomer["status"]
-    came = told([*world, timeline({"at": "1s", "apply": newcomer})], {"actions": second["actions"]})
+    came = play_manifests(
+        [*world, timeline({"at": "1s", "apply": newcomer})], {"actions": second["actions"]}
+    )
     return {"first": list(came["binds"]), "second": list(came["then"])}
 
 
@@ -130,7 +132,7 @@ def picked_up(case: Mapping[str, Any]) -> Data:
             group(name, queue="q1", minMember=1, tasks=tasks, priorityClassName=klass),
         ]
     world = [node("n1", 0), queue("q1"), *groups]
-    came = told(world, {"actions": ["allocate"]})
+    came = play_manifests(world, {"actions": ["allocate"]})
     return {"order": [name.partition("/")[2].rpartition("-")[0] for name in came["binds"]]}
 
 
@@ -175,7 +177,7 @@ class Agrees:
         self.name = name
         self._victims = victims
 
-    def preemptable(self, session: Session, claimant: GroupState, victim: Victim) -> bool | None:
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool | None:
         return victim.group.key.removeprefix("default/") in self._victims
 
 
@@ -190,7 +192,7 @@ def voted(case: Mapping[str, Any]) -> list[str]:
     ]
     if "preemptees" in case:
         policies = [Conformance(ConformanceArguments()), Agrees("anybody", asked)]
-    objects: list[Any] = [a_group("claimant")]
+    objects: list[Any] = [a_group("preemptor")]
     for name in asked:
         namespace, _, short = name.rpartition("/")
         objects += a_running_group(short, namespace=namespace or "default", uid=name)
@@ -201,11 +203,11 @@ def voted(case: Mapping[str, Any]) -> list[str]:
         plugins=everywhere((policy, 1) for policy in policies),
         actions=SchedulerConfig().actions,
     )
-    claimant = session.by_key["default/claimant"]
+    preemptor = session.by_key["default/preemptor"]
     return [
         name
         for name in asked
-        if vote(session, "preemptable", claimant, _whole(session.groups[name]), Shortage())
+        if vote(session, "preemptable", preemptor, _whole(session.groups[name]), Shortage())
     ]
 
 

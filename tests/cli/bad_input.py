@@ -154,7 +154,7 @@ TABLE = [
         group("        command: [python3, train.py]\n", ""),
     ),
     Bad(
-        "a strategy that there is not",
+        "an unknown strategy",
         1,
         "spec.strategy.type: expected one of Backfill, BestEffortFIFO, StrictFIFO, found 'Easy'",
         APPLY,

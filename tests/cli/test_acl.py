@@ -30,15 +30,15 @@ def test_each_role_has_a_ready_file_and_nothing_else_has() -> None:
 def test_a_ready_file_is_what_the_command_prints(role: str) -> None:
     done = run("acl", *READY[role])
     assert (FOLDER / f"{role}.acl").read_text() == done.out, (
-        f"print it anew: batchq acl {' '.join(READY[role])} > conf/acl/{role}.acl"
+        f"print it again: batchq acl {' '.join(READY[role])} > conf/acl/{role}.acl"
     )
     assert done.out.startswith(f"user {role}") and " off " in done.out  # noqa: PT018
 
 
 def test_the_help_names_every_role() -> None:
-    told = " ".join(run("acl", "--help").out.split())
-    assert "ROLE is scheduler, worker, submitter, controller, operator or readonly." in told
-    assert all(role.name in told for role in ROLES)
+    message = " ".join(run("acl", "--help").out.split())
+    assert "ROLE is scheduler, worker, submitter, controller, operator or readonly." in message
+    assert all(role.name in message for role in ROLES)
 
 
 def test_a_reader_is_one_line() -> None:
@@ -74,7 +74,7 @@ def test_a_workers_user_is_bound_to_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["submiter"], 1, "there is no role 'submiter'; expected one of readonly, worker, submit"),
         (["worker"], 1, "a user of the role worker is for certain nodes, and none was named"),
@@ -88,8 +88,10 @@ def test_a_workers_user_is_bound_to_its_nodes() -> None:
         (["readonly", "--password-file", "-", "--hash", "0"], 2, "exclude each other"),
     ],
 )
-def test_an_invalid_user_is_refused_in_a_sentence(words: list[str], code: int, told: str) -> None:
+def test_an_invalid_user_is_refused_in_a_sentence(
+    words: list[str], code: int, message: str
+) -> None:
     done = run("acl", *words)
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")
-    assert told in done.err
+    assert message in done.err

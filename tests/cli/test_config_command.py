@@ -57,7 +57,7 @@ NOBODY_PAST = (
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
         ("plugins: [gates, gang, sla, conformance]\n", RECLAIM + PREEMPT),
         ("plugins: []\nactions: [preempt]\n", PREEMPT),
@@ -70,13 +70,13 @@ NOBODY_PAST = (
         ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST),
     ],
 )
-def test_actions_without_effect_cause_warnings(tmp_path: Path, text: str, told: str) -> None:
+def test_actions_without_effect_cause_warnings(tmp_path: Path, text: str, wanted: str) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(text)
     done = CliRunner().invoke(main, ["config", "check", str(file)])
     lines = done.stderr.splitlines(keepends=True)
     warnings = [line for line in lines if not line.startswith("note: plugin ")]
-    assert (done.exit_code, "".join(warnings)) == (0, told)
+    assert (done.exit_code, "".join(warnings)) == (0, wanted)
 
 
 def test_warnings_leave_the_json_on_stdout_whole(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_printed_configuration_is_read_as_the_same(tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
         (
             "actions:\n- enqueue\n- alocate\n",
@@ -165,13 +165,13 @@ def test_a_printed_configuration_is_read_as_the_same(tmp_path: Path, text: str) 
     ],
 )
 def test_a_wrong_name_is_reported_with_its_line_and_the_nearest(
-    tmp_path: Path, text: str, told: str
+    tmp_path: Path, text: str, wanted: str
 ) -> None:
     file = tmp_path / "scheduler.yaml"
     file.write_text(text)
     with pytest.raises(InvalidInput) as refused:
         checked_config(file)
-    assert refused.value.message == f"{file}, {told}"
+    assert refused.value.message == f"{file}, {wanted}"
     assert refused.value.exit_code == 1
 
 
@@ -252,9 +252,9 @@ def test_a_difference_is_shown_as_by_diff_and_ends_with_1(files: Callable[..., P
         "+plugins.reclaimable: gang, priority, proportion",
         "+pluginConfig.sla.waitingTime: 1h",
     ]
-    told = json.loads(config("diff", a, b, "-o", "json").out)
-    assert told["equal"] is False
-    assert told["differences"][1] == {"what": "overcommit", "a": 1.5, "b": 1}
+    wanted = json.loads(config("diff", a, b, "-o", "json").out)
+    assert wanted["equal"] is False
+    assert wanted["differences"][1] == {"what": "overcommit", "a": 1.5, "b": 1}
 
 
 SAME = {
@@ -343,19 +343,19 @@ def test_a_kube_batch_file_is_converted_to_a_valid_one(files: Callable[..., Path
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
         ("actions: allocate\n", "line 1: this is not a kube-batch configuration"),
         ("", "expected one document, found 0"),
     ],
 )
 def test_a_file_that_is_not_kube_batchs_is_not_converted(
-    files: Callable[..., Path], text: str, told: str
+    files: Callable[..., Path], text: str, wanted: str
 ) -> None:
     file = files("kb.yaml", text)
     done = CliRunner().invoke(main, ["config", "convert", str(file)])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert told in done.stderr
+    assert wanted in done.stderr
 
 
 def test_misplaced_arguments_get_a_hint(files: Callable[..., Path]) -> None:
@@ -411,7 +411,7 @@ UNKEPT = {
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
         ("multiPoint: {disabled: [gang, quota, capacity]}", ["quota", "capacity", "gang"]),
         (
@@ -424,9 +424,9 @@ UNKEPT = {
     ],
 )
 def test_a_promise_broken_by_disabled_plugins_is_noted(
-    files: Callable[..., Path], text: str, told: list[str]
+    files: Callable[..., Path], text: str, wanted: list[str]
 ) -> None:
     lines = config("check", files("s.yaml", f"plugins: {{{text}}}\n")).err.splitlines()
     # Scores guarantee nothing.
     rest = [line for line in lines if "leastAllocated" not in line and "binpack" not in line]
-    assert rest == [UNKEPT[name] for name in told]
+    assert rest == [UNKEPT[name] for name in wanted]

@@ -140,10 +140,10 @@ def test_only_ten_of_many_findings_are_shown_to_people() -> None:
             raw.hset("{bq}:ledger", f"queue:q{number} cpu", 1000)
         raw.close()
         done = run("doctor", url=server.url)
-        told = json.loads(run("doctor", "-o", "json", url=server.url).out)
+        result = json.loads(run("doctor", "-o", "json", url=server.url).out)
     assert len(lines_with(done, "✗")) == 10
     assert "                and 15 more (-o json lists them)" in done.lines
-    assert sum(one["level"] == "error" for one in told["findings"]) == 25
+    assert sum(one["level"] == "error" for one in result["findings"]) == 25
 
 
 def test_the_operators_page_has_a_row_for_every_check() -> None:

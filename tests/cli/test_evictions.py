@@ -184,8 +184,8 @@ def test_describe_says_why_it_was_sent_back_how_often_and_what_was_lost(
         ),
     )
     lines = batchq("describe", "x").lines
-    [told] = [line for line in lines if line.startswith("Evicted:")]
-    assert told.partition(":")[2].strip().startswith(f"Preempted: {TOOK} (")
+    [result] = [line for line in lines if line.startswith("Evicted:")]
+    assert result.partition(":")[2].strip().startswith(f"Preempted: {TOOK} (")
     [cost] = [line for line in lines if line.startswith("Evictions:")]
     assert cells(cost)[1] == (
         "2 times whole, 5 pods in all; lost cpu 2h10m, memory 16Gi·s;"
@@ -224,8 +224,8 @@ def test_a_victim_names_its_preemptor_and_the_preemptor_its_victims(
     low = cells(batchq("jobs").lines[1])
     assert low[7].endswith(" in use) · made room for default/high of queue default, priority 100")
     lines = batchq("describe", "low").lines
-    [told] = [line for line in lines if line.startswith("Evicted:")]
-    assert "Preempted: made room for default/high of queue default, priority 100 (" in told
+    [result] = [line for line in lines if line.startswith("Evicted:")]
+    assert "Preempted: made room for default/high of queue default, priority 100 (" in result
 
 
 def test_describe_says_nothing_of_evictions_where_there_were_none(
@@ -237,7 +237,7 @@ def test_describe_says_nothing_of_evictions_where_there_were_none(
     assert "Pledge" not in done
 
 
-def test_describe_of_a_claimant_says_whose_pods_are_to_stop(batchq: Batchq, stage: Stage) -> None:
+def test_describe_of_a_preemptor_says_whose_pods_are_to_stop(batchq: Batchq, stage: Stage) -> None:
     stage.client.submit(command=["sleep"], name="low", replicas=2)
     stage.turn()
     stage.start("low")

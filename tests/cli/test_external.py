@@ -94,8 +94,8 @@ def test_renew_exits_with_8_if_the_work_must_stop(batchq: Batchq, waiting: Stage
     token = batchq("external", "claim", "e").out.strip()
     batchq("suspend", "e")
     waiting.turn()
-    told = batchq("external", "renew", "-t", token)
-    assert (told.code, told.out) == (8, "stop Suspended\n")
+    actual = batchq("external", "renew", "-t", token)
+    assert (actual.code, actual.out) == (8, "stop Suspended\n")
     as_json = batchq("external", "renew", "-t", token, "-o", "json")
     assert (as_json.code, json.loads(as_json.out)["stopReason"]) == (8, "Suspended")
     assert batchq("external", "release", "-t", token).out == "released\n"

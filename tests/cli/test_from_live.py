@@ -218,9 +218,9 @@ def test_an_unanswered_check_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     show_tables(
         a_comparison(a_node(cpu=4), *checks, asks, a_group("a")), differences=False, color=False
     )
-    told = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    result = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     why = "waits for checks budget, disk, not answered in a simulation"
-    assert ["", "default/a", "live, new.yaml", why] in told
+    assert ["", "default/a", "live, new.yaml", why] in result
 
 
 def test_the_live_state_is_saved_as_a_world_that_plays(
@@ -233,8 +233,8 @@ def test_the_live_state_is_saved_as_a_world_that_plays(
     played = json.loads(run("simulate", str(file), "-o", "json").out)
     [evicted] = [one for cycle in played["cycles"] for one in cycle["evicted"]]
     assert (evicted["pod"], evicted["by"]) == ("default/low-main-0", "default/top")
-    told = {one["name"]: one["futures"][0]["phase"] for one in json.loads(done.out)["podGroups"]}
-    assert {f"default/{name}": phase for name, phase in told.items()} == {
+    result = {one["name"]: one["futures"][0]["phase"] for one in json.loads(done.out)["podGroups"]}
+    assert {f"default/{name}": phase for name, phase in result.items()} == {
         name: one["phase"] for name, one in played["podgroups"].items()
     }
 

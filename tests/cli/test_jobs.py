@@ -226,8 +226,8 @@ def test_describe_says_what_ends_a_wait_that_only_a_person_can_end(
     batchq("submit", "-n", "lab", "--name", "y", "--suspend", "--", "true")
     stage.turn()
     lines = [cells(line) for line in batchq("describe", "x").lines]
-    told = [line[1] for line in lines if line[:1] == ["What to do"]]
-    assert told == ["`batchq gates open x data money`", "`batchq resume x`"]
+    result = [line[1] for line in lines if line[:1] == ["What to do"]]
+    assert result == ["`batchq gates open x data money`", "`batchq resume x`"]
     assert "  What to do    `batchq resume lab/y`" in batchq("describe", "lab/y").lines
     verdicts = json.loads(batchq("describe", "lab/y", "-o", "json").out)["verdicts"]
     assert [one["reason"] for one in verdicts] == ["Suspended"]

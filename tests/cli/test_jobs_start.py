@@ -65,15 +65,15 @@ def test_a_group_the_next_session_admits_starts_now(batchq: Batchq, busy: Stage)
 
 
 def test_as_json_it_has_the_fields_that_are_documented(batchq: Batchq, busy: Stage) -> None:
-    told = json.loads(batchq("jobs", "--start", "-A", "-q", "a", "-o", "json").out)
-    assert (told["kind"], told["notPlanned"], sorted(told)) == (
+    result = json.loads(batchq("jobs", "--start", "-A", "-q", "a", "-o", "json").out)
+    assert (result["kind"], result["notPlanned"], sorted(result)) == (
         "StartList",
         0,
         ["apiVersion", "at", "items", "kind", "notPlanned"],
     )
-    names = [item["name"] for item in told["items"]]
+    names = [item["name"] for item in result["items"]]
     assert names == ["theirs", "wide", "endless", "gated"]
-    wide, gated = told["items"][1], told["items"][3]
+    wide, gated = result["items"][1], result["items"][3]
     assert (wide["namespace"], wide["queue"], wide["position"]) == ("default", "a", 1)
     start = wide["expectedStart"]
     assert sorted(start) == ["at", "behind", "ends", "inSeconds", "why"]

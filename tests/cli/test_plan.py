@@ -65,8 +65,8 @@ def test_a_plan_that_would_wait_says_why_until_when_and_how_to_help_it(
 ) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "--", "true")
     assert done.code == 4
-    told = re.sub(r"Earliest:  \S+Z \(in [^,]+,", "Earliest:  T (in D,", done.out)
-    assert re.sub(r"Expected:  \S+Z \(in [^)]+\)", "Expected:  T (in D)", told) == (
+    result = re.sub(r"Earliest:  \S+Z \(in [^,]+,", "Earliest:  T (in D,", done.out)
+    assert re.sub(r"Expected:  \S+Z \(in [^)]+\)", "Expected:  T (in D)", result) == (
         "PodGroup:  default/x\n"
         "Queue:     default, position 1\n"
         "Requests:  cpu 4\n"

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from batchq.api.objects import Strategy
 from batchq.cli.replay import POLICY_NAMES, as_table, in_words
-from batchq.lab.replay.live import ReplayStanding
-from batchq.lab.replay.replay_plan import (
+from batchq.lab.replay.live import (
     JournalLine,
     Replayed,
     ReplayPlan,
+    ReplayStanding,
     command,
     group_of,
     not_exactly_once,
@@ -23,7 +23,7 @@ from batchq.lab.replay.replay_plan import (
     report_of,
 )
 from batchq.lab.workload.jobs import POLICIES
-from batchq.lab.workload.swf import Trace, TraceJob
+from batchq.lab.workload.traces import Trace, TraceJob
 from tests.cli.conftest import run
 
 JOBS = (
@@ -43,7 +43,7 @@ PLAN = ReplayPlan(
 def replayed(job: TraceJob, **changes: object) -> Replayed:
     """Return a correct replay of a job: job 2 waits 20 s of the log for the end of job 1."""
     start = 100_000 if job.number == 1 else 110_000
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         "phase": "Completed",
         "submitted_at": start if job.number == 1 else start - 2_000,
         "started_at": start,
@@ -51,7 +51,7 @@ def replayed(job: TraceJob, **changes: object) -> Replayed:
         "admissions": 1,
         "attempts": 1,
     }
-    return Replayed(job=job, **{**told, **changes})  # type: ignore[arg-type] # names are checked
+    return Replayed(job=job, **{**result, **changes})  # type: ignore[arg-type] # names are checked
 
 
 def test_the_figures_are_in_seconds_of_the_log() -> None:

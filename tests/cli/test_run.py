@@ -58,7 +58,7 @@ def written(folder: Path, text: str = FILE) -> Path:
 def view(phase: str, *, created: int = 1000, message: str = "", **changes: object) -> GroupView:
     """Return a view of a group `default/train` of four pods."""
     counts = {name: changes.pop(name) for name in list(changes) if name in _COUNTS}
-    told: dict[str, object] = {
+    answer: dict[str, object] = {
         "blockers": (),
         "started_at": None,
         "finished_at": None,
@@ -78,7 +78,7 @@ def view(phase: str, *, created: int = 1000, message: str = "", **changes: objec
         nodes=(),
         created_at=created,
         message=message,
-        **told,  # type: ignore[arg-type] # names are checked
+        **answer,  # type: ignore[arg-type] # names are checked
     )
 
 

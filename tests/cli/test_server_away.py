@@ -74,8 +74,8 @@ def test_an_outage_is_reported_once_and_the_command_continues(
 def test_the_timeout_includes_the_outage(away: Server, words: tuple[str, ...]) -> None:
     done = run(*words, "--timeout", "1s", url=away.url)
     assert (done.code, done.out) == (124, "")
-    told, error, _hint = done.err.splitlines()
-    assert told.endswith("; waiting for it")
+    actual, error, _hint = done.err.splitlines()
+    assert actual.endswith("; waiting for it")
     assert error.startswith("error: the server did not answer within 1s: the server at ")
 
 

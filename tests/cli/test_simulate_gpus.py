@@ -69,10 +69,10 @@ def test_both_placements_stand_side_by_side(trace: Path) -> None:
 
 
 def test_one_run_is_one_object_with_every_figure(trace: Path) -> None:
-    told = json.loads(simulated("--placement", "binpack", "-o", "json"))
+    result = json.loads(simulated("--placement", "binpack", "-o", "json"))
     # One of the four pods needs a whole node, and cannot use the two GPUs left beside the small
     # ones: a quarter of 2000 of 8000 is a fragment.
-    assert told == {
+    assert result == {
         "jobs": 3,
         "finished": 3,
         "mean_wait_s": 0.0,
@@ -102,9 +102,9 @@ def test_one_run_is_one_object_with_every_figure(trace: Path) -> None:
 
 def test_runs_stand_in_the_order_given_under_their_names(trace: Path) -> None:
     words = ("--config", "mine.yaml", "--placement", "spread", "--policy", "fcfs", "-o", "json")
-    told = json.loads(simulated(*words))
-    assert [one["name"] for one in told["runs"]] == ["mine.yaml", "spread", "fcfs"]
-    assert all(one["placed"] == 3 for one in told["runs"])
+    result = json.loads(simulated(*words))
+    assert [one["name"] for one in result["runs"]] == ["mine.yaml", "spread", "fcfs"]
+    assert all(one["placed"] == 3 for one in result["runs"])
 
 
 def test_csv_has_a_row_for_each_run(trace: Path) -> None:
@@ -148,8 +148,8 @@ def test_the_json_of_an_inflation_has_its_points(trace: Path) -> None:
     assert table["Not placed"] == ["0*", "1"]
     assert table["First not placed at"] == ["-", "75.0", "%*"]
     assert table["GPUs allocated"] == ["75.00", "%*", "25.00", "%"]
-    told = json.loads(simulated(*words, "--placement", "spread", "-o", "json"))
-    assert {name: value for name, value in told.items() if name != "points"} == {
+    result = json.loads(simulated(*words, "--placement", "spread", "-o", "json"))
+    assert {name: value for name, value in result.items() if name != "points"} == {
         "pods": 3,
         "placed": 2,
         "failed": 1,
@@ -162,21 +162,21 @@ def test_the_json_of_an_inflation_has_its_points(trace: Path) -> None:
         "stranded_nodes": 0,
         "stranded_gpus": 0.0,
     }
-    assert [point["arrived"] for point in told["points"]] == [0.0, 0.125, 0.25, 0.75]
+    assert [point["arrived"] for point in result["points"]] == [0.0, 0.125, 0.25, 0.75]
 
 
 def test_the_report_has_the_allocation_at_100_percent(trace: Path) -> None:
     words = ("--inflate", "150", "--seed", "4", "--jobs", "3", "--placement", "spread")
-    told = json.loads(simulated(*words, "-o", "json"))
+    result = json.loads(simulated(*words, "-o", "json"))
     # Small, small, large, large: ten of eight GPUs requested, and both large pods failed.
-    assert [round(point["arrived"] * 8) for point in told["points"]] == [0, 1, 2, 6, 10, 11, 12]
-    assert (told["gpu_allocation_at_100"], told["gpu_allocation"]) == (0.25, 0.5)
+    assert [round(point["arrived"] * 8) for point in result["points"]] == [0, 1, 2, 6, 10, 11, 12]
+    assert (result["gpu_allocation_at_100"], result["gpu_allocation"]) == (0.25, 0.5)
 
 
 @pytest.mark.parametrize("mode", [(), ("--inflate", "130")], ids=["played", "inflated"])
 def test_any_hash_seed_gives_the_same_answer(trace: Path, mode: tuple[str, ...]) -> None:
     words = ["simulate", "pods.csv", "--nodes", "nodes.csv", *mode, "-o", "json"]
-    told = {
+    result = {
         subprocess.run(
             [sys.executable, "-m", "batchq.cli", *words],
             capture_output=True,
@@ -188,7 +188,7 @@ def test_any_hash_seed_gives_the_same_answer(trace: Path, mode: tuple[str, ...])
         ).stdout
         for hash_seed in ("0", "1", "42")
     }
-    assert len(told) == 1
+    assert len(result) == 1
 
 
 @pytest.mark.parametrize("mode", [(), ("--inflate", "130")], ids=["played", "inflated"])

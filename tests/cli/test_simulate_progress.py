@@ -18,13 +18,13 @@ MANY = [(number, number, 1000, 4, 1) for number in range(1, 20_001)]
 
 
 def test_a_pipe_gets_progress_after_some_seconds_and_then_less_often() -> None:
-    told: list[str] = []
+    noted: list[str] = []
     now = [100.0]
-    lines = ProgressLines(lambda: now[0], told.append)
+    lines = ProgressLines(lambda: now[0], noted.append)
     for second in range(400):
         now[0] = 100.0 + second
         lines("easy", 10 * second, 5000)
-    assert told == [
+    assert noted == [
         "easy: 50 of 5,000 jobs after 5 s",
         "easy: 150 of 5,000 jobs after 15 s",
         "easy: 350 of 5,000 jobs after 35 s",
@@ -36,12 +36,12 @@ def test_a_pipe_gets_progress_after_some_seconds_and_then_less_often() -> None:
 
 
 def test_a_run_done_within_seconds_prints_no_progress() -> None:
-    told: list[str] = []
+    noted: list[str] = []
     now = [0.0]
-    lines = ProgressLines(lambda: now[0], told.append)
+    lines = ProgressLines(lambda: now[0], noted.append)
     now[0] = 4.9
     lines("easy", 5000, 5000)
-    assert told == []
+    assert noted == []
 
 
 def test_ctrl_c_ends_a_run_with_one_sentence_and_leaves_no_file(tmp_path: Path) -> None:

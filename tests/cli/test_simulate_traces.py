@@ -75,9 +75,9 @@ FIRST_FIT = {
 def test_json_of_one_run_is_one_object_at_full_precision(log: Path) -> None:
     done = run("simulate", str(log), "--policy", "fcfs", "-o", "json")
     assert (done.code, done.err) == (0, DROPPED)
-    told = json.loads(done.out)
-    assert list(told) == list(FCFS)
-    assert told == pytest.approx(FCFS, rel=1e-15)
+    result = json.loads(done.out)
+    assert list(result) == list(FCFS)
+    assert result == pytest.approx(FCFS, rel=1e-15)
 
 
 def test_without_a_policy_it_is_first_fit(log: Path) -> None:
@@ -209,7 +209,7 @@ def test_starts_of_several_runs_name_the_run_in_front(log: Path) -> None:
     ]
 
 
-def test_starts_are_in_the_order_of_the_log_whoever_came_first(tmp_path: Path) -> None:
+def test_starts_are_in_the_order_of_the_log_whatever_started_first(tmp_path: Path) -> None:
     log = tmp_path / "late.swf"
     log.write_text(log_text([(9, 50, 10, 1, 1), (3, 20, 10, 1, 1)]))
     done = run("simulate", str(log), "--starts", "-")
@@ -236,13 +236,13 @@ APART = [(1, 0, 100, 2, 1), (2, 0, 100, 2, 2), (3, 200, 100, 4, 2)]
 def test_by_user_the_report_says_how_each_fared(tmp_path: Path) -> None:
     log = tmp_path / "apart.swf"
     log.write_text(log_text(APART))
-    told = json.loads(run("simulate", str(log), "--by", "user", "-o", "json").out)
-    assert told["fairness"] == 1.0
+    result = json.loads(run("simulate", str(log), "--by", "user", "-o", "json").out)
+    assert result["fairness"] == 1.0
     same = {"weight": 1, "mean_wait_s": 0.0, "mean_bounded_slowdown": 1.0, "deserved": 0.5}
     # Each has half of the machine for 100 of 300 s, and one has all of it for another 100.
-    assert [one.pop("due") for one in told["tenants"]] == [pytest.approx(1 / 6), 0.5]
-    assert [one.pop("due_met") for one in told["tenants"]] == [1.0, 1.0]
-    assert told["tenants"] == [
+    assert [one.pop("due") for one in result["tenants"]] == [pytest.approx(1 / 6), 0.5]
+    assert [one.pop("due_met") for one in result["tenants"]] == [1.0, 1.0]
+    assert result["tenants"] == [
         {"tenant": "user-1", **same, "jobs": 1, "finished": 1, "used": 0.25, "evictions": 0},
         {"tenant": "user-2", **same, "jobs": 2, "finished": 2, "used": 0.75, "evictions": 0},
     ]
@@ -292,14 +292,14 @@ def test_a_tenant_reclaims_its_deserved_share_and_the_eviction_is_counted(tmp_pa
     )
     asked = ("simulate", str(log), "--by", "user", "--queues", str(queues))
     assert run(*asked, "--starts", "-").lines == ["job,submit,start", "1,0,60", "2,10,40"]
-    told = json.loads(run(*asked, "-o", "json").out)
-    assert (told["evictions"], told["makespan_s"]) == (1, 160)
-    assert [one["evictions"] for one in told["tenants"]] == [1, 0]
+    result = json.loads(run(*asked, "-o", "json").out)
+    assert (result["evictions"], result["makespan_s"]) == (1, 160)
+    assert [one["evictions"] for one in result["tenants"]] == [1, 0]
 
 
 def test_by_group_all_jobs_of_one_group_are_one_tenant(log: Path) -> None:
-    told = json.loads(run("simulate", str(log), "--by", "group", "-o", "json").out)
-    assert [(one["tenant"], one["jobs"]) for one in told["tenants"]] == [("group-7", 4)]
+    result = json.loads(run("simulate", str(log), "--by", "group", "-o", "json").out)
+    assert [(one["tenant"], one["jobs"]) for one in result["tenants"]] == [("group-7", 4)]
 
 
 # --- recognising a log ----------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_a_world_of_any_name_is_a_world(tmp_path: Path) -> None:
 
 
 def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) -> None:
-    told = set()
+    result = set()
     for seed in ("0", "1", "42"):
         plot = log.with_name(f"{seed}.svg")
         words = ("--policy", "easy", "--policy", "first-fit", "--by", "user", "-o", "json")
@@ -345,8 +345,8 @@ def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) 
             check=True,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": seed},
         )
-        told.add((done.stdout, plot.read_bytes()))
-    [(answer, picture)] = told
+        result.add((done.stdout, plot.read_bytes()))
+    [(answer, picture)] = result
     assert len(json.loads(answer)["runs"]) == 2
     assert b"user-2 (weight 1)" in picture
 

@@ -245,8 +245,8 @@ def test_keep_going_submits_valid_lines_and_reports_the_others(
     lines = [a_line("a"), "{oops}", a_line("taken"), a_line("q", queue="nope"), a_line("b"), "[]"]
     done = batchq("submit", "--from-file", write(file, *lines), "--keep-going", "-o", "json")
     assert done.code == 1
-    told = [json.loads(line) for line in done.lines]
-    assert [(one["line"], one["result"]) for one in told] == [
+    output = [json.loads(line) for line in done.lines]
+    assert [(one["line"], one["result"]) for one in output] == [
         (1, "submitted"),
         (2, "refused"),
         (3, "refused"),
@@ -254,7 +254,7 @@ def test_keep_going_submits_valid_lines_and_reports_the_others(
         (5, "submitted"),
         (6, "refused"),
     ]
-    assert [one["error"]["code"] for one in told if "error" in one] == [
+    assert [one["error"]["code"] for one in output if "error" in one] == [
         "InvalidInput",
         "Conflict",
         "NotFound",
@@ -373,10 +373,10 @@ def interrupted(
 ) -> tuple[int, list[str], str]:
     """Return the exit code, the reported groups, and stderr."""
     words = ["--redis-url", server.url, "submit", "--from-file", many, "-o", "name"]
-    with out.open("w") as told:
+    with out.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "batchq.cli", *words],
-            stdout=told,
+            stdout=output,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -391,10 +391,10 @@ def interrupted(
 def test_ctrl_c_finishes_the_current_batch_and_reports_the_next_line(
     server: Server, stage: Stage, many: str, batchq: Batchq, tmp_path: Path
 ) -> None:
-    code, told, err = interrupted(server, many, signal.SIGINT, tmp_path / "out")
+    code, output, err = interrupted(server, many, signal.SIGINT, tmp_path / "out")
     there = names(stage)
     assert code == 130
-    assert told == [f"podgroup/default/{name}" for name in there]
+    assert output == [f"podgroup/default/{name}" for name in there]
     assert 0 < len(there) < MANY
     assert f"interrupted after {len(there)} pod groups submitted" in err
     assert f"continue with line {len(there) + 1}" in err
@@ -404,10 +404,10 @@ def test_ctrl_c_finishes_the_current_batch_and_reports_the_next_line(
 def test_killed_in_the_middle_it_is_run_again(
     server: Server, stage: Stage, many: str, batchq: Batchq, tmp_path: Path
 ) -> None:
-    code, told, _ = interrupted(server, many, signal.SIGKILL, tmp_path / "out")
+    code, output, _ = interrupted(server, many, signal.SIGKILL, tmp_path / "out")
     assert code == -signal.SIGKILL
     there = names(stage)
-    assert len(told) <= len(there) < MANY
+    assert len(output) <= len(there) < MANY
     assert_the_rest_is_added(batchq, stage, many, len(there))
 
 

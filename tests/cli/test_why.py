@@ -45,9 +45,9 @@ def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batc
         ),
         "  2. WaitingForResources: needs cpu 4, and the cluster has 2 free (6 of 8 in use)",
     ]
-    told = {line.split(":")[0]: line for line in answer.lines if ":" in line}
-    assert told["Ever"].endswith("yes, it fits when other groups have ended")
-    assert told["Earliest"].endswith("when default/runs has ended")
+    result = {line.split(":")[0]: line for line in answer.lines if ":" in line}
+    assert result["Ever"].endswith("yes, it fits when other groups have ended")
+    assert result["Earliest"].endswith("when default/runs has ended")
 
 
 def test_explain_is_an_alias_of_why(busy: Stage, batchq: Batchq) -> None:
@@ -58,8 +58,8 @@ def test_explain_is_an_alias_of_why(busy: Stage, batchq: Batchq) -> None:
 
 
 def test_why_as_json(busy: Stage, batchq: Batchq) -> None:
-    told = json.loads(batchq("why", "waits", "-o", "json").out)
-    first = told["reasons"][0]
+    result = json.loads(batchq("why", "waits", "-o", "json").out)
+    first = result["reasons"][0]
     assert {
         name: first[name] for name in ("reason", "resource", "need", "limit", "seen", "free")
     } == {
@@ -70,9 +70,9 @@ def test_why_as_json(busy: Stage, batchq: Batchq) -> None:
         "seen": "6",
         "free": "2",
     }
-    assert (told["position"], told["ahead"]["count"], told["everPossible"]) == (1, 0, True)
-    assert told["earliestStart"]["ends"]["named"] == ["default/runs"]
-    assert [spell["reasons"] for spell in told["history"]][-1] == [
+    assert (result["position"], result["ahead"]["count"], result["everPossible"]) == (1, 0, True)
+    assert result["earliestStart"]["ends"]["named"] == ["default/runs"]
+    assert [spell["reasons"] for spell in result["history"]][-1] == [
         "WaitingForQuota",
         "WaitingForResources",
     ]
@@ -123,12 +123,12 @@ def test_why_of_an_unknown_group_is_refused(stage: Stage, batchq: Batchq) -> Non
 
 @pytest.mark.parametrize("name", ["huge", "turn", "claimant", "homeless", "unapproved"])
 def test_every_page_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = everything().why(name)
-    show_why(told, history=True)
+    result = everything().why(name)
+    show_why(result, history=True)
     written = capsys.readouterr().out
     assert written.startswith(f"default/{name} is ")
-    assert f"  1. {told.reasons[0].reason}: {told.reasons[0].message}" in written
-    assert json.loads(json.dumps(row_of(told)))["podGroup"] == f"default/{name}"
+    assert f"  1. {result.reasons[0].reason}: {result.reasons[0].message}" in written
+    assert json.loads(json.dumps(row_of(result)))["podGroup"] == f"default/{name}"
 
 
 def test_jobs_by_reason(busy: Stage, batchq: Batchq) -> None:
@@ -159,9 +159,9 @@ def test_events_of_a_namespace_the_newest_last(busy: Stage, batchq: Batchq) -> N
 
 
 def test_events_of_one_group(busy: Stage, batchq: Batchq) -> None:
-    told = json.loads(batchq("events", "runs", "-o", "json").out)["items"]
-    assert [event["reason"] for event in told] == ["Submitted", "Admitted", "Bound", "Running"]
-    assert {event["object"] for event in told} == {"default/runs"}
+    result = json.loads(batchq("events", "runs", "-o", "json").out)["items"]
+    assert [event["reason"] for event in result] == ["Submitted", "Admitted", "Bound", "Running"]
+    assert {event["object"] for event in result} == {"default/runs"}
 
 
 def test_events_of_what_is_in_no_namespace(busy: Stage, batchq: Batchq) -> None:
@@ -188,8 +188,8 @@ def test_a_pod_is_shown_by_its_name_and_by_its_uid_in_json(busy: Stage, batchq: 
     lines = batchq("events", "-A", "--kind", "pod").lines
     shown = [line.split()[2] for line in lines if "Failed" in line or "Superseded" in line]
     assert shown == ["default/x-m-0", "u-1-1"]
-    told = json.loads(batchq("events", "-A", "--kind", "pod", "-o", "json").out)["items"]
-    assert [one["object"] for one in told][-2:] == ["u-1-0", "u-1-1"]
+    result = json.loads(batchq("events", "-A", "--kind", "pod", "-o", "json").out)["items"]
+    assert [one["object"] for one in result][-2:] == ["u-1-0", "u-1-1"]
 
 
 @pytest.mark.parametrize("more", [(), ("-w",), ("-w", "-o", "json"), ("--reason", "Bound")])
@@ -210,8 +210,8 @@ def test_events_of_deleted_objects_are_listed_while_they_exist(busy: Stage, batc
 
 def test_events_of_schedulers(busy: Stage, batchq: Batchq) -> None:
     event = Event(kind="Scheduler", key="host-1", reason="ReloadFailed", message="no", at=1)
-    told = Transaction(subject="host-1", events=(event,))
-    assert not busy.store.commit([told], request_id="reload").refused
+    result = Transaction(subject="host-1", events=(event,))
+    assert not busy.store.commit([result], request_id="reload").refused
     for word in ("Scheduler", "scheduler"):
         items = json.loads(batchq("events", "--kind", word, "-o", "json").out)["items"]
         assert [(one["kind"], one["reason"]) for one in items] == [("Scheduler", "ReloadFailed")]

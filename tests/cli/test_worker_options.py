@@ -29,7 +29,7 @@ def test_an_invalid_taint_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "wanted"),
     [
         (["--name", "Not_A_Name"], "--name: "),
         (["--resources", "cpu=lots"], "--resources: cpu: "),
@@ -44,13 +44,13 @@ def test_an_invalid_taint_is_refused(text: str) -> None:
     ],
 )
 def test_a_wrong_option_is_reported_before_the_agent_starts(
-    arguments: list[str], told: str
+    arguments: list[str], wanted: str
 ) -> None:
     error = CliRunner().invoke(main, ["worker", *arguments], standalone_mode=False).exception
     assert error is not None
     trouble = trouble_of(error)
     assert trouble is not None
-    assert trouble.message.startswith(told)
+    assert trouble.message.startswith(wanted)
 
 
 def test_a_lease_out_of_bounds_ends_with_2() -> None:

@@ -40,7 +40,7 @@ def submit(stage: Stage, name: str = "g", **request: object) -> None:
     stage.turn()
 
 
-def told(watch: CheckWatch, timeout_s: float = SOON_S) -> list[tuple[str, str]]:
+def requests_of(watch: CheckWatch, timeout_s: float = SOON_S) -> list[tuple[str, str]]:
     return [(request.kind, request.name) for request in watch.poll(timeout_s)]
 
 
@@ -84,7 +84,7 @@ def test_without_a_controller_a_queue_is_held_and_nothing_reserved(asked: Stage)
     assert waits_for(asked) == ["CheckInactive"]
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
 
 
 def test_a_check_that_comes_later_is_taken_up(asked: Stage) -> None:
@@ -117,10 +117,10 @@ def test_a_second_controller_stands_by_and_takes_over(asked: Stage, other: Clien
         asked.turn()
         with other.checks.watch("boss", lease_s=3600) as second:
             assert second.held == ()
-            assert told(first) == [("asked", "g")]
-            assert told(second, 0.0) == []
+            assert requests_of(first) == [("asked", "g")]
+            assert requests_of(second, 0.0) == []
             first.__exit__(None, None, None)
-            assert told(second) == [("asked", "g")]
+            assert requests_of(second) == [("asked", "g")]
             assert second.held == ("approval",)
         # The first watch ends once more, and has nothing to release.
     assert not active(asked.client)
@@ -186,18 +186,18 @@ def test_each_step_of_a_checked_group_is_reported_once(asked: Stage) -> None:
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
         [request] = watch.poll(SOON_S)
-        assert told(watch, 0.0) == []
+        assert requests_of(watch, 0.0) == []
         assert asked.client.checks.set(request, "True")
         assert not asked.client.checks.set(request, "True")
-        assert told(watch) == [("approved", "g")]
+        assert requests_of(watch) == [("approved", "g")]
         asked.turn()
-        assert told(watch) == [("admitted", "g")]
+        assert requests_of(watch) == [("admitted", "g")]
         asked.start("g")
-        assert told(watch) == [("running", "g")]
+        assert requests_of(watch) == [("running", "g")]
         asked.end("g")
-        assert told(watch) == [("finished", "g")]
+        assert requests_of(watch) == [("finished", "g")]
         asked.client.delete("PodGroup", "g")
-        assert told(watch, 0.2) == []
+        assert requests_of(watch, 0.2) == []
 
 
 def test_a_restarted_controller_gets_all_requests_again(asked: Stage, other: Client) -> None:
@@ -215,7 +215,7 @@ def test_a_restarted_controller_gets_all_requests_again(asked: Stage, other: Cli
         asked.end("ended")
         asked.turn()
     with other.checks.watch("boss") as again:
-        assert sorted(told(again)) == [
+        assert sorted(requests_of(again)) == [
             ("asked", "waits"),
             ("finished", "ended"),
             ("lost", "lost"),
@@ -266,7 +266,7 @@ def test_a_preempted_reservation_is_lost_and_its_check_unknown_again(asked: Stag
         asked.client.checks.set(low, "Unknown", message="thinking about it")
         assert watch.poll(0.1) == []
         submit(asked, "high", cpus=8, priority_class="high")
-        assert ("lost", "low") in told(watch)
+        assert ("lost", "low") in requests_of(watch)
         [state] = asked.client.checks.list("low")
         assert (state.status, state.message) == ("Unknown", "")
 
@@ -278,21 +278,21 @@ def test_a_check_that_is_set_back_is_asked_for_again(asked: Stage) -> None:
         asked.turn()
         assert len(watch.poll(SOON_S)) == 2
         asked.client.checks.set("g", "True", check="approval")
-        assert told(watch) == [("approved", "g")]
+        assert requests_of(watch) == [("approved", "g")]
         asked.client.checks.set("g", "Unknown", check="approval")
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
         asked.client.checks.set("g", "Unknown", "PreemptionRequired", check="approval")
-        assert told(watch, 0.2) == []
+        assert requests_of(watch, 0.2) == []
 
 
 def test_a_check_that_the_queue_no_longer_requires_is_reported_as_dropped(asked: Stage) -> None:
     submit(asked)
     with asked.client.checks.watch("boss") as watch:
         asked.turn()
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
         asked.furnish(asking("q"))
         asked.turn()
-        assert told(watch) == [("dropped", "g")]
+        assert requests_of(watch) == [("dropped", "g")]
 
 
 def test_stop_ends_the_wait(asked: Stage) -> None:
@@ -311,7 +311,7 @@ def test_a_server_that_is_away_is_waited_for(asked: Stage, server: Server) -> No
         submit(asked)
         back = threading.Timer(0.5, road.mend)
         back.start()
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
         assert client.checks.set("g", "True")
         back.join()
 
@@ -326,11 +326,11 @@ def test_a_controller_that_regains_its_lease_gets_all_requests_again(
         client.checks.watch("boss", lease_s=1) as watch,
     ):
         asked.turn()
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
         road.cut()
         until(lambda: not active(asked.client))
         road.mend()
-        assert told(watch) == [("asked", "g")]
+        assert requests_of(watch) == [("asked", "g")]
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -412,6 +412,6 @@ def test_a_retry_frees_the_quota_at_once_and_stays_false(asked: Stage) -> None:
         [request] = watch.poll(SOON_S)
         asked.client.checks.set(request, "False", "Retry", "come back later")
         asked.turn()
-        assert told(watch) == [("lost", "first"), ("asked", "second")]
+        assert requests_of(watch) == [("lost", "first"), ("asked", "second")]
         [state] = asked.client.checks.list("first")
         assert (state.status, state.reason, state.message) == ("False", "Retry", "come back later")

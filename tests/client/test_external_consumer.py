@@ -123,14 +123,14 @@ def test_an_evicted_group_is_named_with_the_reason_and_comes_back(
     stage.turn()
     stage.client.suspend("g")
     stage.turn()
-    [told] = consumer.stopping(wait_s=SOON_S)
-    assert (told, told.stop_reason, told.grace_s) == (held["g"], "Suspended", 30.0)
+    [result] = consumer.stopping(wait_s=SOON_S)
+    assert (result, result.stop_reason, result.grace_s) == (held["g"], "Suspended", 30.0)
     assert consumer.stopping() == []
-    [refused] = consumer.report([(told, "succeeded"), (held["h"], "succeeded")])
-    assert refused.held is told
+    [refused] = consumer.report([(result, "succeeded"), (held["h"], "succeeded")])
+    assert refused.held is result
     assert isinstance(refused.error, Conflict)
     assert "told to stop (Suspended)" in str(refused.error)
-    assert consumer.report([(told, "evicted")]) == []
+    assert consumer.report([(result, "evicted")]) == []
     assert consumer.held == ()
     stage.client.resume("g")
     stage.turn()
@@ -185,8 +185,8 @@ def test_a_group_that_is_deleted_is_to_be_stopped(stage: Stage, consumer: Consum
     submit(stage, "g")
     [held] = consumer.claim()
     stage.erase("g")
-    [told] = consumer.stopping(wait_s=SOON_S)
-    assert (told, told.stop_reason) == (held, "ClaimLapsed")
+    [result] = consumer.stopping(wait_s=SOON_S)
+    assert (result, result.stop_reason) == (held, "ClaimLapsed")
     [refused] = consumer.report([(held, "succeeded")])
     assert "was deleted" in str(refused.error)
 

@@ -44,8 +44,8 @@ class Bystander:
     """A client in its own thread, and the messages that it got."""
 
     def __init__(self, server: Server) -> None:
-        self.told: list[str] = []
-        self.client = Client(server.url, tell=self.told.append)
+        self.lines: list[str] = []
+        self.client = Client(server.url, tell=self.lines.append)
         self.threads = ThreadPoolExecutor(max_workers=1)
 
     def close(self) -> None:
@@ -63,13 +63,13 @@ def bystander(server: Server, stage: Stage) -> Iterator[Bystander]:
 def an_outage(server: Server, stage: Stage, bystander: Bystander) -> None:
     """Stop the server, and start it again after the outage was reported."""
     server.stop()
-    until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+    until(lambda: len(bystander.lines) == 1, within_s=SOON_S)
     server.start()
     stage.lead_again()
 
 
 def assert_told_once(server: Server, bystander: Bystander) -> None:
-    away, back = bystander.told
+    away, back = bystander.lines
     assert away == (
         f"the server at {server.url} is not running: the connection is refused; waiting for it"
     )
@@ -133,7 +133,7 @@ def test_a_wait_ends_with_its_time_though_the_server_is_away(
 
 
 def test_a_refused_user_does_not_wait(server: Server, stage: Stage) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     with stage.client.patiently():
         stage.store.link.ask(
             lambda client: client.acl_setuser(
@@ -146,11 +146,11 @@ def test_a_refused_user_does_not_wait(server: Server, stage: Stage) -> None:
             )
         )
     url = server.url.replace("unix://", "unix://guest:any@")
-    with Client(url, tell=told.append) as client, client.patiently():
+    with Client(url, tell=lines.append) as client, client.patiently():
         assert client.get("PodGroup", "x")
         with pytest.raises(StoreUnavailable, match="does not permit this user"):
             client.cancel("x")
-    assert told == []
+    assert lines == []
 
 
 def write(stage: Stage, data: bytes) -> None:
@@ -164,9 +164,9 @@ def test_a_server_that_is_away_at_the_beginning_is_waited_for(
 ) -> None:
     server.stop()
     future = bystander.threads.submit(
-        Client, server.url, tell=bystander.told.append, patience_s=None
+        Client, server.url, tell=bystander.lines.append, patience_s=None
     )
-    until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+    until(lambda: len(bystander.lines) == 1, within_s=SOON_S)
     server.start()
     with future.result(SOON_S) as client:
         assert client.get("PodGroup", "x")
@@ -180,14 +180,14 @@ def test_a_server_that_hangs_at_the_beginning_is_waited_for(
     os.kill(server.pid, signal.SIGSTOP)
     try:
         future = bystander.threads.submit(
-            Client, server.url, tell=bystander.told.append, patience_s=None
+            Client, server.url, tell=bystander.lines.append, patience_s=None
         )
-        until(lambda: len(bystander.told) == 1, within_s=SOON_S)
+        until(lambda: len(bystander.lines) == 1, within_s=SOON_S)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     with future.result(SOON_S) as client:
         assert client.get("PodGroup", "x")
-    assert bystander.told[0] == (
+    assert bystander.lines[0] == (
         f"the server at {server.url} does not answer within 10 s; waiting for it"
     )
 
@@ -203,10 +203,10 @@ def test_the_first_connection_keeps_to_the_time_it_was_given(server: Server) -> 
 
 
 def test_errors_that_waiting_does_not_mend_are_raised_at_once(server: Server, stage: Stage) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     wrong = server.url.replace("unix://", "unix://nobody:wrong@")
     with pytest.raises(StoreUnavailable, match="refuses the user name or password"):
-        Client(wrong, tell=told.append, patience_s=SOON_S)
+        Client(wrong, tell=lines.append, patience_s=SOON_S)
     with pytest.raises(InvalidInput, match="it does not begin with one of redis://"):
-        Client("http://localhost", tell=told.append, patience_s=SOON_S)
-    assert told == []
+        Client("http://localhost", tell=lines.append, patience_s=SOON_S)
+    assert lines == []

@@ -79,7 +79,7 @@ def test_a_request_larger_than_every_node_is_advised_about_the_largest(cpu: int)
     ]
 
 
-def test_a_request_short_of_cpu_room_and_of_gpu_nodes_is_advised_about_nodes() -> None:
+def test_a_request_short_of_cpu_and_of_gpu_nodes_is_advised_about_nodes() -> None:
     there = a_snapshot(
         *(a_node("n1", cpu=4, gpu=1), a_node("n2", cpu=4, gpu=1)),
         *a_running_group("r", cpu=3),

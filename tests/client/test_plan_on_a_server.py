@@ -83,13 +83,13 @@ def test_a_plan_says_that_a_namespace_may_have_no_more_groups(stage: Stage) -> N
 
 def test_a_plugin_that_is_not_here_is_named_in_a_sentence(stage: Stage) -> None:
     publish_config(stage.store, "plugins: [gates, theirs]\n")
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         plan_of(stage.client, cpus=4)
-    assert told.value.message.startswith(
+    assert caught.value.message.startswith(
         "the configuration of the scheduler that leads cannot be used on this machine:"
         " there is no plugin 'theirs'"
     )
-    assert told.value.hint == (
+    assert caught.value.hint == (
         "install what the scheduler's machine has, in the same version, or run the command there"
     )
 

@@ -323,8 +323,8 @@ def test_the_wait_for_victims_is_shown_in_whole_seconds(capsys: pytest.CaptureFi
     assert group.awaits is not None
     awaits = structs.replace(group.awaits, within_ms=11_978)
     show_plan(structs.replace(plan, groups=(structs.replace(group, awaits=awaits),)))
-    told = capsys.readouterr().out.splitlines()
-    assert "Would:     start when 1 pod of default/r has ended, within 12s" in told
+    result = capsys.readouterr().out.splitlines()
+    assert "Would:     start when 1 pod of default/r has ended, within 12s" in result
 
 
 # --- what cannot be planned -------------------------------------------------------------------

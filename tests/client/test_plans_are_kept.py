@@ -17,7 +17,7 @@ from batchq.api.intents import AdmitGroup, Bind, Evict, RollBack
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodTemplate
 from batchq.assembly import assemble
-from batchq.changes import create
+from batchq.client.changes import create
 from batchq.client.outcomes import Outcome, TrialScheduler
 from batchq.client.plan import Plan, Planner
 from batchq.config.load import read_config
@@ -124,26 +124,26 @@ def tried(seed: int) -> Tried | None:
 
 def check_kept(one: Tried) -> None:
     """Compare admission, nodes and victims with the session's intents."""
-    [told] = one.plan.groups
+    [result] = one.plan.groups
     intents = one.report.intents
     admitted = [item.group for item in intents if isinstance(item, AdmitGroup)]
     bound = Counter(
-        item.node for item in intents if isinstance(item, Bind) and item.group == told.key
+        item.node for item in intents if isinstance(item, Bind) and item.group == result.key
     )
-    mine = [item for item in intents if isinstance(item, Evict) and item.by == told.key]
-    assert (told.phase == PodGroupPhase.IN_QUEUE) == (told.key in admitted)
-    if told.awaits is None:
-        assert told.nodes == dict(bound)
+    mine = [item for item in intents if isinstance(item, Evict) and item.by == result.key]
+    assert (result.phase == PodGroupPhase.IN_QUEUE) == (result.key in admitted)
+    if result.awaits is None:
+        assert result.nodes == dict(bound)
     else:
         assert not bound
-    stopped = [pod for victim in one.plan.evicted if victim.by == told.key for pod in victim.pods]
+    stopped = [pod for victim in one.plan.evicted if victim.by == result.key for pod in victim.pods]
     assert sorted(stopped) == sorted(item.pod for item in mine)
     left = {item.group for item in intents if isinstance(item, RollBack)}
     assert {victim.key for victim in one.plan.evicted if victim.whole} <= left
-    after = one.report.session.by_key[told.key]
-    assert (told.phase, told.reserved) == (after.phase, after.reserved)
-    if told.blockers:
-        assert [str(verdict.reason) for verdict in told.blockers] == [
+    after = one.report.session.by_key[result.key]
+    assert (result.phase, result.reserved) == (after.phase, after.reserved)
+    if result.blockers:
+        assert [str(verdict.reason) for verdict in result.blockers] == [
             str(verdict.reason) for verdict in one.report.session.refusals[after.uid]
         ]
 
@@ -168,8 +168,8 @@ def test_requests_that_follow_advice_have_the_advised_outcome() -> None:
         world = Rehearsal(seed, sessions=1)
         if world.group is None:
             continue
-        [told] = world.plan(world.group, advise=True).groups
-        for advice in told.advice:
+        [result] = world.plan(world.group, advise=True).groups
+        for advice in result.advice:
             spec = world.group.spec
             match advice.change:
                 case "minMember":

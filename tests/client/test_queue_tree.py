@@ -42,7 +42,7 @@ def test_a_sibling_that_was_quicker_is_counted(stage: Stage, redis_store: RedisS
     ]  # fmt: skip
 
 
-def test_as_many_of_eight_concurrent_applies_succeed_as_the_guarantee_has_room_for(
+def test_concurrent_applies_succeed_as_far_as_the_guarantee_allows(
     server: Server, stage: Stage
 ) -> None:
     stage.furnish(a_queue("org", guarantee={"cpu": 3000}))

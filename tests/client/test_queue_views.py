@@ -214,7 +214,7 @@ def test_a_missing_queue_has_no_page() -> None:
 
 def test_a_preemptor_names_the_groups_whose_pods_must_stop() -> None:
     victim, *pods = a_running_group("victim", 2)
-    claimant = a_group("claims", 2)
+    preemptor = a_group("claims", 2)
     pledge = Pledge(
         claimant="default/claims",
         action="preempt",
@@ -224,7 +224,7 @@ def test_a_preemptor_names_the_groups_whose_pods_must_stop() -> None:
         whole=(victim.metadata.uid,),
         expires=NOW + 90_000,
     )
-    waiting = structs.replace(claimant, status=structs.replace(claimant.status, pledge=pledge))
+    waiting = structs.replace(preemptor, status=structs.replace(preemptor.status, pledge=pledge))
     [view] = [
         one
         for one in Overview(a_snapshot(CPU_16, waiting, victim, *pods), NOW).groups()

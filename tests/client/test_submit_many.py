@@ -13,12 +13,11 @@ import pytest
 import redis
 from msgspec import structs
 
-from batchq import changes
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
 from batchq.api.transaction import Transaction
-from batchq.changes import NewGroups
-from batchq.client import Client, Request
+from batchq.client import Client, Request, changes
 from batchq.client import submission as bulk
+from batchq.client.changes import NewGroups
 from batchq.client.request import Submitted
 from batchq.client.submission import Accepted, Outcome, Refused, Tally
 from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
@@ -37,7 +36,7 @@ def lines(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
     return (a_line(f"g-{number}") for number in range(first, first + count))
 
 
-def told(outcomes: list[Outcome]) -> list[str]:
+def names_of(outcomes: list[Outcome]) -> list[str]:
     """Return the name of each accepted group, and the message of each refusal."""
     return [
         one.group.metadata.name if isinstance(one, Accepted) else one.error.message
@@ -63,7 +62,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_are_stored_in_the_order_given(stage: Stage) -> None:
     outcomes = list(stage.client.submit_many(lines(95)))
     assert [one.place for one in outcomes] == list(range(95))
-    assert told(outcomes) == [f"g-{number}" for number in range(95)]
+    assert names_of(outcomes) == [f"g-{number}" for number in range(95)]
     assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(95)]
 
 
@@ -92,7 +91,7 @@ def test_everything_that_submit_takes_can_be_among_them(stage: Stage) -> None:
         ["echo", "1"],
         "os.path:join",
     ]
-    names = told(list(stage.client.submit_many(requests)))
+    names = names_of(list(stage.client.submit_many(requests)))
     assert names[:4] == ["request", "keywords", "plain", "object"]
     assert [name.rpartition("-")[0] for name in names[4:]] == ["echo", "join"]
 
@@ -163,7 +162,7 @@ def test_dry_run_checks_and_writes_nothing(stage: Stage) -> None:
     stage.client.submit(command=["true"], name="there")
     before = stage.names()
     requests = [a_line("a"), a_line("b", after="a"), a_line("a"), a_line("there"), a_line("C")]
-    assert told(list(stage.client.submit_many(requests, dry_run=True)))[:4] == [
+    assert names_of(list(stage.client.submit_many(requests, dry_run=True)))[:4] == [
         "a",
         "b",
         "PodGroup default/a exists already and is Pending",
@@ -229,12 +228,12 @@ def test_each_is_refused_with_the_sentence_of_submit(stage: Stage, fields: dict[
     assert isinstance(refused, Refused)
     error = refused.error
     assert (type(error), error.message, error.hint) == expected
-    assert told([one, two]) == ["one", "two"]
+    assert names_of([one, two]) == ["one", "two"]
 
 
 def test_an_unknown_keyword_is_refused_by_name(stage: Stage) -> None:
     [refused] = stage.client.submit_many([a_line("x", quue="a")])
-    assert told([refused]) == ["quue: there is no such field; did you mean 'queue'?"]
+    assert names_of([refused]) == ["quue: there is no such field; did you mean 'queue'?"]
 
 
 def test_invalid_defaults_are_refused_at_once(stage: Stage) -> None:
@@ -257,7 +256,9 @@ def test_an_error_of_the_iterator_comes_after_the_outcomes_before_it(stage: Stag
         raise OSError("the disk is gone")
 
     submission = stage.client.submit_many(requests())
-    assert told([next(submission) for _ in range(13)]) == [f"g-{number}" for number in range(13)]
+    assert names_of([next(submission) for _ in range(13)]) == [
+        f"g-{number}" for number in range(13)
+    ]
     with pytest.raises(OSError, match="the disk is gone"):
         next(submission)
     assert len(stored(stage)) == 13
@@ -280,7 +281,7 @@ def test_a_group_may_depend_on_one_before_it_in_its_batch_or_in_another(stage: S
 
 def test_a_group_cannot_depend_on_one_after_it(stage: Stage) -> None:
     outcomes = list(stage.client.submit_many([a_line("a", after="b"), a_line("b")]))
-    assert told(outcomes) == [
+    assert names_of(outcomes) == [
         "PodGroup default/a: spec.dependsOn: there is no PodGroup default/b",
         "b",
     ]
@@ -290,7 +291,7 @@ def test_a_dependency_on_a_refused_name_means_the_existing_group(stage: Stage) -
     there = stage.client.submit(command=["true"], name="a")
     requests = [a_line("a"), a_line("b", after="a")]
     refused, b = stage.client.submit_many(requests)
-    assert told([refused]) == ["PodGroup default/a exists already and is Pending"]
+    assert names_of([refused]) == ["PodGroup default/a exists already and is Pending"]
     assert isinstance(b, Accepted)
     assert b.group.spec.depends_on[0].uid == there.metadata.uid
 
@@ -303,7 +304,7 @@ def test_the_first_of_two_groups_with_one_name_is_taken(stage: Stage) -> None:
         a_line("b", after="a"),
     ]
     z, a, second, b = stage.client.submit_many(requests)
-    assert told([z, a, second, b]) == [
+    assert names_of([z, a, second, b]) == [
         "z",
         "a",
         "PodGroup default/a exists already and is Pending",
@@ -329,7 +330,7 @@ def test_a_generated_name_that_is_taken_is_generated_again(stage: Stage) -> None
     submission = bulk.Submission(
         stage.store, SameIds(), [["true"], ["true"], ["true"]], {}, user=lambda: "me"
     )
-    names = told(list(submission))
+    names = names_of(list(submission))
     assert len(set(names)) == 3
     assert all(name.startswith("true-") for name in names)
     assert len(stored(stage)) == 3
@@ -379,7 +380,7 @@ def test_another_group_of_that_name_is_a_conflict_that_says_what_differs(
     [one] = stage.client.submit_many([{**a_line("x"), **fields}], existing="keep")
     # A gate that is missing was opened.
     expected = f"PodGroup default/x exists already, is Pending, and has another {what}"
-    assert told([one]) == [expected if what else "x"]
+    assert names_of([one]) == [expected if what else "x"]
 
 
 # --- the server away ------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def test_a_lost_answer_loses_nothing_and_doubles_nothing(stage: Stage, server: S
         proxy.lose("g-37")
         outcomes = list(client.submit_many(lines(50)))
         assert proxy.lost == 3
-    assert told(outcomes) == [f"g-{number}" for number in range(50)]
+    assert names_of(outcomes) == [f"g-{number}" for number in range(50)]
     assert len(stored(stage)) == 50
 
 
@@ -413,7 +414,7 @@ def test_an_answer_that_the_server_has_forgotten_too_is_known_by_the_uids(
         for key in raw.scan_iter("*:request:*"):
             raw.delete(key)
         rest = list(submission)
-    assert told(rest) == [f"g-{number}" for number in range(10, 15)]
+    assert names_of(rest) == [f"g-{number}" for number in range(10, 15)]
     assert len(stored(stage)) == 15
 
 
@@ -429,7 +430,7 @@ def test_an_outage_is_reported_and_the_iteration_continues_after_it(
             first.extend(one for one in submission)
         road.mend()
         outcomes = [*first, *submission]
-    assert told(outcomes) == [f"g-{number}" for number in range(50)]
+    assert names_of(outcomes) == [f"g-{number}" for number in range(50)]
     assert len(stored(stage)) == 50
 
 
@@ -486,7 +487,7 @@ _REFUSED = (
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_second_group_with_the_same_pod_names_is_refused(stage: Stage, dry_run: bool) -> None:
     outcomes = list(stage.client.submit_many(alike(), dry_run=dry_run))
-    assert told(outcomes) == ["a", "c", _REFUSED]
+    assert names_of(outcomes) == ["a", "c", _REFUSED]
     assert [one.metadata.name for one in stored(stage)] == ([] if dry_run else ["a", "c"])
 
 
@@ -495,11 +496,11 @@ def test_a_group_whose_pods_would_share_existing_names_is_refused(
     stage: Stage, dry_run: bool
 ) -> None:
     first, *others = alike()
-    assert told(list(stage.client.submit_many([first]))) == ["a"]
-    assert told(list(stage.client.submit_many(others, dry_run=dry_run))) == ["c", _REFUSED]
+    assert names_of(list(stage.client.submit_many([first]))) == ["a"]
+    assert names_of(list(stage.client.submit_many(others, dry_run=dry_run))) == ["c", _REFUSED]
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_group_whose_name_is_a_prefix_of_others_blocks_none_of_them(stage: Stage) -> None:
-    assert told(list(stage.client.submit_many([a_line("g")]))) == ["g"]
-    assert told(list(stage.client.submit_many(lines(25)))) == [f"g-{n}" for n in range(25)]
+    assert names_of(list(stage.client.submit_many([a_line("g")]))) == ["g"]
+    assert names_of(list(stage.client.submit_many(lines(25)))) == [f"g-{n}" for n in range(25)]

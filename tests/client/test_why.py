@@ -143,22 +143,22 @@ def test_every_reason_but_two_is_among_them() -> None:
 
 @pytest.mark.parametrize("name", [group.metadata.name for group in waiting()])
 def test_an_explanation_survives_a_round_trip_through_json(world: World, name: str) -> None:
-    told = world.why(name)
-    assert json.decode(json.encode(told), type=Why) == told
+    result = world.why(name)
+    assert json.decode(json.encode(result), type=Why) == result
 
 
 def test_a_new_group_waits_for_a_session() -> None:
     world = World(a_node(cpu=4))
     world.add(asks("new"))
-    told = world.why("new")
-    assert [(one.reason, one.message, one.remedy) for one in told.reasons] == [
+    result = world.why("new")
+    assert [(one.reason, one.message, one.remedy) for one in result.reasons] == [
         (
             Waiting.PENDING_EVALUATION,
             "the scheduler has not looked at it yet",
             "nothing: the scheduler's next session looks at it",
         )
     ]
-    assert told.next == "the next session admits it"
+    assert result.next == "the next session admits it"
     alone = world.why("new", led=False).reasons[0].remedy
     assert alone == "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
 
@@ -184,9 +184,9 @@ def test_an_outdated_stored_reason_is_shown_with_its_revision(world: World) -> N
             for one in roomy.snapshot.queues
         ),
     )
-    told = roomy.why("quota")
-    assert (told.reasons, told.next) == ((), "the next session admits it")
-    [former] = told.former
+    result = roomy.why("quota")
+    assert (result.reasons, result.next) == ((), "the next session admits it")
+    [former] = result.former
     assert (former.message, former.revision) == (
         "needs cpu 1, and queue full has 0 free (1 of 1 in use)",
         3,
@@ -233,14 +233,14 @@ def test_without_a_walltime_the_start_is_unknown() -> None:
 
 def test_groups_of_other_namespaces_are_only_counted() -> None:
     keys = ["b/x", "a/1", "a/2", "b/y", "a/3", "a/4", "a/5"]
-    told = others(keys, "a")
-    assert told == Others(named=("a/1", "a/2", "a/3"), more=2, elsewhere=2)
-    assert told.count == 7
+    result = others(keys, "a")
+    assert result == Others(named=("a/1", "a/2", "a/3"), more=2, elsewhere=2)
+    assert result.count == 7
 
 
 def test_the_groups_ahead_are_those_before_it_in_its_queue(world: World) -> None:
-    told = world.why("turn")
-    assert (told.position, told.ahead) == (2, Others(named=("default/head",)))
+    result = world.why("turn")
+    assert (result.position, result.ahead) == (2, Others(named=("default/head",)))
 
 
 def test_an_explanation_says_that_a_group_can_never_run(world: World) -> None:
@@ -265,13 +265,18 @@ def test_an_explanation_has_the_time_waited_by_reason() -> None:
     world.add(asks("second", created=NOW))
     world.settle()
     world.now_ms += 5 * MINUTE
-    told = world.why("second")
-    assert told.waited == {"WaitingForResources": 5 * MINUTE}
-    assert [(spell.phase, spell.reasons) for spell in told.history] == [
+    result = world.why("second")
+    assert result.waited == {"WaitingForResources": 5 * MINUTE}
+    assert [(spell.phase, spell.reasons) for spell in result.history] == [
         ("Pending", ("WaitingForResources",))
     ]
-    told = world.why("first")
-    assert (told.phase, told.nodes, told.reasons, told.started_at) == ("Running", ("n1",), (), NOW)
+    result = world.why("first")
+    assert (result.phase, result.nodes, result.reasons, result.started_at) == (
+        "Running",
+        ("n1",),
+        (),
+        NOW,
+    )
 
 
 # --- why there are no victims -----------------------------------------------------------------
@@ -294,7 +299,7 @@ def test_groups_of_equal_priority_are_not_victims() -> None:
     world = crowded(runs=(asks("a", requests={"cpu": 4}),), waits=asks("b"))
     assert spared(world, "b") == {
         "preempt": (
-            "nobody in queue default is of lower priority than its 0: the lowest of 1 group is 0",
+            "no group in queue default has a lower priority than its 0: the lowest of 1 group is 0",
         )
     }
 
@@ -430,8 +435,8 @@ def test_an_explanation_of_a_preemptor_says_when_its_victims_must_have_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_why(everything().why("claimant"), history=False)
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Earliest:")]
-    assert told == ["Earliest:  1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
+    result = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Earliest:")]
+    assert result == ["Earliest:  1970-01-01T00:18:10Z (in 30s), when default/victim has ended"]
 
 
 def test_a_victim_cannot_count_on_the_capacity_that_it_leaves() -> None:
@@ -450,9 +455,9 @@ def test_a_group_that_no_empty_node_takes_has_no_start() -> None:
     world.run(asks("runs", requests={"cpu": 2}, walltime=MINUTE))
     world.add(asks("wide", requests={"cpu": 3}))
     world.settle()
-    told = world.why("wide")
-    assert told.start is not None
-    assert (told.start.at, told.start.why) == (None, told.ever)
+    result = world.why("wide")
+    assert result.start is not None
+    assert (result.start.at, result.start.why) == (None, result.ever)
 
 
 def test_a_single_pod_is_advised_about_one_node() -> None:

@@ -56,13 +56,13 @@ def test_a_group_larger_than_every_node_is_not_advised_to_wait(
             ),
         )
     ]
-    told = printed(world, "w7", capsys)
-    assert told["Ever"] == (
+    result = printed(world, "w7", capsys)
+    assert result["Ever"] == (
         "no: not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
         " cpu 7, and the largest node has 4"
     )
-    assert "Earliest" not in told
-    assert "No victims" not in told
+    assert "Earliest" not in result
+    assert "No victims" not in result
     assert row_of(world.why("w7"))["everPossible"] is False
 
 
@@ -72,8 +72,8 @@ def test_a_group_larger_than_every_node_is_never_admitted_and_sent_back(
     world = two_nodes_of_four()
     world.add(asks("w7", requests={"cpu": 7}))
     world.settle()
-    told = world.why("w7")
-    assert (told.phase, told.ever[:9]) == ("Pending", "not even ")
+    result = world.why("w7")
+    assert (result.phase, result.ever[:9]) == ("Pending", "not even ")
     assert printed(world, "w7", capsys)["Ever"].startswith("no: not even empty nodes take it")
     assert [reason for reason, _ in remedies(world, "w7")] == ["ExceedsCapacity"]
     assert remedies(world, "w7")[0][1].startswith("ask for at most cpu 4 a pod")
@@ -179,7 +179,7 @@ def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
 # --- reasons of other plugins ---------------------------------------------------------------------
 
 
-def test_a_gate_of_somebody_else_s_plugin_is_not_opened_by_batchq() -> None:
+def test_a_gate_of_another_plugin_is_not_opened_by_batchq() -> None:
     world = two_nodes_of_four()
     world.add(asks("own"))
     session = world.turn()
@@ -201,9 +201,9 @@ def partly_gated() -> World:
 
 def test_gated_pods_of_a_running_group_are_shown() -> None:
     world = partly_gated()
-    told = world.why("part")
-    assert told.phase == "Running"
-    assert [(one.reason, one.message, one.remedy) for one in told.reasons] == [
+    result = world.why("part")
+    assert result.phase == "Running"
+    assert [(one.reason, one.message, one.remedy) for one in result.reasons] == [
         (
             "SchedulingGated",
             "2 pods of task b wait for gates late, licence",

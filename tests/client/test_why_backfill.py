@@ -55,24 +55,24 @@ def test_the_head_has_a_reservation_that_no_group_delays(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = a_world(wants("long", 1, 2, 90))
-    told = printed(world, "head", capsys)
-    assert told["Backfill"] == (
+    result = printed(world, "head", capsys)
+    assert result["Backfill"] == (
         "has a reservation at 1970-01-01T01:16:40Z (in 1h): backfilled groups do not delay it"
     )
-    assert told["Expected"] == "1970-01-01T01:16:40Z (in 1h), counting the groups ahead"
-    assert told["Earliest"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
+    assert result["Expected"] == "1970-01-01T01:16:40Z (in 1h), counting the groups ahead"
+    assert result["Earliest"] == "1970-01-01T01:16:40Z (in 1h), when default/runs has ended"
 
 
 def test_a_group_that_would_delay_the_head_gets_the_walltime_that_would_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = a_world(wants("long", 1, 2, 90))
-    told = printed(world, "long", capsys)
-    assert told["Backfill"] == (
+    result = printed(world, "long", capsys)
+    assert result["Backfill"] == (
         "now it would delay default/head, which has a reservation at 1970-01-01T01:16:40Z (in 1h)"
     )
-    assert told["Expected"] == "1970-01-01T01:46:40Z (in 1h30m), counting the groups ahead"
-    assert told["Earliest"] == "there is free capacity now"
+    assert result["Expected"] == "1970-01-01T01:46:40Z (in 1h30m), counting the groups ahead"
+    assert result["Earliest"] == "there is free capacity now"
     assert remedy_for_turn(world, "long") == (
         "with a walltime of at most 1h it would go ahead now (`batchq apply -f FILE`)"
     )
@@ -149,9 +149,9 @@ def test_no_group_goes_ahead_of_a_head_with_an_unknown_start(
     assert printed(world, "head", capsys)["Backfill"] == (
         "its start is unknown: no group goes ahead"
     )
-    told = printed(world, "small", capsys)
-    assert told["Backfill"] == "the start of default/head is unknown: no group goes ahead"
-    assert told["Expected"] == (
+    result = printed(world, "small", capsys)
+    assert result["Backfill"] == "the start of default/head is unknown: no group goes ahead"
+    assert result["Expected"] == (
         "not known: the start of default/head; the start of the group ahead of it is unknown"
     )
 

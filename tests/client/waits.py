@@ -110,9 +110,9 @@ class World:
             snapshot=self.snapshot, scheduler=self.scheduler, now_ms=self.now_ms
         )
         key = f"default/{name}"
-        told = explain(deciding, key, [one for one in self.events if one.key == key], led=led)
-        assert told is not None
-        return told
+        result = explain(deciding, key, [one for one in self.events if one.key == key], led=led)
+        assert result is not None
+        return result
 
     def reasons(self, name: str) -> list[str]:
         """Return the stored reasons, the most fundamental first."""

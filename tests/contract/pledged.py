@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import KINDS, Pledge, Pod, PodGroup, PodGroupStatus, key_of
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Commit, Delivery, Event, Transaction, node_scope
-from batchq.changes import object_writes
+from batchq.client.changes import object_writes
 from batchq.client.doctor import servers
 from batchq.client.doctor.system_state import Level, State
 from batchq.core.quota.ledger import holders_in_store
@@ -122,7 +122,7 @@ def bound(store: AnyStore, name: str, count: int) -> Transaction:
 def together(*transactions: Transaction) -> Transaction:
     """Join transactions into one."""
     return Transaction(
-        subject="a claimant and its victims",
+        subject="a preemptor and its victims",
         writes=tuple(write for one in transactions for write in one.writes),
         charges=tuple(charge for one in transactions for charge in one.charges),
         deliveries=tuple(delivery for one in transactions for delivery in one.deliveries),
@@ -131,7 +131,7 @@ def together(*transactions: Transaction) -> Transaction:
 
 
 PLEDGE = Pledge(
-    claimant="default/claimant",
+    claimant="default/preemptor",
     action="reclaim",
     victims=("default/victim-w-0",),
     groups=("victim",),
@@ -148,7 +148,7 @@ def found(store: AnyStore) -> None:
     assert not ask(store, object_writes.put(store, a_quota(cpu=10), expect=0, event=EVENT)).refused
     node = a_node("n1", cpu=6, pods=6)
     assert not ask(store, object_writes.put_node(node, expect=0, event=EVENT)).refused
-    for name, count, queue in (("victim", 4, "b"), ("other", 2, "b"), ("claimant", 4, "a")):
+    for name, count, queue in (("victim", 4, "b"), ("other", 2, "b"), ("preemptor", 4, "a")):
         waits = queue == "a"
         status = PodGroupStatus(
             phase=PodGroupPhase.PENDING if waits else PodGroupPhase.RUNNING,
@@ -170,7 +170,7 @@ def found(store: AnyStore) -> None:
 
 def pledged(store: AnyStore) -> Transaction:
     """Return the preemptor's reservation, beside victims that hold all of it."""
-    return moved(store, "claimant", checked=True, charge=cpus(4), reserved_at=1, pledge=PLEDGE)
+    return moved(store, "preemptor", checked=True, charge=cpus(4), reserved_at=1, pledge=PLEDGE)
 
 
 def everything(store: AnyStore) -> object:
@@ -210,14 +210,14 @@ def end_some(store: AnyStore, count: int) -> Transaction:
     victim = group_of(store, "victim")
     there = [pod for pod in pods_of(store, "victim") if pod.status.phase == PodPhase.BOUND]
     left = len(there) - count
-    claimant = group_of(store, "claimant").status.pledge
+    preemptor = group_of(store, "preemptor").status.pledge
     return together(
         *(ended(store, pod) for pod in there[:count]),
         moved(store, victim.metadata.name, charge=cpus(left)),
         moved(
             store,
-            "claimant",
+            "preemptor",
             checked=True,
-            pledge=structs.replace(claimant, owed=owed(left) if left else NOTHING),
+            pledge=structs.replace(preemptor, owed=owed(left) if left else NOTHING),
         ),
     )

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.objects import AdmissionCheck, Metadata, Object, key_of, kind_of
 from batchq.api.transaction import Answer, Commit, Event, Limit, Transaction, Word
-from batchq.changes import object_writes
+from batchq.client.changes import object_writes
 from batchq.errors import InvariantBroken
 from tests.builders import a_node, a_priority, a_queue, a_quota, amounts
 from tests.contract.conftest import AnyStore

@@ -49,8 +49,8 @@ def test_a_preemptor_is_charged_in_full_only_where_its_victims_are_not(world: An
         "queue:b": 6,
         "ns:default": 10,
     }
-    assert world.charges()["group:claimant"] == (("queue:a", "ns:default"), cpus(4))
-    assert [holder for holder in world.charges() if holder.startswith("group:claimant:")] == []
+    assert world.charges()["group:preemptor"] == (("queue:a", "ns:default"), cpus(4))
+    assert [holder for holder in world.charges() if holder.startswith("group:preemptor:")] == []
     assert audited(world) == []
 
 
@@ -58,18 +58,18 @@ def test_amounts_that_victims_leave_move_to_the_preemptor_and_the_sums_stay(
     world: AnyStore,
 ) -> None:
     ask(world, pledged(world))
-    told = []
+    seen = []
     for count in (1, 2, 1):
         assert ask(world, end_some(world, count)).refused == ()
         assert audited(world) == []
-        told.append((used(world)["cluster"], used(world)["queue:root"], used(world)["queue:b"]))
-    assert told == [(6, 6, 5), (6, 6, 3), (6, 6, 2)]
+        seen.append((used(world)["cluster"], used(world)["queue:root"], used(world)["queue:b"]))
+    assert seen == [(6, 6, 5), (6, 6, 3), (6, 6, 2)]
     # The pledge is over: the group has one holder again.
-    assert {holder for holder in world.charges() if "claimant" in holder} == {
-        "group:claimant",
-        "object:claimant",
+    assert {holder for holder in world.charges() if "preemptor" in holder} == {
+        "group:preemptor",
+        "object:preemptor",
     }
-    scopes, amounts = world.charges()["group:claimant"]
+    scopes, amounts = world.charges()["group:preemptor"]
     assert set(scopes) == {"cluster", "queue:root", "queue:a", "ns:default"}
     assert amounts == cpus(4)
     assert used(world, "podgroups")["cluster"] == 2
@@ -77,20 +77,20 @@ def test_amounts_that_victims_leave_move_to_the_preemptor_and_the_sums_stay(
 
 def test_meanwhile_the_preemptor_has_several_holders(world: AnyStore) -> None:
     ask(world, pledged(world), end_some_after_pledge(world))
-    held = {holder: what for holder, what in world.charges().items() if ":claimant" in holder}
+    held = {holder: what for holder, what in world.charges().items() if ":preemptor" in holder}
     part = {"cpu": 3000, "pods": 3000}
     assert held == {
-        "group:claimant": (("queue:a", "ns:default"), cpus(4)),
-        "group:claimant:cluster": (("cluster",), part),
-        "group:claimant:queue:root": (("queue:root",), part),
-        "object:claimant": (("objects:default",), {"podgroups": 1000}),
+        "group:preemptor": (("queue:a", "ns:default"), cpus(4)),
+        "group:preemptor:cluster": (("cluster",), part),
+        "group:preemptor:queue:root": (("queue:root",), part),
+        "object:preemptor": (("objects:default",), {"podgroups": 1000}),
     }
     assert audited(world) == []
 
 
 def end_some_after_pledge(store: AnyStore) -> Transaction:
     """Three pods of the victim end in the commit that makes the pledge."""
-    before = group_of(store, "claimant")
+    before = group_of(store, "preemptor")
     after = structs.replace(
         before,
         metadata=structs.replace(before.metadata, revision=store.snapshot().revision + 1),
@@ -101,7 +101,7 @@ def end_some_after_pledge(store: AnyStore) -> Transaction:
         status=structs.replace(after.status, pledge=structs.replace(PLEDGE, owed=owed(1))),
     )
     claims = Transaction(
-        subject="claimant",
+        subject="preemptor",
         writes=(put(owing, expect=after.metadata.revision),),
         charges=rebooked(after, owing, checked=True),
     )
@@ -115,7 +115,7 @@ def test_a_preemptor_takes_no_more_than_its_victims_leave(world: AnyStore) -> No
     ask(world, pledged(world))
     before = everything(world)
     one_left = structs.replace(PLEDGE, owed=owed(3))
-    early = moved(world, "claimant", checked=True, pledge=one_left)
+    early = moved(world, "preemptor", checked=True, pledge=one_left)
     assert answers(ask(world, early)) == [
         Answer(word=Word.LIMIT, subject="cluster", resource="cpu", need=1000, limit=6000, seen=6000)
     ]
@@ -136,7 +136,7 @@ def test_an_amount_that_moves_to_another_holder_is_not_counted_twice(world: AnyS
     ask(world, pledged(world))
     ask(world, end_some(world, 2))
     done = end_some(world, 2)
-    kept = [one for one in done.charges if one.holder != "group:claimant:cluster"]
+    kept = [one for one in done.charges if one.holder != "group:preemptor:cluster"]
     refused = ask(world, structs.replace(done, charges=tuple(kept))).refused
     assert [(one.answer.word, one.answer.subject, one.answer.seen) for one in refused] == [
         (Word.LIMIT, "cluster", 4000)
@@ -148,24 +148,24 @@ def test_the_end_of_a_pledge_frees_the_charges_of_every_holder(world: AnyStore) 
     before = used(world)
     ask(world, pledged(world))
     ask(world, end_some(world, 2))
-    ends = moved(world, "claimant", charge={}, reserved_at=None, pledge=Pledge())
+    ends = moved(world, "preemptor", charge={}, reserved_at=None, pledge=Pledge())
     assert ask(world, ends).refused == ()
-    assert [holder for holder in world.charges() if holder.startswith("group:claimant")] == []
+    assert [holder for holder in world.charges() if holder.startswith("group:preemptor")] == []
     assert used(world) == {scope: count - 2 for scope, count in before.items()}
     assert audited(world) == []
 
 
 @pytest.mark.parametrize(
-    ("holder", "told"),
+    ("holder", "expected"),
     [
-        ("group:claimant:cluster", "PodGroup default/claimant (in the cluster) cpu"),
-        ("group:claimant:queue:root", "PodGroup default/claimant (in queue root) cpu"),
-        ("group:claimant:queue:b", "PodGroup default/claimant (in queue b) cpu"),
+        ("group:preemptor:cluster", "PodGroup default/preemptor (in the cluster) cpu"),
+        ("group:preemptor:queue:root", "PodGroup default/preemptor (in queue root) cpu"),
+        ("group:preemptor:queue:b", "PodGroup default/preemptor (in queue b) cpu"),
         ("group:gone:cluster", "group:gone:cluster cpu"),
     ],
 )
 def test_the_doctor_names_the_holder_and_scope_of_a_wrong_charge(
-    world: AnyStore, holder: str, told: str
+    world: AnyStore, holder: str, expected: str
 ) -> None:
     ask(world, pledged(world))
     ask(world, end_some(world, 2))
@@ -174,4 +174,4 @@ def test_the_doctor_names_the_holder_and_scope_of_a_wrong_charge(
         holder=holder, scopes=(holder.split(":", 2)[2],), amounts={"cpu": 1000, "pods": 2000}
     )
     assert ask(world, Transaction(subject="a mistake", charges=(wrong,))).refused == ()
-    assert any(one.startswith(told) for one in audited(world)), audited(world)
+    assert any(one.startswith(expected) for one in audited(world)), audited(world)

@@ -119,13 +119,13 @@ def test_memory_and_server_agree(
     raw.flushall()
     memory, real = MemoryStore(), open_redis()
     for number, (asked, overcommit, epoch, seen) in enumerate(commits):
-        told = [
+        result = [
             store.commit(
                 asked, request_id=str(number), overcommit=overcommit, epoch=epoch, seen=seen
             )
             for store in (memory, real)
         ]
-        assert told[0] == told[1]
+        assert result[0] == result[1]
         assert memory.snapshot() == seen_in(real)
     assert memory.ledger() == real.ledger() == counted(memory)
     assert memory.charges() == real.charges()

@@ -70,10 +70,10 @@ def test_an_unchanged_store_gives_the_same_snapshot(store: AnyStore) -> None:
 
 
 def test_events_are_kept_in_order_and_found_by_object(store: AnyStore) -> None:
-    told = [Event(kind="PodGroup", key=f"x/{name}", reason="Seen", at=at) for name, at in PLACES]
-    store.commit([Transaction(subject="a", events=tuple(told))], request_id="1")
-    assert list(store.events()) == told
-    assert list(store.events(most=2)) == told[1:]
+    result = [Event(kind="PodGroup", key=f"x/{name}", reason="Seen", at=at) for name, at in PLACES]
+    store.commit([Transaction(subject="a", events=tuple(result))], request_id="1")
+    assert list(store.events()) == result
+    assert list(store.events(most=2)) == result[1:]
     assert [event.at for event in store.events(kind="PodGroup", key="x/a")] == [1, 3]
     assert list(store.events(kind="Queue")) == []
 

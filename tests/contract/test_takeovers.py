@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Object, PodGroup
 from batchq.api.transaction import Answer, Transaction, Word, Write
-from batchq.changes import object_writes
+from batchq.client.changes import object_writes
 from tests.builders import a_queue
 from tests.contract.conftest import AnyStore
 from tests.contract.made import answers, words
@@ -43,14 +43,14 @@ def taken_over(store: AnyStore) -> Transaction:
     leaves = moved(store, "victim", phase=PodGroupPhase.PENDING, charge={})
     comes = moved(
         store,
-        "claimant",
+        "preemptor",
         checked=True,
         phase=PodGroupPhase.IN_QUEUE,
         admission=1,
         charge=cpus(4),
         reserved_at=1,
     )
-    return together(*gone, leaves, comes, bound(store, "claimant", 4))
+    return together(*gone, leaves, comes, bound(store, "preemptor", 4))
 
 
 def test_preemptor_and_victims_are_written_together(world: AnyStore) -> None:
@@ -58,8 +58,8 @@ def test_preemptor_and_victims_are_written_together(world: AnyStore) -> None:
     assert (len(commit.applied), commit.refused) == (1, ())
     assert group_of(world, "victim").status.phase == PodGroupPhase.PENDING
     assert {pod.status.phase for pod in pods_of(world, "victim")} == {PodPhase.EVICTED}
-    assert group_of(world, "claimant").status.phase == PodGroupPhase.IN_QUEUE
-    assert {pod.status.phase for pod in pods_of(world, "claimant")} == {PodPhase.BOUND}
+    assert group_of(world, "preemptor").status.phase == PodGroupPhase.IN_QUEUE
+    assert {pod.status.phase for pod in pods_of(world, "preemptor")} == {PodPhase.BOUND}
     assert len(world.outbox()) == 4
     assert used(world) == {
         "cluster": 6,
@@ -91,7 +91,7 @@ def spoil_move(asked: Transaction) -> Transaction:
 
 def _completed(write: Write) -> Write:
     item: Object | None = write.value
-    if not isinstance(item, PodGroup) or item.metadata.name != "claimant":
+    if not isinstance(item, PodGroup) or item.metadata.name != "preemptor":
         return write
     status = structs.replace(item.status, phase=PodGroupPhase.COMPLETED)
     return structs.replace(write, value=structs.replace(item, status=status))
@@ -100,7 +100,7 @@ def _completed(write: Write) -> Write:
 def spoil_limit(asked: Transaction) -> Transaction:
     """The preemptor asks for more than its queue's limit."""
     charges = [
-        structs.replace(one, amounts=cpus(5)) if one.holder == "group:claimant" else one
+        structs.replace(one, amounts=cpus(5)) if one.holder == "group:preemptor" else one
         for one in asked.charges
     ]
     return structs.replace(asked, charges=tuple(charges))
@@ -117,7 +117,7 @@ SPOILT: Mapping[str, tuple[Callable[[Transaction], Transaction], str]] = {
     "a pod is another revision": (spoil_pod, "conflict"),
     "a victim is another attempt": (spoil_victim, "fenced"),
     "there is no such move": (spoil_move, "move"),
-    "the claimant's queue is full": (spoil_limit, "limit"),
+    "the preemptor's queue is full": (spoil_limit, "limit"),
     "the node is full": (spoil_room, "limit"),
 }
 

@@ -61,9 +61,9 @@ def test_the_server_starts_answers_and_is_closed_to_others(home: Home) -> None:
 
 def test_the_server_persists_writes_and_refuses_them_rather_than_forget(home: Home) -> None:
     ensure_server(home)
-    told = ask(home.socket, "INFO persistence") + ask(home.socket, "INFO memory")
-    assert "aof_enabled:1" in told
-    assert "maxmemory_policy:noeviction" in told
+    result = ask(home.socket, "INFO persistence") + ask(home.socket, "INFO memory")
+    assert "aof_enabled:1" in result
+    assert "maxmemory_policy:noeviction" in result
 
 
 def test_a_second_call_finds_the_first_ones_server(home: Home) -> None:

@@ -13,9 +13,9 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.daemon.observability.gauges import levels_of
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from tests.builders import a_group, a_node, a_queue, a_snapshot
-from tests.sim.test_sleeping_changes_nothing import Solitary
+from tests.sim.test_parking_changes_nothing import Solitary
 from tests.worlds.making import described
 
 

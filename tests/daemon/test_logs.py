@@ -40,8 +40,12 @@ def test_a_log_can_be_json() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream, environ={"BATCHQ_LOG": "json"})
     structlog.get_logger().warning("store.unavailable", error="gone")
-    told = json.loads(stream.getvalue())
-    assert (told["event"], told["level"], told["error"]) == ("store.unavailable", "warning", "gone")
+    result = json.loads(stream.getvalue())
+    assert (result["event"], result["level"], result["error"]) == (
+        "store.unavailable",
+        "warning",
+        "gone",
+    )
 
 
 def test_the_level_can_be_raised() -> None:
@@ -65,10 +69,10 @@ def test_logs_of_libraries_arrive_too_and_a_traceback_stays_on_one_line() -> Non
         raise ValueError("broken")
     except ValueError:
         logging.getLogger("somebody").exception("it failed")
-    told = stream.getvalue()
-    assert 'event="it failed"' in told
-    assert "ValueError: broken" in told
-    assert told.count("\n") == 1
+    result = stream.getvalue()
+    assert 'event="it failed"' in result
+    assert "ValueError: broken" in result
+    assert result.count("\n") == 1
 
 
 def test_a_full_disk_does_not_stop_the_process() -> None:

@@ -228,10 +228,10 @@ def test_levels_are_worked_out_once_in_a_while_only(watched: Watched) -> None:
 
 
 def test_exactly_the_defined_metrics_are_exported(watched: Watched) -> None:
-    told = {
+    actual = {
         line.split()[2] for line in watched.scrape().text.splitlines() if line.startswith("# TYPE")
     }
-    assert told == {measure.name for measure in MEASURES}
+    assert actual == {measure.name for measure in MEASURES}
 
 
 def test_without_an_address_nothing_is_measured() -> None:
@@ -264,7 +264,7 @@ def test_the_closed_lists_of_words_begin_at_zero() -> None:
 
 
 def test_records_that_cannot_be_read_are_counted_by_kind(watched: Watched) -> None:
-    told = watched.scrape()
-    assert told.value("unreadable_records", kind="PodGroup") == 1
-    assert told.value("unreadable_records", kind="Queue") == 0
-    assert told.value("mended_records_total") == 3
+    actual = watched.scrape()
+    assert actual.value("unreadable_records", kind="PodGroup") == 1
+    assert actual.value("unreadable_records", kind="Queue") == 0
+    assert actual.value("mended_records_total") == 3

@@ -53,27 +53,27 @@ def is_ready(store: RedisStore, name: str) -> bool:
 def test_reports_posted_while_no_scheduler_led_are_applied_by_the_next_leader(
     redis_store: RedisStore, election: Election
 ) -> None:
-    redis_store.inboxes.post("n1", SERVES)
+    redis_store.report_queues.post("n1", SERVES)
     election.epoch = redis_store.lead("one", 60_000)
     until(lambda: is_ready(redis_store, "n1"))
     election.epoch = None
-    redis_store.inboxes.post("n1", Leaves(agent="host:1:1"))
+    redis_store.report_queues.post("n1", Leaves(agent="host:1:1"))
     election.epoch = redis_store.lead("one", 60_000)
     until(lambda: not is_ready(redis_store, "n1"))
-    until(lambda: redis_store.inboxes.pending("n1") == [])
+    until(lambda: redis_store.report_queues.pending("n1") == [])
 
 
 @pytest.mark.usefixtures("service")
 def test_a_former_leader_applies_nothing(redis_store: RedisStore, election: Election) -> None:
     former = redis_store.lead("one", 0)
     redis_store.lead("two", 60_000)
-    redis_store.inboxes.post("n1", SERVES)
+    redis_store.report_queues.post("n1", SERVES)
     election.epoch = former
     # When it hears the second notification, it has handled the first.
     reader = NodeReportReader(redis_store, RandomIds())
     reader.turn(former)
     assert redis_store.get("Node", "n1") is None
-    assert redis_store.inboxes.pending("n1") == [SERVES]
+    assert redis_store.report_queues.pending("n1") == [SERVES]
 
 
 @pytest.mark.usefixtures("service")
@@ -81,7 +81,7 @@ def test_a_report_whose_notification_was_lost_is_applied_by_the_next_sweep(
     redis_store: RedisStore, election: Election, raw: redis.Redis
 ) -> None:
     election.epoch = redis_store.lead("one", 60_000)
-    redis_store.inboxes.post("n1", SERVES)
+    redis_store.report_queues.post("n1", SERVES)
     until(lambda: is_ready(redis_store, "n1"))
     raw.hset("{bq}:inbox:n1", "node", '{"fact":"leaves","agent":"host:1:1"}')
     until(lambda: not is_ready(redis_store, "n1"))
@@ -93,12 +93,12 @@ def test_the_service_survives_a_restart_of_its_server(tmp_path: object) -> None:
         epoch = store.lead("one", 600_000)
         service = node_report_service(store, epoch=lambda: epoch, ids=RandomIds())
         service.start()
-        store.inboxes.post("n1", SERVES)
+        store.report_queues.post("n1", SERVES)
         until(lambda: is_ready(store, "n1"))
         server.stop()
         server.start()
         epoch = store.lead("one", 600_000)
-        store.inboxes.post("n1", Leaves(agent="host:1:1"))
+        store.report_queues.post("n1", Leaves(agent="host:1:1"))
         until(lambda: not is_ready(store, "n1"), within_s=30.0)
         service.stop()
         assert not service.alive
@@ -108,10 +108,10 @@ def test_the_service_survives_a_restart_of_its_server(tmp_path: object) -> None:
 def test_superseded_reports_are_logged_counted_and_removed(redis_store: RedisStore) -> None:
     reader = NodeReportReader(redis_store, RandomIds())
     redis_store.commit([writing(put(pod(0)))], request_id="1")
-    inboxes = redis_store.inboxes
-    inboxes.post("n1", StartClaim(pod="u1-1-0", attempt=1, author="horse"))
-    inboxes.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=PodOutcome(exit_code=0)))
-    inboxes.post("n2", Serves(agent="a", resources={"cpu": -1}))
+    queues = redis_store.report_queues
+    queues.post("n1", StartClaim(pod="u1-1-0", attempt=1, author="horse"))
+    queues.post("n1", Ended(pod="u1-1-7", attempt=3, outcome=PodOutcome(exit_code=0)))
+    queues.post("n2", Serves(agent="a", resources={"cpu": -1}))
     reader.turn(None)
     assert redis_store.counts() == {"superseded": 3}
     events = [(event.kind, event.key, event.reason) for event in redis_store.events()]
@@ -122,7 +122,7 @@ def test_superseded_reports_are_logged_counted_and_removed(redis_store: RedisSto
     ]
     message = redis_store.events(kind="Pod", key="u1-1-7")[0].message
     assert message == "n1 reported the end of attempt 3, which is not, or no longer, its own"
-    assert redis_store.inboxes.look(["n1", "n2"]) == []
+    assert redis_store.report_queues.look(["n1", "n2"]) == []
 
 
 def test_a_flood_of_superseded_reports_is_counted_and_displaces_no_events(
@@ -130,8 +130,8 @@ def test_a_flood_of_superseded_reports_is_counted_and_displaces_no_events(
 ) -> None:
     reader = NodeReportReader(redis_store, RandomIds())
     for number in range(1_200):
-        redis_store.inboxes.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
-    while redis_store.inboxes.pending("n1"):
+        redis_store.report_queues.post("n1", StartClaim(pod=f"p-{number}", attempt=1, author="x"))
+    while redis_store.report_queues.pending("n1"):
         reader.turn(None)
     assert redis_store.counts() == {"superseded": 1_200}
     assert len(redis_store.events(most=1_000)) <= 60
@@ -141,7 +141,7 @@ def test_unreadable_reports_do_not_stop_the_service(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     raw.hset("{bq}:inbox:n1", mapping={"a": "nonsense", "b": '{"fact":"of the future"}'})
-    redis_store.inboxes.post("n1", SERVES)
+    redis_store.report_queues.post("n1", SERVES)
     NodeReportReader(redis_store, RandomIds()).turn(None)
     assert is_ready(redis_store, "n1")
     assert redis_store.counts() == {"unreadable": 2}
@@ -151,11 +151,13 @@ def test_a_thousand_simultaneous_starts_are_applied_at_once(redis_store: RedisSt
     bound = [pod(number, phase=PodPhase.BOUND, attempt=1, node="n1") for number in range(1_000)]
     redis_store.commit([writing(put(one)) for one in bound], request_id="1")
     for one in bound:
-        redis_store.inboxes.post("n1", StartClaim(pod=one.metadata.uid, attempt=1, author="horse"))
+        redis_store.report_queues.post(
+            "n1", StartClaim(pod=one.metadata.uid, attempt=1, author="horse")
+        )
     NodeReportReader(redis_store, RandomIds()).turn(None)
     phases = [one.status.phase for one in redis_store.list("Pod") if isinstance(one, Pod)]
     assert phases == ["Running"] * 1_000
-    assert redis_store.inboxes.pending("n1") == []
+    assert redis_store.report_queues.pending("n1") == []
 
 
 def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
@@ -165,18 +167,18 @@ def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
     reader = NodeReportReader(redis_store, RandomIds(), freed=lambda: calls.append(None))
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
-    facts: tuple[NodeReport, ...] = (
+    reports: tuple[NodeReport, ...] = (
         SERVES,
         StartClaim(pod=bound.metadata.uid, attempt=1, author="agent"),
         Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
         Leaves(agent="host:1:1"),
     )
-    told: list[int] = []
-    for fact in facts:
-        redis_store.inboxes.post("n1", fact)
+    seen: list[int] = []
+    for report in reports:
+        redis_store.report_queues.post("n1", report)
         reader.turn(None)
-        told.append(len(calls))
-    assert told == [1, 1, 2, 2]
+        seen.append(len(calls))
+    assert seen == [1, 1, 2, 2]
 
 
 def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
@@ -186,11 +188,11 @@ def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     rung = []
-    for fact in (
+    for report in (
         StartClaim(pod=bound.metadata.uid, attempt=1, author="agent"),
         Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
     ):
-        redis_store.inboxes.post("n1", fact)
+        redis_store.report_queues.post("n1", report)
         reader.turn(None)
         rung.append(raw.xinfo_stream("{bq}:doorbell:n1")["entries-added"])
     assert rung == [1, 1]

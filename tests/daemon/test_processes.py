@@ -99,7 +99,7 @@ def test_the_tail_of_a_log_is_its_last_lines_after_an_offset(tmp_path: Path) -> 
     assert tail(tmp_path / "none") == ""
 
 
-def test_a_large_log_is_set_aside_at_the_next_start(
+def test_a_large_log_is_rotated_at_the_next_start(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached, "LARGEST_LOG_BYTES", 10)

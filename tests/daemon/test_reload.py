@@ -17,7 +17,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.daemon.reload import Reload, reload_service
 from batchq.daemon.services import on_hangup
 from batchq.errors import InvalidInput, StoreUnavailable
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
 
@@ -48,7 +48,7 @@ def period_ms(reload: Reload) -> int:
     return reload.current.config.settings.schedule_period_ms
 
 
-def told(reload: Reload, store: RedisStore) -> list[tuple[str, str]]:
+def events_of(reload: Reload, store: RedisStore) -> list[tuple[str, str]]:
     """Return the reasons and messages of the events, once they have been sent."""
     reload.tell(store, "host:1:abc")
     events = store.events(kind="Scheduler", key="host:1:abc")
@@ -132,7 +132,7 @@ def test_an_invalid_file_changes_nothing_and_is_reported_once_with_line_and_near
     assert [(line["event"], line["problem"]) for line in lines] == [
         ("config.reload_failed", problem)
     ]
-    assert told(reload, redis_store) == [("ReloadFailed", f"{problem}{STAYS}")]
+    assert events_of(reload, redis_store) == [("ReloadFailed", f"{problem}{STAYS}")]
 
 
 def test_a_valid_file_after_an_invalid_one_is_reported_too(
@@ -145,7 +145,7 @@ def test_a_valid_file_after_an_invalid_one_is_reported_too(
         looks(reload)
     reload.take_up()
     assert judged == [False, True, True]
-    assert told(reload, redis_store)[1:] == [
+    assert events_of(reload, redis_store)[1:] == [
         ("Reloaded", f"{path}: unchanged"),
         ("Reloaded", f"{path}: schedulePeriod 2s -> 3s"),
     ]
@@ -159,7 +159,7 @@ def test_a_missing_file_is_reported_and_watched_again_when_it_returns(
     assert looks(reload, 4) == [False] * 4
     path.write_text("schedulePeriod: 3s\n")
     assert looks(reload) == [False, True]
-    assert told(reload, redis_store) == [
+    assert events_of(reload, redis_store) == [
         (
             "ReloadFailed",
             f"{path}: the configuration cannot be read: No such file or directory{STAYS}",
@@ -215,7 +215,7 @@ def test_a_plugin_of_others_that_fails_while_it_is_made_changes_nothing(
     with capture_logs() as lines:
         assert looks(reload) == [False, False]
     assert isinstance(lines[0]["exc_info"], ZeroDivisionError)
-    assert told(reload, redis_store) == [
+    assert events_of(reload, redis_store) == [
         (
             "ReloadFailed",
             (
@@ -260,7 +260,7 @@ def test_an_outcome_that_could_not_be_written_is_written_later_and_once(
     for _ in range(4):
         reload.tell(away, "host:1:abc")
     away.close()
-    assert told(reload, redis_store) == [
+    assert events_of(reload, redis_store) == [
         ("Reloaded", f"{path}: schedulePeriod 2s -> 3s"),
         ("Reloaded", f"{path}: schedulePeriod 3s -> 4s"),
     ]
@@ -307,6 +307,6 @@ def test_a_promise_broken_by_a_reload_is_reported_once(path: Path, redis_store: 
         ignored = "plugin gates is off at preEnqueue: scheduling gates are kept and ignored"
         told_in_log = [line["what"] for line in logs if line["event"] == "config.unkept"]
         assert told_in_log == ([ignored] if text == off else [])
-    messages = [message for _, message in told(reload, redis_store)]
+    messages = [message for _, message in events_of(reload, redis_store)]
     assert messages[0].endswith(f"; note: {ignored}")
     assert "note:" not in messages[1]

@@ -200,10 +200,10 @@ def test_under_load_no_session_is_lost_and_none_uses_half_of_a_configuration(
             (WRONG, WHOLE_FIRST, "ReloadFailed"),
             (SECOND, WHOLE_SECOND, "Reloaded"),
         ):
-            told = len(reasons(client))
+            answer = len(reasons(client))
             replace(path, text)
-            load.until(partial(is_longer, partial(reasons, client), told))
-            assert reasons(client)[told:] == [reason]
+            load.until(partial(is_longer, partial(reasons, client), answer))
+            assert reasons(client)[answer:] == [reason]
             # Sessions continue with this configuration alone, and groups submitted now end.
             count = len(notes.lines())
             load.until(partial(is_longer, notes.lines, count + 5))

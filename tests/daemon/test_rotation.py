@@ -16,7 +16,7 @@ def opened(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def test_too_large_a_file_is_emptied_and_its_content_set_aside(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_rotated_and_emptied(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     descriptor = opened(path)
     file = OwnFile(path, descriptor, largest_bytes=10)
@@ -32,18 +32,18 @@ def test_a_rotation_in_progress_delays_no_other_process(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     descriptor = opened(path)
     os.write(descriptor, b"x" * 100)
-    aside = opened(tmp_path / "a.log.1")
+    rotated = opened(tmp_path / "a.log.1")
     other = os.fork()
     if other == 0:
-        fcntl.lockf(aside, fcntl.LOCK_EX)
-        os.write(aside, b"locked")
+        fcntl.lockf(rotated, fcntl.LOCK_EX)
+        os.write(rotated, b"locked")
         os.read(os.pipe()[0], 1)
         os._exit(0)
     until(lambda: (tmp_path / "a.log.1").read_text() == "locked")
     OwnFile(path, descriptor, largest_bytes=10).bound()
     os.kill(other, 9)
     os.waitpid(other, 0)
-    os.close(aside)
+    os.close(rotated)
     os.close(descriptor)
     assert path.stat().st_size == 100
 

@@ -23,7 +23,7 @@ from batchq.daemon.reload import Reload
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore, open_store
-from batchq.store.schedulers import SchedulerSeen, attend, attending, depart
+from batchq.store.schedulers import SchedulerEntry, attend, attending, depart
 from batchq.system import CountingIds, RandomIds
 from tests.builders import a_group, a_queue
 from tests.contract.made import put
@@ -106,10 +106,10 @@ def test_present_schedulers_are_listed_until_they_depart(redis_store: RedisStore
     attend(redis_store, "b:2:x", version="0.2.0", mirrored=None)
     attend(redis_store, "a:1:x", version="0.1.0", mirrored=7)
     first, second = attending(redis_store)
-    assert structs.replace(first, seen_at=0) == SchedulerSeen(
+    assert structs.replace(first, seen_at=0) == SchedulerEntry(
         identity="a:1:x", seen_at=0, version="0.1.0", mirrored=7
     )
-    assert structs.replace(second, seen_at=0) == SchedulerSeen(
+    assert structs.replace(second, seen_at=0) == SchedulerEntry(
         identity="b:2:x", seen_at=0, version="0.2.0", mirrored=None
     )
     assert abs(second.seen_at - redis_store.now_ms()) < 5_000

@@ -14,8 +14,8 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup, key_of
 from batchq.daemon import embedded_server
 from tests.e2e.machine import Machine, group, kill, phase, until
+from tests.swarm.checker import broken, left_over
 from tests.swarm.diary import Run, read_runs
-from tests.swarm.judge import broken, left_over
 from tests.swarm.load import Design
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"

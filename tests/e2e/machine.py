@@ -106,8 +106,8 @@ class Machine:
             timeout=within_s,
             check=False,
         )
-        told = f"batchq {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert exits is None or done.returncode == exits, told
+        result = f"batchq {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert exits is None or done.returncode == exits, result
         return done
 
     def start(self, *arguments: str, url: str = "") -> subprocess.Popen[str]:

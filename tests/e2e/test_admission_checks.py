@@ -256,9 +256,9 @@ def test_killed_controllers_hold_the_queue_and_their_successors_answer_waiting_g
     admissions.submit("f", "f-late")
     until(lambda: admissions.reasons("f-late") == ["CheckInactive", "CheckInactive"])
     for look in ("why", "describe"):
-        told = admissions.machine.batchq(look, "f-late").stdout
-        assert "check budget-f is inactive: budget holds no lease on it" in told
-        assert "check approval-f is inactive: approval holds no lease on it" in told
+        result = admissions.machine.batchq(look, "f-late").stdout
+        assert "check budget-f is inactive: budget holds no lease on it" in result
+        assert "check approval-f is inactive: approval holds no lease on it" in result
     assert admissions.is_reserved("f-early"), "the earlier reservation still waits"
     assert phase(client, "f-runs") == "Running"
 

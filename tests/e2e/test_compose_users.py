@@ -100,9 +100,9 @@ def test_only_the_scheduler_leads(opened: dict[str, RedisStore], name: str) -> N
 
 
 def test_a_node_cannot_report_for_another(opened: dict[str, RedisStore]) -> None:
-    opened["node-1"].inboxes.post("node-1", Leaves(agent="a"))
+    opened["node-1"].report_queues.post("node-1", Leaves(agent="a"))
     with pytest.raises(StoreUnavailable, match="does not permit"):
-        opened["node-1"].inboxes.post("node-2", Leaves(agent="a"))
+        opened["node-1"].report_queues.post("node-2", Leaves(agent="a"))
 
 
 def test_only_the_owner_can_read_a_password_and_a_second_run_keeps_it(users: Users) -> None:

@@ -40,9 +40,9 @@ def test_a_run_interrupted_twice_names_what_is_left_and_down_now_ends_it(
     until(lambda: "may run on for" in machine.output_of(process))
     interrupt(process)
     assert process.wait(timeout=30) == 130
-    told = machine.output_of(process)
-    assert "error: interrupted while stopping; still running: server, scheduler, " in told
-    assert "hint: `batchq down` continues, `batchq down --now` does not wait for pods" in told
+    result = machine.output_of(process)
+    assert "error: interrupted while stopping; still running: server, scheduler, " in result
+    assert "hint: `batchq down` continues, `batchq down --now` does not wait for pods" in result
     done = machine.batchq("down", "--now", within_s=25)
     server, scheduler, busy, idle = done.stdout.splitlines()[1:]
     assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3

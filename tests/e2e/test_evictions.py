@@ -67,12 +67,12 @@ def test_a_gang_of_higher_priority_preempts_victims_that_save_and_return(
         assert [(run.stop_reason, run.end) for run in saved] == [("Preempted", "saved")] * 4
         assert last_of(saved) < first_of(flat(cluster.runs_of("high")))
 
-        told = "made room for default/high of queue default, priority 10"
-        assert f"Preempted: {told}" in machine.batchq("describe", "low").stdout
+        cause = "made room for default/high of queue default, priority 10"
+        assert f"Preempted: {cause}" in machine.batchq("describe", "low").stdout
         listed = json.loads(machine.batchq("jobs", "-o", "json").stdout)["items"]
         low = next(row for row in listed if row["name"] == "low")
         assert (low["phase"], low["finishReason"]) == ("Pending", "Preempted")
-        assert (low["evicted"]["reason"], low["evicted"]["message"]) == ("Preempted", told)
+        assert (low["evicted"]["reason"], low["evicted"]["message"]) == ("Preempted", cause)
         assert (low["evictions"]["groups"], low["evictions"]["pods"]) == (1, 4)
 
         events = cluster.client.events(kind="PodGroup", key="default/high")

@@ -27,11 +27,11 @@ def served_at(machine: Machine, process: subprocess.Popen[str]) -> str:
     """Return the address of a scheduler that chose its port itself."""
     found: list[str] = []
 
-    def told() -> bool:
+    def is_logged() -> bool:
         found[:] = re.findall(r"http://127\.0\.0\.1:\d+", machine.output_of(process))
         return bool(found)
 
-    until(told, what="the address of the metrics is logged")
+    until(is_logged, what="the address of the metrics is logged")
     return found[0]
 
 

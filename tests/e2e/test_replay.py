@@ -14,9 +14,8 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
-from batchq.lab.replay.live import LiveReplay
-from batchq.lab.replay.replay_plan import ReplayPlan
-from batchq.lab.workload.swf import read_swf
+from batchq.lab.replay.live import LiveReplay, ReplayPlan
+from batchq.lab.workload.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 
@@ -69,8 +68,8 @@ def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
         until(lambda: len(client.list("PodGroup")) == 2, what="the second is submitted")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=40) == 130
-        told = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
-        assert told in machine.output_of(process)
+        message = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
+        assert message in machine.output_of(process)
         assert list(client.list("PodGroup")) == []
         assert list(client.list("Node")) == []
 

@@ -14,6 +14,7 @@ from batchq.api.node_report import (
     Ended,
     Leaves,
     NodeReport,
+    PodAttempt,
     PodOutcome,
     Runs,
     Serves,
@@ -25,7 +26,7 @@ from batchq.store import keys
 from batchq.store.node_channels import SUPERSEDED, UNREADABLE
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import enqueue, node_queue
 from tests.e2e.guarded import GuardedStack
 from tests.e2e.machine import kill, phase, pods_of, until
 from tests.harness.guarded import ADMIN, CANARY
@@ -268,8 +269,8 @@ def test_a_worker_cannot_report_on_a_pod_of_another_node(
     ledger = store.ledger()
     reports = reports_about(elsewhere)
     for number, report in enumerate(reports, start=1):
-        store.inboxes.post("n1", report)
-        until(lambda: not store.inboxes.pending("n1"), what="it is applied")
+        store.report_queues.post("n1", report)
+        until(lambda: not store.report_queues.pending("n1"), what="it is applied")
         until(lambda: store.counts().get(SUPERSEDED, 0) == before + number, what="it is counted")  # noqa: B023
     assert store.get("Pod", elsewhere.metadata.uid) == elsewhere
     assert store.ledger() == ledger
@@ -289,10 +290,10 @@ def test_a_worker_cannot_report_on_another_node(stack: GuardedStack) -> None:
     before = store.counts().get(UNREADABLE, 0)
     of_n2 = Serves(agent=other.metadata.annotations["batchq/agent"], resources={"cpu": 1})
     # The agent of n2 does not serve n1, so it cannot withdraw n1.
-    store.inboxes.post("n1", Leaves(agent=of_n2.agent))
-    until(lambda: not store.inboxes.pending("n1"), what="it is applied")
+    store.report_queues.post("n1", Leaves(agent=of_n2.agent))
+    until(lambda: not store.report_queues.pending("n1"), what="it is applied")
     assert is_ready(store, "n1")
-    store.link.ask(lambda client: client.hset(keys.inbox("n1"), "n2", encode(of_n2)))
+    store.link.ask(lambda client: client.hset(keys.report_queue("n1"), "n2", encode(of_n2)))
     until(lambda: store.counts().get(UNREADABLE, 0) == before + 1, what="it is counted")
     assert is_ready(store, "n2")
     # Its own node takes no pods for a while, because its report was unreadable.

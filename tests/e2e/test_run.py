@@ -98,10 +98,10 @@ def test_ctrl_c_names_what_keeps_running(stack: Machine) -> None:
     until(lambda: "patient: Running" in stack.output_of(process), what="it runs")
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130
-    told = stack.output_of(process)
-    assert "interrupted; still active: patient (Running)" in told
-    assert "`batchq cancel patient` ends them" in told
-    assert "`batchq down` stops them" in told
+    result = stack.output_of(process)
+    assert "interrupted; still active: patient (Running)" in result
+    assert "`batchq cancel patient` ends them" in result
+    assert "`batchq down` stops them" in result
     with stack.client() as client:
         assert phase(client, "patient") == "Running"
         client.cancel("patient")

@@ -36,9 +36,9 @@ def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
         assert [count_of(pod.status.attempt) for pod in pods_of(client, "hello")] == [1, 1]
         words = [line.text for line in client.logs("hello")]
         assert words == ["hello from 0 of 2", "hello from 1 of 2"]
-        told = [event.reason for event in client.events(kind="PodGroup", key="default/hello")]
+        answer = [event.reason for event in client.events(kind="PodGroup", key="default/hello")]
         # Pods this short may end before a session sees them run.
-        assert [word for word in told if word != "Running"][-3:] == [
+        assert [word for word in answer if word != "Running"][-3:] == [
             "Admitted",
             "Bound",
             "Completed",
@@ -57,8 +57,8 @@ def test_up_restarts_dead_processes(machine: Machine) -> None:
     record = detached.read_record(path)
     assert record is not None
     kill(record.pid)
-    told = machine.batchq("up", "--agents", "1").stdout.splitlines()[1:]
-    assert [line.split()[1] for line in told] == ["running", "running", "started"]
+    answer = machine.batchq("up", "--agents", "1").stdout.splitlines()[1:]
+    assert [line.split()[1] for line in answer] == ["running", "running", "started"]
     machine.submit(HELLO)
     with machine.client() as client:
         [result] = client.wait(["hello"], timeout_s=30)
@@ -95,8 +95,8 @@ def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack
             "needs cpu 400m, and the quota of namespace blue has 100m free (400m of 500m in use)"
         )
         assert blocker.message == numbers
-        told = stack.batchq("describe", "blue-2", "-n", "blue").stdout
-        assert numbers in told
+        answer = stack.batchq("describe", "blue-2", "-n", "blue").stdout
+        assert numbers in answer
         held.unlink()
 
         results = client.wait(

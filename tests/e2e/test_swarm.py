@@ -7,8 +7,8 @@ import secrets
 from itertools import islice
 from pathlib import Path
 
+from tests.swarm.checker import lost
 from tests.swarm.diary import read_runs, runs_of, twice_at_once
-from tests.swarm.judge import lost
 from tests.swarm.load import Design, designs
 from tests.swarm.run import swarm
 

@@ -3,6 +3,7 @@
     python -m tests.faults --seeds 10000            ten thousand, from 0 on, on all cores
     python -m tests.faults --seeds 500 --first 7000
     python -m tests.faults --seed 1234              one, with its story event by event
+    python -m tests.faults --mutations              the first seed that finds each known fault
 
 Exit code 0 if every seed was played to its end, 1 if not; each failure names the command that
 replays it.
@@ -11,11 +12,17 @@ replays it.
 from __future__ import annotations
 
 import argparse
+import logging
+import multiprocessing
 import os
 import sys
 import time
+from functools import partial
+
+import structlog
 
 from batchq.errors import InvariantBroken
+from tests.faults.mutations import MUTATIONS, first_seed
 from tests.faults.play import failures_of, play
 
 _MOST_SHOWN = 10
@@ -31,11 +38,31 @@ def main() -> int:
     parser.add_argument(
         "--no-restores", action="store_true", help="never restore the server from an older copy"
     )
+    parser.add_argument(
+        "--mutations",
+        action="store_true",
+        help="show which seed finds each fault put into the code",
+    )
     asked = parser.parse_args()
+    # The agents' own log lines would hide the story.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     restores = not asked.no_restores
     if asked.seed is not None:
         return _replay(asked.seed, restores=restores)
+    if asked.mutations:
+        return _show_mutations(asked)
     return _swarm(asked, restores=restores)
+
+
+def _show_mutations(asked: argparse.Namespace) -> int:
+    seeds = range(asked.first, asked.first + asked.seeds)
+    missed = 0
+    with multiprocessing.get_context("fork").Pool(asked.processes) as pool:
+        found = pool.imap(partial(first_seed, seeds=seeds), range(len(MUTATIONS)))
+        for mutation, seed in zip(MUTATIONS, found, strict=True):
+            missed += seed is None
+            _tell(f"{'missed' if seed is None else seed:>6}  {mutation.what}")
+    return 1 if missed else 0
 
 
 def _replay(seed: int, *, restores: bool) -> int:

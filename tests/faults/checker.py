@@ -28,6 +28,7 @@ from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.invariants import check_charge, check_gang, oversubscribed, recount
+from batchq.worker.agent.state_machine import AgentState
 from tests.faults.machines import Machine, Process
 from tests.faults.server import Server
 
@@ -131,15 +132,18 @@ class InvariantChecker:
         if over and not self._forgot:
             raise InvariantBroken(f"nodes are given more than they have: {over}")
 
-    def look_at_processes(self, server: Server, processes: Iterable[tuple[str, Process]]) -> None:
-        """Check after an event that no process runs whose pod has ended. Raises InvariantBroken.
+    def look_at_processes(
+        self, server: Server, processes: Iterable[tuple[str, Process]], now_ms: int
+    ) -> None:
+        """Check after an event that no process runs whose pod or lease has ended. Raises
+        InvariantBroken.
 
         A server that was restored from an older copy may first have to learn which processes run.
         """
         if self._forgot:
             return
         for machine, process in processes:
-            uid, attempt = process.attempt
+            uid, attempt = process.attempt.pod, process.attempt.attempt
             pod = server.store.get("Pod", uid)
             if not isinstance(pod, Pod):
                 raise InvariantBroken(f"{process.place} runs on {machine}, and its pod is gone")
@@ -148,6 +152,13 @@ class InvariantChecker:
                 raise InvariantBroken(
                     f"attempt {attempt} of {full_name(pod)} runs on {machine}, and the pod is"
                     f" {status.phase} in attempt {status.attempt} on {status.node}"
+                )
+            # A late call may end a lease of which the agent thought that nothing runs under it.
+            until_ms = server.leases.get(machine, {}).get(process.attempt)
+            if until_ms is not None and until_ms <= now_ms:
+                raise InvariantBroken(
+                    f"{process.attempt.id} runs on {machine} at {now_ms}, and its lease ended at"
+                    f" {until_ms}"
                 )
 
     def _look_at_ledger(self, server: Server) -> None:
@@ -250,14 +261,15 @@ def _check_time(group: GroupState, since: int | None, most_ms: int, now_ms: int)
 # --- at the end ---------------------------------------------------------------------------------
 
 
-def unrest(server: Server, machines: Sequence[Machine]) -> str:
-    """Return the first unfinished thing on the server or on the remaining machines; empty if all is
-    done.
+def unrest(server: Server, machines: Sequence[Machine], agents: Sequence[AgentState]) -> str:
+    """Return the first unfinished thing on the server, on the remaining machines or with their
+    agents; empty if all is done.
     """
     for found in (
         _unended(server),
         *(f"{name} is not applied yet: {sorted(left)}" for name, left in _unapplied(server)),
         *(_busy(server, machine) for machine in machines),
+        *(f"an agent still knows {sorted(one.known_pods())}" for one in agents if one.known_pods()),
     ):
         if found:
             return found
@@ -284,6 +296,11 @@ def _unended(server: Server) -> str:
 
 
 def _busy(server: Server, machine: Machine) -> str:
-    left = sorted(machine.horses) or server.queues.get(machine.name)
-    left = left or sorted(server.leases.get(machine.name, {}))
-    return f"{machine.name} still holds something of {left}" if left else ""
+    left = {
+        *machine.horses,
+        *machine.records,
+        *server.queues.get(machine.name, ()),
+        *server.leases.get(machine.name, {}),
+    }
+    names = sorted(one.id for one in left)
+    return f"{machine.name} still holds something of {names}" if names else ""

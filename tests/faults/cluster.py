@@ -14,16 +14,19 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Pod
 from batchq.api.times import HOUR
 from batchq.api.transaction import CAPACITY
 from batchq.assembly import assemble
-from batchq.changes import create, found_defaults
+from batchq.client.changes import create, found_defaults
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import CountedIds, VirtualClock
-from tests.faults.agents import Agent, Horse, Paces
+from batchq.worker.agent.messages import StartPod
+from tests.faults.agents import Agent, AgentPaces
 from tests.faults.checker import InvariantChecker, unrest
-from tests.faults.machines import Attempt, Machine, Truth
+from tests.faults.horses import Horse, HorsePaces
+from tests.faults.machines import Machine, Truth
 from tests.faults.processes import Client, SchedulerProcess
 from tests.faults.scenario import (
     CrashNode,
@@ -38,6 +41,7 @@ from tests.faults.scenario import (
     RepeatDeliveries,
     RestartServer,
     Scenario,
+    StopAgent,
 )
 from tests.faults.server import FaultyStore, Server
 from tests.faults.store_faults import Line, Mode, never
@@ -70,12 +74,9 @@ class Ended(Struct, frozen=True, kw_only=True):
 class Cluster:
     """One run of a Scenario; owns everything in it."""
 
-    def __init__(
-        self, scenario: Scenario, *, paces: Paces | None = None, say: Say | None = None
-    ) -> None:
+    def __init__(self, scenario: Scenario, *, say: Say | None = None) -> None:
         self.clock = VirtualClock(1_000)
         self._scenario = scenario
-        self._paces = paces or Paces()
         self._tell = say
         self._checker = InvariantChecker(scenario.config.settings)
         self._ids = CountedIds()
@@ -128,7 +129,9 @@ class Cluster:
             self.clock.jump_to(max(at, self.clock.now_ms()))
             act()
             self._checker.look(self.server)
-            self._checker.look_at_processes(self.server, self._truth.processes())
+            self._checker.look_at_processes(
+                self.server, self._truth.processes(), self.clock.now_ms()
+            )
         self._check_what_is_left()
         return Ended(
             phases={
@@ -183,28 +186,35 @@ class Cluster:
 
     def _start_agent(self, node: str) -> None:
         self._count += 1
-        self.agents[node] = Agent(
+        machine = self.machines[node]
+        agent = Agent(
             self._store(f"agent {node}"),
-            self.machines[node],
+            machine,
             self.clock,
-            identity=f"agent {node} {self._count}",
-            paces=self._paces,
+            number=self._count,
+            paces=AgentPaces(),
             hire=self._hire,
+            stopped=self._agent_stopped,
             say=self._say,
         )
+        self.agents[node] = agent
+        machine.agent_lives, machine.on_horse_end = True, agent.horse_ended
 
-    def _hire(self, agent: Agent, attempt: Attempt) -> Horse:
+    def _hire(self, agent: Agent, start: StartPod) -> Horse:
         self._count += 1
-        return Horse(
-            self._store(f"horses {agent.machine.name}"),
+        node = agent.machine.name
+        horse = Horse(
+            self._store(f"horses {node}"),
             agent.machine,
             self.clock,
-            attempt=attempt,
+            start=start,
             agent=agent.identity,
-            author=f"horse {agent.machine.name} {self._count}",
-            paces=self._paces,
+            author=f"horse {node} {self._count}",
+            paces=HorsePaces(),
             say=self._say,
         )
+        agent.machine.horses[start.attempt] = horse
+        return horse
 
     def _say(self, text: str) -> None:
         if self._tell is not None:
@@ -217,7 +227,7 @@ class Cluster:
             for scheduler in self.schedulers.values():
                 scheduler.hear()
         elif (agent := self.agents.get(what)) is not None and agent.alive:
-            agent.due_at = self.clock.now_ms()
+            agent.notify()
 
     def _turned(self, decided_nothing: bool) -> None:
         if decided_nothing:
@@ -274,7 +284,7 @@ class Cluster:
             agent = self.agents[name]
             if agent.alive:
                 due.append((agent.due_at, agent.step))
-            due += [(one.due_at, one.step) for one in machine.horses.values() if one.alive]
+            due += [(one.due_at, one.step) for one in machine.horses.values()]
         return due
 
     def _copies_due_at(self) -> int:
@@ -297,7 +307,7 @@ class Cluster:
         fault = self._faults.pop(0)
         self._say(f"fault: {fault}")
         match fault:
-            case KillHorse() | KillAgent() | CrashNode() | PauseNode():
+            case KillHorse() | KillAgent() | StopAgent() | CrashNode() | PauseNode():
                 self._harm_node(fault)
             case PauseScheduler() | KillScheduler():
                 self._harm_scheduler(fault)
@@ -314,19 +324,21 @@ class Cluster:
             case RestartServer():
                 self._restart(fault.lasts_ms, fault.forgets_ms)
 
-    def _harm_node(self, fault: KillHorse | KillAgent | CrashNode | PauseNode) -> None:
+    def _harm_node(self, fault: KillHorse | KillAgent | StopAgent | CrashNode | PauseNode) -> None:
         match fault:
             case KillHorse(which=which):
                 living = [
                     horse
                     for machine in self.machines.values()
                     for horse in machine.horses.values()
-                    if horse.alive and machine.name not in self._frozen
+                    if machine.name not in self._frozen
                 ]
                 if living:
                     living[which % len(living)].kill()
             case KillAgent():
                 self._lose_node(fault.node, fault.back_after_ms, at_once=False)
+            case StopAgent():
+                self._stop_agent(fault.node, fault.back_after_ms)
             case CrashNode():
                 self._lose_node(fault.node, fault.back_after_ms, at_once=True)
             case PauseNode():
@@ -346,16 +358,24 @@ class Cluster:
         agent = self.agents[node]
         if not agent.alive or node in self._frozen:
             return
-        agent.alive = False
+        agent.alive = self.machines[node].agent_lives = False
         for horse in list(self.machines[node].horses.values()):
-            if horse.alive and at_once:
+            if at_once:
                 horse.kill()
-            elif horse.alive:
+            else:
                 horse.end_at_once()
         if back_after_ms is None:
             self._never_back.add(node)
         else:
             self._returns.append((self.clock.now_ms() + back_after_ms, node))
+
+    def _stop_agent(self, node: str, back_after_ms: int) -> None:
+        agent = self.agents[node]
+        if agent.alive:
+            agent.stop(back_after_ms)
+
+    def _agent_stopped(self, agent: Agent, back_after_ms: int) -> None:
+        self._returns.append((self.clock.now_ms() + back_after_ms, agent.machine.name))
 
     def _return(self) -> None:
         back = min(self._returns)
@@ -396,9 +416,9 @@ class Cluster:
             self._checker.forget(self.server)
         self._cut_all(lasts_ms)
 
-    def _attempts_on(self, node: str) -> list[Attempt]:
+    def _attempts_on(self, node: str) -> list[PodAttempt]:
         return [
-            (pod.metadata.uid, pod.status.attempt)
+            PodAttempt(pod.metadata.uid, pod.status.attempt)
             for pod in self.server.store.list("Pod")
             if isinstance(pod, Pod) and pod.status.node == node
         ]
@@ -423,7 +443,8 @@ class Cluster:
         if not self._calm or self._returns or self._late or self.client.waits:
             return "a client still has requests to send"
         here = [one for name, one in self.machines.items() if name not in self._never_back]
-        return unrest(self.server, here)
+        agents = [self.agents[one.name].state for one in here]
+        return unrest(self.server, here, agents)
 
     def _check_what_is_left(self) -> None:
         if self._truth.running:

@@ -6,19 +6,17 @@ attempt, a machine that runs more than it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from msgspec import Struct
 
-from batchq.api.node_report import PodOutcome, Runs
+from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Pod
 from batchq.api.resources import of_pod, plus
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
-
-#: A pod's uid, and the number of the attempt.
-Attempt: TypeAlias = tuple[str, int]
+from batchq.worker.agent.messages import EndRecord, HorseEnd
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -34,7 +32,7 @@ class Script(Struct, frozen=True, kw_only=True):
 class Process(Struct, frozen=True, kw_only=True):
     """One attempt of a pod that really runs on one machine."""
 
-    attempt: Attempt
+    attempt: PodAttempt
     group_uid: str
     place: tuple[str, str, int]
     requests: dict[str, int]
@@ -50,7 +48,7 @@ class Truth:
         self._clock = clock
         self._scripts = scripts
         self._running: dict[tuple[str, str, int], tuple[str, Process]] = {}
-        self._started: dict[Attempt, str] = {}
+        self._started: dict[PodAttempt, str] = {}
         self._ended_well: dict[tuple[str, str, int], int] = {}
         self.starts = 0
 
@@ -58,15 +56,15 @@ class Truth:
         """Start a pod's command. Raises InvariantBroken if the pod then runs twice at once."""
         status, spec = pod.status, pod.spec
         place = (status.group_uid, spec.task, spec.index)
-        attempt = (pod.metadata.uid, status.attempt)
+        attempt = PodAttempt(pod.metadata.uid, status.attempt)
         if place in self._running:
             where, other = self._running[place]
             raise InvariantBroken(
-                f"{place} runs twice at once: attempt {attempt} on {machine.name} and"
-                f" {other.attempt} on {where}"
+                f"{place} runs twice at once: attempt {attempt.id} on {machine.name} and"
+                f" {other.attempt.id} on {where}"
             )
         if attempt in self._started:
-            raise InvariantBroken(f"{attempt} is started again: on {machine.name}")
+            raise InvariantBroken(f"{attempt.id} is started again: on {machine.name}")
         script = self._scripts[spec.pod_group]
         fails = self._ended_well.get(place, 0) < script.fails
         process = Process(
@@ -99,7 +97,8 @@ class Truth:
         if process.place in self._running:
             where, other = self._running[process.place]
             raise InvariantBroken(
-                f"{process.attempt} goes on on {machine.name} while {other.attempt} runs on {where}"
+                f"{process.attempt.id} goes on on {machine.name} while {other.attempt.id} runs"
+                f" on {where}"
             )
         self._running[process.place] = (machine.name, process)
 
@@ -113,11 +112,11 @@ class Truth:
         return len(self._running)
 
 
-class OnDisk(Protocol):
-    """A work-horse as its machine knows it: alive, or as its run file records it."""
+class WorkHorse(Protocol):
+    """A work-horse as its machine knows it."""
 
+    attempt: PodAttempt
     due_at: int
-    outcome: PodOutcome | None
     process: Process | None
 
     @property
@@ -126,6 +125,8 @@ class OnDisk(Protocol):
     def step(self) -> None: ...
 
     def kill(self) -> None: ...
+
+    def stop(self, *, kills: bool) -> None: ...
 
     def end_at_once(self) -> None: ...
 
@@ -137,13 +138,24 @@ class OnDisk(Protocol):
 
 
 class Machine:
-    """The hardware of one node: its capacity, its disk, and its work-horses, dead ones too."""
+    """The hardware of one node: its capacity, its disk, and its work-horses."""
 
     def __init__(self, name: str, resources: dict[str, int], truth: Truth) -> None:
         self.name = name
         self.resources = resources
         self.truth = truth
-        self.horses: dict[Attempt, OnDisk] = {}
+        self.horses: dict[PodAttempt, WorkHorse] = {}
+        #: The run files.
+        self.records: dict[PodAttempt, EndRecord] = {}
+        #: Whether the parent of the work-horses lives, and what it does when one ends.
+        self.agent_lives = False
+        self.on_horse_end: Callable[[HorseEnd], None] = _ignore
+
+    def horse_ended(self, horse: WorkHorse, end: HorseEnd) -> None:
+        """Remove a work-horse whose process has ended, and tell the agent."""
+        del self.horses[horse.attempt]
+        if self.agent_lives:
+            self.on_horse_end(end)
 
     def take_capacity(self, process: Process) -> None:
         """Raises InvariantBroken if the running pods no longer fit."""
@@ -154,3 +166,7 @@ class Machine:
         for name, units in self.resources.items():
             if taken.get(name, 0) > units:
                 raise InvariantBroken(f"{self.name} runs {taken}, and has {self.resources}")
+
+
+def _ignore(_end: HorseEnd) -> None:
+    """Do nothing: there is no agent."""

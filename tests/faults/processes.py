@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Transaction, Word
 from batchq.errors import BatchqError, StoreUnavailable
 from batchq.ports import Clock, IdSource, Reader
-from batchq.scheduler.cycle import Cycle
+from batchq.scheduler.cycle import Cycle, Scheduler
 from batchq.scheduler.node_reports import NodeReportProcessor
-from batchq.scheduler.scheduler import Scheduler
 from tests.faults.server import FaultyStore
 
 _LEADER_LEASE_MS = 6_000
@@ -137,12 +137,12 @@ class SchedulerProcess:
         session.
         """
         try:
-            facts = self._store.facts()
-            if not facts:
+            reports = self._store.queued_reports()
+            if not reports:
                 return
             self._folds += 1
             self._leaves_facts = True
-            folded = self._report_processor.apply(facts, now_ms=now_ms, epoch=epoch)
+            folded = self._report_processor.apply(reports, now_ms=now_ms, epoch=epoch)
             if folded.done:
                 self._store.take_out(folded.done)
         except StoreUnavailable:
@@ -154,7 +154,7 @@ class SchedulerProcess:
         if not deliveries:
             return
         for node in sorted({one.node for one in deliveries}):
-            mine = [(one.pod, one.attempt) for one in deliveries if one.node == node]
+            mine = [PodAttempt(one.pod, one.attempt) for one in deliveries if one.node == node]
             self._store.enqueue(node, mine)
         self._store.delivered(deliveries)
 

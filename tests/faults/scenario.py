@@ -33,6 +33,13 @@ class KillAgent(Fault, frozen=True):
     back_after_ms: int | None
 
 
+class StopAgent(Fault, frozen=True):
+    """An agent is told to stop: it drains, and another starts after it has stopped."""
+
+    node: str
+    back_after_ms: int
+
+
 class CrashNode(Fault, frozen=True):
     """A machine loses power: all of its processes are gone at once; the disk survives."""
 
@@ -97,6 +104,7 @@ class RepeatDeliveries(Fault, frozen=True):
 AnyFault: TypeAlias = (
     KillHorse
     | KillAgent
+    | StopAgent
     | CrashNode
     | PauseNode
     | PauseScheduler

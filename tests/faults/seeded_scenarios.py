@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from batchq.api.objects import Dependency, Object, PodGroup, QueuePreemption, Retry
 from batchq.api.transaction import Transaction
-from batchq.changes import cancel, create, resume, suspend
+from batchq.client.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.ports import Reader
@@ -35,6 +35,7 @@ from tests.faults.scenario import (
     RepeatDeliveries,
     RestartServer,
     Scenario,
+    StopAgent,
 )
 from tests.faults.store_faults import Chance, Mode
 
@@ -278,7 +279,7 @@ def _fault(dice: random.Random, nodes: list[str]) -> AnyFault:
     at, node = _when(dice), dice.choice(nodes)
     scheduler = dice.choice(("scheduler a", "scheduler b"))
     lasts_ms = dice.choice((1_000, 5_000, 15_000, 40_000))
-    match dice.randrange(14):
+    match dice.randrange(15):
         case 0 | 1:
             return KillHorse(at=at, which=dice.randrange(10))
         case 2:
@@ -302,6 +303,8 @@ def _fault(dice: random.Random, nodes: list[str]) -> AnyFault:
             return RestartServer(at=at, lasts_ms=dice.choice((0, 2_000)))
         case 10:
             return DropDeliveries(at=at, node=node)
+        case 14:
+            return StopAgent(at=at, node=node, back_after_ms=lasts_ms)
         case _:
             return RepeatDeliveries(at=at, node=node)
 

@@ -8,15 +8,23 @@ caller's view: the same verbs over a `Line` that may fail.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.node_report import NodeReport
-from batchq.api.objects import Object, Pod
-from batchq.api.transaction import Commit, Delivery, Event, Ledger, Transaction, following
+from batchq.api.node_report import Ended, NodeReport, PodAttempt, StartClaim
+from batchq.api.objects import Object, Pod, PodGroup
+from batchq.api.transaction import (
+    Commit,
+    Delivery,
+    Event,
+    Ledger,
+    Transaction,
+    fence_of,
+    following,
+)
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
@@ -95,15 +103,15 @@ class Server:
         self.reported: dict[str, int] = {}
         self.reports: dict[str, dict[str, NodeReport]] = {}
         #: Node -> attempt -> when its lease ends.
-        self.leases: dict[str, dict[tuple[str, int], int]] = {}
-        self.queues: dict[str, list[tuple[str, int]]] = {}
+        self.leases: dict[str, dict[PodAttempt, int]] = {}
+        self.queues: dict[str, list[PodAttempt]] = {}
         self.leader: Leader | None = None
 
     def saved(self) -> Server:
         """Return a copy to restore from."""
         twin = copy.copy(self)
         twin.store = copy.deepcopy(self.store)
-        twin.reports = {node: dict(facts) for node, facts in self.reports.items()}
+        twin.reports = {node: dict(reports) for node, reports in self.reports.items()}
         twin.leases = {node: dict(leases) for node, leases in self.leases.items()}
         twin.queues = {node: list(queue) for node, queue in self.queues.items()}
         twin.reported = dict(self.reported)
@@ -197,55 +205,69 @@ class Server:
         self.reports.setdefault(node, {})[report.subject] = report
         self._bell("facts")
 
-    def facts(self) -> Sequence[PostedReport]:
+    def queued_reports(self) -> Sequence[PostedReport]:
         """Return all unprocessed reports, by node and subject."""
         return [
-            PostedReport(node=node, fact=queue[subject])
+            PostedReport(node=node, report=queue[subject])
             for node, queue in sorted(self.reports.items())
             for subject in sorted(queue)
         ]
 
-    def pending(self, node: str) -> frozenset[str]:
-        """Return the subjects of a node's unprocessed reports."""
-        return frozenset(self.reports.get(node, {}))
+    def pending(self, node: str) -> Sequence[NodeReport]:
+        """Return a node's unprocessed reports."""
+        return tuple(self.reports.get(node, {}).values())
 
     def take_out(self, done: Sequence[PostedReport]) -> None:
         """Remove the reports that have not changed since they were read."""
         for one in done:
             queue = self.reports.get(one.node, {})
-            if queue.get(one.fact.subject) == one.fact:
-                del queue[one.fact.subject]
+            if queue.get(one.report.subject) == one.report:
+                del queue[one.report.subject]
 
-    def beat(self, node: str, at_ms: int) -> int:
-        """Record a beat of the node; return the server's current run."""
-        self.store.hear_of(node, at_ms)
-        return self.run.number
-
-    def report_run(self, node: str, run: int) -> None:
-        """Record that, since this run of the server began, it has received everything that runs on
-        the node.
+    def beat(self, node: str, run: str, at_ms: int) -> None:
+        """Record a beat of the node, and that this run of the server has received everything that
+        runs there.
         """
-        self.reported[node] = run
+        self.store.hear_of(node, at_ms)
+        if run:
+            self.reported[node] = int(run)
 
     def has_reported(self, node: str) -> bool:
         """Return whether the node has reported to the current run of the server."""
         return self.reported.get(node) == self.run.number
 
-    def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
+    def renew(self, node: str, attempt: PodAttempt, fence: str, until_ms: int) -> Renewal:
         """Extend the lease of an attempt to that time, and return whether its work-horse may go on.
 
         A late renewal does not shorten a lease that a later one extended.
         """
-        found = self.store.get("Pod", pod)
-        if not isinstance(found, Pod) or found.status.attempt != attempt:
+        self._lease(node, attempt, until_ms)
+        found = self.store.get("Pod", attempt.pod)
+        if not isinstance(found, Pod) or fence_of(found) != fence:
             return Renewal("fenced")
-        if found.status.phase not in ON_NODE or found.status.node != node:
+        if found.status.phase not in ON_NODE:
             return Renewal("fenced")
-        leases = self.leases.setdefault(node, {})
-        leases[pod, attempt] = max(until_ms, leases.get((pod, attempt), 0))
         if found.status.terminating:
             return Renewal("stop", found.status.reason)
         return Renewal("ok")
+
+    def _lease(self, node: str, attempt: PodAttempt, until_ms: int) -> None:
+        leases = self.leases.setdefault(node, {})
+        leases[attempt] = max(until_ms, leases.get(attempt, 0))
+
+    def claim(
+        self, node: str, claims: Sequence[tuple[StartClaim, str, str]], until_ms: int
+    ) -> tuple[list[Renewal], dict[str, PodGroup]]:
+        """Take leases and post claims in one step; return whether each may go on, and the
+        groups.
+        """
+        renewals = []
+        for claim, fence, _ in claims:
+            attempt = PodAttempt(claim.pod, claim.attempt)
+            renewals.append(self.renew(node, attempt, fence, until_ms))
+            self.post(node, claim)
+        found = self.store.get_many("PodGroup", [name for _, _, name in claims])
+        return renewals, {name: one for name, one in found.items() if isinstance(one, PodGroup)}
 
     def current_leases(self) -> dict[str, int]:
         """Return pod -> the end of the lease of its current attempt; leases of other attempts are
@@ -253,35 +275,43 @@ class Server:
         """
         found = {}
         for node, leases in self.leases.items():
-            for (uid, attempt), until_ms in leases.items():
-                pod = self.store.get("Pod", uid)
-                if not isinstance(pod, Pod) or pod.status.attempt != attempt:
+            for attempt, until_ms in leases.items():
+                pod = self.store.get("Pod", attempt.pod)
+                if not isinstance(pod, Pod) or pod.status.attempt != attempt.attempt:
                     continue
                 if pod.status.node == node and pod.status.phase in ON_NODE:
-                    found[uid] = until_ms
+                    found[attempt.pod] = until_ms
         return found
 
-    def end_lease(self, node: str, pod: str, attempt: int) -> None:
-        """Record that nothing of the attempt runs any more."""
-        self.leases.get(node, {}).pop((pod, attempt), None)
+    def end(self, node: str, reports: Sequence[Ended]) -> None:
+        """Post ends and end their leases in one step."""
+        for report in reports:
+            self.post(node, report)
+        self.end_leases(node, [PodAttempt(one.pod, one.attempt) for one in reports])
 
-    def keep_leases(self, node: str, attempts: Collection[tuple[str, int]]) -> None:
-        """End the leases of all other attempts on the node."""
-        leases = self.leases.get(node, {})
-        self.leases[node] = {one: leases[one] for one in leases if one in attempts}
+    def end_leases(self, node: str, attempts: Sequence[PodAttempt]) -> None:
+        """Record that nothing of the attempts runs any more."""
+        for attempt in attempts:
+            self.leases.get(node, {}).pop(attempt, None)
+
+    def pods_on(self, node: str) -> list[Pod]:
+        """Return the pods that occupy the node."""
+        pods = [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]
+        return [one for one in pods if one.status.node == node and one.status.phase in ON_NODE]
 
     # --- the nodes' queues ------------------------------------------------------------------
 
-    def enqueue(self, node: str, attempts: Sequence[tuple[str, int]]) -> None:
+    def enqueue(self, node: str, attempts: Sequence[PodAttempt]) -> None:
         """Hand over attempts; one that is queued already is not queued twice."""
         queue = self.queues.setdefault(node, [])
         queue += [attempt for attempt in attempts if attempt not in queue]
         self._bell(node)
 
-    def dequeue(self, node: str) -> tuple[str, int] | None:
-        """Return the next attempt, removed from the queue."""
-        queue = self.queues.get(node)
-        return queue.pop(0) if queue else None
+    def take(self, node: str, most: int) -> list[PodAttempt]:
+        """Return the next attempts, removed from the queue."""
+        queue = self.queues.get(node, [])
+        taken, self.queues[node] = queue[:most], queue[most:]
+        return taken
 
 
 class FaultyStore:
@@ -374,10 +404,10 @@ class FaultyStore:
     def lead(self, identity: str, lease_ms: int) -> int | None:
         return self._write("lead", lambda: self._server.lead(identity, lease_ms))
 
-    def facts(self) -> Sequence[PostedReport]:
-        return self.line.call("facts", self._server.facts)
+    def queued_reports(self) -> Sequence[PostedReport]:
+        return self.line.call("facts", self._server.queued_reports)
 
-    def pending(self, node: str) -> frozenset[str]:
+    def pending(self, node: str) -> Sequence[NodeReport]:
         return self.line.call("pending", lambda: self._server.pending(node))
 
     def take_out(self, done: Sequence[PostedReport]) -> None:
@@ -389,35 +419,65 @@ class FaultyStore:
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         self._write("delivered", lambda: self._server.store.delivered(deliveries))
 
-    def enqueue(self, node: str, attempts: Sequence[tuple[str, int]]) -> None:
+    def enqueue(self, node: str, attempts: Sequence[PodAttempt]) -> None:
         self._write("enqueue", lambda: self._server.enqueue(node, attempts))
 
-    def dequeue(self, node: str) -> tuple[str, int] | None:
-        """Take the next attempt. RQ does not repeat a lost call: the attempt that it took off is
-        handed over again later.
+    def take(self, node: str, most: int) -> Sequence[PodAttempt]:
+        """Take the next attempts. RQ does not repeat a lost call: the attempts that it took off
+        are handed over again later.
         """
-        return self._write("dequeue", lambda: self._server.dequeue(node))
+        return self._write("take", lambda: self._server.take(node, most))
 
     def post(self, node: str, report: NodeReport) -> None:
         self._write("post", lambda: self._server.post(node, report))
 
-    def beat(self, node: str, at_ms: int) -> int:
-        return self._write("beat", lambda: self._server.beat(node, at_ms))
+    def claim(
+        self, node: str, claims: Sequence[tuple[StartClaim, str, str]], until_ms: int
+    ) -> tuple[list[Renewal], dict[str, PodGroup]]:
+        return self._write("claim", lambda: self._server.claim(node, claims, until_ms))
 
-    def report_run(self, node: str, run: int) -> None:
-        self._write("report run", lambda: self._server.report_run(node, run))
+    def end(self, node: str, reports: Sequence[Ended]) -> None:
+        self._write("end", lambda: self._server.end(node, reports))
+
+    def renew(self, node: str, attempt: PodAttempt, fence: str, until_ms: int) -> Renewal:
+        return self._write("renew", lambda: self._server.renew(node, attempt, fence, until_ms))
+
+    def end_leases(self, node: str, attempts: Sequence[PodAttempt]) -> None:
+        self._write("end leases", lambda: self._server.end_leases(node, attempts))
+
+    def leases(self, node: str) -> Mapping[PodAttempt, int]:
+        return self.line.call("leases", lambda: dict(self._server.leases.get(node, {})))
+
+    def leased(self, node: str) -> tuple[PodAttempt, ...]:
+        return tuple(sorted(self.leases(node), key=lambda one: one.id))
+
+    def pods_on(self, node: str) -> Sequence[Pod]:
+        return self.line.call("pods on", lambda: self._server.pods_on(node))
+
+    def run_id(self) -> str:
+        return self.line.call("run id", lambda: str(self._server.run.number))
 
     def has_reported(self, node: str) -> bool:
         return self.line.call("has reported", lambda: self._server.has_reported(node))
 
-    def renew(self, node: str, pod: str, attempt: int, until_ms: int) -> Renewal:
-        return self._write("renew", lambda: self._server.renew(node, pod, attempt, until_ms))
+    # --- as `Membership` uses a store -----------------------------------------------------------
 
-    def end_lease(self, node: str, pod: str, attempt: int) -> None:
-        self._write("end lease", lambda: self._server.end_lease(node, pod, attempt))
+    @property
+    def report_queues(self) -> FaultyStore:
+        return self
 
-    def keep_leases(self, node: str, attempts: Collection[tuple[str, int]]) -> None:
-        self._write("keep leases", lambda: self._server.keep_leases(node, attempts))
+    def get_if_readable(self, kind: str, key: str) -> Object | None:
+        return self.get(kind, key)
+
+    def beat(self, node: str, run: str = "") -> None:
+        now_ms = self.line.now_ms()
+        self._write("beat", lambda: self._server.beat(node, run, now_ms))
+
+    def beats(self, _nodes: Sequence[str]) -> Mapping[str, int]:
+        return {}
+
+    def now_ms(self) -> int:
+        return self.line.now_ms()
 
     def _write(self, what: str, do: Callable[[], T]) -> T:
         return self.line.call(what, do, writes=True)

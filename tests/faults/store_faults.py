@@ -68,6 +68,10 @@ class Line:
         self._later = later
         self._say = say
 
+    def now_ms(self) -> int:
+        """Return the time at the caller's end."""
+        return self._clock.now_ms()
+
     def begin(self) -> None:
         """Hand the line to another process."""
         self._broken, self.contact_since = False, self._clock.now_ms()

@@ -12,12 +12,11 @@ from msgspec import structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, NodeSpec, Pod, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
-from batchq.changes import apply
+from batchq.client.changes import apply
 from batchq.daemon import repair
 from batchq.daemon.repair import Mender
-from batchq.store import books, heads, keys
-from batchq.store.books import BooksAudit, mend_heads, recount
-from batchq.store.heads import false_heads
+from batchq.store import books, keys, mirror
+from batchq.store.books import BooksAudit, false_heads, mend_heads, recount
 from batchq.store.inspection import damaged_keys, read_books
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit, read_object_limit
@@ -95,9 +94,9 @@ def healed_after(
     mender = Mender(booked, RandomIds())
     mender.look(epoch(booked))
     assert in_books(booked, raw) == before
-    told = [one for one in booked.events() if one.reason in ("Recounted", "Mended")]
-    assert told
-    assert mender.mended == len(told)
+    result = [one for one in booked.events() if one.reason in ("Recounted", "Mended")]
+    assert result
+    assert mender.mended == len(result)
 
 
 @pytest.mark.parametrize("damage", NO_NUMBERS)
@@ -206,9 +205,9 @@ def test_the_charge_of_an_unreadable_object_is_kept_until_its_deletion(
     raw.hset(keys.LEDGER, "x cpu", "NaN")
     assert booked.compare() == []
     before = in_books(booked, raw)
-    told = recount(booked, epoch(booked))
-    assert told is not None
-    assert [one.key for one in told] == [r"x\x20cpu"]
+    result = recount(booked, epoch(booked))
+    assert result is not None
+    assert [one.key for one in result] == [r"x\x20cpu"]
     after = in_books(booked, raw)
     assert before[b"{bq}:charges"] == after[b"{bq}:charges"]
     assert before[b"{bq}:limits"] == after[b"{bq}:limits"]
@@ -318,7 +317,7 @@ def test_a_head_that_was_written_since_it_was_compared_is_left_alone(
 def test_heads_are_looked_through_a_page_at_a_time(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "PAGE", 2)
+    monkeypatch.setattr(mirror, "HEADS_A_PAGE", 2)
     made = [pod(number, group_uid="u2") for number in range(7)]
     booked.commit([writing(*map(put, made))], request_id="pods")
     raw.hdel(keys.heads("Pod"), *(one.metadata.uid for one in made))
@@ -334,7 +333,7 @@ LIES: dict[str, Callable[[redis.Redis], object]] = {
     "a huge sum": lambda raw: raw.hset(keys.LEDGER, "node:n1 cpu", "99999999999999999"),
     "a sum too small": lambda raw: raw.hset(keys.LEDGER, "node:n1 cpu", "1"),
     "no sum": lambda raw: raw.hdel(keys.LEDGER, "node:n1 cpu"),
-    "a charge of nobody": lambda raw: raw.hset(
+    "a charge without a holder": lambda raw: raw.hset(
         keys.CHARGES, "group:poison", '[["node:n1","cluster"],[["cpu","9007199254740991"]]]'
     ),
     "a false charge": lambda raw: raw.hset(
@@ -342,7 +341,7 @@ LIES: dict[str, Callable[[redis.Redis], object]] = {
     ),
     "no charge": lambda raw: raw.hdel(keys.CHARGES, "node:n1"),
     "a false limit": lambda raw: raw.hset(keys.LIMITS, "node:n1", '{"cpu":"0"}'),
-    "a limit of nobody": lambda raw: raw.hset(keys.LIMITS, "ns:other", '{"cpu":"0"}'),
+    "a limit of a missing namespace": lambda raw: raw.hset(keys.LIMITS, "ns:other", '{"cpu":"0"}'),
     "no limit": lambda raw: raw.hdel(keys.LIMITS, "queue:default"),
 }
 
@@ -360,8 +359,8 @@ def test_well_formed_false_books_are_recounted(
     LIES[lie](raw)
     looked(mender, booked, 3)
     assert in_books(booked, raw) == before
-    [told] = {one.reason for one in booked.events() if one.reason in ("Recounted", "Mended")}
-    assert told == "Recounted"
+    [result] = {one.reason for one in booked.events() if one.reason in ("Recounted", "Mended")}
+    assert result == "Recounted"
 
 
 def group_of_pod(store: RedisStore) -> None:
@@ -465,7 +464,7 @@ def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: r
 def test_with_many_false_heads_the_next_pages_are_checked_at_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "PAGE", 2)
+    monkeypatch.setattr(mirror, "HEADS_A_PAGE", 2)
     monkeypatch.setattr(repair, "_MANY_HEADS", 1)
     made = [pod(number, group_uid="u2") for number in range(7)]
     booked.commit([writing(*map(put, made))], request_id="pods")

@@ -30,7 +30,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq.store import records
 from tests.contract.made import group
 from tests.worlds.wide import wide_world
@@ -82,16 +82,16 @@ def in_full(value: Any) -> Any:
 
 def lie_about(chance: random.Random, item: Object) -> bytes | None:
     """Return the record with one to four wrong values; None if the decoder refuses their types."""
-    told = in_full(item)
+    result = in_full(item)
     for _ in range(chance.choice((1, 1, 2, 4))):
-        places = [place for place in _places(told) if place]
+        places = [place for place in _places(result) if place]
         status = [place for place in places if place[0] == "status"]
         *path, last = chance.choice(status if status and chance.random() < 0.6 else places)
-        inside = told
+        inside = result
         for name in path:
             inside = inside[name]
         inside[last] = _other(chance, inside[last])
-    stored = msgspec.json.encode(told)
+    stored = msgspec.json.encode(result)
     try:
         msgspec.json.decode(stored, type=type(item))
     except ValidationError:
@@ -164,8 +164,8 @@ def test_a_session_runs_over_false_records(seed: int) -> None:
         if isinstance(lie, Unreadable):
             continue
         try:
-            told = with_instead(snapshot, item, lie)
-            Scheduler.decide(scheduler.without_memory(), told, now_ms)
+            result = with_instead(snapshot, item, lie)
+            Scheduler.decide(scheduler.without_memory(), result, now_ms)
         except Exception as error:  # whatever it is, the message must name the record
             pytest.fail(f"lie {number}: {type(error).__name__}: {error} for {stored[:2000]!r}")
         held += 1
@@ -182,11 +182,11 @@ def test_a_session_runs_over_groups_with_the_identity_of_another(seed: int) -> N
             continue
         one, other = chance.sample(list(snapshot.groups), 2)
         lie = structs.replace(one, metadata=structs.replace(one.metadata, uid=other.metadata.uid))
-        told = with_instead(snapshot, one, lie)
-        Scheduler.decide(scheduler.without_memory(), told, now_ms)
-        awake = scheduler.without_memory()
-        for seen in (snapshot, told, snapshot):
-            Scheduler.decide(awake, seen, now_ms)
+        result = with_instead(snapshot, one, lie)
+        Scheduler.decide(scheduler.without_memory(), result, now_ms)
+        forgetful = scheduler.without_memory()
+        for seen in (snapshot, result, snapshot):
+            Scheduler.decide(forgetful, seen, now_ms)
 
 
 def tasks(*replicas: int) -> tuple[Task, ...]:
@@ -230,5 +230,5 @@ def test_a_group_that_no_scheduler_could_process_is_unreadable(
     ],
 )
 def test_a_group_with_text_in_place_of_a_number_is_unreadable(status: PodGroupStatus) -> None:
-    told = why_unreadable(structs.replace(group(), status=status))
-    assert told == "its status has 'x' in place of a number"
+    result = why_unreadable(structs.replace(group(), status=status))
+    assert result == "its status has 'x' in place of a number"

@@ -106,8 +106,8 @@ def test_unreadable_objects_cost_no_other_group(stack: GuardedStack) -> None:
     assert {one["subject"] for one in findings(stack) if one["check"] == "records"} == subjects
     assert "Unreadable" in stack.batchq("readonly", "get", "podgroups").stdout
     assert "default/poison" in stack.batchq("readonly", "jobs").stdout
-    told = stack.batchq("readonly", "describe", "poison", exits=8).stderr
-    assert "PodGroup default/poison is unreadable: JSON is malformed" in told
+    output = stack.batchq("readonly", "describe", "poison", exits=8).stderr
+    assert "PodGroup default/poison is unreadable: JSON is malformed" in output
     events = stack.batchq("readonly", "events", "-A", "-o", "json").stdout
     assert events.count('"Unreadable"') >= len(subjects)
 
@@ -137,14 +137,14 @@ def test_unreadable_books_are_recounted(stack: GuardedStack) -> None:
     written_by(stack, "operator", by_operator)
     goes_on(stack)
     until(lambda: "Charge group:poison" in names_in(stack), what="told")
-    told = names_in(stack)
+    output = names_in(stack)
     for name in (
         "Key {bq}:revision",
         r"Ledger cluster\x20cpu",
         r"Charge \xff",
         "Limit queue:default",
     ):
-        assert name in told
+        assert name in output
     until(lambda: findings(stack) == [], what="healed")
 
 
@@ -209,9 +209,9 @@ def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     goes_on(stack)
     until(lambda: "Key {bq}:alive:n1" in names_in(stack), what="told")
     assert "Key {bq}:inbox:n1" in names_in(stack)
-    told = "its keys in the server cannot be read"
+    output = "its keys in the server cannot be read"
     shown = stack.batchq("readonly", "events", "-A", "--kind", "Node", "-o", "json").stdout
-    events = [one for one in json.loads(shown)["items"] if told in one["message"]]
+    events = [one for one in json.loads(shown)["items"] if output in one["message"]]
     assert {(one["object"], one["reason"]) for one in events} == {("n1", "NotReady")}
     until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
     written_by(stack, "worker-n1", by_worker)

@@ -12,7 +12,7 @@ import redis
 from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
-from batchq.api.node_report import Ended, PodOutcome, Serves, StartClaim, encode
+from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Serves, StartClaim, encode
 from batchq.api.objects import Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Event
 from batchq.store import records
@@ -20,7 +20,7 @@ from batchq.store.codec import DAMAGE
 from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.node_channels import _read
 from batchq.store.records import SharingReader
-from batchq.worker.rq_delivery import NotOurs, PodAttempt, PodJob, _payload
+from batchq.worker.rq_delivery import NotOurs, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
 #: Inputs for each decoder; `make swarm` sets more.

@@ -55,9 +55,9 @@ def test_an_object_that_is_unreadable_at_the_start_is_reported_and_left_out(
     place = (kind, PLACES[kind])
     assert named(redis_store.unreadable()) == [place]
     assert named(redis_store.listing(kind).unreadable) == [place]
-    with pytest.raises(UnreadableRecord, match="is unreadable: ") as told:
+    with pytest.raises(UnreadableRecord, match="is unreadable: ") as caught:
         redis_store.get(kind, PLACES[kind])
-    assert told.value.hint == f"delete it: `batchq delete {kind.lower()} {PLACES[kind]}`"
+    assert caught.value.hint == f"delete it: `batchq delete {kind.lower()} {PLACES[kind]}`"
     assert redis_store.get_many(kind, [PLACES[kind]]) == {}
     assert list(redis_store.compare()) == []
     books = read_books(redis_store)

@@ -58,7 +58,7 @@ class Small:
         self._desk = NodeReportReader(store, RandomIds())
         self._begin()
         for node in NODES:
-            store.inboxes.post(node, Serves(agent="a", resources={"cpu": 8000}))
+            store.report_queues.post(node, Serves(agent="a", resources={"cpu": 8000}))
         self.turn()
         self.turn()
 
@@ -89,7 +89,7 @@ class Small:
             attend(self.store, "me", version="1", mirrored=None)
         self._turn.mender.hurry()
         self._turn()
-        nodes = self.store.inboxes.notified(0) | self.store.inboxes.nodes() | {"n1"}
+        nodes = self.store.report_queues.notified(0) | self.store.report_queues.nodes() | {"n1"}
         self._desk.apply(sorted(nodes), self.epoch)
         # The node's own key may be in the way, until a leader has repaired it.
         for node in NODES:
@@ -169,7 +169,7 @@ def test_a_shared_key_of_another_type_is_reported_deleted_and_rebuilt(
     if is_of_objects:
         # The nodes themselves are deleted with it, until their agents offer them again.
         small.turn()
-        small.store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+        small.store.report_queues.post("n1", Serves(agent="a", resources={"cpu": 8000}))
         small.turn()
     goes_on(small)
 
@@ -212,7 +212,12 @@ def test_an_unreadable_value_costs_no_decision(
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
     ("name", "field"),
-    [(keys.EVENTS, "event"), (keys.EVENTS, "other"), (keys.CHANGES, "kind"), (keys.BELL, "node")],
+    [
+        (keys.EVENTS, "event"),
+        (keys.EVENTS, "other"),
+        (keys.CHANGES, "kind"),
+        (keys.LEADER_CHANNEL, "node"),
+    ],
 )
 def test_an_unreadable_entry_costs_no_decision(
     small: Small, raw: redis.Redis, name: str, field: str, damage: str
@@ -234,7 +239,8 @@ def test_a_lost_epoch_is_followed_by_a_higher_one(small: Small, raw: redis.Redis
 
 
 @pytest.mark.parametrize(
-    "name", [keys.alive("n1"), keys.inbox("n1"), keys.doorbell("n1"), keys.alive("gone")]
+    "name",
+    [keys.alive("n1"), keys.report_queue("n1"), keys.wake_up_channel("n1"), keys.alive("gone")],
 )
 def test_a_nodes_key_of_another_type_costs_that_node_only(
     small: Small, raw: redis.Redis, name: str
@@ -254,7 +260,7 @@ SPOILINGS = {
         "{bq}:alive:n1: it is of another type",
     ),
     "inbox of another type": (
-        lambda raw: unread(raw, keys.inbox("n1")),
+        lambda raw: unread(raw, keys.report_queue("n1")),
         "{bq}:inbox:n1 is of another type",
     ),
     "a beat that is none": (
@@ -266,7 +272,7 @@ SPOILINGS = {
         "{bq}:alive:n1: its field garbage is neither a heartbeat nor a lease",
     ),
     "a fact that is none": (
-        lambda raw: raw.hset(keys.inbox("n1"), "node", b"\xff"),
+        lambda raw: raw.hset(keys.report_queue("n1"), "node", b"\xff"),
         "a report in {bq}:inbox:n1 is unreadable",
     ),
 }
@@ -284,13 +290,15 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
     reason = f"{SPOILED}: {what}"
     assert small.reason_of("n1") == reason
     assert small.reason_of("n2") == ""
-    [told] = [one for one in small.store.events(kind="Node", key="n1") if one.reason == "NotReady"]
-    assert told.message == reason
+    [result] = [
+        one for one in small.store.events(kind="Node", key="n1") if one.reason == "NotReady"
+    ]
+    assert result.message == reason
     [found] = [one for one in examine(small.store.url).findings if one.subject == "Node n1"]
     assert found.found == f"out of service: {reason}"
 
     small.turn()
-    small.store.inboxes.post("n1", Serves(agent="a", resources={"cpu": 8000}))
+    small.store.report_queues.post("n1", Serves(agent="a", resources={"cpu": 8000}))
     small.turn()
     assert small.reason_of("n1") == reason
     until(lambda: bool(small.turn() or not small.reason_of("n1")), within_s=10)
@@ -310,10 +318,10 @@ def test_the_doctor_names_unreadable_parts_of_nodes_and_events(
     small: Small, raw: redis.Redis
 ) -> None:
     raw.hset(keys.alive("n1"), mapping={"x-" + "9" * 5000: "1", "beat": "NaN"})
-    raw.delete(keys.inbox("n1"))
-    raw.set(keys.inbox("n1"), "x")
+    raw.delete(keys.report_queue("n1"))
+    raw.set(keys.report_queue("n1"), "x")
     raw.xadd(keys.EVENTS, {"event": b"\xff"})
-    small.store.inboxes.look(["n1"])
+    small.store.report_queues.look(["n1"])
     assert doctor_ends(small) == ["Key {bq}:alive:n1", "Key {bq}:alive:n1", "Key {bq}:inbox:n1"]
     notes = [one.subject for one in examine(small.store.url).findings if one.check == "records"]
     assert any(subject.startswith("Event ") for subject in notes)
@@ -338,9 +346,9 @@ FACTS = {
 def test_an_unreadable_report_is_removed(
     small: Small, raw: redis.Redis, subject: bytes, damage: str
 ) -> None:
-    raw.hset(keys.inbox("n1"), subject, FACTS[damage])
+    raw.hset(keys.report_queue("n1"), subject, FACTS[damage])
     goes_on(small)
-    assert raw.hlen(keys.inbox("n1")) == 0
+    assert raw.hlen(keys.report_queue("n1")) == 0
 
 
 #: No clock and no count of writes reaches these ids, and no entry can follow the first.
@@ -349,7 +357,7 @@ FAR_IDS = (f"{2**64 - 1}-{2**64 - 1}", f"9999999999999999-{2**64 - 1}")
 
 @pytest.mark.parametrize("is_left", [True, False], ids=["left there", "taken out again"])
 @pytest.mark.parametrize("id_", FAR_IDS)
-@pytest.mark.parametrize("name", [keys.EVENTS, keys.BELL, keys.doorbell("n1")])
+@pytest.mark.parametrize("name", [keys.EVENTS, keys.LEADER_CHANNEL, keys.wake_up_channel("n1")])
 def test_a_stream_without_ids_left_is_reported_and_recreated(
     small: Small, raw: redis.Redis, name: str, id_: str, is_left: bool
 ) -> None:
@@ -375,14 +383,14 @@ def test_a_commit_with_events_is_refused_before_it_has_written_anything(
 def test_a_reader_of_a_notification_from_the_future_hears_the_next_one(
     small: Small, raw: redis.Redis
 ) -> None:
-    raw.xadd(keys.BELL, {"node": "n1"}, id="4000000000000-0")
+    raw.xadd(keys.LEADER_CHANNEL, {"node": "n1"}, id="4000000000000-0")
     raw.xadd(keys.EVENTS, {"event": "x"}, id="4000000000000-0")
-    assert small.store.inboxes.notified(0) >= {"n1"}
+    assert small.store.report_queues.notified(0) >= {"n1"}
     place, _ = small.store.events_after("0-0", 0)
-    raw.delete(keys.BELL, keys.EVENTS)
-    small.store.inboxes.post("n2", Serves(agent="a", resources={"cpu": 8000}))
-    small.store.inboxes.notified(0)
-    assert small.store.inboxes.notified(0) == {"n2"}
+    raw.delete(keys.LEADER_CHANNEL, keys.EVENTS)
+    small.store.report_queues.post("n2", Serves(agent="a", resources={"cpu": 8000}))
+    small.store.report_queues.notified(0)
+    assert small.store.report_queues.notified(0) == {"n2"}
     small.completes("first")
     place, _ = small.store.events_after(place, 0)
     assert small.store.events_after(place, 0)[1]
@@ -393,14 +401,14 @@ def test_an_agent_hears_its_channel_after_it_was_recreated(
 ) -> None:
     monkeypatch.setattr(node_channels, "LONGEST_BLOCK_MS", 50)
     bell = WakeUpChannel(small.store.url, "n1")
-    raw.xadd(keys.doorbell("n1"), {"word": "pods"}, id="4000000000000-0")
+    raw.xadd(keys.wake_up_channel("n1"), {"word": "pods"}, id="4000000000000-0")
 
     def heard() -> bool:
         bell.listen()
         return bool(bell.hear())
 
     until(heard)
-    raw.delete(keys.doorbell("n1"))
+    raw.delete(keys.wake_up_channel("n1"))
     notify(small.store.link, ["n1"], WakeReason.PODS)
     until(heard)
     bell.close()
@@ -422,7 +430,7 @@ def test_nodes_that_were_deleted_past_batchq_come_back_with_their_next_offer(
     assert small.store.compare() != []
     small.turn()
     for node in NODES:
-        small.store.inboxes.post(node, Serves(agent="a", resources={"cpu": 8000}))
+        small.store.report_queues.post(node, Serves(agent="a", resources={"cpu": 8000}))
     small.turn()
     goes_on(small)
     assert [small.reason_of(node) for node in NODES] == ["", ""]
@@ -432,7 +440,7 @@ def test_the_doctor_reads_a_part_of_a_large_report_queue_and_shows_its_size(
     small: Small, raw: redis.Redis
 ) -> None:
     fact = '{"fact":"claim","pod":"p%d","attempt":1,"agent":"a","fence":"f"}'
-    raw.hset(keys.inbox("n1"), mapping={f"p{n}-1": fact % n for n in range(20_000)})
+    raw.hset(keys.report_queue("n1"), mapping={f"p{n}-1": fact % n for n in range(20_000)})
     began = time.monotonic()
     [found] = [one for one in examine(small.store.url).findings if one.check == "inboxes"]
     assert found.found.startswith("20000 reports are in its report queue")

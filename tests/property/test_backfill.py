@@ -14,7 +14,7 @@ from batchq.api.objects import Strategy
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_group, a_node, a_queue, a_running_group, decide
-from tests.property.test_timetable import LENGTHS, NOW, trees, waiting
+from tests.property.test_ledger_timeline import LENGTHS, NOW, trees, waiting
 from tests.property.worlds import dump
 
 CPUS = 6
@@ -124,11 +124,11 @@ def test_bookings_in_a_copy_of_a_plan_do_not_change_the_plan_itself(
 ) -> None:
     session = decide(*world, now_ms=NOW).session
     before, table = dump(session), LedgerTimeline(session)
-    told = {group.uid: table.slot(group, length) for group in waiting(session)}
+    result = {group.uid: table.slot(group, length) for group in waiting(session)}
     plan = table.beside()
     for group in waiting(session):
         plan.book(group, NOW, length)
-    assert {group.uid: table.slot(group, length) for group in waiting(session)} == told
+    assert {group.uid: table.slot(group, length) for group in waiting(session)} == result
     assert dump(session) == before
 
 

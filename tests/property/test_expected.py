@@ -39,7 +39,7 @@ def _submitted(place: int, arrival: Arrival) -> object:
 
 def expected(session: Session) -> dict[int, int | None]:
     """Return job -> expected start in milliseconds."""
-    return {int(uid): told.at for uid, told in expected_starts(session).items()}
+    return {int(uid): result.at for uid, result in expected_starts(session).items()}
 
 
 def came_true(load: Load) -> dict[int, int | None]:
@@ -63,9 +63,9 @@ def test_the_head_of_an_easy_queue_starts_no_later_than_expected(
 ) -> None:
     load = at_once(sizes, policy)
     session = at_first(load)
-    told, became = expected(session), came_true(load)
+    result, became = expected(session), came_true(load)
     for head in session.heads.strict.values():
-        promised, started = told[int(head.uid)], became[int(head.uid)]
+        promised, started = result[int(head.uid)], became[int(head.uid)]
         assert promised == reservations_of(session)[head.uid]
         assert promised is not None
         assert started is not None

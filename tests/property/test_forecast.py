@@ -13,7 +13,8 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.earliest_fit import ExpectedEnd, ends, forecast
+from batchq.core.forecast.estimates import forecast
+from batchq.core.forecast.expected_ends import ExpectedEnd, ends
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
@@ -81,18 +82,18 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
     for group in session.groups.values():
         if group.phase != PodGroupPhase.PENDING:
             continue
-        told = forecast(session, group, known)
+        result = forecast(session, group)
         others = [end for end in known if end.group is not group]
-        reached = others if told.at is None else [end for end in others if end.at <= told.at]
-        before = [end for end in reached if told.at is None or end.at < told.at]
+        reached = others if result.at is None else [end for end in others if end.at <= result.at]
+        before = [end for end in reached if result.at is None or end.at < result.at]
         # The resources that a victim holds until it stops are pledged to its preemptor.
         own = [end for end in known if end.group is group and not end.whole]
-        if told.at is not None:
+        if result.at is not None:
             later = after(session, [*own, *reached])
             assert over_any_limit(later, later.groups[group.uid]) == []
         # Neither a preemptor nor its victims start before the victims have stopped.
         pledged = awaits_victims(session, group) or gives_way_to(session, group) is not None
-        if told.at is None or (told.at > session.now_ms and not pledged):
+        if result.at is None or (result.at > session.now_ms and not pledged):
             sooner = after(session, [*own, *before])
             then = sooner.groups[group.uid]
             # A group that exceeds the machines is refused whatever ends.

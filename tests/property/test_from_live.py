@@ -44,10 +44,10 @@ def live_worlds(draw: st.DrawFn) -> Snapshot:
             if draw(st.booleans()):
                 leases[item.metadata.uid] = _NOW + draw(st.integers(-40, 40)) * SECOND
             if draw(st.booleans()):
-                told = structs.replace(
+                result = structs.replace(
                     item.status, terminating=True, terminating_at=_NOW - 5 * SECOND, reason="Spent"
                 )
-                item = structs.replace(item, status=told)
+                item = structs.replace(item, status=result)
         found.append(item)
     return a_snapshot(*found, leases=leases)
 

@@ -24,12 +24,11 @@ from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
 from batchq.core.placement.node_order import Judge, rank_of
 from batchq.core.placement.placement import RANKINGS, fill_nodes, find_node, slots_for
 from batchq.core.session.node_state import NodeState
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods
-from batchq.scheduler.scheduler import Scheduler
+from batchq.core.session.transitions import admit, create_pods, wanted_ordinals
+from batchq.scheduler.cycle import Scheduler
 from tests.builders import Decided, a_group, a_node, a_pod, a_snapshot, a_task, amounts, decide
 from tests.property.worlds import dump
 

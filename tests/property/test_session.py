@@ -16,10 +16,16 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.trial import refused_by_nodes
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, bind, create_pods, evict, roll_back
+from batchq.core.session.transitions import (
+    admit,
+    bind,
+    create_pods,
+    evict,
+    roll_back,
+    wanted_ordinals,
+)
 from tests.builders import a_snapshot, decide
 from tests.property.worlds import dump, worlds
 
@@ -145,7 +151,7 @@ print(decided.intents)
 
 
 def test_the_same_snapshot_gives_the_same_decisions_under_any_hash_seed() -> None:
-    told = {
+    result = {
         subprocess.run(
             [sys.executable, "-c", _DECIDE_ALOUD],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -155,5 +161,5 @@ def test_the_same_snapshot_gives_the_same_decisions_under_any_hash_seed() -> Non
         ).stdout
         for seed in ("0", "1", "42")
     }
-    assert len(told) == 1
-    assert "AdmitGroup" in told.pop()
+    assert len(result) == 1
+    assert "AdmitGroup" in result.pop()

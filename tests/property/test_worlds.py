@@ -40,16 +40,16 @@ BROKEN_ONCE = {
     " again",
     729234: "a group that no empty node would take was part of the demand until it fell asleep",
     741319: "two were evicted for a pod that what was set aside for a head of one cpu more took",
-    743760: "a claimant that counts on others of its own queue left it less than was guaranteed",
-    745611: "a claimant started within its queue's guarantee before its victims had ended",
+    743760: "a preemptor that counts on others of its own queue left it less than was guaranteed",
+    745611: "a preemptor started within its queue's guarantee before its victims had ended",
     747136: "a pod beyond minMember did so, too",
     747685: "a pod started at once in what a group had been promised that left for it",
     749174: "a gang started at once in what a group had reserved that left for it",
     751259: "a group lost pods to another while those of another task had passed their walltime",
-    751624: "a claimant's reservation was held against what cousins had taken of a guarantee",
-    752275: "a claimant counted on one of its own queue that ended anyway, and that had less",
+    751624: "a preemptor's reservation was held against what cousins had taken of a guarantee",
+    752275: "a preemptor counted on one of its own queue that ended anyway, and that had less",
     754193: "pods that were counted as bound already kept off a head that was tried after them",
-    754575: "a claimant counted on a pod of its own queue that ended anyway, and that had less",
+    754575: "a preemptor counted on a pod of its own queue that ended anyway, and that had less",
     761256: "a group that a check had just sent back claimed by what it had been told before",
     761797: "a group waited since what another of its queue counts on left it nothing to deserve",
     761899: "what the consumer of an external group still held did not count for its queue",
@@ -127,8 +127,8 @@ def test_the_seeds_contain_checks_that_wait_agree_and_refuse() -> None:
 
 def test_a_pod_evicted_twice_for_the_same_gang_is_reported() -> None:
     course = Course(static=True)
-    course.taken["default/claimant", "default/victim-t-0"] = 2
-    with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/claimant"):
+    course.taken["default/preemptor", "default/victim-t-0"] = 2
+    with pytest.raises(Broken, match="victim-t-0 was evicted 2 times for default/preemptor"):
         course.no_victim_is_evicted_twice_for_one_preemptor()
 
 
@@ -146,8 +146,8 @@ def test_a_queue_may_reclaim_what_another_borrowed_through_an_eviction() -> None
         pod("small-t-0", "small", phase="Running", node="n1", startedAt=1),
         group("wide", 1, 6, queue="borrower", grace="0s", priorityClassName="high"),
     ]
-    told = play(Described(0, True, manifests, {}))
-    taken = [(one.by, one.pod) for cycle in told.cycles for one in cycle.evicted]
+    result = play(Described(0, True, manifests, {}))
+    taken = [(one.by, one.pod) for cycle in result.cycles for one in cycle.evicted]
     assert taken == [
         ("default/wide", "default/small-t-0"),
         ("default/wide", "default/large-t-0"),
@@ -173,8 +173,8 @@ def test_queues_may_reclaim_from_siblings_below_the_guarantee_of_their_parent() 
         group("outer", queue="outside"),
         group("inner", queue="claims"),
     ]
-    told = play(Described(0, True, manifests, {}))
-    taken = [(one.by, one.pod) for cycle in told.cycles for one in cycle.evicted]
+    result = play(Described(0, True, manifests, {}))
+    taken = [(one.by, one.pod) for cycle in result.cycles for one in cycle.evicted]
     assert taken == [("default/outer", "default/one-t-0"), ("default/inner", "default/ten-t-0")]
 
 
@@ -189,7 +189,7 @@ for seed in range(8):
 
 
 def test_a_seed_gives_the_same_result_under_any_hash_seed() -> None:
-    told = {
+    result = {
         subprocess.run(
             [sys.executable, "-c", _TELL],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -199,8 +199,8 @@ def test_a_seed_gives_the_same_result_under_any_hash_seed() -> None:
         ).stdout
         for seed in ("0", "42")
     }
-    assert len(told) == 1
-    assert as_json(play(described(0))) in told.pop()
+    assert len(result) == 1
+    assert as_json(play(described(0))) in result.pop()
 
 
 def test_the_seeds_contain_groups_that_backfill_starts_early() -> None:

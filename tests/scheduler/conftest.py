@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchq import changes
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
+from batchq.client import changes
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import ContactStanding, Snapshot
-from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
 from batchq.system import CountingIds

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from batchq import changes
 from batchq.api.objects import Metadata, PodGroup, PodGroupSpec, Task
-from batchq.changes import consumer_leases
+from batchq.client import changes
+from batchq.client.changes import consumer_leases
 from batchq.errors import Conflict
 from tests.builders import amounts
 from tests.scheduler.conftest import Stack

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import redis
 
-from batchq import changes
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Node, PodGroup, PodTemplate, Retry, Task
 from batchq.api.transaction import CLUSTER
 from batchq.assembly import assemble
+from batchq.client import changes
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.scheduler.transactions import transactions_of

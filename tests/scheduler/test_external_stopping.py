@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from batchq import changes
 from batchq.api.objects import Dependency, Task
-from batchq.changes import consumer_leases
+from batchq.client import changes
+from batchq.client.changes import consumer_leases
 from batchq.errors import Conflict
 from tests.builders import a_priority, a_queue
 from tests.scheduler.conftest import Stack

@@ -94,7 +94,7 @@ def test_a_pod_stopped_by_its_node_without_the_server_counts_as_lost(
 # --- Events ---------------------------------------------------------------------------------
 
 
-def told(*objects: Any, **more: Any) -> list[str]:
+def messages_of(*objects: Any, **more: Any) -> list[str]:
     """Return the events of one session as `reason: message`."""
     session = decide(*objects, **more).session
     return [
@@ -105,14 +105,16 @@ def told(*objects: Any, **more: Any) -> list[str]:
 
 
 def test_events_name_one_pod_in_the_singular() -> None:
-    assert "Bound: 1 pod to n1" in told(a_node(cpu=4), a_group("g", 1))
-    assert "Bound: 2 pods to n1" in told(a_node(cpu=4), a_group("g", 2))
+    assert "Bound: 1 pod to n1" in messages_of(a_node(cpu=4), a_group("g", 1))
+    assert "Bound: 2 pods to n1" in messages_of(a_node(cpu=4), a_group("g", 2))
 
 
 def test_events_name_one_lost_or_stopped_pod_in_the_singular() -> None:
     silent = {"leases": {"g-1-0": 0}, "now_ms": 10 * MINUTE}
-    assert "NodeLost: 1 pod written off" in told(a_node(cpu=4), *a_running_group("g"), **silent)
-    stopping = told(a_node(cpu=4), *a_running_group("g", suspend=True))
+    assert "NodeLost: 1 pod written off" in messages_of(
+        a_node(cpu=4), *a_running_group("g"), **silent
+    )
+    stopping = messages_of(a_node(cpu=4), *a_running_group("g", suspend=True))
     assert "Evicting: 1 pod told to stop: Suspended" in stopping
-    both = told(a_node(cpu=4), *a_running_group("g", 2, suspend=True))
+    both = messages_of(a_node(cpu=4), *a_running_group("g", 2, suspend=True))
     assert "Evicting: 2 pods told to stop: Suspended" in both

@@ -60,8 +60,8 @@ class Reports:
             Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
         )
 
-    def hear(self, *facts: NodeReport, node: str = "n1", **how: Any) -> ReportResult:
-        posted = [PostedReport(node=node, fact=fact) for fact in facts]
+    def hear(self, *reports: NodeReport, node: str = "n1", **how: Any) -> ReportResult:
+        posted = [PostedReport(node=node, report=report) for report in reports]
         return self.processor.apply(posted, **{"now_ms": 7, **how})
 
     def pod(self) -> Pod:
@@ -103,12 +103,12 @@ def test_a_start_claim_applied_twice_changes_nothing_and_is_not_counted(reports:
 
 
 def test_another_attempt_another_node_and_another_pod_claim_nothing(reports: Reports) -> None:
-    for fact, node in (
+    for report, node in (
         (StartClaim(pod="g-1-0", attempt=2, author="horse"), "n1"),
         (CLAIM, "n2"),
         (StartClaim(pod="g-1-9", attempt=1, author="horse"), "n1"),
     ):
-        assert words(reports.hear(fact, node=node)) == ["superseded"]
+        assert words(reports.hear(report, node=node)) == ["superseded"]
     assert reports.phase() == ("Bound", "")
 
 
@@ -216,8 +216,8 @@ def serves(**changed: Any) -> Serves:
 
 def test_a_node_is_made_of_what_its_agent_offers(reports: Reports) -> None:
     taint = Taint(key="own", effect="NoSchedule")
-    fact = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,))
-    assert words(reports.hear(fact)) == ["done"]
+    report = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,))
+    assert words(reports.hear(report)) == ["done"]
     node = reports.node()
     assert node.spec.resources == {"cpu": 4000}
     assert node.spec.taints == (taint,)

@@ -14,7 +14,7 @@ from batchq.core.extension.traits import PluginTraits, traits_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import InvalidInput
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from tests.builders import a_group, a_node, a_snapshot
 
 #: All request more than is free beside the first.

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchq import changes
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup, PodTemplate
+from batchq.client import changes
 from batchq.config.model import SchedulerConfig
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue
@@ -87,15 +87,15 @@ def _suspend(stack: Stack) -> None:
 
 
 def test_the_conditions_follow_suspended_prechecked_and_admitted(checked: Stack) -> None:
-    told = []
+    seen = []
     checked.apply(_group("g", 2, queue="q"))
-    told.append(_conditions(checked, "g"))
+    seen.append(_conditions(checked, "g"))
     checked.until_idle()
-    told.append(_conditions(checked, "g"))
+    seen.append(_conditions(checked, "g"))
     assert checked.group("g").status.reservation == {"cpu": 2000, "pods": 2000}
     _says(checked, "True")
-    told.append(_conditions(checked, "g"))
-    assert told == [
+    seen.append(_conditions(checked, "g"))
+    assert seen == [
         {"QuotaReserved": "False", "Admitted": "False"},
         {"QuotaReserved": "True", "Admitted": "False"},
         {"QuotaReserved": "True", "Admitted": "True"},

@@ -124,7 +124,7 @@ def test_an_external_group_does_not_use_the_clusters_capacity() -> None:
 
 
 @pytest.mark.parametrize(("wall_s", "expected"), [(30, [(10, ["default/f"])]), (31, [])])
-def test_a_pod_that_is_told_to_stop_ends_with_its_grace_period(
+def test_a_pod_that_is_asked_to_stop_ends_with_its_grace_period(
     wall_s: int, expected: list[tuple[int, list[str]]]
 ) -> None:
     """After its suspension `r` has thirty seconds; its walltime would end much later."""

@@ -414,13 +414,13 @@ def test_reject_beats_retry_whichever_came_first() -> None:
 
 
 def test_checks_of_a_rejected_group_cannot_be_set() -> None:
-    (told,) = refused_steps(
+    (result,) = refused_steps(
         node("n1", 4),
         *ONE,
         group("g", queue="q"),
         timeline(answers(5, "g", "a", "False", "Reject"), answers(6, "g", "a", "True")),
     )
-    assert told.endswith("PodGroup default/g is Failed already and no check of it can be set")
+    assert result.endswith("PodGroup default/g is Failed already and no check of it can be set")
 
 
 # --- Admitted, and then a check turns False -------------------------------------------------------

@@ -139,7 +139,7 @@ def test_checks_of_an_ancestor_join_and_leave_like_those_of_the_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "told"),
+    ("there", "expected"),
     [
         ([], "there is no AdmissionCheck c, which queue q asks for"),
         (
@@ -149,11 +149,13 @@ def test_checks_of_an_ancestor_join_and_leave_like_those_of_the_queue() -> None:
     ],
 )
 def test_a_missing_or_inactive_check_holds_the_queue_and_says_so(
-    there: list[Manifest], told: str
+    there: list[Manifest], expected: str
 ) -> None:
     came = until(20, *there, asks("c"), group("g", queue="q"), group("other"))
     assert reserved(came) == [(0, ["default/other"])]
-    assert [(one.reason, one.message) for one in of(came, "g").reasons] == [("CheckInactive", told)]
+    assert [(one.reason, one.message) for one in of(came, "g").reasons] == [
+        ("CheckInactive", expected)
+    ]
 
 
 def test_a_group_held_by_an_inactive_check_delays_no_other() -> None:

@@ -78,8 +78,8 @@ def test_a_status_may_be_a_word_or_a_boolean() -> None:
 
 def test_a_retry_whose_delay_is_over_when_it_is_read_requeues_a_group_once() -> None:
     """As after a time without sessions."""
-    told = [{"name": "a", "status": "False", "reason": "Retry", "since": 0}]
-    status = {"phase": "Running", "reservedAt": 0, "checks": told}
+    message = [{"name": "a", "status": "False", "reason": "Retry", "since": 0}]
+    status = {"phase": "Running", "reservedAt": 0, "checks": message}
     came = until(
         10,
         asks("a"),
@@ -95,7 +95,7 @@ def test_a_retry_whose_delay_is_over_when_it_is_read_requeues_a_group_once() -> 
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "told"),
+    ("status", "reason", "message"),
     [
         ("True", "Retry", "check a: status True takes no reason, found 'Retry'"),
         ("True", "Reject", "check a: status True takes no reason, found 'Reject'"),
@@ -122,32 +122,32 @@ def test_a_retry_whose_delay_is_over_when_it_is_read_requeues_a_group_once() -> 
         ),
     ],
 )
-def test_any_other_combination_is_bad_content(status: str, reason: str, told: str) -> None:
+def test_any_other_combination_is_bad_content(status: str, reason: str, message: str) -> None:
     world = [node("n1", 4), A, asks("a"), group("g", queue="q")]
-    assert refusal(*world, timeline(answers(5, "g", "a", status, reason))).endswith(told)
+    assert refusal(*world, timeline(answers(5, "g", "a", status, reason))).endswith(message)
 
 
 def test_an_unknown_status_or_field_is_bad_content() -> None:
     world = [node("n1", 4), A, asks("a"), group("g", queue="q")]
-    for step, told in (
+    for step, message in (
         (answers(5, "g", "a", "Maybe"), "expected True, False or Unknown, found 'Maybe'"),
         (answers(5, "g", "a", None), "expected True, False or Unknown, found"),
         (answers(5, "ghost", "a", "True"), "PodGroup default/ghost does not exist"),
         (answers(5, "g", "z", "True"), "PodGroup default/g has no admission check 'z'"),
         ({"at": 0, "setCheck": {"podGroup": "default/g", "chek": "a"}}, "there is no such field"),
     ):
-        assert told in refusal(*world, timeline(step))
+        assert message in refusal(*world, timeline(step))
 
 
 def test_a_check_can_be_set_only_while_its_group_is_reserved_or_admitted() -> None:
-    (told,) = refused_steps(
+    (message,) = refused_steps(
         node("n1", 4),
         A,
         asks("a"),
         group("g", 5, queue="q"),
         timeline(answers(5, "g", "a", "True")),
     )
-    assert told.endswith(
+    assert message.endswith(
         "setCheck at 5s: PodGroup default/g has no quota reserved, so its check a cannot be set"
     )
 

@@ -11,10 +11,9 @@ import yaml
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods, roll_back
+from batchq.core.session.transitions import admit, create_pods, roll_back, wanted_ordinals
 from batchq.errors import EndlessSessions
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world

@@ -78,7 +78,7 @@ def test_a_preemptor_that_is_cancelled_or_suspended_releases_its_pledge() -> Non
 
 
 def test_a_pledge_stated_in_a_file_is_kept() -> None:
-    claimant = group(
+    preemptor = group(
         "hi",
         2,
         status={
@@ -88,7 +88,7 @@ def test_a_pledge_stated_in_a_file_is_kept() -> None:
         },
         runtime="10s",
     )
-    came = outcome(node("n1", 2), *running("low", 2, grace="7s"), claimant, config=ALL)
+    came = outcome(node("n1", 2), *running("low", 2, grace="7s"), preemptor, config=ALL)
     assert evicted(came)[0] == (
         0,
         [("default/low-t-0", "Preempted"), ("default/low-t-1", "Preempted")],

@@ -29,10 +29,10 @@ def test_an_example_does_what_the_page_prints(
     world, command, printed = EXAMPLES[name]
     (tmp_path / name).write_text(world)
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(main, command.split()).output.splitlines()
+    result = CliRunner().invoke(main, command.split()).output.splitlines()
     wanted = printed.splitlines()
-    assert [line for line in told if line in wanted] == wanted
-    evicted = [line for line in told if " evicted " in line]
+    assert [line for line in result if line in wanted] == wanted
+    evicted = [line for line in result if " evicted " in line]
     assert evicted == [line for line in wanted if " evicted " in line], (
         "exactly the evictions on the page"
     )

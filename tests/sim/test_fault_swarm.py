@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Transaction, Write
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
@@ -51,7 +52,7 @@ def test_a_process_that_outlives_its_pod_is_reported() -> None:
     written = Write(kind="Pod", key=uid, value=pod, expect=0)
     server.store.commit([Transaction(subject="default/g", writes=(written,))], request_id="1")
     process = Process(
-        attempt=(uid, 1),
+        attempt=PodAttempt(uid, 1),
         group_uid="g",
         place=("g", "w", 0),
         requests={},
@@ -60,7 +61,7 @@ def test_a_process_that_outlives_its_pod_is_reported() -> None:
         stops_in_ms=0,
     )
     with pytest.raises(InvariantBroken, match="attempt 1 of default/g-w-0 runs on n1, and the pod"):
-        InvariantChecker(Settings()).look_at_processes(server, [("n1", process)])
+        InvariantChecker(Settings()).look_at_processes(server, [("n1", process)], 0)
 
 
 def test_a_seed_tells_the_same_story_each_time() -> None:

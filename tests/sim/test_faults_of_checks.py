@@ -24,7 +24,7 @@ from batchq.api.objects import (
     SchedulingGate,
 )
 from batchq.api.transaction import Transaction
-from batchq.changes import open_gate, renew_check, set_check
+from batchq.client.changes import open_gate, renew_check, set_check
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.ports import Reader
 from tests.builders import a_group, a_priority, a_queue, a_task, amounts
@@ -89,10 +89,10 @@ def opening(at: int, name: str, gate: str) -> Request:
 
 def a_check(name: str = "c", **spec: object) -> AdmissionCheck:
     """Return a check whose retry delay is a minute."""
-    told = {"retry_delay_minutes": 1, "unknown_timeout": _HOUR_MS, **spec}
+    result = {"retry_delay_minutes": 1, "unknown_timeout": _HOUR_MS, **spec}
     return AdmissionCheck(
         metadata=Metadata(name=name),
-        spec=AdmissionCheckSpec(controller_name="somebody", **told),  # type: ignore[arg-type]
+        spec=AdmissionCheckSpec(controller_name="somebody", **result),  # type: ignore[arg-type]
     )
 
 

@@ -234,7 +234,7 @@ def test_a_suspended_or_gated_group_waits_and_says_so() -> None:
 # --- evictions --------------------------------------------------------------------------------
 
 
-def an_important_claimant() -> list[Any]:
+def an_important_preemptor() -> list[Any]:
     return [
         a_node(cpu=4),
         a_priority("high", 10),
@@ -244,7 +244,7 @@ def an_important_claimant() -> list[Any]:
 
 
 def test_an_eviction_names_its_victim_time_preemptor_and_cost() -> None:
-    future = ahead(*an_important_claimant())
+    future = ahead(*an_important_preemptor())
     [eviction] = future.evictions
     assert (eviction.at, eviction.key, eviction.by) == (NOW, "default/low", "default/top")
     assert (eviction.action, eviction.reason) == ("preempt", "Preempted")
@@ -257,12 +257,12 @@ def test_an_eviction_names_its_victim_time_preemptor_and_cost() -> None:
 
 
 def test_another_configuration_evicts_no_pod() -> None:
-    future = ahead(*an_important_claimant(), config=WITHOUT_PREEMPT)
+    future = ahead(*an_important_preemptor(), config=WITHOUT_PREEMPT)
     assert (future.evictions, starts(future)) == ((), {"low": [], "top": [7200]})
 
 
 def test_two_configurations_side_by_side_show_their_differences() -> None:
-    objects = [*an_important_claimant(), a_node("n2", cpu=1), a_group("other", walltime=HOUR)]
+    objects = [*an_important_preemptor(), a_node("n2", cpu=1), a_group("other", walltime=HOUR)]
     session = assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
     futures = {"live": ahead(*objects), "new": ahead(*objects, config=WITHOUT_PREEMPT)}
     found = compared(session, futures)
@@ -282,7 +282,7 @@ def test_two_configurations_side_by_side_show_their_differences() -> None:
 
 def test_a_standing_pledge_is_kept() -> None:
     group, pod = a_running_group("low", cpu=4)
-    told = structs.replace(
+    result = structs.replace(
         pod.status, terminating=True, terminating_at=NOW - SECOND, reason="Preempted"
     )
     leaves = structs.replace(
@@ -306,7 +306,7 @@ def test_a_standing_pledge_is_kept() -> None:
     )
     top = a_group("top", cpu=4, priority_class_name="high", walltime=HOUR, status=status)
     future = ahead(
-        *(a_node(cpu=4), a_priority("high", 10), leaves, structs.replace(pod, status=told), top),
+        *(a_node(cpu=4), a_priority("high", 10), leaves, structs.replace(pod, status=result), top),
         # It has waited for longer, and would take the capacity if it were not kept; a group of the
         # same priority would take the pledge over.
         a_group("early", cpu=2, created=-5, walltime=HOUR),

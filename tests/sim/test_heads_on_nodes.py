@@ -68,9 +68,9 @@ def test_a_group_that_fits_only_the_heads_node_waits_for_the_head(strategy: str)
     world += [*nodes(5)[3:], *held("s4", 3, "n4", 600), *held("s5", 3, "n5", 600)]
     world += [job("head", 4, 50, queue="a"), job("small", 2, 1_000)]
     assert where(*world) == {"head": (100, "n1"), "small": (150, "n1")}
-    told = of(outcome_until(0, *world, config=NO_EVICTIONS), "small").reasons
-    assert [one.reason for one in told] == ["WaitingForResources"]
-    assert "set aside for the head of a" in told[0].message
+    result = of(outcome_until(0, *world, config=NO_EVICTIONS), "small").reasons
+    assert [one.reason for one in result] == ["WaitingForResources"]
+    assert "set aside for the head of a" in result[0].message
 
 
 @pytest.mark.parametrize("strategy", STRICT)

@@ -295,8 +295,13 @@ def test_capacity_that_has_become_free_meanwhile_avoids_the_eviction(room: Manif
         high("hi", queue="q"),
         timeline(room, answers(10, "hi", "late", "True")),
     )
-    told = [line for line in story(came) if line != "5 finished other"]
-    assert told == ["0 pledged low-t-0 to hi", "0 reserved hi", "10 admitted hi", "10 bound hi-t-0"]
+    result = [line for line in story(came) if line != "5 finished other"]
+    assert result == [
+        "0 pledged low-t-0 to hi",
+        "0 reserved hi",
+        "10 admitted hi",
+        "10 bound hi-t-0",
+    ]
     assert phases(came)["low"] == "Running"
 
 

@@ -344,7 +344,7 @@ def test_a_strict_heads_reservation_is_all_or_nothing() -> None:
 @pytest.mark.parametrize(
     ("ends", "passes"),
     [({"walltime": "100s"}, []), ({"walltime": "300s"}, ["b1"]), ({}, ["b1"])],
-    ids=["before the head starts", "after it", "nobody knows when"],
+    ids=["before the head starts", "after it", "at an unknown time"],
 )
 def test_capacity_that_a_queue_returns_before_its_head_starts_counts(
     ends: dict[str, str], passes: list[str]

@@ -272,7 +272,7 @@ def test_neither_of_two_queues_takes_the_cpu_that_both_could_have() -> None:
     ]
 
 
-def test_a_queue_that_lost_more_than_it_owed_does_not_take_it_back() -> None:
+def test_a_queue_that_gave_back_more_than_it_had_borrowed_does_not_reclaim_it() -> None:
     """The gang that is evicted takes its queue below what it deserves."""
     came = outcome(
         node("n1", 8),

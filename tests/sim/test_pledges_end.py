@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.sim.test_charges_of_running_groups import task_of
 from tests.sim.test_evictions import running
 from tests.sim.test_pledges_pass_on import CLASSES, LATE, claims, pods_of, runs
-from tests.sim.test_standstill_of_promises import task_of
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -178,8 +178,8 @@ def test_a_preemptor_names_the_node_that_it_waits_for() -> None:
         timeline(applies(5, claims("hi", 4, "high")), {"at": "8s", "failNode": "n1"}),
         cycles=4,
     )
-    told = [(one.reason, one.message) for one in came.podgroups["default/hi"].reasons]
-    assert ("WaitingForResources", AWAY) in told
+    result = [(one.reason, one.message) for one in came.podgroups["default/hi"].reasons]
+    assert ("WaitingForResources", AWAY) in result
 
 
 def test_a_preemptor_whose_only_node_is_lost_gives_up_once_its_pledge_expires() -> None:

@@ -237,8 +237,8 @@ def test_a_preemptor_does_not_wait_for_victims_of_others_that_may_stay() -> None
         cycles=12,
     )
     until_then = [found for at, found in pledged(came) if at <= 6]
-    told = {name: victims for found in until_then for name, victims in found.items()}
-    assert sorted(told["default/hi"]) == pods_of("small", 2)
-    assert sorted(told["default/mid"]) == pods_of("large", 6)
+    result = {name: victims for found in until_then for name, victims in found.items()}
+    assert sorted(result["default/hi"]) == pods_of("small", 2)
+    assert sorted(result["default/mid"]) == pods_of("large", 6)
     assert sum(cycle.time == 6 for cycle in came.cycles) == 3
     assert evicted(came) == []

@@ -30,7 +30,7 @@ ENQUEUE = "actions: [enqueue]"
 
 
 @pytest.mark.parametrize(
-    ("idle", "hard", "phase", "told"),
+    ("idle", "hard", "phase", "expected"),
     [
         (6, 6, "InQueue", []),
         (6, 5, "Pending", ["WaitingForQuota"]),
@@ -39,7 +39,7 @@ ENQUEUE = "actions: [enqueue]"
     ],
 )
 def test_a_group_is_in_queue_if_capacity_and_quota_fit_its_min_resources(
-    idle: int, hard: int, phase: str, told: list[str]
+    idle: int, hard: int, phase: str, expected: list[str]
 ) -> None:
     """Its only pod asks for far less; another group of the namespace holds 2 of everything."""
     came = outcome(
@@ -50,7 +50,7 @@ def test_a_group_is_in_queue_if_capacity_and_quota_fit_its_min_resources(
         cycles=1,
         config=ENQUEUE,
     )
-    assert (of(came, "g").phase, reasons(came, "g")) == (phase, told)
+    assert (of(came, "g").phase, reasons(came, "g")) == (phase, expected)
 
 
 def test_the_sum_of_min_resources_in_a_namespace_is_within_its_quota() -> None:

@@ -91,14 +91,14 @@ def decided(text: str, *objects: object) -> Session:
 
 def test_off_on_and_off_again_gates_are_ignored_respected_and_ignored() -> None:
     waits = a_group("g", scheduling_gates=GATES)
-    told = []
+    seen = []
     for text in (OFF, "", OFF):
         session = decided(text, a_node(cpu=4), waits)
         found = session.by_key["default/g"]
-        told.append(str(found.phase))
+        seen.append(str(found.phase))
         # They are neither silently dropped nor refused.
         assert found.record.spec.scheduling_gates == GATES
-    assert told == ["InQueue", "Pending", "InQueue"]
+    assert seen == ["InQueue", "Pending", "InQueue"]
 
 
 def test_a_running_group_with_closed_gates_continues_when_they_are_respected_again() -> None:

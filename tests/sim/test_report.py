@@ -11,8 +11,8 @@ WORLD = (node("n1", "1500m", memory="1Gi"), group("a"), group("b"))
 
 
 def test_every_key_is_there_in_every_cycle() -> None:
-    told = json.loads(as_json(outcome(*WORLD)))
-    assert told["cycles"] == [
+    result = json.loads(as_json(outcome(*WORLD)))
+    assert result["cycles"] == [
         {
             "time": 0,
             "reserved": ["default/a"],
@@ -42,8 +42,8 @@ def test_every_key_is_there_in_every_cycle() -> None:
 
 
 def test_groups_and_queues_have_every_key() -> None:
-    told = json.loads(as_json(outcome(*WORLD)))
-    assert told["podgroups"] == {
+    result = json.loads(as_json(outcome(*WORLD)))
+    assert result["podgroups"] == {
         "default/a": {
             "phase": "Running",
             "shown": "Running",
@@ -64,7 +64,7 @@ def test_groups_and_queues_have_every_key() -> None:
             "checks": {},
         },
     }
-    assert told["queues"] == {
+    assert result["queues"] == {
         "default": {
             "deserved": {"cpu": "1500m", "memory": "0"},
             "allocated": {"cpu": "1", "memory": "0", "pods": "1"},
@@ -75,13 +75,13 @@ def test_groups_and_queues_have_every_key() -> None:
 
 
 def test_reserved_and_allocated_amounts_are_reported_separately() -> None:
-    told = outcome(
+    result = outcome(
         *(node("n1", 2), node("n2", 2), cordoned("n3", 3)),
         group("a", 1, cpu=3, minResources={"gpu": 0}),
         config="overcommit: 2",
         cycles=1,
     )
-    stands = told.queues["default"]
+    stands = result.queues["default"]
     assert stands.reserved == {"cpu": "3", "pods": "1"}
     assert stands.allocated == {"cpu": "0"}
 

@@ -89,9 +89,9 @@ def a_busy_cluster() -> list[Any]:
 
 def test_a_saved_world_ends_as_the_look_ahead_says() -> None:
     objects = a_busy_cluster()
-    told = ends_ahead(*objects, thousandths=500, assumed_ms=90 * MINUTE)
-    assert ends_in_world(saved(*objects, thousandths=500, assumed_ms=90 * MINUTE)) == told
-    assert set(told) == {
+    result = ends_ahead(*objects, thousandths=500, assumed_ms=90 * MINUTE)
+    assert ends_in_world(saved(*objects, thousandths=500, assumed_ms=90 * MINUTE)) == result
+    assert set(result) == {
         f"default/{n}" for n in ("low", "starting", "top", "many", "next", "endless")
     }
 

@@ -55,10 +55,10 @@ def world(tmp_path: Path) -> Path:
 def test_simulate_ends_with_0_even_while_groups_wait(world: Path) -> None:
     done = simulate(str(world), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert sorted(told) == ["cycles", "podgroups", "queues"]
-    assert told["podgroups"]["default/a"]["phase"] == "Completed"
-    assert told["podgroups"]["default/never"]["reasons"][0]["reason"] == "ExceedsCapacity"
+    result = json.loads(done.stdout)
+    assert sorted(result) == ["cycles", "podgroups", "queues"]
+    assert result["podgroups"]["default/a"]["phase"] == "Completed"
+    assert result["podgroups"]["default/never"]["reasons"][0]["reason"] == "ExceedsCapacity"
 
 
 def test_simulate_reads_standard_input_and_prints_a_table() -> None:
@@ -77,9 +77,9 @@ def test_simulate_uses_the_given_configuration(world: Path, tmp_path: Path) -> N
     config = tmp_path / "scheduler.yaml"
     config.write_text("actions: [enqueue]\n")
     done = simulate(str(world), "--config", str(config), "--cycles", "2", "-o", "json")
-    told = json.loads(done.stdout)
-    assert told["podgroups"]["default/a"]["phase"] == "InQueue"
-    assert [cycle["bound"] for cycle in told["cycles"]] == [{}, {}]
+    result = json.loads(done.stdout)
+    assert result["podgroups"]["default/a"]["phase"] == "InQueue"
+    assert [cycle["bound"] for cycle in result["cycles"]] == [{}, {}]
 
 
 def test_a_world_without_end_is_reported_as_stopped(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
     worlds = {"world.yaml", "backfill.yaml"}
     files = sorted(path for path in examples.glob("*.yaml") if path.name not in worlds)
     text = "\n---\n".join(path.read_text() for path in files) + nodes
-    told = {
+    result = {
         simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout for seed in ("0", "1", "42")
     }
-    (only,) = told
+    (only,) = result
     assert len(json.loads(only)["podgroups"]) == 13
 
 

@@ -143,7 +143,7 @@ def test_a_lost_pod_of_a_full_gang_comes_back_with_the_next_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "manifests", "told"),
+    ("sentence", "manifests", "expected"),
     [
         (
             "a pod that has not started",
@@ -174,10 +174,10 @@ def test_a_lost_pod_of_a_full_gang_comes_back_with_the_next_attempt() -> None:
     ],
 )
 def test_a_step_that_the_rules_refuse_is_reported_and_the_world_goes_on(
-    sentence: str, manifests: list[Manifest], told: str
+    sentence: str, manifests: list[Manifest], expected: str
 ) -> None:
     (refused,) = refused_steps(*manifests)
-    assert told in refused
+    assert expected in refused
 
 
 def test_a_step_that_comes_just_too_late_changes_nothing() -> None:

@@ -178,7 +178,7 @@ def story(outcome: WorldOutcome) -> list[str]:
     """Return every decision, one line for each kind in a session: `30 bound g-t-0, g-t-1`. The
     namespace default is left out.
     """
-    told = []
+    seen = []
     for cycle in outcome.cycles:
         sorts = {
             "requeued": [f"{item.group} {item.reason}" for item in cycle.requeued],
@@ -189,8 +189,8 @@ def story(outcome: WorldOutcome) -> list[str]:
             "bound": list(cycle.bound),
             "finished": cycle.finished,
         }
-        told += [f"{cycle.time} {sort} {', '.join(what)}" for sort, what in sorts.items() if what]
-    return [line.replace("default/", "") for line in told]
+        seen += [f"{cycle.time} {sort} {', '.join(what)}" for sort, what in sorts.items() if what]
+    return [line.replace("default/", "") for line in seen]
 
 
 def of(outcome: WorldOutcome, name: str, namespace: str = "default") -> GroupOutcome:

@@ -17,7 +17,7 @@ from batchq.store.node_channels import AcknowledgedReport, QueuedReport
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing
 
-BELL = "{bq}:doorbell:n1"
+LEADER_CHANNEL = "{bq}:doorbell:n1"
 
 
 def claim(number: int = 0) -> StartClaim:
@@ -28,11 +28,11 @@ END = Ended(pod="u1-1-0", attempt=1, outcome=PodOutcome(exit_code=0), author="ho
 
 
 def left(store: RedisStore, node: str = "n1") -> list[NodeReport]:
-    return list(store.inboxes.pending(node))
+    return list(store.report_queues.pending(node))
 
 
 def look(store: RedisStore, *nodes: str) -> list[QueuedReport]:
-    return store.inboxes.look(nodes or ("n1",))
+    return store.report_queues.look(nodes or ("n1",))
 
 
 def commit(
@@ -41,7 +41,7 @@ def commit(
     return store.commit(
         [transaction for transaction, _ in pairs],
         request_id=request_id,
-        settled=[settled for _, settled in pairs],
+        acknowledged=[acknowledged for _, acknowledged in pairs],
     )
 
 
@@ -57,22 +57,22 @@ def making_twice() -> Transaction:
 def test_the_report_of_an_applied_transaction_is_removed_and_acknowledged(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    redis_store.inboxes.post("n1", claim())
+    redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
-    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, rings=True)))
+    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, notifies=True)))
     assert len(done.applied) == 1
     assert left(redis_store) == []
-    rings = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(BELL))
-    assert [fields for _, fields in rings] == [{b"word": b"claims"}]
-    assert 0 < raw.ttl(BELL) <= 24 * 3600
+    notifications = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(LEADER_CHANNEL))
+    assert [fields for _, fields in notifications] == [{b"word": b"claims"}]
+    assert 0 < raw.ttl(LEADER_CHANNEL) <= 24 * 3600
 
 
 def test_only_requested_notifications_are_sent(redis_store: RedisStore, raw: redis.Redis) -> None:
-    redis_store.inboxes.post("n1", END)
+    redis_store.report_queues.post("n1", END)
     [entry] = look(redis_store)
     commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
     assert left(redis_store) == []
-    assert not raw.exists(BELL)
+    assert not raw.exists(LEADER_CHANNEL)
 
 
 def test_reports_of_refused_transactions_stay_without_a_notification(
@@ -80,26 +80,26 @@ def test_reports_of_refused_transactions_stay_without_a_notification(
 ) -> None:
     redis_store.commit([making("there")], request_id="0")
     for number in (0, 1):
-        redis_store.inboxes.post("n1", claim(number))
-    redis_store.inboxes.post("n2", claim(2))
+        redis_store.report_queues.post("n1", claim(number))
+    redis_store.report_queues.post("n2", claim(2))
     first, second, other = look(redis_store, "n1", "n2")
     done = commit(
         redis_store,
-        (making_twice(), AcknowledgedReport(entry=other, rings=True)),
+        (making_twice(), AcknowledgedReport(entry=other, notifies=True)),
         (making("a"), AcknowledgedReport(entry=first)),
         (making("b"), None),
-        (making_twice(), AcknowledgedReport(entry=second, rings=True)),
+        (making_twice(), AcknowledgedReport(entry=second, notifies=True)),
     )
     assert (len(done.applied), len(done.refused)) == (2, 2)
     assert left(redis_store) == [claim(1)]
     assert left(redis_store, "n2") == [claim(2)]
-    assert not raw.exists(BELL, "{bq}:doorbell:n2")
+    assert not raw.exists(LEADER_CHANNEL, "{bq}:doorbell:n2")
 
 
 def test_a_newer_report_stays(redis_store: RedisStore) -> None:
-    redis_store.inboxes.post("n1", claim())
+    redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
-    redis_store.inboxes.post("n1", END)
+    redis_store.report_queues.post("n1", END)
     commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
     assert left(redis_store) == [END]
 
@@ -107,26 +107,29 @@ def test_a_newer_report_stays(redis_store: RedisStore) -> None:
 def test_a_former_leader_removes_nothing(redis_store: RedisStore) -> None:
     epoch = redis_store.lead("a", 60_000)
     assert epoch is not None
-    redis_store.inboxes.post("n1", claim())
+    redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
     done = redis_store.commit(
-        [making("a")], request_id="1", epoch=epoch - 1, settled=[AcknowledgedReport(entry=entry)]
+        [making("a")],
+        request_id="1",
+        epoch=epoch - 1,
+        acknowledged=[AcknowledgedReport(entry=entry)],
     )
     assert done.applied == ()
     assert left(redis_store) == [claim()]
 
 
 def test_a_damaged_channel_is_ignored(redis_store: RedisStore, raw: redis.Redis) -> None:
-    raw.set(BELL, "spoiled")
-    redis_store.inboxes.post("n1", claim())
+    raw.set(LEADER_CHANNEL, "spoiled")
+    redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
-    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, rings=True)))
+    done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry, notifies=True)))
     assert len(done.applied) == 1
     assert left(redis_store) == []
 
 
 def test_a_repeated_request_is_done_once(redis_store: RedisStore) -> None:
-    redis_store.inboxes.post("n1", claim())
+    redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
     for _ in range(2):
         done = commit(redis_store, (making("a"), AcknowledgedReport(entry=entry)))
@@ -136,7 +139,7 @@ def test_a_repeated_request_is_done_once(redis_store: RedisStore) -> None:
 
 def test_both_missing_scripts_are_loaded(redis_store: RedisStore, raw: redis.Redis) -> None:
     for name in ("a", "b"):
-        redis_store.inboxes.post("n1", claim())
+        redis_store.report_queues.post("n1", claim())
         [entry] = look(redis_store)
         raw.script_flush()
         commit(redis_store, (making(name), AcknowledgedReport(entry=entry)), request_id=name)
@@ -146,7 +149,7 @@ def test_both_missing_scripts_are_loaded(redis_store: RedisStore, raw: redis.Red
 def test_each_call_of_a_large_commit_acknowledges_its_own(redis_store: RedisStore) -> None:
     number = commits.TRANSACTIONS_A_CALL + 2
     for place in range(number):
-        redis_store.inboxes.post("n1", claim(place))
+        redis_store.report_queues.post("n1", claim(place))
     by_subject = {entry.subject: entry for entry in look(redis_store)}
     redis_store.commit([making("there")], request_id="0")
     # The first transaction of the second call is refused.
@@ -170,8 +173,8 @@ def bound(store: RedisStore, number: int) -> Pod:
 
 def test_reports_are_read_with_their_pods(redis_store: RedisStore) -> None:
     there = bound(redis_store, 0)
-    redis_store.inboxes.post("n1", claim(0))
-    redis_store.inboxes.post("n1", claim(1))
+    redis_store.report_queues.post("n1", claim(0))
+    redis_store.report_queues.post("n1", claim(1))
     assert [entry.pod for entry in look(redis_store)] == [there, None]
 
 
@@ -181,7 +184,7 @@ def test_only_a_few_of_many_pods_are_read_with_the_reports(
     monkeypatch.setattr(node_channels, "POD_BYTES_A_CALL", 1)
     for number in range(3):
         bound(redis_store, number)
-        redis_store.inboxes.post("n1", claim(number))
+        redis_store.report_queues.post("n1", claim(number))
     found = look(redis_store)
     assert len(found) == 3
     assert len([entry for entry in found if entry.pod is not None]) == 1

@@ -13,7 +13,7 @@ from tests.contract.made import charge, charging, gone, pod, put, queue, words, 
 
 def calls_of(raw: redis.Redis) -> dict[str, int]:
     stats = raw.info("commandstats")
-    return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
+    return {name.removeprefix("cmdstat_"): result["calls"] for name, result in stats.items()}
 
 
 def making(number: int) -> Transaction:
@@ -41,7 +41,7 @@ def test_a_hash_is_read_and_written_once_for_many_transactions(
 
 
 def test_a_transaction_finds_what_the_one_before_it_has_written(redis_store: RedisStore) -> None:
-    told = redis_store.commit(
+    result = redis_store.commit(
         [
             writing(put(queue("a"))),
             writing(put(queue("a"))),
@@ -53,7 +53,7 @@ def test_a_transaction_finds_what_the_one_before_it_has_written(redis_store: Red
         ],
         request_id="1",
     )
-    assert words(told) == ["conflict", "conflict", "conflict"]
+    assert words(result) == ["conflict", "conflict", "conflict"]
     assert [one.metadata.revision for one in redis_store.list("Queue")] == [4]
 
 
@@ -64,7 +64,7 @@ def test_an_object_made_and_deleted_in_one_call_does_not_exist(
         [writing(put(queue("a"))), writing(gone(queue("a"), expect=1))], request_id="1"
     )
     assert raw.keys("{bq}:Queue*") == []
-    assert [told.value for told in redis_store.watch("0-0", 0)[1]][1:] == [None]
+    assert [result.value for result in redis_store.watch("0-0", 0)[1]][1:] == [None]
 
 
 def test_a_holder_that_is_charged_again_in_one_call_counts_once(redis_store: RedisStore) -> None:
@@ -79,7 +79,7 @@ def test_each_write_has_its_own_value_beside_refused_ones_and_deletions(
     redis_store: RedisStore,
 ) -> None:
     redis_store.commit([writing(put(queue("old")))], request_id="1")
-    told = redis_store.commit(
+    result = redis_store.commit(
         [
             writing(put(queue("a")), put(queue("old"))),
             writing(put(queue("b")), gone(queue("old"), expect=1), put(queue('ü"\\n\x7f'))),
@@ -88,7 +88,7 @@ def test_each_write_has_its_own_value_beside_refused_ones_and_deletions(
         ],
         request_id="2",
     )
-    assert words(told) == ["conflict", "conflict"]
+    assert words(result) == ["conflict", "conflict"]
     found = {one.metadata.name: one for one in redis_store.list("Queue")}
     assert sorted(found) == ["b", "d", 'ü"\\n\x7f']
     assert [redis_store.get("Queue", name) for name in found] == list(found.values())

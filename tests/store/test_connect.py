@@ -129,9 +129,9 @@ def test_a_server_with_a_password() -> None:
     with Server("--requirepass", "right") as server:
         assert refusal(server.url).endswith("asks for a password")
         wrong = server.url.replace("unix://", "unix://:wrong-secret@")
-        told = refusal(wrong)
-        assert told.endswith("refuses the user name or password")
-        assert "wrong-secret" not in told
+        refused = refusal(wrong)
+        assert refused.endswith("refuses the user name or password")
+        assert "wrong-secret" not in refused
         store = open_store(server.url.replace("unix://", "unix://:right@"))
         assert len(store.run_id()) == 40
         store.close()
@@ -174,7 +174,7 @@ def own_server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "mend", "told"),
+    ("spoil", "mend", "wanted"),
     [
         ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "its maxmemory is used up"),
         ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "is a read-only replica"),
@@ -186,7 +186,7 @@ def own_server() -> Iterator[Server]:
     ],
 )
 def test_a_server_that_stops_taking_writes_applies_nothing(
-    own_server: Server, spoil: str, mend: str, told: str
+    own_server: Server, spoil: str, mend: str, wanted: str
 ) -> None:
     store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
     store.commit([], request_id="warm up")
@@ -194,7 +194,7 @@ def test_a_server_that_stops_taking_writes_applies_nothing(
     say(raw, spoil)
     with pytest.raises(StoreUnavailable) as caught:
         store.commit(asked, request_id="1")
-    assert told in caught.value.message
+    assert wanted in caught.value.message
     say(raw, mend)
     assert (store.get("Queue", "q"), store.ledger()) == (None, {})
     assert words(store.commit(asked, request_id="1")) == []
@@ -219,7 +219,7 @@ def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "told"),
+    ("info", "wanted"),
     [
         ({"redis_version": "6.0.16", "role": "master"}, "has version 6.0.16; expected 6.2"),
         ({"redis_version": "7.0", "role": "master", "cluster_enabled": 1}, "part of a cluster"),
@@ -227,8 +227,8 @@ def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
         ({}, "has version 0; expected 6.2"),
     ],
 )
-def test_an_unusable_server_is_refused(info: dict[str, object], told: str) -> None:
-    with pytest.raises(StoreUnavailable, match=told):
+def test_an_unusable_server_is_refused(info: dict[str, object], wanted: str) -> None:
+    with pytest.raises(StoreUnavailable, match=wanted):
         check_info(info, "redis://host")
 
 
@@ -300,5 +300,5 @@ def test_a_scheme_may_be_written_in_capitals(server: Server) -> None:
 @pytest.mark.parametrize("secret", ["hunter2", "100%25", "me"])
 def test_a_server_that_repeats_a_password_is_not_quoted(secret: str) -> None:
     text = f"ERR unknown command 'AUTH', with args beginning with: '{unquote(secret)}'"
-    told = quoted(text, f"redis://me:{secret}@127.0.0.1:1/0")
-    assert told == "(not repeated: the user or the password of the URL is in it)"
+    shown = quoted(text, f"redis://me:{secret}@127.0.0.1:1/0")
+    assert shown == "(not repeated: the user or the password of the URL is in it)"

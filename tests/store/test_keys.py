@@ -43,8 +43,8 @@ def use_everything(store: RedisStore) -> None:
     store.beat("n1")
     store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     store.append_log("n1", "u1-1-0", 1, "stdout", b"hello")
-    store.inboxes.post("n1", Leaves(agent="a"))
-    store.inboxes.count("superseded", 1)
+    store.report_queues.post("n1", Leaves(agent="a"))
+    store.report_queues.count("superseded", 1)
     store.put_result("n1", "u1-1-0", 1, b"42")
     notify(store.link, ["n1"], WakeReason.PODS)
 

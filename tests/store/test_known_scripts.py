@@ -180,12 +180,12 @@ def test_a_claim_without_its_lease_is_never_left(
     with pytest.raises(StoreUnavailable, match="does not know the scripts"):
         attempts.claim([(claim, "u 1 1")], ["default/a"], 30_000)
     with guarded.as_user(ADMIN) as admin:
-        assert admin.exists(keys.inbox("n1"), keys.BELL, keys.alive("n1")) == 0
+        assert admin.exists(keys.report_queue("n1"), keys.LEADER_CHANNEL, keys.alive("n1")) == 0
         open_as("scheduler").link.keep_scripts()
         attempts.claim([(claim, "u 1 1")], ["default/a"], 30_000)
-        assert admin.hkeys(keys.inbox("n1")) == [b"u-1-0-1"]
+        assert admin.hkeys(keys.report_queue("n1")) == [b"u-1-0-1"]
         assert admin.hkeys(keys.alive("n1")) == [b"u-1-0-1"]
-        assert admin.xlen(keys.BELL) == 1
+        assert admin.xlen(keys.LEADER_CHANNEL) == 1
 
 
 def test_leases_are_renewed_without_loaded_scripts(
@@ -292,12 +292,14 @@ def test_a_very_long_fence_is_compared_at_once(caller: Caller) -> None:
     assert "fenced" in caller.commit([1, 0, 0, 0, 0, *words], values=1)
 
 
-@pytest.mark.parametrize("script", [scripts.FOLDED, scripts.SETTLED], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "script", [scripts.REMOVE_REPORTS, scripts.ACKNOWLEDGE], ids=lambda one: one.name
+)
 def test_a_count_of_missing_reports_does_not_keep_the_server_busy(
     caller: Caller, script: scripts.Script
 ) -> None:
     caller.commit([0, 0, 0, 0, 0])
-    if script is scripts.FOLDED:
+    if script is scripts.REMOVE_REPORTS:
         caller.call(script, ["{bq}:PodGroup"], 10**15)
         return
     caller.call(script, ["{bq}:request:x", "{bq}:PodGroup", "{bq}:Pod"], 1, 1, "x", 10**15)

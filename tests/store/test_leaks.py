@@ -46,7 +46,7 @@ def test_keys_of_existing_objects_are_no_leak(full: redis.Redis) -> None:
         (keys.heads("Pod"), "gone-1-0"),
         (keys.alive("n1"), "gone-1-0-1"),
         (keys.alive("gone"), "beat"),
-        (keys.inbox("gone"), "anything"),
+        (keys.report_queue("gone"), "anything"),
     ],
 )
 def test_keys_of_a_deleted_object_are_a_leak(full: redis.Redis, key: str, field: str) -> None:
@@ -55,7 +55,7 @@ def test_keys_of_a_deleted_object_are_a_leak(full: redis.Redis, key: str, field:
 
 
 def test_keys_left_by_a_deleted_node_expire(full: redis.Redis) -> None:
-    for key in (keys.alive("gone"), keys.inbox("gone")):
+    for key in (keys.alive("gone"), keys.report_queue("gone")):
         full.hset(key, "beat", "1")
         full.expire(key, 60)
     assert orphans(full) == []
@@ -74,7 +74,7 @@ def test_a_pod_without_its_group_is_a_leak(full: redis.Redis) -> None:
         pytest.param(lambda raw: raw.set("stray", "1"), id="a stranger's key"),
         pytest.param(lambda raw: raw.set(keys.request("1"), "1"), id="a passing key that stays"),
         pytest.param(
-            lambda raw: raw.set("{bq}-rq:n1:job:1", "1"), id="an RQ job that nobody gives up"
+            lambda raw: raw.set("{bq}-rq:n1:job:1", "1"), id="an RQ job that is never removed"
         ),
     ],
 )

@@ -27,8 +27,8 @@ def test_a_renewal_of_a_terminating_pod_returns_the_reason_and_keeps_the_lease(
     redis_store: RedisStore,
 ) -> None:
     running(redis_store, stop="Preempted")
-    told = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
-    assert told == Renewal(word="stop", reason="Preempted")
+    result = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    assert result == Renewal(word="stop", reason="Preempted")
     assert list(redis_store.snapshot().leases) == ["u1-1-0"]
 
 

@@ -51,31 +51,31 @@ def test_the_start_and_the_end_of_an_outage_are_each_logged_once() -> None:
 
 
 def test_patience_tells_each_outage_once_and_ends_with_its_time() -> None:
-    told: list[str] = []
+    seen: list[str] = []
     away = StoreUnavailable("the server is not running")
-    patience = Patience(told.append)
+    patience = Patience(seen.append)
     patience.answered()
     waits = [patience.next_wait_s(away) for _ in range(8)]
     patience.answered()
     patience.next_wait_s(away)
-    assert told == [
+    assert seen == [
         "the server is not running; waiting for it",
         "the server is back after 0 s; continuing",
         "the server is not running; waiting for it",
     ]
     assert all(wait is not None and 0.1 <= wait <= 2.0 for wait in waits)
-    over = Patience(told.append, deadline=time.monotonic() - 1.0)
+    over = Patience(seen.append, deadline=time.monotonic() - 1.0)
     assert over.next_wait_s(away) is None
-    soon = Patience(told.append, deadline=time.monotonic() + 0.05).next_wait_s(away)
+    soon = Patience(seen.append, deadline=time.monotonic() + 0.05).next_wait_s(away)
     assert soon is not None
     assert soon <= 0.05
 
 
 def test_patience_does_not_wait_out_lasting_errors() -> None:
-    told: list[str] = []
+    seen: list[str] = []
     refused = StoreUnavailable("the server does not permit this", lasts=True)
-    assert Patience(told.append).next_wait_s(refused) is None
-    assert told == []
+    assert Patience(seen.append).next_wait_s(refused) is None
+    assert seen == []
 
 
 def test_a_link_tells_which_thread_waits_for_an_answer_and_for_how_long() -> None:

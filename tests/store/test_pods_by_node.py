@@ -55,7 +55,7 @@ def asked(raw: redis.Redis) -> Callable[[Callable[[], object]], dict[str, int]]:
         raw.config_resetstat()
         act()
         stats = raw.info("commandstats")
-        names = {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
+        names = {name.removeprefix("cmdstat_"): result["calls"] for name, result in stats.items()}
         return {name: calls for name, calls in names.items() if not name.startswith("config")}
 
     return of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from batchq.api.node_report import Leaves
+from batchq.api.node_report import Leaves, PodAttempt
 from batchq.api.objects import (
     AdmissionCheck,
     Metadata,
@@ -35,7 +35,7 @@ from batchq.store import keys
 from batchq.store.redis import RedisStore
 from batchq.store.roles import ROLES
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq_delivery import PodAttempt, Relay, enqueue, node_queue
+from batchq.worker.rq_delivery import Relay, enqueue, node_queue
 from tests.builders import a_group, a_pod
 from tests.harness.guarded import ADMIN, USERS, GuardedServer, users_file
 
@@ -256,7 +256,7 @@ def test_a_node_name_with_the_same_beginning_is_another_node(
     guarded: GuardedServer, node: str
 ) -> None:
     with guarded.as_user("worker-n1") as client:
-        for name in (keys.inbox(node), keys.alive(node), keys.result(node, "p", 1)):
+        for name in (keys.report_queue(node), keys.alive(node), keys.result(node, "p", 1)):
             assert not may(client, "HSET", name, "f", "v")
             assert not may(client, "SET", name, "v")
 
@@ -402,10 +402,10 @@ def test_a_worker_can_damage_the_channel_and_reports_are_found_without_it(
     guarded: GuardedServer,
 ) -> None:
     with guarded.as_user("worker-n1") as client:
-        client.xadd(keys.BELL, {"node": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+        client.xadd(keys.LEADER_CHANNEL, {"node": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
     store = RedisStore(guarded.url_of("worker-n2"))
-    store.inboxes.post("n2", Leaves(agent="a"))
-    assert store.inboxes.pending("n2") == [Leaves(agent="a")]
+    store.report_queues.post("n2", Leaves(agent="a"))
+    assert store.report_queues.pending("n2") == [Leaves(agent="a")]
     store.close()
 
 

@@ -59,7 +59,7 @@ def warm(redis_store: RedisStore, relay: Relay) -> RedisStore:
     redis_store.commit([binding(10**6)], request_id="warm up")
     relay.deliver()
     redis_store.snapshot()
-    redis_store.inboxes.remove(redis_store.inboxes.look(["n1"]))
+    redis_store.report_queues.remove(redis_store.report_queues.look(["n1"]))
     return redis_store
 
 
@@ -112,11 +112,11 @@ def test_reports_on_any_number_of_pods_are_applied_in_a_few_round_trips(
     warm.commit([writing(put(one)) for one in bound], request_id="1")
     desk = NodeReportReader(warm, RandomIds())
     desk.turn(None)
-    for fact in (
+    for report in (
         lambda uid: StartClaim(pod=uid, attempt=1, author="horse"),
         lambda uid: Ended(pod=uid, attempt=1, author="horse", outcome=PodOutcome(exit_code=0)),
     ):
-        post_all(raw, bound, fact)
+        post_all(raw, bound, report)
         # The channel, the queues with the pods of few reports, the pods of many, and the commit,
         # which removes applied reports; and the clock and the sweep, when they are due.
         assert trips.of(lambda: desk.turn(None)) <= most
@@ -133,10 +133,10 @@ def post_all(
     """Post a report about each, as their nodes would, by a shorter way."""
     pipeline = raw.pipeline(transaction=False)
     for one in pods:
-        fact = fact_about(one.metadata.uid)
-        pipeline.hset(keys.inbox(one.status.node), fact.subject, encode(fact))
+        report = fact_about(one.metadata.uid)
+        pipeline.hset(keys.report_queue(one.status.node), report.subject, encode(report))
     for node in {one.status.node for one in pods}:
-        pipeline.xadd(keys.BELL, {"node": node})
+        pipeline.xadd(keys.LEADER_CHANNEL, {"node": node})
     pipeline.execute()
 
 
@@ -145,7 +145,7 @@ def test_the_report_queues_of_any_number_of_nodes_are_read_in_one_round_trip(
     warm: RedisStore, trips: Trips, nodes: int
 ) -> None:
     names = [f"n{number}" for number in range(nodes)]
-    assert trips.of(lambda: warm.inboxes.look(names)) == 1
+    assert trips.of(lambda: warm.report_queues.look(names)) == 1
 
 
 def test_a_missing_script_is_loaded_once(warm: RedisStore, raw: redis.Redis, trips: Trips) -> None:

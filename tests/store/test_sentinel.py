@@ -100,8 +100,8 @@ def refusal(url: str) -> tuple[str, str]:
 
 
 def test_no_sentinel_answers() -> None:
-    told, hint = refusal("redis+sentinel://127.0.0.1:1,127.0.0.1:2/name")
-    assert told.startswith(
+    refused, hint = refusal("redis+sentinel://127.0.0.1:1,127.0.0.1:2/name")
+    assert refused.startswith(
         "the sentinels do not answer: none of 2 sentinels (Error 111 connecting to 127.0.0.1:"
     )
     assert hint == "start them, or check the hosts and ports in the URL"
@@ -109,34 +109,36 @@ def test_no_sentinel_answers() -> None:
 
 def test_sentinels_that_speak_no_tls_do_not_answer_over_it(watched: ReplicatedServer) -> None:
     url = watched.url.replace("redis+", "rediss+") + "&ssl_cert_reqs=none"
-    told, _ = refusal(url)
-    assert told == "the sentinels do not answer: none of 3 sentinels (Timeout connecting to server)"
+    refused, _ = refusal(url)
+    assert (
+        refused == "the sentinels do not answer: none of 3 sentinels (Timeout connecting to server)"
+    )
 
 
 def test_the_sentinels_do_not_know_the_name(watched: ReplicatedServer) -> None:
-    told, hint = refusal(watched.url_of("another"))
-    assert told.endswith(
+    refused, hint = refusal(watched.url_of("another"))
+    assert refused.endswith(
         "know no primary with the name after the hosts in the URL; they know the-primary"
     )
     assert hint == "correct the name"
 
 
 def test_the_sentinels_ask_for_a_password(watched: ReplicatedServer) -> None:
-    told, hint = refusal(watched.url.partition("?")[0])
-    assert told.endswith("refuse the user name or password")
+    refused, hint = refusal(watched.url.partition("?")[0])
+    assert refused.endswith("refuse the user name or password")
     assert "?sentinel_username=…&sentinel_password=…" in hint
 
 
 def test_a_server_named_in_place_of_a_sentinel_is_refused(watched: ReplicatedServer) -> None:
     url = f"redis+sentinel://127.0.0.1:{watched.servers[0]}/name?sentinel_password=pw-server"
-    told, hint = refusal(url)
-    assert told.endswith("are no sentinels")
+    refused, hint = refusal(url)
+    assert refused.endswith("are no sentinels")
     assert hint.startswith("put the sentinels into the URL, usually at port 26379")
 
 
 def test_the_server_behind_the_sentinels_asks_for_a_password(watched: ReplicatedServer) -> None:
-    told, _ = refusal(watched.url.replace(":pw-server@", ""))
-    assert told.endswith("asks for a password")
+    refused, _ = refusal(watched.url.replace(":pw-server@", ""))
+    assert refused.endswith("asks for a password")
 
 
 def test_the_primary_is_found_though_the_first_sentinel_is_not_there(
@@ -196,11 +198,11 @@ def test_after_the_death_of_the_primary_everything_goes_to_the_other(
     until(lambda: holds(dying, other_than(dying, before), "early"))
 
     dying.kill(before)
-    told = []
+    refused = []
     try:
         store.commit([writing(put(queue("meanwhile")))], request_id="meanwhile")
     except StoreUnavailable as trouble:
-        told.append(trouble.message)
+        refused.append(trouble.message)
     after = dying.await_failover(before)
     insist(store, "late")
 
@@ -219,7 +221,7 @@ def test_after_the_death_of_the_primary_everything_goes_to_the_other(
         assert client.lrange("rq:queue:waiting", 0, -1) == [b"something"]
     assert all(
         message.startswith(("the server at redis+sentinel://", "the sentinels "))
-        for message in told
+        for message in refused
     )
     rq_link.close()
 
@@ -272,12 +274,14 @@ def test_the_error_without_a_primary_names_the_one_that_is_down(
     dying.kill(other_than(dying, dead))
     dying.kill(dead)
 
-    def told() -> str:
+    def refused() -> str:
         with pytest.raises(StoreUnavailable) as caught:
             store.check_server()
         return caught.value.message
 
-    until(lambda: told().endswith(f"have no primary for '{SERVICE}' now: 127.0.0.1:{dead} is down"))
+    until(
+        lambda: refused().endswith(f"have no primary for '{SERVICE}' now: 127.0.0.1:{dead} is down")
+    )
 
 
 def test_sentinels_that_are_away_do_not_matter_while_the_primary_answers(

@@ -87,10 +87,10 @@ def test_a_certificate_error_is_one_clear_sentence(
     server: Server, certificate: str, options: str, said: str
 ) -> None:
     with tls_in_front_of(Path(server.socket), certificate=certificate) as port:
-        told, hint = refusal(f"rediss://localhost:{port}/0{options}")
-    assert told == said
+        result, hint = refusal(f"rediss://localhost:{port}/0{options}")
+    assert result == said
     assert hint
-    assert "_ssl.c" not in told + hint
+    assert "_ssl.c" not in result + hint
 
 
 def test_a_url_can_turn_the_certificate_check_off(server: Server) -> None:
@@ -100,8 +100,8 @@ def test_a_url_can_turn_the_certificate_check_off(server: Server) -> None:
 
 def test_the_error_without_tls_to_a_tls_server_names_the_remedy(server: Server) -> None:
     with tls_in_front_of(Path(server.socket)) as port:
-        told, hint = refusal(f"redis://localhost:{port}/0")
-    assert told.startswith("cannot be reached: ")
+        result, hint = refusal(f"redis://localhost:{port}/0")
+    assert result.startswith("cannot be reached: ")
     assert hint == "check that it runs, and the URL: with TLS, it begins with rediss://"
 
 
@@ -133,9 +133,9 @@ def test_a_missing_file_is_named_by_its_option(option: str) -> None:
     ],
 )
 def test_errors_of_openssl_are_translated(text: str, said: str) -> None:
-    told = trouble(text)
-    assert told is not None
-    assert told[0] == said
+    result = trouble(text)
+    assert result is not None
+    assert result[0] == said
 
 
 def test_errors_other_than_tls_are_not_translated() -> None:

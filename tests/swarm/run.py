@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from batchq.errors import StoreUnavailable
 from tests.e2e.machine import Machine
-from tests.swarm import judge
+from tests.swarm import checker
 from tests.swarm.cast import AGENTS, Cast
 from tests.swarm.chaos import Chaos
 from tests.swarm.diary import read_runs, twice_at_once
@@ -116,11 +116,11 @@ def _swarm(
         with machine.store() as store:
             _tend_until(
                 cast,
-                lambda: not judge.left_over(store, machine.url, machine.home.root),
+                lambda: not checker.left_over(store, machine.url, machine.home.root),
                 within_s=_SETTLES_WITHIN_S,
             )
-            left_over = judge.left_over(store, machine.url, machine.home.root)
-            left_over += judge.lasting_keys(machine.url)
+            left_over = checker.left_over(store, machine.url, machine.home.root)
+            left_over += checker.lasting_keys(machine.url)
     finally:
         load.stop()
     runs = read_runs(diaries)
@@ -138,10 +138,10 @@ def _swarm(
         runs=sum(len(of_pod) for of_pod in runs.values()),
         resumed=dict(Counter(run.after for each in runs.values() for run in each if run.after)),
         unasked=dict(cast.unasked),
-        lost=judge.lost(load.submitted, load.ended, runs),
+        lost=checker.lost(load.submitted, load.ended, runs),
         twice=twice_at_once(runs),
         left_over=left_over,
-        broken=judge.broken(machine.root, machine.home.logs),
+        broken=checker.broken(machine.root, machine.home.logs),
     )
 
 

@@ -60,6 +60,6 @@ def dotted(node: ast.AST) -> str:
             return ""
 
 
-def told(faults: list[str], lesson: str) -> str:
+def report(faults: list[str], lesson: str) -> str:
     """Return the message of a failing rule: the reason of the rule, and the places."""
     return "\n".join([lesson, *(f"  {fault}" for fault in faults)])

@@ -116,8 +116,8 @@ def test_the_users_exist_before_the_server_starts() -> None:
 
 def test_the_image_has_a_folder_for_each_user() -> None:
     # A new volume takes the owner of the folder in the image.
-    told = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert 'for name in server scheduler client $(seq -f "node-%g" 16)' in told
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert 'for name in server scheduler client $(seq -f "node-%g" 16)' in dockerfile
 
 
 def test_the_server_persists_writes_and_never_evicts_keys() -> None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tidy.source import ROOT, told
+from tests.tidy.source import ROOT, report
 
 #: A package with more modules than this has a README that says where to begin.
 MOST_WITHOUT_A_PAGE = 5
@@ -78,7 +78,7 @@ def test_no_modules_import_each_other() -> None:
         for name, path in there.items()
     }
     found = [", ".join(circle) for circle in circles(graph)]
-    assert not found, told(found, "Let one of them be given what it needs from the other:")
+    assert not found, report(found, "Let one of them be given what it needs from the other:")
 
 
 def test_a_large_package_has_a_readme() -> None:
@@ -91,7 +91,9 @@ def test_a_large_package_has_a_readme() -> None:
         for room, names in rooms.items()
         if len(names) > MOST_WITHOUT_A_PAGE and not any(_pages(room))
     ]
-    assert not silent, told(silent, "A README of a page says what is where, and what comes first:")
+    assert not silent, report(
+        silent, "A README of a page says what is where, and what comes first:"
+    )
 
 
 def _pages(room: Path) -> Iterator[bool]:
@@ -102,9 +104,9 @@ def _pages(room: Path) -> Iterator[bool]:
 def test_modules_have_distinct_nouns_as_names() -> None:
     stems = [path.stem for path in modules().values() if path.stem[:2] != "__"]
     gerunds = sorted(stem for stem in stems if stem.endswith("ing"))
-    assert not gerunds, told(gerunds, "Name a module by what it holds:")
+    assert not gerunds, report(gerunds, "Name a module by what it holds:")
     twice = sorted(stem for stem, count in Counter(stems).items() if count > 1)
-    assert len(twice) <= MOST_BASENAMES, told(twice, "Too many modules have one name:")
+    assert len(twice) <= MOST_BASENAMES, report(twice, "Too many modules have one name:")
 
 
 def test_a_test_is_named_for_its_subject() -> None:
@@ -115,6 +117,6 @@ def test_a_test_is_named_for_its_subject() -> None:
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith(tuple(f"test_{word}_" for word in RIDDLES))
     ]
-    assert not riddles, told(
+    assert not riddles, report(
         riddles, "Begin with what the test is about: a pod, a group, a queue …"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchq.store.keys import TABLE
-from tests.tidy.source import LIBRARY, ROOT, files, place, told
+from tests.tidy.source import LIBRARY, ROOT, files, place, report
 
 ONLY_IN = ROOT / "batchq/store/keys.py"
 
@@ -17,7 +17,7 @@ def test_only_one_module_spells_keys() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if "{bq}" in line
     ]
-    assert not faults, told(
+    assert not faults, report(
         faults,
         "Ask batchq/store/keys.py for the key: its table says which type each key has and how "
         "long it lives, and scripts are given their keys.",

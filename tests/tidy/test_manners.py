@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.tidy.source import ROOT, dotted, nodes, place, python_files, told
+from tests.tidy.source import ROOT, dotted, nodes, place, python_files, report
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
 #: A directive for a linter is not a reason.
@@ -52,7 +52,7 @@ def test_a_reason_is_more_than_a_linters_code() -> None:
 
 def test_catching_all_exceptions_has_a_reason() -> None:
     faults = [fault for path in python_files() for fault in unexplained_catch_alls(path)]
-    assert not faults, told(
+    assert not faults, report(
         faults,
         "Catch the narrowest type around one call. Where it must be everything, a comment on "
         "the `except` line says why.",
@@ -70,7 +70,7 @@ def test_tests_use_real_implementations_of_our_ports() -> None:
         )
         or (isinstance(node, ast.Import) and names(node) & {"unittest.mock", "mock"})
     ]
-    assert not faults, told(
+    assert not faults, report(
         faults, "MemoryStore, VirtualClock and a store that refuses everything are there for it."
     )
 
@@ -88,7 +88,7 @@ def test_tests_wait_for_something_rather_than_for_a_while() -> None:
         if (isinstance(node, ast.Call) and dotted(node.func) in {"time.sleep", "sleep"})
         or (isinstance(node, ast.ImportFrom) and node.module == "time" and "sleep" in names(node))
     ]
-    assert not faults, told(
+    assert not faults, report(
         faults,
         "Wait on an event, a process or a condition with a deadline, or drive the clock: a sleep "
         "is too long on a fast machine and too short on a slow one.",
@@ -105,7 +105,7 @@ def test_commands_write_in_one_place() -> None:
         if isinstance(node, ast.Call)
         and dotted(node.func) in {"print", "click.echo", "click.secho", "sys.stdout.write"}
     ]
-    assert not faults, told(
+    assert not faults, report(
         faults,
         "Write with batchq.cli.output.terminal.echo: it shows control characters in text of others "
         "escaped on a terminal.",

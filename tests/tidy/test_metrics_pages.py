@@ -15,7 +15,7 @@ from batchq.api.transaction import Word
 from batchq.assembly import BUILTIN_PLUGINS
 from batchq.daemon.observability.gauges import KINDS
 from batchq.daemon.observability.metrics import MEASURES, Measure
-from tests.tidy.source import ROOT, told
+from tests.tidy.source import ROOT, report
 
 PAGE = ROOT / "docs" / "metrics.md"
 RULES = ROOT / "conf" / "prometheus" / "rules.yaml"
@@ -105,7 +105,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_an_expression_names_existing_metrics_and_labels(place: str, expression: str) -> None:
     assert "batchq_" in expression
     faults = faults_of(expression)
-    assert not faults, told(
+    assert not faults, report(
         faults, f"{place} asks for what batchq.daemon.observability.metrics has not:"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.tidy.source import LIBRARY, files, nodes, parsed, place, python_files, told
+from tests.tidy.source import LIBRARY, files, nodes, parsed, place, python_files, report
 
 MOST_LINES = 800
 VAGUE_WORDS = {"manager", "managers", "helper", "helpers", "util", "utils", "handler", "misc"}
@@ -28,7 +28,7 @@ def test_a_module_has_at_most_800_lines() -> None:
         for path in python_files()
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
     ]
-    assert not long, told(long, "Split by meaning: two modules that each say one thing.")
+    assert not long, report(long, "Split by meaning: two modules that each say one thing.")
 
 
 def test_a_module_has_a_docstring() -> None:
@@ -37,7 +37,7 @@ def test_a_module_has_a_docstring() -> None:
         for path in python_files()
         if parsed(path).body and not ast.get_docstring(parsed(path))
     ]
-    assert not silent, told(
+    assert not silent, report(
         silent, "Begin with a docstring that tells a newcomer in a sentence what the module does."
     )
 
@@ -54,6 +54,6 @@ def test_names_contain_no_meaningless_words() -> None:
             for node in nodes(path)
             if isinstance(node, ast.ClassDef) and words_of(node.name) & VAGUE_WORDS
         ]
-    assert not vague, told(
+    assert not vague, report(
         vague, "Say what it does: a Relay, a Ledger and an Agent are; a manager is not."
     )

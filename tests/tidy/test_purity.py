@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.source import PURE_ROOMS, dotted, nodes, place, python_files, told
+from tests.tidy.source import PURE_ROOMS, dotted, nodes, place, python_files, report
 
 WORLDLY_MODULES = {
     "asyncio", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
@@ -65,7 +65,7 @@ def test_the_core_reads_no_clock_and_does_no_io() -> None:
     faults = [
         fault for path in python_files(PURE_ROOMS) for fault in faults_of(path, list(nodes(path)))
     ]
-    assert not faults, told(
+    assert not faults, report(
         faults,
         "Time comes in as `now` or a Clock, ids from an IdSource, everything else as a value: "
         "otherwise the simulator is not the scheduler any more.",

@@ -8,9 +8,14 @@ import sys
 
 import pytest
 
-from tests.tidy.source import ROOT, told
+from tests.harness.server import Server
+from tests.tidy.source import ROOT, report
 
 HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
+#: Parts of batchq that only other commands need.
+PARTS_OF_OTHERS = re.compile(
+    r"batchq\.(daemon|worker|lab|http|client\.doctor|cli\.simulate)(\..+)?"
+)
 #: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
 ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
@@ -56,6 +61,25 @@ def test_a_quick_command_loads_only_what_it_needs(command: str) -> None:
         *sorted(strangers | packages & SLOW),
         *sorted(name for name in rooms if not ALLOWED_OF_BATCHQ.fullmatch(name)),
     ]
-    assert not too_much, told(
+    assert not too_much, report(
         too_much, f"`batchq {command}` answers at once; import inside the command that needs it:"
+    )
+
+
+@pytest.mark.parametrize("words", [["jobs"], ["submit", "--dry-run", "-o", "json", "--", "true"]])
+def test_a_list_and_a_submission_load_no_package_that_they_do_not_use(
+    words: list[str], server: Server
+) -> None:
+    loaded = modules_loaded_by("-m", "batchq.cli", "--redis-url", server.url, *words)
+    needed = modules_loaded_by("-c", "import click, msgspec, platformdirs, redis")
+    packages = {name.partition(".")[0] for name in loaded - needed}
+    too_much = [
+        *sorted(
+            packages - {"batchq", "batchq_actions", "click"} - NEVER_THERE - sys.stdlib_module_names
+        ),
+        *sorted(name for name in loaded if PARTS_OF_OTHERS.fullmatch(name)),
+    ]
+    assert "batchq" in packages
+    assert not too_much, report(
+        too_much, f"`batchq {words[0]}` is typed most often; import inside the code that needs it:"
     )

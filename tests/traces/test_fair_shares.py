@@ -7,11 +7,10 @@ from msgspec import structs
 
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
-from batchq.lab.workload.figures import dues
 from batchq.lab.workload.jobs import Load, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule
-from batchq.lab.workload.swf import read_swf
+from batchq.lab.workload.schedule import Schedule, dues
+from batchq.lab.workload.traces import read_swf
 from tests.builders import RECLAIMS
 from tests.harness.traces import real_log
 from tests.traces.loads import a_load, job

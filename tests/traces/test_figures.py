@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from batchq.lab.workload.figures import Figures, TenantFigures, figures_of, tenants_of
-from batchq.lab.workload.schedule import Ran, Schedule
+from batchq.lab.workload.schedule import (
+    Figures,
+    Ran,
+    Schedule,
+    TenantFigures,
+    figures_of,
+    tenants_of,
+)
 
 
 def ran(

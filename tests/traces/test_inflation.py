@@ -8,7 +8,7 @@ import pytest
 
 from batchq.errors import InvalidInput
 from batchq.lab.workload.gpu_usage import PLACEMENTS, Inflation, inflate
-from batchq.lab.workload.openb import OpenbNode, OpenbPod
+from batchq.lab.workload.traces import OpenbNode, OpenbPod
 from tests.traces.openb import a_node, a_pod
 
 #: Two pods that fill half a node, and one that needs a whole one; with seed 4, it comes last.
@@ -103,16 +103,16 @@ def test_the_seed_decides_the_order_and_the_same_one_gives_the_same_run() -> Non
 
 
 def test_an_inflation_tells_how_far_it_is() -> None:
-    told: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
     inflate(
         NODES,
         PODS,
         PLACEMENTS["binpack"],
         percent=70,
         seed=SEED,
-        tell=lambda arrived, most: told.append((arrived, most)),
+        tell=lambda arrived, most: seen.append((arrived, most)),
     )
-    assert told == [(1000, 5600), (2000, 5600), (5600, 5600)]
+    assert seen == [(1000, 5600), (2000, 5600), (5600, 5600)]
 
 
 def test_a_cluster_or_workload_without_gpus_is_refused() -> None:

@@ -9,7 +9,7 @@ from batchq.api.objects import DEFAULT, Metadata, Queue, QueueSpec, Strategy
 from batchq.errors import Rejected
 from batchq.lab.workload.jobs import POLICY_CONFIG, By, Load, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.swf import Trace, TraceJob
+from batchq.lab.workload.traces import Trace, TraceJob
 
 
 def trace_job(number: int, submit_s: int, **known: int) -> TraceJob:

@@ -206,16 +206,16 @@ def test_in_shortest_first_order_an_arrival_needs_one_session() -> None:
 
 
 def test_a_play_tells_how_far_it_is_and_how_long_it_took() -> None:
-    told: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
     ticks = iter((10.0, 12.5))
     schedule = play_load(
         a_load(job(1, 0, 4, 5), job(2, 1, 4, 5)),
         POLICY_CONFIG,
         name="mine",
-        tell=lambda done, jobs: told.append((done, jobs)),
+        tell=lambda done, jobs: seen.append((done, jobs)),
         stopwatch=lambda: next(ticks),
     )
-    assert told == [(0, 2), (0, 2), (1, 2), (2, 2)]
+    assert seen == [(0, 2), (0, 2), (1, 2), (2, 2)]
     assert (schedule.name, schedule.load, schedule.real_s) == ("mine", "by hand", 2.5)
 
 
@@ -234,7 +234,7 @@ print(msgspec.json.encode(played(a_load(*jobs, policy="easy"))).decode())
 
 
 def test_every_hash_seed_gives_the_same_schedule() -> None:
-    told = {
+    seen = {
         subprocess.run(
             [sys.executable, "-c", PLAY_AND_PRINT],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -244,5 +244,5 @@ def test_every_hash_seed_gives_the_same_schedule() -> None:
         ).stdout
         for seed in ("0", "1", "42")
     }
-    assert len(told) == 1
-    assert '"number":59' in told.pop()
+    assert len(seen) == 1
+    assert '"number":59' in seen.pop()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.openb import OpenbNode, OpenbPod, read_nodes, read_pods
+from batchq.lab.workload.traces import OpenbNode, OpenbPod, read_nodes, read_pods
 
 NODES = """sn,cpu_milli,memory_mib,gpu,model
 node-0,32000,262144,0,
@@ -135,9 +135,9 @@ def test_an_invalid_table_of_pods_is_refused_with_file_and_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(InvalidInput, match=message) as told:
+    with pytest.raises(InvalidInput, match=message) as caught:
         read_pods(path)
-    assert str(path) in told.value.message
+    assert str(path) in caught.value.message
 
 
 BAD_NODES = {
@@ -154,9 +154,9 @@ def test_an_invalid_table_of_nodes_is_refused_with_file_and_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(InvalidInput, match=message) as told:
+    with pytest.raises(InvalidInput, match=message) as caught:
         read_nodes(path)
-    assert str(path) in told.value.message
+    assert str(path) in caught.value.message
 
 
 def test_models_are_too_many_for_a_label(tmp_path: Path) -> None:

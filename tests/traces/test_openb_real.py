@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_usage import (
     PLACEMENTS,
     GpuMeter,
@@ -17,8 +16,9 @@ from batchq.lab.workload.gpu_usage import (
     shape_of,
     typical_shapes,
 )
-from batchq.lab.workload.openb import read_nodes, read_pods
 from batchq.lab.workload.play import play_load
+from batchq.lab.workload.schedule import figures_of
+from batchq.lab.workload.traces import read_nodes, read_pods
 from tests.harness.traces import trace_folder
 
 

@@ -10,10 +10,9 @@ import zlib
 
 import pytest
 
-from batchq.lab.workload.figures import Picture, picture_of
 from batchq.lab.workload.jobs import POLICY_CONFIG
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.plot import drawn
+from batchq.lab.workload.plot import Picture, drawn, picture_of
 from tests.traces.loads import a_load, job
 from tests.traces.test_series import schedule
 
@@ -118,11 +117,11 @@ def test_more_runs_than_colours_differ_by_their_dashes() -> None:
 def test_nothing_of_a_display_is_loaded() -> None:
     program = (
         "import sys\n"
-        "from batchq.lab.workload import figures, plot\n"
+        "from batchq.lab.workload import plot\n"
         "assert 'matplotlib' not in sys.modules\n"
         "from batchq.lab.workload.schedule import Schedule\n"
         "one = Schedule(name='a', load='b', capacity=1, resources={}, jobs=())\n"
-        "plot.drawn(figures.picture_of([one]), 'png')\n"
+        "plot.drawn(plot.picture_of([one]), 'png')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     done = subprocess.run(

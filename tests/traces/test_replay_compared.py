@@ -13,9 +13,9 @@ from batchq.cli.replay import as_json, compared
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.lab.replay.replay_plan import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
+from batchq.lab.replay.live import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
 from batchq.lab.workload.jobs import strategy_of
-from batchq.lab.workload.swf import Trace, TraceJob
+from batchq.lab.workload.traces import Trace, TraceJob
 
 CONFIG = SchedulerConfig()
 BEGAN_AT = 1_000_000

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from batchq.lab.workload.figures import (
+from batchq.lab.workload.plot import picture_of
+from batchq.lab.workload.schedule import (
+    Ran,
+    Sample,
+    Schedule,
     entitled,
     fairness_of,
     jain,
-    picture_of,
     shared_out,
     tenants_of,
 )
-from batchq.lab.workload.schedule import Ran, Sample, Schedule
 from tests.traces.loads import a_load, job, played
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from batchq.api.objects import Metadata, PodGroup
-from batchq.changes import create
+from batchq.client.changes import create
 from batchq.errors import BatchqError, Conflict, InvalidInput
 from batchq.lab.simulation.world import CountedIds, write
 from batchq.lab.workload.jobs import Submitter, empty_cluster
@@ -43,7 +43,7 @@ def submitter(store: MemoryStore) -> Submitter:
         pytest.param(alike("job-2", labels={"a": "b"}), id="with labels"),
         pytest.param(alike("job-2", creation_timestamp=3), id="created before"),
         pytest.param(job(2, 0, 3, 10).group, id="another spec"),
-        pytest.param(job(2, 0, 3, 10, queue="nowhere").group, id="a queue that there is not"),
+        pytest.param(job(2, 0, 3, 10, queue="nowhere").group, id="a missing queue"),
     ],
 )
 def test_a_submitted_group_equals_the_one_create_makes(
@@ -55,7 +55,7 @@ def test_a_submitted_group_equals_the_one_create_makes(
 
 
 @pytest.mark.parametrize(
-    ("group", "error", "told"),
+    ("group", "error", "message"),
     [
         pytest.param(alike("job-1"), Conflict, "job-1 exists already", id="its name is taken"),
         pytest.param(alike("Job 2"), InvalidInput, "expected at most 63", id="its name is none"),
@@ -65,7 +65,7 @@ def test_a_submitted_group_equals_the_one_create_makes(
     ],
 )
 def test_an_invalid_group_is_refused_as_create_refuses_it(
-    submitter: Submitter, group: PodGroup, error: type[BatchqError], told: str
+    submitter: Submitter, group: PodGroup, error: type[BatchqError], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         submitter.submitted(group, "2", 7)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.swf import TraceJob, bounded_slowdown, nearest_rank, read_swf
+from batchq.lab.workload.schedule import bounded_slowdown, nearest_rank
+from batchq.lab.workload.traces import TraceJob, read_swf
 from tests.harness.traces import real_log
 
 
@@ -93,6 +94,13 @@ def test_a_gzipped_log_is_recognised_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(gzip.compress(f"; MaxNodes: 8 (two cabinets)\n{job_line()}".encode()))
     assert read_swf(path).processors == 8
+
+
+def test_a_machine_with_several_processors_per_node_has_the_stated_processors(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path, job_line(), head="; MaxNodes: 2\n; MaxProcs: 16\n")
+    assert read_swf(log).processors == 16
 
 
 @pytest.mark.parametrize(

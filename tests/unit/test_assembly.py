@@ -46,7 +46,7 @@ def test_an_unknown_plugin_is_refused_with_the_known_names() -> None:
 
 
 WRONG_SETTINGS: dict[str, tuple[str, dict[str, object], str]] = {
-    "a setting that there is not": (
+    "an unknown setting": (
         "binpack",
         {"colour": "red"},
         "pluginConfig.binpack.colour: there is no such field; known: resource, weights",
@@ -84,7 +84,7 @@ WRONG_SETTINGS: dict[str, tuple[str, dict[str, object], str]] = {
         {"size": 3},
         "pluginConfig.gang: the plugin takes no settings, found size",
     ),
-    "a plugin that there is not": (
+    "an unknown plugin": (
         "gangs",
         {},
         "pluginConfig.gangs: there is no such plugin; did you mean 'gang'?",

@@ -45,7 +45,7 @@ def test_a_queue_that_borrows_from_another_organisation_also_gives_back_there() 
 def test_the_set_of_borrowers_shrinks_as_they_give_back() -> None:
     session = _session(("a", "x1"), ("b", "x1"), ("c", "x1"))
     borrowers = Borrowers(session, "reclaimable")
-    assert borrowers.are_there("y1")
+    assert borrowers.exist_beside("y1")
     for name, left in (("c", True), ("b", False)):
         group = session.by_key[f"default/{name}"]
         with Statement(session) as statement:
@@ -53,5 +53,5 @@ def test_the_set_of_borrowers_shrinks_as_they_give_back() -> None:
                 statement.drop_pod(group, uid)
             statement.set_status(group, reserved_at=None, reservation={})
             assert borrowers.givers("y1") == []
-            assert borrowers.are_there("y1") is left
+            assert borrowers.exist_beside("y1") is left
             statement.commit()

@@ -149,12 +149,12 @@ def test_a_wrong_budget_file_is_reported_once_until_it_changes(
     path = tmp_path / "hours.yml"
     path.write_text("default: 2\n")
     budgets = budget.Budgets(path)
-    told = []
+    seen = []
     for text in ("- 7", "- 7", "- 8", "default: 2", "- 8"):
         path.write_text(text)
         budgets.follow()
-        told.append(capsys.readouterr().err.count("going on with the last one"))
-    assert told == [1, 0, 1, 0, 1]
+        seen.append(capsys.readouterr().err.count("going on with the last one"))
+    assert seen == [1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("words", [[], ["hours.yml", "ledger.json", "more"]])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from batchq import changes
 from batchq.api.manifest import decode
 from batchq.api.objects import Node, Object, PodGroup
 from batchq.api.transaction import Word
+from batchq.client import changes
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 

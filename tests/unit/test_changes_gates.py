@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq import changes
 from batchq.api import validation
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, OpenedGate, PodGroup, SchedulingGate, key_of, kind_of
 from batchq.api.transaction import Transaction, Write
+from batchq.client import changes
 from batchq.errors import Conflict, InvalidInput, NotFound
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_pod

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq import changes
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import PodGroup
 from batchq.api.transaction import Transaction, Write
+from batchq.client import changes
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 

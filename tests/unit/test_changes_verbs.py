@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq import changes
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.manifest import decode
 from batchq.api.objects import Metadata, Node, Pledge, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.transaction import Charge, Transaction, Write
+from batchq.client import changes
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchq import changes
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
+from batchq.client import changes
 from batchq.config.documents import read_documents
 from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.player import play

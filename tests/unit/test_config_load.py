@@ -141,7 +141,7 @@ WRONG = {
         "maxPodGroupsPerNamespace: many\n",
         ("scheduler.yaml, line 1: maxPodGroupsPerNamespace: expected a whole number, found 'many'"),
     ),
-    "a budget that lets nobody be evicted": (
+    "a budget that allows no eviction": (
         "evictionBudget:\n  pods: 0\n",
         (
             "scheduler.yaml, line 2: evictionBudget.pods: expected at least 1, or no"

@@ -35,7 +35,7 @@ DEFAULT = {
     "reclaimable": ["gang", "priority", "proportion", "conformance"],
     "permit": ["checks"],
 }
-NOBODY: dict[str, list[Any]] = {point: [] for point in POINTS}
+NO_PLUGINS: dict[str, list[Any]] = {point: [] for point in POINTS}
 
 
 def read(text: str) -> SchedulerConfig:
@@ -99,7 +99,7 @@ TABLE: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "default, multi-point, enabled *: nothing happens": ('multiPoint: {enabled: ["*"]}', {}),
     "default, multi-point, disabled *: all default plugins are off at all points": (
         'multiPoint: {disabled: ["*"]}',
-        NOBODY,
+        NO_PLUGINS,
     ),
     "non-default, regular, enabled: it is on at this point alone, before the default ones": (
         "groupOrder: {enabled: [sla]}",
@@ -133,7 +133,7 @@ TABLE: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "non-default, multi-point, disabled *: what is enabled beside it stays": (
         'multiPoint: {enabled: [sla], disabled: ["*"]}',
         {
-            **NOBODY,
+            **NO_PLUGINS,
             "preEnqueue": ["sla"],
             "groupOrder": ["sla"],
             "preemptable": ["sla"],
@@ -234,7 +234,7 @@ def test_a_plain_list_enables_exactly_its_plugins_and_disables_the_default_ones(
         'plugins: {multiPoint: {enabled: [sla, {name: binpack, weight: 2}], disabled: ["*"]}}'
     )
     assert short == long
-    assert standing("plugins: []") == NOBODY
+    assert standing("plugins: []") == NO_PLUGINS
 
 
 def test_the_stories_of_the_proposal() -> None:
@@ -273,14 +273,14 @@ WRONG = {
         "plugins:\n  score: {enabled: binpack}\n",
         "line 2: plugins.score.enabled: expected a list of plugin names, found 'binpack'",
     ),
-    "a name that there is not": (
+    "an unknown name": (
         "plugins:\n  multiPoint:\n    enabled:\n    - gates\n    - name: gangs\n",
         (
             "line 5: plugins.multiPoint.enabled[1]: there is no plugin 'gangs'; known: {known};"
             " did you mean 'gang'?"
         ),
     ),
-    "a disabled name that there is not": (
+    "an unknown disabled name": (
         "plugins:\n  score:\n    disabled: [binpak]\n",
         (
             "line 3: plugins.score.disabled[0]: there is no plugin 'binpak'; known: {known};"
@@ -367,13 +367,13 @@ def test_a_session_calls_the_plugins_of_a_point_in_their_configured_order() -> N
         )
     )
     session = scheduler.open(a_snapshot(a_node(cpu=1)), 0)
-    told = {
+    result = {
         name: [(entry.plugin, entry.weight) for entry in point]
         for name, point in session.plugins.points.items()
     }
-    assert told["groupOrder"] == [("sla", 1), ("priority", 1)]
-    assert told["score"] == [("binpack", 4), ("leastAllocated", 1)]
-    assert told["preemptable"] == [("gang", 1), ("priority", 1), ("conformance", 1), ("sla", 1)]
+    assert result["groupOrder"] == [("sla", 1), ("priority", 1)]
+    assert result["score"] == [("binpack", 4), ("leastAllocated", 1)]
+    assert result["preemptable"] == [("gang", 1), ("priority", 1), ("conformance", 1), ("sla", 1)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from batchq.config.load import read_config, what_changed
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         ("", "", "unchanged"),
         ("", "schedulePeriod: 500ms", "schedulePeriod 1s -> 500ms"),
@@ -35,14 +35,14 @@ from batchq.config.load import read_config, what_changed
         ("", "pluginConfig: {sla: {a: 1h}}", "pluginConfig.sla.a nothing -> 1h"),
     ],
 )
-def test_each_change_is_a_phrase(before: str, after: str, told: str) -> None:
-    assert what_changed(read_config(before, "a"), read_config(after, "b")) == told
+def test_each_change_is_a_phrase(before: str, after: str, expected: str) -> None:
+    assert what_changed(read_config(before, "a"), read_config(after, "b")) == expected
 
 
 def test_only_the_first_of_many_changes_are_named() -> None:
     names = ("schedulePeriod", "inQueueTimeout", "recoveryTimeout", "nodeTimeout")
     names += ("podLease", "nodeMemory", "minRuntime", "minSessionInterval")
     after = read_config("\n".join(f"{name}: 77s" for name in names), "b")
-    told = what_changed(read_config("", "a"), after)
-    assert told.count("-> 77s") == 6
-    assert told.endswith("; and 2 more")
+    expected = what_changed(read_config("", "a"), after)
+    assert expected.count("-> 77s") == 6
+    assert expected.endswith("; and 2 more")

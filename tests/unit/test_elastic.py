@@ -128,9 +128,9 @@ def test_suspending_a_finished_group_does_not_requeue_it(ends: str) -> None:
 
 def test_the_reason_why_extra_pods_wait_is_cleared_when_the_group_is_evicted() -> None:
     """An action before enqueue would use the stored reason, and request victims for the group."""
-    told = (Verdict(plugin="allocate", reason=Waiting.WAITING_FOR_RESOURCES),)
+    result = (Verdict(plugin="allocate", reason=Waiting.WAITING_FOR_RESOURCES),)
     group, *pods = a_running_group("g", 1, min_member=1)
-    group = structs.replace(group, status=structs.replace(group.status, reasons=told))
+    group = structs.replace(group, status=structs.replace(group.status, reasons=result))
     scheduler = assemble(SchedulerConfig())
     session = scheduler.open(a_snapshot(a_node(cpu=1), group, *pods), 0)
     state = session.by_key["default/g"]

@@ -253,8 +253,8 @@ def test_an_ineligible_group_is_not_rewritten_when_free_capacity_changes() -> No
     first, second = a_group("first", 4), a_group("second", 4, depends_on=depends)
     crowded = decide(a_node(cpu=4), first, second)
     assert crowded.reasons("second") == ["DependencyNotMet", "WaitingForResources"]
-    told = crowded.session.by_key["default/second"].status
-    roomy = decide(a_node(cpu=9), first, a_group("second", 4, depends_on=depends, status=told))
+    result = crowded.session.by_key["default/second"].status
+    roomy = decide(a_node(cpu=9), first, a_group("second", 4, depends_on=depends, status=result))
     assert [intent for intent in roomy.of(SetReasons) if intent.group == "default/second"] == []
 
 

@@ -112,34 +112,34 @@ def _names(walk: PendingIterator) -> list[str]:
 
 
 def test_classes_are_unparked_when_enough_capacity_is_free() -> None:
-    watches, cpu = WakeUpIndex(), ("cluster", "cpu")
+    index, cpu = WakeUpIndex(), ("cluster", "cpu")
     small, large, elsewhere = (
         EquivalenceClass((name,), "q") for name in ("small", "large", "elsewhere")
     )
-    watches.add(large, cpu, 60)
-    watches.add(small, cpu, 63)
-    watches.add(elsewhere, ("queue:q", "cpu"), 10)
-    assert watches.freed({"cluster": {"cpu": 64}, "queue:q": {"cpu": 11}}) == []
-    assert watches.freed({"cluster": {"cpu": 63}, "queue:q": {"cpu": 11}}) == [small]
-    assert watches.freed({"cluster": {"cpu": 60}, "queue:q": {"cpu": 11}}) == [large, small]
-    watches.remove(small)
-    watches.remove(small)
+    index.add(large, cpu, 60)
+    index.add(small, cpu, 63)
+    index.add(elsewhere, ("queue:q", "cpu"), 10)
+    assert index.freed({"cluster": {"cpu": 64}, "queue:q": {"cpu": 11}}) == []
+    assert index.freed({"cluster": {"cpu": 63}, "queue:q": {"cpu": 11}}) == [small]
+    assert index.freed({"cluster": {"cpu": 60}, "queue:q": {"cpu": 11}}) == [large, small]
+    index.remove(small)
+    index.remove(small)
     # A scope without usage has no entry.
-    assert watches.freed({}) == [large, elsewhere]
+    assert index.freed({}) == [large, elsewhere]
 
 
 def test_a_class_that_was_removed_from_the_wake_up_index_is_not_unparked() -> None:
-    watches, cpu = WakeUpIndex(), ("cluster", "cpu")
+    index, cpu = WakeUpIndex(), ("cluster", "cpu")
     small, large, other = (EquivalenceClass((name,), "q") for name in ("small", "large", "other"))
-    watches.add(large, cpu, 60)
-    watches.add(small, cpu, 63)
-    watches.remove(large)
-    watches.add(other, cpu, 61)
-    watches.add(large, cpu, 62)
-    assert watches.freed({"cluster": {"cpu": 61}}) == [small, other, large]
-    watches.add(EquivalenceClass(("late",), "q"), cpu, 64)
-    watches.clear()
-    assert watches.freed({}) == []
+    index.add(large, cpu, 60)
+    index.add(small, cpu, 63)
+    index.remove(large)
+    index.add(other, cpu, 61)
+    index.add(large, cpu, 62)
+    assert index.freed({"cluster": {"cpu": 61}}) == [small, other, large]
+    index.add(EquivalenceClass(("late",), "q"), cpu, 64)
+    index.clear()
+    assert index.freed({}) == []
 
 
 def test_a_class_is_parked_on_the_full_limit_and_new_members_get_the_same_reason() -> None:
@@ -148,7 +148,7 @@ def test_a_class_is_parked_on_the_full_limit_and_new_members_get_the_same_reason
     waiting = [a_group(f"g{number}", 1, created=number) for number in range(FULL + 2)]
     session = scheduler.decide(a_snapshot(*world, *waiting), 0)
     (peers,) = session.queues["default"].line.classes.values()
-    assert (peers.sleeps, peers.watches, peers.most) == (True, ("cluster", "cpu"), 3_000)
-    told = {name: session.by_key[f"default/{name}"].status.reasons for name in ("g4", "g5")}
-    assert told["g4"] == told["g5"]
-    assert [verdict.subject for verdict in told["g4"]] == ["the cluster"]
+    assert (peers.is_parked, peers.watches, peers.full_above) == (True, ("cluster", "cpu"), 3_000)
+    result = {name: session.by_key[f"default/{name}"].status.reasons for name in ("g4", "g5")}
+    assert result["g4"] == result["g5"]
+    assert [verdict.subject for verdict in result["g4"]] == ["the cluster"]

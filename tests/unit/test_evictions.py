@@ -50,10 +50,10 @@ def test_a_group_evicted_whole_pledges_also_its_pods_that_were_chosen_earlier() 
         node("n1", 2),
         priority("high", 10),
         *running("victim", 2, "n1", grace="5s", minMember=1),
-        group("claimant", 2, priorityClassName="high"),
+        group("preemptor", 2, priorityClassName="high"),
     ]
-    assert pledged(*world) == [{"default/claimant": ["default/victim-t-1", "default/victim-t-0"]}]
-    assert phases(outcome(*world, config=ALL))["claimant"] == "Running"
+    assert pledged(*world) == [{"default/preemptor": ["default/victim-t-1", "default/victim-t-0"]}]
+    assert phases(outcome(*world, config=ALL))["preemptor"] == "Running"
 
 
 def test_without_enqueue_a_preemptor_keeps_its_pledge_until_its_victims_end() -> None:
@@ -61,12 +61,12 @@ def test_without_enqueue_a_preemptor_keeps_its_pledge_until_its_victims_end() ->
         node("n1", 3),
         priority("high", 10),
         *running("victim", 3, "n1", grace="5s"),
-        group("claimant", 1, priorityClassName="high", status={"phase": "InQueue"}),
+        group("preemptor", 1, priorityClassName="high", status={"phase": "InQueue"}),
     ]
-    told = outcome(*world, config="actions: [allocate, preempt]\n")
-    assert [len(cycle.pledged) for cycle in told.cycles if cycle.pledged] == [1]
-    assert evicted(told)[0][0] == 0
-    assert (5, {"default/claimant-t-0": "n1"}) in bound(told)
+    result = outcome(*world, config="actions: [allocate, preempt]\n")
+    assert [len(cycle.pledged) for cycle in result.cycles if cycle.pledged] == [1]
+    assert evicted(result)[0][0] == 0
+    assert (5, {"default/preemptor-t-0": "n1"}) in bound(result)
 
 
 def test_a_victim_is_not_readmitted_on_pods_pledged_to_a_running_group() -> None:
@@ -74,12 +74,12 @@ def test_a_victim_is_not_readmitted_on_pods_pledged_to_a_running_group() -> None
         node("n1", 6),
         taker("lender"),
         taker("borrower", weight=0),
-        *running("claimant", 1, "n1", of=6, queue="lender", minMember=1),
+        *running("preemptor", 1, "n1", of=6, queue="lender", minMember=1),
         *running("victim", 5, "n1", queue="borrower", grace="30s"),
     ]
-    told = outcome(*world, config=ALL, cycles=6)
-    assert requeued(told) == [(0, [("default/victim", "Reclaimed")])]
-    assert [time for time, groups in admitted(told) if "default/victim" in groups] == []
+    result = outcome(*world, config=ALL, cycles=6)
+    assert requeued(result) == [(0, [("default/victim", "Reclaimed")])]
+    assert [time for time, groups in admitted(result) if "default/victim" in groups] == []
 
 
 def test_reclaim_for_a_second_queue_does_not_take_a_queue_below_its_guarantee() -> None:
@@ -93,9 +93,9 @@ def test_reclaim_for_a_second_queue_does_not_take_a_queue_below_its_guarantee() 
         group("a", 3, queue="one"),
         group("b", 3, queue="other", created=1),
     ]
-    told = outcome(*world, config=ALL, cycles=1)
-    assert len(requeued(told)) == 1
-    assert len(requeued(told)[0][1]) == 1
+    result = outcome(*world, config=ALL, cycles=1)
+    assert len(requeued(result)) == 1
+    assert len(requeued(result)[0][1]) == 1
 
 
 def test_pods_with_a_pledge_come_before_the_reservation_of_a_strict_head() -> None:
@@ -104,14 +104,14 @@ def test_pods_with_a_pledge_come_before_the_reservation_of_a_strict_head() -> No
         taker("lender"),
         taker("borrower"),
         taker("strict", strategy={"type": "StrictFIFO"}),
-        *running("claimant", 1, "n1", of=2, queue="lender", minMember=1, grace="0s"),
+        *running("preemptor", 1, "n1", of=2, queue="lender", minMember=1, grace="0s"),
         *running("victim", 5, "n1", queue="borrower", minMember=1, grace="5s"),
         timeline({"at": "2s", "apply": group("head", 4, queue="strict", created=2)}),
     ]
-    told = outcome(*world, config=ALL, cycles=8)
-    assert (5, {"default/claimant-t-1": "n1"}) in [
-        (time, {pod: on for pod, on in pods.items() if "claimant" in pod})
-        for time, pods in bound(told)
+    result = outcome(*world, config=ALL, cycles=8)
+    assert (5, {"default/preemptor-t-1": "n1"}) in [
+        (time, {pod: on for pod, on in pods.items() if "preemptor" in pod})
+        for time, pods in bound(result)
     ]
 
 
@@ -125,7 +125,7 @@ def test_reserved_capacity_is_not_given_to_pods_beyond_the_reservation() -> None
         taker("borrower", weight=0),
         *running("victim", 2, "n1", queue="borrower", minMember=1, grace="5s"),
         group(
-            "claimant",
+            "preemptor",
             tasks=[small, large],
             queue="lender",
             minMember=1,
@@ -135,6 +135,6 @@ def test_reserved_capacity_is_not_given_to_pods_beyond_the_reservation() -> None
     ]
     scheduler = assemble(read_config(ALL, "config"))
     stage = WorldRun(read_world(yaml.safe_dump_all(world), "world"), scheduler)
-    told = stage.run(1, bounded=False).outcome
-    assert [time for time, _ in evicted(told)] == [0]
+    result = stage.run(1, bounded=False).outcome
+    assert [time for time, _ in evicted(result)] == [0]
     assert stage.store.ledger()["cluster"]["cpu"] == 5000

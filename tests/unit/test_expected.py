@@ -39,7 +39,7 @@ FIRST_FIT = Strategy(type="BestEffortFIFO")
 EASY = Strategy(type="Backfill")
 CONSERVATIVE = Strategy(type="Backfill", reservations="all")
 EVERY = [STRICT, FIRST_FIT, EASY, CONSERVATIVE]
-NEVER = "nobody knows"
+NEVER = "unknown"
 NO_RECLAIM = QueuePreemption(reclaim="Never")
 
 
@@ -68,7 +68,7 @@ def decided(*objects: Any, **config: Any) -> Session:
     return assemble(SchedulerConfig(**config)).decide(snapshot, 0)
 
 
-def told(*objects: Any, **more: Any) -> dict[str, Expected]:
+def estimates_of(*objects: Any, **more: Any) -> dict[str, Expected]:
     """Return name -> estimate for every pending group, at time 0."""
     session = decided(*objects)
     found = expected_starts(session, **more)
@@ -77,7 +77,7 @@ def told(*objects: Any, **more: Any) -> dict[str, Expected]:
 
 def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
     """Return name -> expected start in seconds."""
-    found = told(*objects, **more)
+    found = estimates_of(*objects, **more)
     return {
         name: NEVER if found[name].at is None else (found[name].at or 0) / 1000
         for name in sorted(found)
@@ -145,10 +145,10 @@ def test_without_the_action_backfill_a_backfilled_queue_is_strict() -> None:
 
 
 def test_an_estimate_names_the_groups_that_must_end_or_start_first() -> None:
-    found = told(*a_busy_queue(STRICT))
+    found = estimates_of(*a_busy_queue(STRICT))
     assert (found["wide"].ended, found["wide"].behind) == (("default/runs",), "")
     assert found["long"].ended == ("default/wide",)
-    blocked = told(
+    blocked = estimates_of(
         a_node(cpu=4),
         served(STRICT),
         *runs("r", 4, 50),
@@ -164,7 +164,7 @@ def test_an_estimate_names_the_groups_that_must_end_or_start_first() -> None:
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_running_group_without_a_walltime_never_ends(strategy: Strategy) -> None:
     world = [a_node(cpu=4), served(strategy), *runs("r", 4, None), waits("a", 1, 9)]
-    found = told(*world)
+    found = estimates_of(*world)
     assert found["a"] == Expected(None, why="no walltime says when there will be room for it")
 
 
@@ -175,7 +175,7 @@ def test_a_planned_group_without_a_walltime_never_ends() -> None:
 
 def test_groups_behind_a_strict_head_without_an_expected_start_have_none_either() -> None:
     world = [a_node(cpu=4), served(STRICT), *runs("r", 3, None), waits("a", 4, 9), waits("b", 1, 9)]
-    found = told(*world)
+    found = estimates_of(*world)
     assert found["a"].at is None
     assert found["b"] == Expected(
         None, why="the start of the group ahead of it is unknown", behind="default/a"
@@ -230,7 +230,7 @@ def test_a_gated_group_has_no_expected_start_and_no_group_waits_for_it(
     strategy: Strategy,
 ) -> None:
     world = [a_node(cpu=4), served(strategy), *runs("r", 4, 100), gated("g"), waits("a", 4, 9)]
-    found = told(*world)
+    found = estimates_of(*world)
     assert found["g"].why == (
         "SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data"
     )
@@ -238,7 +238,7 @@ def test_a_gated_group_has_no_expected_start_and_no_group_waits_for_it(
 
 
 def test_a_group_that_is_suspended_too_large_or_in_no_queue_has_no_start() -> None:
-    found = told(
+    found = estimates_of(
         a_node(cpu=4),
         waits("suspended", 1, suspend=True),
         waits("huge", 5),
@@ -257,7 +257,7 @@ def paused(name: str, cpu: int, until_s: int, for_s: int) -> PodGroup:
 
 
 def test_a_group_in_backoff_starts_after_its_backoff_even_if_it_fits_now() -> None:
-    found = told(a_node(cpu=4), paused("p", 1, 20, 9))
+    found = estimates_of(a_node(cpu=4), paused("p", 1, 20, 9))
     assert found["p"].at == 20_000
     assert found["p"].why.startswith("BackingOff: pauses for 10s, until 1970-01-01T00:00:20Z")
 
@@ -300,7 +300,7 @@ def a_check() -> AdmissionCheck:
 
 def test_a_group_with_a_check_has_no_expected_start_before_and_after_its_reservation() -> None:
     checked = served(FIRST_FIT, "checked", admission_checks=("approval",))
-    found = told(
+    found = estimates_of(
         a_node(cpu=4),
         checked,
         a_check(),
@@ -321,9 +321,11 @@ def test_a_group_with_a_check_has_no_expected_start_before_and_after_its_reserva
 
 
 def test_a_group_that_fits_on_no_node_starts_when_a_node_has_enough_free_capacity() -> None:
-    found = told(a_node("n1", cpu=2), a_node("n2", cpu=2), *runs("r", 1, 100), waits("a", 2, 9))
+    found = estimates_of(
+        a_node("n1", cpu=2), a_node("n2", cpu=2), *runs("r", 1, 100), waits("a", 2, 9)
+    )
     assert found == {"a": Expected(0)}
-    found = told(
+    found = estimates_of(
         a_node("n1", cpu=2),
         a_node("n2", cpu=2),
         *runs("r", 1, 100),
@@ -342,7 +344,7 @@ def test_a_group_that_never_fits_on_a_node_has_no_start_and_takes_no_capacity() 
         waits("b", 2, 9),
         waits("c", 2, 9),
     ]
-    found = told(*world)
+    found = estimates_of(*world)
     assert found["wide"].at is None
     assert found["wide"].why.startswith(
         "ExceedsCapacity: not even empty nodes take it: task w: 0/2 nodes fit"
@@ -443,7 +445,7 @@ def test_groups_beyond_the_planning_limit_say_so() -> None:
         gated("g"),
         *(waits(f"w{n}", 1, 1) for n in range(4)),
     ]
-    found = told(*world, most=2)
+    found = estimates_of(*world, most=2)
     assert [(found[f"w{n}"].at, found[f"w{n}"].is_planned) for n in range(4)] == [
         (10_000, True),
         (11_000, True),
@@ -456,7 +458,7 @@ def test_groups_beyond_the_planning_limit_say_so() -> None:
 
 def test_an_estimate_for_one_group_is_the_same_and_plans_no_group_behind_it() -> None:
     world = [a_node(cpu=1), *runs("r", 1, 10), *(waits(f"w{n}", 1, 1) for n in range(9))]
-    whole, some = told(*world), told(*world, wanted=["w4"])
+    whole, some = estimates_of(*world), estimates_of(*world, wanted=["w4"])
     assert some["w4"] == whole["w4"]
     assert sorted(some) == [f"w{n}" for n in range(5)]
 

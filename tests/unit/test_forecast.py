@@ -10,7 +10,8 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.earliest_fit import earliest_start, ends, forecast
+from batchq.core.forecast.estimates import forecast
+from batchq.core.forecast.expected_ends import ends
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
 
@@ -23,7 +24,7 @@ def opened(*objects: Any) -> Session:
     return assemble(SchedulerConfig()).open(a_snapshot(*objects), NOW)
 
 
-def told(*objects: Any) -> list[tuple[int, str, int, bool]]:
+def forecast_of(*objects: Any) -> list[tuple[int, str, int, bool]]:
     """Return for each end: time, group, number of single pods, and whether it is complete."""
     return [(end.at, end.group.key, len(end.pods), end.whole) for end in ends(opened(*objects))]
 
@@ -36,18 +37,18 @@ def stopping(pod: Pod, at: int, grace: int = 30_000) -> Pod:
 
 
 def test_a_running_group_ends_at_its_start_plus_its_walltime() -> None:
-    assert told(a_node(cpu=4), *a_running_group("r", 2, walltime=HOUR)) == [
+    assert forecast_of(a_node(cpu=4), *a_running_group("r", 2, walltime=HOUR)) == [
         (HOUR, "default/r", 0, True)
     ]
 
 
 def test_an_overdue_group_is_expected_to_end_in_a_second() -> None:
     running = a_running_group("r", walltime=60_000)
-    assert told(a_node(cpu=4), *running) == [(NOW + 1_000, "default/r", 0, True)]
+    assert forecast_of(a_node(cpu=4), *running) == [(NOW + 1_000, "default/r", 0, True)]
 
 
 def test_a_group_without_a_walltime_never_ends() -> None:
-    assert told(a_node(cpu=4), *a_running_group("r")) == []
+    assert forecast_of(a_node(cpu=4), *a_running_group("r")) == []
 
 
 def test_the_walltime_of_an_admitted_group_that_does_not_run_counts_from_now() -> None:
@@ -55,13 +56,13 @@ def test_the_walltime_of_an_admitted_group_that_does_not_run_counts_from_now() -
     status = structs.replace(group.status, phase="InQueue", started_at=None)
     bound = structs.replace(pod, status=structs.replace(pod.status, phase=PodPhase.BOUND))
     group = structs.replace(group, status=status)
-    assert told(a_node(cpu=4), group, bound) == [(NOW + HOUR, "default/r", 0, True)]
+    assert forecast_of(a_node(cpu=4), group, bound) == [(NOW + HOUR, "default/r", 0, True)]
 
 
 def test_pods_of_an_array_end_one_by_one_and_the_last_frees_the_reservation() -> None:
     group, first, second = a_running_group("r", 2, walltime=HOUR, min_member=1)
     later = structs.replace(second, status=structs.replace(second.status, started_at=50_000))
-    assert told(a_node(cpu=4), group, first, later) == [
+    assert forecast_of(a_node(cpu=4), group, first, later) == [
         (HOUR, "default/r", 1, False),
         (HOUR + 50_000, "default/r", 1, False),
         (HOUR + 50_000, "default/r", 0, True),
@@ -70,12 +71,12 @@ def test_pods_of_an_array_end_one_by_one_and_the_last_frees_the_reservation() ->
 
 def test_an_array_with_pending_pods_keeps_its_reservation() -> None:
     group, first, _ = a_running_group("r", 2, walltime=HOUR, min_member=1)
-    assert told(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
+    assert forecast_of(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
 
 
 def test_a_terminating_pod_ends_with_its_grace_period() -> None:
     group, pod = a_running_group("r", walltime=HOUR)
-    assert told(a_node(cpu=4), group, stopping(pod, 90_000)) == [
+    assert forecast_of(a_node(cpu=4), group, stopping(pod, 90_000)) == [
         (120_000, "default/r", 1, False),
         (HOUR, "default/r", 0, True),
     ]
@@ -95,7 +96,7 @@ def test_a_group_starts_when_enough_other_groups_have_ended() -> None:
     )
     found = forecast(session, session.by_key["default/g"])
     assert found.at == 2 * HOUR
-    assert [end.group.key for end in found.ends] == ["default/early", "default/middle"]
+    assert list(found.ended) == ["default/early", "default/middle"]
 
 
 def test_the_end_of_a_group_in_another_queue_does_not_free_a_queues_limit() -> None:
@@ -107,7 +108,7 @@ def test_the_end_of_a_group_in_another_queue_does_not_free_a_queues_limit() -> N
         waits(queue="mine"),
     )
     found = forecast(session, session.by_key["default/g"])
-    assert (found.at, [end.group.key for end in found.ends]) == (2 * HOUR, ["default/own"])
+    assert (found.at, found.ended) == (2 * HOUR, ("default/own",))
 
 
 def test_the_end_of_a_group_opens_no_gate() -> None:
@@ -123,9 +124,9 @@ def test_the_end_of_a_group_opens_no_gate() -> None:
 def test_a_group_in_backoff_waits_for_its_end_even_if_it_fits() -> None:
     paused = waits(status=PodGroupStatus(backoff_until=NOW + 20_000, backoff_count=1))
     session = opened(a_node(cpu=4), paused)
-    assert earliest_start(session, session.by_key["default/g"]) == NOW + 20_000
+    assert forecast(session, session.by_key["default/g"]).at == NOW + 20_000
 
 
 def test_a_group_that_fits_starts_now() -> None:
     session = opened(a_node(cpu=4), waits())
-    assert earliest_start(session, session.by_key["default/g"]) == NOW
+    assert forecast(session, session.by_key["default/g"]).at == NOW

@@ -13,7 +13,7 @@ from batchq.core.extension.points import POINTS
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import PluginFailed
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_queue, a_snapshot
 
@@ -72,16 +72,16 @@ def test_only_the_group_for_which_the_plugin_raises_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "wanted"),
     [
         (7, "TypeError: 'int' object is not iterable"),
         (["no"], "TypeError: expected a list of Verdict, found ['no']"),
     ],
 )
-def test_an_invalid_answer_of_the_plugin_counts_as_a_refusal(answer: Any, told: str) -> None:
+def test_an_invalid_answer_of_the_plugin_counts_as_a_refusal(answer: Any, wanted: str) -> None:
     done = _decided(_with(Owner(answer), "preEnqueue"), "a", "boom")
     assert done.admitted == ["default/a"]
-    assert done.message("boom") == f"plugin owner failed at preEnqueue: {told}"
+    assert done.message("boom") == f"plugin owner failed at preEnqueue: {wanted}"
 
 
 @pytest.mark.parametrize("point", ["admissible", "permit"])

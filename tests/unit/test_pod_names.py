@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from batchq import changes
 from batchq.api.objects import PodGroup
-from batchq.changes.groups import rivals
+from batchq.client import changes
+from batchq.client.changes.groups import rivals
 from batchq.errors import Rejected
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_task

@@ -15,7 +15,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.core.extension.points import Plugin
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from tests.builders import Decided, a_group, a_node, a_snapshot, a_task, decide
 
 GATED = (SchedulingGate(name="data"), SchedulingGate(name="money"))

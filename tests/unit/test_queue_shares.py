@@ -17,10 +17,9 @@ from batchq.core.quota.fair_shares import (
     note_admission,
     share_of_queue,
 )
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods, roll_back
+from batchq.core.session.transitions import admit, create_pods, roll_back, wanted_ordinals
 from tests.builders import (
     a_group,
     a_node,
@@ -92,7 +91,7 @@ def _asking(**cpus: int) -> list[Any]:
             {"a": 10, "b": 1},
         ),
         (
-            "nobody deserves more than its capability",
+            "no queue deserves more than its capability",
             [_queue("a", capability={"cpu": 3}), _queue("b"), *_asking(a=9, b=9)],
             {"a": 3, "b": 7},
         ),
@@ -171,7 +170,7 @@ def _asking(**cpus: int) -> list[Any]:
             {"a": 5, "b": 5},
         ),
         (
-            "a group that stands aside asks for nothing",
+            "an ineligible group asks for nothing",
             [
                 _queue("a"),
                 _queue("b"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from batchq import changes
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Refusal, Transaction, Word
+from batchq.client import changes
 from batchq.errors import BatchqError
 from batchq.store.memory import MemoryStore
 

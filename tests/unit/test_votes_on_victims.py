@@ -85,7 +85,7 @@ def by_class(session: Any, point: str) -> tuple[bool | None, bool | None, bool |
     )
 
 
-def of_classes(claimant: str, victim: str, **preemption: Any) -> Any:
+def of_classes(preemptor: str, victim: str, **preemption: Any) -> Any:
     named: dict[str, Any] = {"priority_class_name": victim, "queue": "b"}
     return opened(
         *CLASSES,
@@ -94,23 +94,23 @@ def of_classes(claimant: str, victim: str, **preemption: Any) -> Any:
         *running("gang", 2, **named),
         *running("elastic", 3, minimum=2, **named),
         *running("array", 2, minimum=1, **named),
-        a_group("c", priority_class_name=claimant, queue="a"),
+        a_group("c", priority_class_name=preemptor, queue="a"),
         plugins=("priority",),
     )
 
 
-@pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
-def test_priority_agrees_to_victims_of_lower_priority(claimant: str, victim: str) -> None:
-    session = of_classes(claimant, victim)
-    assert by_class(session, "preemptable") == BY_CLASS[claimant, victim]
+@pytest.mark.parametrize(("preemptor", "victim"), BY_CLASS)
+def test_priority_agrees_to_victims_of_lower_priority(preemptor: str, victim: str) -> None:
+    session = of_classes(preemptor, victim)
+    assert by_class(session, "preemptable") == BY_CLASS[preemptor, victim]
 
 
-@pytest.mark.parametrize(("claimant", "victim"), BY_CLASS)
+@pytest.mark.parametrize(("preemptor", "victim"), BY_CLASS)
 def test_reclaim_lower_priority_applies_the_rule_of_one_queue_between_queues(
-    claimant: str, victim: str
+    preemptor: str, victim: str
 ) -> None:
-    session = of_classes(claimant, victim, reclaim="LowerPriority")
-    assert by_class(session, "reclaimable") == BY_CLASS[claimant, victim]
+    session = of_classes(preemptor, victim, reclaim="LowerPriority")
+    assert by_class(session, "reclaimable") == BY_CLASS[preemptor, victim]
 
 
 def test_a_queue_that_reclaims_from_any_ignores_priority_between_queues() -> None:
@@ -189,7 +189,7 @@ def test_no_plugin_is_asked_about_a_protected_victim() -> None:
     session = opened(*low_and_high(started=10_000), now_ms=39_999, **AGREED)
     asked: list[str] = []
 
-    def listen(session: Any, claimant: Any, victim: Any, shortage: Any) -> bool:
+    def listen(session: Any, preemptor: Any, victim: Any, shortage: Any) -> bool:
         asked.append(victim.group.key)
         return True
 

@@ -109,10 +109,10 @@ def some_pods(session: Session, name: str, *indices: int, task: str = "w") -> Vi
 
 
 def answer(
-    session: Session, point: str, claimant: str, victim: Victim, *, lacking: Iterable[str] = ()
+    session: Session, point: str, preemptor: str, victim: Victim, *, lacking: Iterable[str] = ()
 ) -> bool | None:
     """Return the plugin's vote at the point for a preemptor that lacks these dimensions."""
     (entry,) = session.plugins.points[point]
-    group = session.by_key[f"default/{claimant}"]
+    group = session.by_key[f"default/{preemptor}"]
     said: bool | None = entry.function(session, group, victim, Shortage(frozenset(lacking)))
     return said

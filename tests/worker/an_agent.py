@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from batchq.errors import BatchqError
-from batchq.worker.agent import pod_reports, wakeups
+from batchq.worker.agent import agent, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings
+from batchq.worker.agent.state_machine import Paces
 from batchq.worker.workhorse import supervision
 
 _NEVER_MS = 10**9
@@ -22,7 +23,8 @@ _NEVER_MS = 10**9
 
 def main() -> int:
     if "A_TEST_AGENT_IS_RUNG" in os.environ:
-        wakeups.LOOK_MS = pod_reports._CHECK_FIRST_MS = pod_reports._CHECK_MAX_MS = _NEVER_MS
+        wakeups.LOOK_MS = _NEVER_MS
+        agent._PACES = Paces(check_first_ms=_NEVER_MS, check_max_ms=_NEVER_MS)
     if "A_TEST_AGENT_IS_HASTY" in os.environ:
         supervision._END_MS = 500
     settings = msgspec.json.decode(

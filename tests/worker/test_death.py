@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Node, Pod
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import enqueue, node_queue
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
@@ -221,7 +222,7 @@ def test_a_pod_that_has_ended_keeps_its_outcome_when_it_is_delivered_again(stage
     stage.report_processor.stop()
     flag.touch()
     until(lambda: not members(group), within_s=WITHIN_S)
-    until(lambda: bool(stage.store.inboxes.pending("n1")), within_s=WITHIN_S)
+    until(lambda: bool(stage.store.report_queues.pending("n1")), within_s=WITHIN_S)
     horse = stage.horse_of(pod)
     until(lambda: not is_alive(horse), within_s=WITHIN_S)
     link = RqLink(stage.store.url)

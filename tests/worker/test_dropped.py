@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import redis
 
+from batchq.api.node_report import PodAttempt
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.agent.slots import Slots
-from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import enqueue, node_queue
 
 _ATTEMPT = PodAttempt("0123456789abcdef-1-0", 1)
 
@@ -17,7 +18,7 @@ def _dropped(link: RqLink) -> Slots:
     queue = node_queue("n1", link)
     enqueue(queue, [_ATTEMPT])
     queue.connection.lmove(queue.key, queue.intermediate_queue_key)
-    return Slots(link, "n1", prefix="test", bound=1)
+    return Slots(link, "n1", prefix="test")
 
 
 def test_a_dropped_attempt_that_is_no_longer_bound_leaves_no_keys(
@@ -39,15 +40,3 @@ def test_a_dropped_attempt_that_is_still_bound_is_enqueued_again(
     (job,), _ = slots.take(1)
     assert job.requested_attempt() == _ATTEMPT
     link.close()
-
-
-def test_an_attempt_whose_end_is_not_seen_yet_is_not_started_again(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
-    link = RqLink(redis_store.url)
-    slots = _dropped(link)
-    slots.enqueue_missing([_ATTEMPT])
-    assert slots.take(1, ended=[_ATTEMPT]) == ([], False)
-    assert slots.take(1) == ([], False)
-    link.close()
-    assert raw.keys("{bq}-rq:n1:queue:*") == raw.keys("{bq}-rq:n1:job:*") == []

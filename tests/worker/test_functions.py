@@ -43,10 +43,10 @@ def family(*, stubborn=False):
         threading.Event().wait(1)
 
 def polite():
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     print("up")
-    while not told.wait(0.05):
+    while not stopped.wait(0.05):
         pass
     return pathlib.Path(os.environ["BATCHQ_STOP_FILE"]).read_text().strip()
 

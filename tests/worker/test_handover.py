@@ -8,8 +8,9 @@ import pytest
 import redis
 from rq import Queue
 
+from batchq.api.node_report import PodAttempt
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq_delivery import ENTRY, PodAttempt, PodJob, enqueue, enqueue_all, node_queue
+from batchq.worker.rq_delivery import ENTRY, PodJob, enqueue, enqueue_all, node_queue
 from tests.harness.server import Server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import msgspec
 import pytest
@@ -134,6 +135,17 @@ def test_a_node_that_moves_to_another_machine_loses_no_pod_before_its_lease_ends
         assert stage.now(pod).status.reason == "NodeLost"
 
 
+def test_an_agent_goes_on_when_a_restored_server_shows_a_dead_agent_of_its_machine(
+    stage: Stage,
+) -> None:
+    agent = stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    group = stage.started(pod, saying="up")
+    _is_said_to_be_served_by(stage, f"{socket.gethostname()}:999999999:1")
+    until(lambda: stage.is_served_by("n1", agent), within_s=WITHIN_S)
+    assert members(group)
+
+
 def test_an_agent_whose_node_was_taken_over_leaves_the_pods_to_the_new_agent(
     stage: Stage,
 ) -> None:
@@ -142,7 +154,7 @@ def test_an_agent_whose_node_was_taken_over_leaves_the_pods_to_the_new_agent(
     _is_said_to_be_served_by(stage, "elsewhere:1:1")
     assert agent.wait(timeout=WITHIN_S) == 8
     assert "node n1 was taken over by the agent with pid 1 on elsewhere" in stage.log_text()
-    assert stage.store.inboxes.pending("n1") == []
+    assert stage.store.report_queues.pending("n1") == []
     assert stage.now(pod).status.phase == PodPhase.BOUND
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.scheduler.node_reports import ended
+from batchq.worker.agent.state_machine import LOST
 from batchq.worker.workhorse.process import base_environment
-from batchq.worker.workhorse.run_file import LOST, PodOutcome
+from batchq.worker.workhorse.run_file import PodOutcome
 from batchq.worker.workhorse.supervision import Lease
 from tests.builders import a_group, a_pod
 

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
 from batchq.store.rq_link import RqLink
-from batchq.worker.rq_delivery import PodAttempt, enqueue, node_queue
+from batchq.worker.rq_delivery import enqueue, node_queue
 from tests.worker.stage import Stage
 
 pytestmark = pytest.mark.e2e

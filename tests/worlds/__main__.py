@@ -84,8 +84,8 @@ def _tell_story(world: Described, most: int) -> None:
         _tell(str(endless))
         return
     for cycle in cycles:
-        told = {what: value for what, value in to_builtins(cycle).items() if value}
-        _tell(" ".join(f"{what}={value}" for what, value in told.items()))
+        result = {what: value for what, value in to_builtins(cycle).items() if value}
+        _tell(" ".join(f"{what}={value}" for what, value in result.items()))
 
 
 def _swarm(asked: argparse.Namespace) -> int:

@@ -110,8 +110,8 @@ def _answers(
     """Give admitted groups True for some checks; the other checks joined the queue since."""
     if "status" in group and group["status"].get("phase") != "Pending":
         names = [name for name in names if dice.random() < 0.7]
-        told = [{"name": name, "status": "True"} for name in names]
-        group["status"] = {**group["status"], "checks": told}
+        result = [{"name": name, "status": "True"} for name in names]
+        group["status"] = {**group["status"], "checks": result}
     key = f"{group['metadata']['namespace']}/{group['metadata']['name']}"
     steps = []
     for name in names:

@@ -15,8 +15,7 @@ from batchq.core.session.state import GroupState, is_admitted
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import CountedIds, World
-from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.memory import MemoryStore
 from tests.worlds.rules import Broken, evictions
 

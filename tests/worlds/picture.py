@@ -283,10 +283,7 @@ class Picture:
 
     def _counts_in(self, scope: Scope, group: PodGroup) -> Amounts:
         """Return a group's contribution to the ledger of one of its scopes."""
-        external = group.spec.controller == "external"
-        if scope not in self.scopes(group):
-            return {}
-        if external and (scope == CLUSTER or scope == ("queue", ROOT)):
+        if scope not in self.scopes(group) or _holds_elsewhere(group, scope):
             return {}
         name = "cluster" if scope == CLUSTER else ":".join(scope)
         owed = group.status.pledge.owed.get(name, {}) if self.is_reserved(group) else {}
@@ -317,6 +314,8 @@ class Picture:
         """Return the first limit that a group with this charge would exceed; "" if none."""
         asks = {**charge, "podgroups": 1000}
         for scope in self.scopes(group):
+            if _holds_elsewhere(group, scope):
+                continue
             limit = self.limit(scope) or {}
             used = self.used(scope, group)
             for name, units in charge.items():
@@ -461,6 +460,13 @@ class Picture:
 
     def key(self, group: PodGroup) -> str:
         return key_of(group)
+
+
+def _holds_elsewhere(group: PodGroup, scope: Scope) -> bool:
+    """Return whether a group uses nothing of a scope: what an external group holds is outside the
+    cluster.
+    """
+    return group.spec.controller == "external" and scope in (CLUSTER, ("queue", ROOT))
 
 
 def _limit_of_queue(queue: Queue) -> Amounts:

@@ -21,7 +21,7 @@ from batchq.errors import BatchqError
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Scheduler
 from tests.worlds.check_rules import (
     AFTER_EVERY_SESSION_WITH_CHECKS,
     groups_with_passed_checks_do_not_wait,
@@ -146,12 +146,12 @@ def play_in_doubt(world: Described) -> None:
             rule(scheduler.last[0])
 
 
-def play_shuffled(world: Described, told: WorldOutcome) -> None:
+def play_shuffled(world: Described, result: WorldOutcome) -> None:
     """Check that the order of the documents decides nothing. Raises Broken."""
     documents = [*world.manifests]
     random.Random(world.seed).shuffle(documents)
     shuffled = play(structs.replace(world, manifests=documents))
-    if as_json(shuffled) != as_json(told):
+    if as_json(shuffled) != as_json(result):
         raise Broken("the same documents in another order have another outcome")
 
 
@@ -165,11 +165,11 @@ def failure_of_world(world: Described) -> Failure | None:
     """Return what is wrong with a world."""
 
     def everything() -> None:
-        told = play(world)
+        result = play(world)
         if world.seed % 2 == 0:
             play_in_doubt(world)
         if world.seed % 8 == 5:
-            play_shuffled(world, told)
+            play_shuffled(world, result)
         if world.seed % 4 == 1:
             play_fair(world.seed)
 

@@ -65,6 +65,8 @@ class Rest(Picture):
             return True
         if status.phase == PodGroupPhase.PENDING and self._waits_for_others(group):
             return True
+        if spec.controller == "external":
+            return False
         replicas = sum(task.replicas for task in spec.tasks)
         least = sum(task.min_available for task in spec.tasks)
         return (
@@ -121,6 +123,9 @@ class Rest(Picture):
 
     def _could_start(self, group: PodGroup) -> bool:
         """Check rules 2 to 4 for a Pending group, as if no other group waited."""
+        if group.spec.controller == "external":
+            asks = dict(group.spec.min_resources)
+            return not self.exceeds_guarantees(group, asks) and not self.over_limit(group, asks)
         gang = self._gang_to_start(group)
         if not gang:
             return False

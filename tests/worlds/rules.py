@@ -21,9 +21,9 @@ from batchq.core.preemption.pledges import awaits_victims, gives_way_to, promise
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.limit_checks import over_any_limit, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.session.pods import shape_at
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
+from batchq.core.session.transitions import shape_at
 
 PROTECTED = frozenset({"system", "kube-system"})
 
@@ -115,18 +115,18 @@ def every_victim_is_pledged_to_its_preemptor(before: Session, after: Session) ->
         has_left = group.phase == PodGroupPhase.PENDING and not group.reserved
         if group.status.pledge.stands and has_left:
             raise Broken(f"{group.key} has a pledge and no reservation")
-    told = evictions(after)
+    result = evictions(after)
     admitted = {one.group for one in after.intents if isinstance(one, intents.AdmitGroup)}
     ended = {one.group for one in after.intents if isinstance(one, intents.EndPledge)}
-    for place, intent in enumerate(told):
-        later = any(other.by != intent.by for other in told[place:])
+    for place, intent in enumerate(result):
+        later = any(other.by != intent.by for other in result[place:])
         if intent.uid not in owners and intent.by in admitted and later:
             continue
         at_once = intent.by in ended and _gave_at_once(before, after, intent.by)
         if intent.uid not in owners and at_once:
             continue
         if owners.get(intent.uid) != intent.by:
-            owner = owners.get(intent.uid, "nobody")
+            owner = owners.get(intent.uid, "none")
             raise Broken(f"{intent.pod} was evicted for {intent.by}, and is pledged to {owner}")
 
 
@@ -212,7 +212,7 @@ def reclaim_leaves_queues_their_guarantee(before: Session, after: Session) -> No
 
 def _charge_once_all_have_ended(after: Session, group: GroupState) -> Amounts:
     held: Amounts = {}
-    if group.is_external and not after.ledger.claimants.get(group.uid):
+    if group.is_external and not after.ledger.preemptors.get(group.uid):
         # The end of an external consumer is unknown; its group stays charged until then.
         held = group.held
     for pod in group.pods.values():

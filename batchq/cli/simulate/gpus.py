@@ -35,7 +35,6 @@ from batchq.cli.simulate.job_logs import (
     starts_csv,
 )
 from batchq.errors import UsageError
-from batchq.lab.workload.figures import figures_of
 from batchq.lab.workload.gpu_usage import (
     GpuLevel,
     GpuUse,
@@ -46,10 +45,10 @@ from batchq.lab.workload.gpu_usage import (
     openb_load,
     shape_of,
 )
-from batchq.lab.workload.openb import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.plot import Curve, GpuPicture
-from batchq.lab.workload.schedule import Schedule
+from batchq.lab.workload.schedule import Schedule, figures_of
+from batchq.lab.workload.traces import WHOLE_GPU, OpenbNode, OpenbPod, read_nodes, read_pods
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -37,16 +37,24 @@ from batchq.cli.simulate.inputs import (
 )
 from batchq.config.model import SchedulerConfig
 from batchq.errors import InvalidInput, UsageError
-from batchq.lab.workload.figures import Figures, TenantFigures, fairness_of, figures_of, tenants_of
 from batchq.lab.workload.gpu_usage import PLACEMENTS
 from batchq.lab.workload.jobs import DEFAULT_POLICY, POLICIES, POLICY_CONFIG, By, Load, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Ran, Schedule
-from batchq.lab.workload.swf import Trace, read_swf
+from batchq.lab.workload.schedule import (
+    Figures,
+    Ran,
+    Schedule,
+    TenantFigures,
+    fairness_of,
+    figures_of,
+    tenants_of,
+)
+from batchq.lab.workload.traces import Trace, read_swf
 
 #: Parameter -> option, of the options that request a run.
 _RUNS = {"policies": "--policy", "placements": "--placement", "configs": "--config"}
-_ORDER = "batchq.simulate.order"
+#: The key in click's context of the requested runs, in the order of their options.
+_ORDER = f"{__name__}.order"
 
 #: Parameter -> option, of the options for logs only, and for worlds only.
 _OF_LOGS = {
@@ -588,8 +596,7 @@ def _write_files(request: LogRequest, starts: str, schedules: Sequence[Schedule]
     if request.starts is not None and str(request.starts) != STDIN:
         write_whole(request.starts, starts.encode(), "--starts")
     if request.plot is not None:
-        from batchq.lab.workload.figures import picture_of
-        from batchq.lab.workload.plot import drawn
+        from batchq.lab.workload.plot import drawn, picture_of
 
         picture = picture_of(schedules, tenants=request.by is not None)
         write_whole(request.plot, drawn(picture, request.plot.suffix[1:].lower()), "--plot")

@@ -22,7 +22,7 @@ from batchq.config.load import load_config
 from batchq.core.session.snapshot import Settings
 from batchq.errors import StoreUnavailable
 from batchq.paths import Home, default_url, find_home
-from batchq.store.heads import false_heads
+from batchq.store.books import false_heads
 from batchq.store.inspection import (
     MENDED,
     Books,
@@ -305,9 +305,9 @@ def _contested(
         node.metadata.name: node.metadata.annotations.get(AGENT_ANNOTATION, "") for node in nodes
     }
     return [
-        (one.node, served[one.node], one.fact.agent)
+        (one.node, served[one.node], one.report.agent)
         for one in reports
-        if isinstance(one.fact, Serves) and served[one.node] not in ("", one.fact.agent)
+        if isinstance(one.report, Serves) and served[one.node] not in ("", one.report.agent)
     ]
 
 

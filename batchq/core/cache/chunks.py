@@ -69,6 +69,9 @@ def found(chunks: Sequence[Chunk[T]], key: str) -> T | None:
     return None
 
 
+_NONE_TOUCHED: Mapping[str, Any] = {}
+
+
 class Rows(Sequence[T]):
     """An immutable sequence in the order of its items' keys; keys are unique.
 
@@ -83,10 +86,11 @@ class Rows(Sequence[T]):
         size: int | None = None,
         *,
         made_from: Rows[T] | None = None,
-        touched: Iterable[str] = (),
+        touched: Mapping[str, tuple[T | None, T | None]] = _NONE_TOUCHED,
     ) -> None:
         """Create a sequence from chunks in order, with `size` items if that is known. If
-        `made_from` is given, the sequence differs from it only in the keys `touched`.
+        `made_from` is given, the sequence differs from it only in the keys `touched`, by their item
+        there and here.
         """
         self._chunks = chunks
         #: Only its chunks are kept; the object itself would keep all its predecessors alive.
@@ -173,7 +177,7 @@ class Rows(Sequence[T]):
         """
         if former._chunks is self._made_from:
             for key in sorted(self._touched):
-                was, item = former.get(key), self.get(key)
+                was, item = self._touched[key]
                 if was is not item:
                     yield key, was, item
             return

@@ -38,8 +38,6 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.cache.chunks import Ordered
-from batchq.core.cache.generation import Generation
-from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.registry import PluginRegistry
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
@@ -47,7 +45,14 @@ from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree, scopes_in
-from batchq.core.session.snapshot import Instrument, Snapshot, groups_changed, pods_changed
+from batchq.core.session.session_nodes import NodeCache
+from batchq.core.session.snapshot import (
+    Generation,
+    Instrument,
+    Snapshot,
+    groups_changed,
+    pods_changed,
+)
 from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
 
@@ -67,14 +72,14 @@ class SchedulerCache:
     """
 
     def __init__(self) -> None:
-        self._panel: PluginRegistry | None = None
-        self.machines = NodeCache()
+        self._registry: PluginRegistry | None = None
+        self.node_cache = NodeCache()
         self.forget()
 
     def forget(self) -> None:
         """Clear all state."""
         # Groups parked until nodes change notice the new version.
-        self.machines = NodeCache(self.machines.version + 1)
+        self.node_cache = NodeCache(self.node_cache.version + 1)
         self.tree = QueueTree(())
         self.groups: dict[str, GroupState] = {}
         self.by_key: dict[str, GroupState] = {}
@@ -82,7 +87,9 @@ class SchedulerCache:
         #: Groups whose queue does not exist.
         self.strayed = PendingQueue()
         self.busy: Ordered[GroupState] = Ordered()
-        self.watches = WakeUpIndex()
+        #: Those of them that do not just run with all of their pods, by key; in no order.
+        self.unsettled: dict[str, GroupState] = {}
+        self.wake_up_index = WakeUpIndex()
         self.node_refusals = NodeRefusals()
         #: By uid: groups whose records have kept places; and groups that wait only for nodes and
         #: have stored since when.
@@ -120,26 +127,26 @@ class SchedulerCache:
         #: The deletion times of ended groups (ms), and their uids.
         self._over: list[tuple[int, str]] = []
         #: Preemptors with a pledge, and the uids of victims kept out of classes.
-        self.claimants: dict[str, GroupState] = {}
+        self.preemptors: dict[str, GroupState] = {}
         self._pledged: set[str] = set()
         #: Whether a session has begun to update the state and has not completed.
         self._torn = False
 
     # --- Updates for a new session ----------------------------------------------------------------
 
-    def panel(
+    def registry(
         self,
         plugins: PluginPlaces,
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
     ) -> PluginRegistry:
         """Return the plugin registry, the same for every session with the same plugins."""
-        if self._panel is None or not self._panel.is_of(plugins, instrument):
-            self._panel = PluginRegistry(plugins, instrument, of_session)
-        self._panel.failures.clear()
-        return self._panel
+        if self._registry is None or not self._registry.is_of(plugins, instrument):
+            self._registry = PluginRegistry(plugins, instrument, of_session)
+        self._registry.failures.clear()
+        return self._registry
 
-    def take_up(self, session: Session, parking: InadmissibleGroups) -> None:
+    def take_up(self, session: Session, inadmissible: InadmissibleGroups) -> None:
         """Update all state for a new session."""
         if self._torn:
             self.forget()
@@ -147,13 +154,13 @@ class SchedulerCache:
         snapshot = session.snapshot
         self._follow_queues(session)
         follow = self._put_right if self.groups else self._take_in
-        entered, changed = follow(session, parking)
+        entered, changed = follow(session, inadmissible)
         self._seen, self._touched = snapshot, session.effects.touched
-        woken = parking.wake(session, changed)
-        for uid in woken:
+        unparked = inadmissible.unpark(session, changed)
+        for uid in unparked:
             if (group := self.groups.get(uid)) is not None and group.peers is None:
                 self._line_up(session, group)
-        if self._configured.follow(parking.world):
+        if self._configured.follow(inadmissible.generation):
             self._wake_classes()
         session.put(NODE_REFUSALS, self.node_refusals)
         session.put(ENDED, self.ended)
@@ -164,7 +171,7 @@ class SchedulerCache:
         self._separate_victims(session)
 
     def _put_right(
-        self, session: Session, parking: InadmissibleGroups
+        self, session: Session, inadmissible: InadmissibleGroups
     ) -> tuple[list[GroupState], list[str]]:
         """Update the states from the changes; return the states that were built, and the uids of
         groups whose records or pods have changed.
@@ -174,24 +181,24 @@ class SchedulerCache:
         entered: list[GroupState] = []
         for uid, record in changed:
             if record is None:
-                parking.forget(uid)
+                inadmissible.forget(uid)
             if (state := self._replace(session, uid, record)) is not None:
                 entered.append(state)
-        recount = self.machines.follow(snapshot, session.now_ms, session.settings)
+        recount = self.node_cache.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         for state in entered:
-            self._place(session, parking, state)
-        self.machines.count(self.busy if recount else entered)
+            self._place(session, inadmissible, state)
+        self.node_cache.count(self.busy if recount else entered)
         return entered, [uid for uid, _ in changed]
 
     def _take_in(
-        self, session: Session, parking: InadmissibleGroups
+        self, session: Session, inadmissible: InadmissibleGroups
     ) -> tuple[list[GroupState], Iterable[str]]:
         """Build every state. There may be a million, so no other data is collected, and bare
         waiting records are not reported.
         """
         snapshot = session.snapshot
-        self.machines.follow(snapshot, session.now_ms, session.settings)
+        self.node_cache.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         entered: list[GroupState] = []
         for record in snapshot.groups:
@@ -199,33 +206,33 @@ class SchedulerCache:
                 # Two records claim the same uid; the first by name counts.
                 continue
             state = self._build(session, record.metadata.uid, record, None)
-            self._place(session, parking, state)
-            if not state.bare:
+            self._place(session, inadmissible, state)
+            if not state.record_only:
                 entered.append(state)
-        self.machines.count(entered)
+        self.node_cache.count(entered)
         # Parked groups without a record are gone.
-        for uid in [uid for uid in parking.asleep if uid not in self.groups]:
-            parking.forget(uid)
-        return entered, chain(self.groups, parking.awaited)
+        for uid in [uid for uid in inadmissible.parked if uid not in self.groups]:
+            inadmissible.forget(uid)
+        return entered, chain(self.groups, inadmissible.awaited)
 
     def end(self) -> None:
         """Mark the state as complete, so that the next session can take it over."""
         self._torn = False
 
-    def next_at(self, parking: InadmissibleGroups) -> int | None:
+    def next_at(self, inadmissible: InadmissibleGroups) -> int | None:
         """Return the instant (ms) at which an ended or parked group next needs attention."""
         while self._over and not self._is_over(self._over[0][1]):
             heapq.heappop(self._over)
         due = [self._over[0][0]] if self._over else []
-        if (at := parking.next_at()) is not None:
+        if (at := inadmissible.next_at()) is not None:
             due.append(at)
         return min(due, default=None)
 
-    def lay_down(self, group: GroupState) -> None:
+    def park(self, group: GroupState) -> None:
         """Remove a parked group from the pending queue and from `busy`."""
         self._line_of(group).discard(group.uid)
-        if not group.bare:
-            self.busy.discard(group.key)
+        if not group.record_only:
+            self._leave_busy(group.key)
 
     # --- Changes ----------------------------------------------------------------------------------
 
@@ -291,15 +298,15 @@ class SchedulerCache:
             self._take_out(former)
         if record is None:
             if former is not None:
-                self.busy.discard(former.key)
+                self._leave_busy(former.key)
                 self.ledger.forget(former)
             return None
         state = self._build(session, uid, record, former)
         if former is None:
             return state
-        if state.bare or state.is_over or state.key != former.key:
-            self.busy.discard(former.key)
-        if state.bare or state.scopes != former.scopes:
+        if state.record_only or state.is_over or state.key != former.key:
+            self._leave_busy(former.key)
+        if state.record_only or state.scopes != former.scopes:
             self.ledger.forget(former)
         return state
 
@@ -337,9 +344,9 @@ class SchedulerCache:
             self._leave_class(state)
         else:
             self._line_of(state).discard(uid)
-        self.machines.give(state)
+        self.node_cache.give(state)
         self.ended.drop(uid)
-        self.claimants.pop(uid, None)
+        self.preemptors.pop(uid, None)
         self._pledged.discard(uid)
         for other in state.record.spec.depends_on:
             waiting = self.dependents.get(other.uid, {})
@@ -366,13 +373,13 @@ class SchedulerCache:
 
     # --- Places of groups -------------------------------------------------------------------------
 
-    def _place(self, session: Session, parking: InadmissibleGroups, group: GroupState) -> None:
+    def _place(self, session: Session, inadmissible: InadmissibleGroups, group: GroupState) -> None:
         if group.is_over:
             self.ended.add(group)
             heapq.heappush(self._over, (_forgotten_at(group), group.uid))
             return
-        if not group.bare and group.status.pledge.stands and group.phase not in TERMINAL:
-            self.claimants[group.uid] = group
+        if not group.record_only and group.status.pledge.stands and group.phase not in TERMINAL:
+            self.preemptors[group.uid] = group
         if group.status.places:
             self.placed[group.uid] = group
         if group.status.set_aside_on and group.phase not in TERMINAL:
@@ -382,8 +389,8 @@ class SchedulerCache:
         if group.given_shape.has_choice and _may_still_choose(group):
             self._with_choice[group.uid] = group
             group.leave_out(self._left_out(session, group))
-        if parking.still_sleeps(group):
-            self.busy.discard(group.key)
+        if inadmissible.stays_parked(group):
+            self._leave_busy(group.key)
         else:
             self._line_up(session, group)
 
@@ -396,7 +403,7 @@ class SchedulerCache:
 
     def _follow_nodes(self, session: Session) -> None:
         """Update the gangs of waiting groups after nodes have come, gone or changed."""
-        if not self._nodes.follow(self.machines.version):
+        if not self._nodes.follow(self.node_cache.version):
             return
         for group in list(self._with_choice.values()):
             left_out = self._left_out(session, group)
@@ -412,8 +419,9 @@ class SchedulerCache:
 
     def _line_up(self, session: Session, group: GroupState) -> None:
         """Add a group that is not parked to `busy`, its class or its pending queue."""
-        if not group.bare:
+        if not group.record_only:
             self.busy.put(group.key, group)
+            self._note_settled(group)
         elif (
             session.pending.classes_may_form
             and session.plugins.order_lasts
@@ -423,6 +431,16 @@ class SchedulerCache:
             return
         if group.phase == PodGroupPhase.PENDING:
             self._line_of(group).add(group)
+
+    def _note_settled(self, group: GroupState) -> None:
+        if group.runs_whole:
+            self.unsettled.pop(group.key, None)
+        else:
+            self.unsettled[group.key] = group
+
+    def _leave_busy(self, key: str) -> None:
+        self.busy.discard(key)
+        self.unsettled.pop(key, None)
 
     def _is_plain(self, group: GroupState) -> bool:
         """Return whether only its queue and the limits decide whether the group is eligible."""
@@ -446,8 +464,8 @@ class SchedulerCache:
         assert peers is not None
         self._line_of(group).leave(group)
         if not len(peers):
-            self.watches.remove(peers)
-            self.node_refusals.wake(peers)
+            self.wake_up_index.remove(peers)
+            self.node_refusals.unpark(peers)
 
     def divide_classes(self, session: Session) -> None:
         """Take the groups out of their classes that a plugin refuses without refusing all groups
@@ -459,7 +477,7 @@ class SchedulerCache:
         if not session.pending.classes_may_form or (lasts and not dividing):
             return
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
-            singles = [group for group in line.singles.values() if group.bare]
+            singles = [group for group in line.singles.values() if group.record_only]
             members = [group for peers in line.classes.values() for group in peers.members]
             for group in members:
                 group.is_refused_alone = False
@@ -478,12 +496,12 @@ class SchedulerCache:
 
     def _wake_classes(self) -> None:
         """Unpark all classes after a change that affects all groups."""
-        self.watches.clear()
-        self.node_refusals.wake_all()
+        self.wake_up_index.clear()
+        self.node_refusals.unpark_all()
         for line in (self.strayed, *(queue.line for queue in self.queues.values())):
             for peers in line.classes.values():
-                peers.sleeps, peers.watches = False, None
-                line.restless[peers.asks] = peers
+                peers.is_parked, peers.watches = False, None
+                line.unparked[peers.asks] = peers
 
     def _is_over(self, uid: str) -> bool:
         group = self.groups.get(uid)
@@ -499,29 +517,30 @@ class SchedulerCache:
                 group = self.groups[uid]
                 group.is_over = False
                 self.busy.add(group.key, group)
+                self.unsettled[group.key] = group
 
     # --- Sums -------------------------------------------------------------------------------------
 
     def _begin_ledger(self, session: Session, entered: Iterable[GroupState]) -> None:
-        snapshot, ready = session.snapshot, self.machines.ready
+        snapshot, ready = session.snapshot, self.node_cache.ready
         if self._limited.follow(snapshot.queues, snapshot.quotas, ready, session.settings):
             self.ledger.go_by(limits_of(session, ready), self.tree)
         self.ledger.begin(lambda group: owed_to(session, group))
-        for claimant in sorted(self.claimants.values(), key=lambda group: group.key):
-            note_pledge(session, claimant, claimant.status.pledge)
+        for preemptor in sorted(self.preemptors.values(), key=lambda group: group.key):
+            note_pledge(session, preemptor, preemptor.status.pledge)
         for group in entered:
-            if not group.bare:
+            if not group.record_only:
                 # Most charges have not changed, so no sum changes.
                 self.ledger.recharge(group)
                 holding = self.ledger.holding.get(group.queue, {})
                 if group.uid in holding:
                     holding[group.uid] = group
-        for claimant in self.claimants.values():
-            self.ledger.recharge(claimant)
+        for preemptor in self.preemptors.values():
+            self.ledger.recharge(preemptor)
 
     def _separate_victims(self, session: Session) -> None:
         """Keep waiting victims out of classes, because each must wait for its own preemptor."""
-        pledged = {uid for uid, claimants in self.ledger.claimants.items() if claimants}
+        pledged = {uid for uid, preemptors in self.ledger.preemptors.items() if preemptors}
         if pledged == self._pledged:
             return
         back, self._pledged = self._pledged - pledged, pledged
@@ -532,7 +551,11 @@ class SchedulerCache:
                 self._line_up(session, group)
         for uid in sorted(back):
             group = self.groups.get(uid)
-            if group is not None and group.bare and group.uid in self._line_of(group).singles:
+            if (
+                group is not None
+                and group.record_only
+                and group.uid in self._line_of(group).singles
+            ):
                 self._line_of(group).discard(uid)
                 self._line_up(session, group)
 

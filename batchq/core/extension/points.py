@@ -182,15 +182,15 @@ def guarded(
         try:
             return _in_form(point, function(*arguments))
         except Exception as error:  # third-party code may raise anything
-            told = f"plugin {plugin.name} failed at {point}: {_shown(error)}"
+            message = f"plugin {plugin.name} failed at {point}: {_shown(error)}"
             if point not in _REFUSALS:
                 raise PluginFailed(
-                    told,
+                    message,
                     hint=f"take {plugin.name} off {point} in scheduler.yaml, or correct it",
                 ) from error
             failures.setdefault(f"{plugin.name} at {point}", _shown(error))
             return _REFUSALS[point](
-                Verdict(plugin=plugin.name, reason=Waiting.MISCONFIGURED, detail=told)
+                Verdict(plugin=plugin.name, reason=Waiting.MISCONFIGURED, detail=message)
             )
 
     return asked

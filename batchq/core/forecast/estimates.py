@@ -1,4 +1,5 @@
-"""The expected starts of waiting groups, taking into account all groups ahead in line.
+"""The expected starts of waiting groups, taking into account all groups ahead in line; and of a
+single group, as if no other were admitted (`forecast`).
 
 This is what Slurm's `squeue --start` shows. Waiting groups are planned one after another, in the
 order in which queues and their groups are served, each at the earliest instant at which the limits
@@ -23,29 +24,36 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
-from batchq.core.forecast.earliest_fit import PASSES, UNKNOWN_VICTIMS, ends, not_before_of
-from batchq.core.forecast.timeline import LedgerTimeline
+from batchq.core.forecast.expected_ends import ends, is_stopping, not_before_of
+from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
+from batchq.core.pending.eligibility import holds_off
 from batchq.core.pending.queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
-from batchq.core.preemption.pledges import awaits_victims
+from batchq.core.preemption.pledges import awaits_victims, victims_left
 from batchq.core.quota.fair_shares import fair_shares
-from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.limit_checks import claim_of
+from batchq.core.quota.ledger import LedgerView, title_of
+from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
 
 #: How many groups are planned, unless the caller passes another number.
 MOST_PLANNED = 1_000
+
+#: Reasons for ineligibility that end with time or do not depend on capacity.
+_PASSES = frozenset(
+    {Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION, Waiting.WAITING_FOR_CHECKS}
+)
+_UNKNOWN_VICTIMS = "it waits for victims whose ends are unknown"
 
 #: Plugins whose refusals the plan itself accounts for: groups ahead in line, and preemptors.
 _ABOUT_THE_LINE = ("enqueue", "pledge")
@@ -195,29 +203,14 @@ class _Plan:
         fair_shares(session)
         lines = {name: _WaitingLine(last=now_ms) for name in waiting}
         comes = {name: iter(waiting[name]) for name in sorted(waiting) if name in session.queues}
-        with self._with_planned_charges():
-            turns = FairShareSelector(session, comes)
-        while (name := self._next(turns)) is not None:
+        turns = FairShareSelector(session.with_ledger(self._sums), comes)
+        while (name := turns.next()) is not None:
             if (one := next(comes[name], None)) is None:
                 turns.drop(name)
             else:
                 yield lines[name], one
         for lost in sorted(waiting.keys() - session.queues.keys()):
             yield from ((lines[lost], group) for group in waiting[lost])
-
-    def _next(self, turns: FairShareSelector) -> str | None:
-        with self._with_planned_charges():
-            return turns.next()
-
-    @contextmanager
-    def _with_planned_charges(self) -> Iterator[None]:
-        """While the context is open, queues are charged for planned groups as well."""
-        session, ledger = self._session, self._session.ledger
-        session.ledger = self._sums
-        try:
-            yield
-        finally:
-            session.ledger = ledger
 
     # Instants -------------------------------------------------------------------------------------
 
@@ -229,7 +222,7 @@ class _Plan:
             return Expected(None, why=f"{never.reason}: {never.message()}")
         not_before = not_before_of(session, group)
         if not_before is None:
-            return Expected(None, why=UNKNOWN_VICTIMS)
+            return Expected(None, why=_UNKNOWN_VICTIMS)
         if awaits_victims(session, group):
             # The capacity of its victims is pledged to it already.
             return Expected(not_before, why=_own_reason(session, group))
@@ -244,7 +237,7 @@ class _Plan:
         """
         session = self._session
         for verdict in out_of_line_refusals(session, group):
-            if verdict.reason not in PASSES or verdict.reason == Waiting.WAITING_FOR_CHECKS:
+            if verdict.reason not in _PASSES or verdict.reason == Waiting.WAITING_FOR_CHECKS:
                 return verdict
         if awaits_victims(session, group):
             return None
@@ -405,3 +398,100 @@ def _sums_of(session: Session) -> LedgerView:
     for scope, amounts in session.ledger.sums.items():
         view.add(scope, dict(amounts))
     return view
+
+
+# --- One group, without those ahead of it ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The earliest instant (ms) at which a group could be admitted if no other group is, and the
+    keys of the groups whose `ended` pods free what it lacks; or `at` None, with the reason in
+    `why`.
+    """
+
+    at: int | None
+    ended: tuple[str, ...] = ()
+    why: str = ""
+
+
+def forecast(session: Session, group: GroupState) -> Forecast:
+    """Return the earliest instant at which rules 2 to 4 of an admission hold for a group
+    (batchq/core/README.md), by the limits alone. Costs one check of the limits for each instant
+    with an end; leaves no trace in the session.
+    """
+    if group.phase != PodGroupPhase.PENDING:
+        return Forecast(at=session.now_ms)
+    firm = _firm(session, group)
+    if firm is not None:
+        return Forecast(at=None, why=f"{firm.reason}: {firm.message()}")
+    not_before = not_before_of(session, group)
+    if not_before is None:
+        return Forecast(at=None, why=_UNKNOWN_VICTIMS)
+    if awaits_victims(session, group):
+        # The capacity of its victims is pledged to it already. They may not be evicted before its
+        # checks have passed.
+        if holds_off(session, group):
+            return Forecast(at=None, why=_UNKNOWN_VICTIMS)
+        victims = victims_left(session, group.status.pledge)
+        return Forecast(at=not_before, ended=tuple(victim.key for victim, _ in victims))
+    found = _first_fit(session, group)
+    if found.at is None or found.at >= not_before:
+        return found
+    return Forecast(at=not_before, ended=found.ended)
+
+
+def _firm(session: Session, group: GroupState) -> Verdict | None:
+    """Return the first refusal that no end of other groups changes, if any."""
+    refused = out_of_line_refusals(session, group)
+    firm = [verdict for verdict in refused if verdict.reason not in _PASSES]
+    never = (
+        verdict
+        for verdict in session.refusals_at("admissible", group)
+        if verdict.reason in NEVER_FITS
+    )
+    return firm[0] if firm else next(never, None)
+
+
+def _first_fit(session: Session, group: GroupState) -> Forecast:
+    stopping = [pod for pod in group.pods.values() if is_stopping(group, pod)]
+    with Statement(session) as trial:
+        # Its own stopping pods are pledged to its preemptor, which will be charged for them then.
+        for pod in stopping:
+            trial.drop_pod(group, pod.metadata.uid)
+        table = LedgerTimeline(session) if stopping else timeline_of(session)
+        at, ended, messages = _follow(session, group, table)
+    if at is not None:
+        return Forecast(at=at, ended=ended)
+    if len(messages) == 1 and not stopping:
+        return Forecast(at=None, why=f"nothing is known to end: it {messages[0]}")
+    # Numbers for a later instant than now are marked as such.
+    is_same = messages[0] == messages[-1]
+    still = "" if is_same else "once all have ended whose end is known, "
+    why = "no walltime says when what it lacks will be free"
+    return Forecast(at=None, why=f"{why}: {still}it {messages[-1]}")
+
+
+def _follow(
+    session: Session, group: GroupState, table: LedgerTimeline
+) -> tuple[int | None, tuple[str, ...], list[str]]:
+    """Return the first instant at which the limits hold, the keys of the groups whose ends led
+    there, and the first refusal of each instant before.
+    """
+    ended: dict[str, None] = {}
+    lacking: set[str] = set()
+    subjects: set[str] = set()
+    messages: list[str] = []
+    for step, at in enumerate(table.instants()):
+        for uid, scopes, freed in table.freed_at(at):
+            helps = any(freed.get(name, 0) > 0 for name in lacking)
+            if helps and uid != group.uid and subjects & set(map(title_of, scopes)):
+                ended[session.groups[uid].key] = None
+        refused = over_any_limit(session.with_ledger(table.ledger_at(step, group)), group)
+        if not refused:
+            return at, tuple(ended), messages
+        # Once one limit holds, another may turn out to be exceeded.
+        lacking.update(verdict.resource for verdict in refused)
+        subjects.update(verdict.subject for verdict in refused)
+        messages.append(refused[0].message())
+    return None, (), messages

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
-from batchq.core.forecast.earliest_fit import ExpectedEnd
+from batchq.core.forecast.expected_ends import ExpectedEnd
 from batchq.core.placement.node_order import Judge
 from batchq.core.placement.placement import place_largest_first, usable_nodes
-from batchq.core.preemption.pledges import kept_room, standing_pledges, victims_left
+from batchq.core.preemption.pledges import kept_capacity, standing_pledges, victims_left
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
@@ -123,7 +123,7 @@ _NO_OVERCOMMIT = Settings().overcommit
 #: Shapes with their number of pods, in placement order.
 Gang: TypeAlias = Sequence[tuple[TaskShape, int]]
 #: Node -> what pods request there.
-Room: TypeAlias = Mapping[str, Amounts]
+AmountsByNode: TypeAlias = Mapping[str, Amounts]
 
 
 def nodes_decide(session: Session) -> bool:
@@ -176,7 +176,7 @@ class NodeTimeline:
         self._booked: dict[str, None] = {}
         #: Shape, and the last booking start before the end of a window that begins now -> how many
         #: pods of the shape fit in that window.
-        self._room_now: dict[tuple[object, int], int] = {}
+        self._known_slots: dict[tuple[object, int], int] = {}
         #: Shared by all copies of the timeline in this session; see `_Trials`.
         self._trials = _Trials(session)
         self._suits: dict[object, tuple[str, ...]] = {}
@@ -192,7 +192,7 @@ class NodeTimeline:
         other._profiles, other._instants = dict(self._profiles), list(self._instants)
         other._changed_at = dict(self._changed_at)
         other._falls, other._booked = list(self._falls), dict(self._booked)
-        other._room_now, other._suits = dict(self._room_now), self._suits
+        other._known_slots, other._suits = dict(self._known_slots), self._suits
         other._trials, other._kinds, other._found = self._trials, self._kinds, None
         return other
 
@@ -238,7 +238,7 @@ class NodeTimeline:
                 found[name] = room
         return found
 
-    def room_for(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts] | None:
+    def places_for(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts] | None:
         """Return the nodes that a gang takes in an interval, with the amounts on each; None if it
         does not fit. Pods are placed in the gang's order by score; if that fails, the largest pods
         first, each on the fullest node that takes it.
@@ -266,14 +266,14 @@ class NodeTimeline:
                 empty[most] = less(empty[most], shape.requests)
         return room
 
-    def fits_there(self, gang: Gang, room: Room, start: int, end: int | None) -> bool:
+    def fits_there(self, gang: Gang, room: AmountsByNode, start: int, end: int | None) -> bool:
         """Return whether these amounts belong to a gang and are free during the whole interval."""
         return self.could_stand(gang, room) and all(
             covers(self._profiles[name].least(start, end), amounts)
             for name, amounts in room.items()
         )
 
-    def could_stand(self, gang: Gang, room: Room) -> bool:
+    def could_stand(self, gang: Gang, room: AmountsByNode) -> bool:
         """Return whether these amounts belong to a gang, on nodes that would take it if they were
         empty.
         """
@@ -312,12 +312,12 @@ class NodeTimeline:
 
     # Bookings -------------------------------------------------------------------------------------
 
-    def book(self, room: Room, start: int, end: int | None) -> None:
+    def book(self, room: AmountsByNode, start: int, end: int | None) -> None:
         """Book capacity on nodes in an interval for a waiting group."""
         self._booked.update(dict.fromkeys(name for name in room if name in self._profiles))
         self.hold(room, start, end)
 
-    def hold(self, room: Room, start: int, end: int | None) -> None:
+    def hold(self, room: AmountsByNode, start: int, end: int | None) -> None:
         """Take capacity on nodes in an interval."""
         profiles = self._profiles
         made: dict[object, Profile] = {}
@@ -336,7 +336,9 @@ class NodeTimeline:
             if place == len(self._falls) or self._falls[place] != start:
                 self._falls.insert(place, start)
         # Cached windows that end before `start` are still valid.
-        self._room_now = {key: found for key, found in self._room_now.items() if key[1] < start}
+        self._known_slots = {
+            key: found for key, found in self._known_slots.items() if key[1] < start
+        }
         self._found = None
 
     def _profile_of(self, free: Amounts, rises: Mapping[int, Amounts]) -> Profile:
@@ -366,16 +368,16 @@ class NodeTimeline:
     def _slots_now(self, shape: TaskShape, end: int | None) -> int:
         falls = len(self._falls) if end is None else bisect_left(self._falls, end)
         key = (shape.shape, self._falls[falls - 1] if falls else self._now)
-        found = self._room_now.get(key)
+        found = self._known_slots.get(key)
         if found is None:
-            found = self._room_now[key] = sum(self.slots(shape, self._now, end).values())
+            found = self._known_slots[key] = sum(self.slots(shape, self._now, end).values())
         return found
 
     def _takes(self, gang: Gang, start: int, end: int | None) -> bool:
         """Return whether the pods of several shapes fit together; for one shape, counting them
         suffices.
         """
-        return len(gang) < 2 or self.room_for(gang, start, end) is not None
+        return len(gang) < 2 or self.places_for(gang, start, end) is not None
 
     def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:
         """Return what is free during the whole interval on the nodes that have capacity for any pod
@@ -467,7 +469,7 @@ class _Owed:
         #: Uid of a group -> node -> what is kept for it there.
         self._kept = {uid: dict(rooms) for uid, rooms in session.nodes.held.items()}
         for uid, places in session.nodes.kept.items():
-            self._kept[uid] = places.room()
+            self._kept[uid] = places.by_node()
         #: Uid of a victim's pod -> the uid of its preemptor, and the capacity pledged to it on that
         #: node.
         self._owed: dict[str, tuple[str, Amounts]] = {}
@@ -475,18 +477,18 @@ class _Owed:
         self._there: dict[tuple[str, str], Amounts] = {}
         #: Node -> kept capacity that a closed session no longer takes off its nodes.
         self._not_taken: dict[str, Amounts] = {}
-        for claimant, pledge in standing_pledges(session):
-            if claimant.uid not in session.nodes.held:
-                self._kept[claimant.uid] = kept_room(session, pledge)
-                for name, room in self._kept[claimant.uid].items():
+        for preemptor, pledge in standing_pledges(session):
+            if preemptor.uid not in session.nodes.held:
+                self._kept[preemptor.uid] = kept_capacity(session, pledge)
+                for name, room in self._kept[preemptor.uid].items():
                     self._not_taken[name] = plus(self._not_taken.get(name, {}), room)
             for _, pods in victims_left(session, pledge):
                 for pod in pods:
-                    where = (claimant.uid, pod.status.node)
+                    where = (preemptor.uid, pod.status.node)
                     requests = of_pod(pod.spec.requests)
                     self._there[where] = plus(self._there.get(where, {}), requests)
                     room = pledge.room.get(pod.status.node, {})
-                    self._owed[pod.metadata.uid] = (claimant.uid, room)
+                    self._owed[pod.metadata.uid] = (preemptor.uid, room)
 
     def not_yet_taken(self, name: str) -> Amounts:
         """Return what is kept on a node and still counts as free there."""
@@ -506,7 +508,7 @@ class _Owed:
             mine[name] = plus(mine.get(name, {}), more)
         return more
 
-    def kept_by(self, uid: str) -> Room:
+    def kept_by(self, uid: str) -> AmountsByNode:
         """Return what was kept for a group that has ended, by node."""
         return self._kept.pop(uid, {})
 
@@ -544,7 +546,7 @@ class _Trials:
         node.free = free
         return node
 
-    def find(self, gang: Gang, free: Room) -> dict[str, Amounts] | None:
+    def find(self, gang: Gang, free: AmountsByNode) -> dict[str, Amounts] | None:
         """Return places for a gang on nodes with these free amounts; None if there are none. Pods
         are placed in the gang's order by score; if that fails, the largest pods first, each on the
         fullest node that takes it.

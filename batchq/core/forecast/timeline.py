@@ -2,7 +2,7 @@
 
 Backfilling schedulers have used such reservations in time since EASY (Lifka 1995) and conservative
 backfilling (Mu'alem and Feitelson 2001); here they cover every limit of rules 2 to 4 at once. The
-time ahead is divided into steps, at each expected end (`batchq.core.forecast.earliest_fit`) and at
+time ahead is divided into steps, at each expected end (`batchq.core.forecast.expected_ends`) and at
 each booked start and end. A *column* has the sum of one scope in one dimension at every step.
 Columns are created on demand, and a booking updates the existing ones. Checking a group therefore
 costs its own limits times the steps, independent of the number of waiting groups.
@@ -22,12 +22,12 @@ from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.resources import Amounts, minus
-from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
-from batchq.core.forecast.earliest_fit import ExpectedEnd, carry_out, ends
+from batchq.api.transaction import queue_scope
+from batchq.core.forecast.expected_ends import ExpectedEnd, carry_out, ends
 from batchq.core.forecast.node_timeline import (
+    AmountsByNode,
     Gang,
     NodeTimeline,
-    Room,
     is_one_machine,
     nodes_decide,
 )
@@ -54,14 +54,14 @@ class LedgerTimeline:
 
     def __init__(self, session: Session, known: Sequence[ExpectedEnd] | None = None) -> None:
         self._session = session
-        #: The ledger at creation; used even while another ledger temporarily replaces it in the
-        #: session.
         self._ledger = session.ledger
         known = ends(session) if known is None else known
         self._moves = list(_falls(session, known))
         self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
         self._columns: dict[Key, list[int]] = {}
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
+        #: Request -> the result of `longest_now`, until something is booked.
+        self._longest_now: dict[tuple[object, ...], int | None] = {}
         #: Parent queue and dimension -> the unused part of its children's guarantees at each step.
         self._unused: dict[Key, list[int]] = {}
         self._own = _charges_of_waiting(session, self._moves)
@@ -79,7 +79,7 @@ class LedgerTimeline:
         other._moves = list(self._moves)
         other._at = list(self._at)
         other._columns = {key: column.copy() for key, column in self._columns.items()}
-        other._asked, other._unused = {}, {}
+        other._asked, other._unused, other._longest_now = {}, {}, {}
         other._own, other._gangs = self._own, self._gangs
         other._nodes = None if self._nodes is None else self._nodes.beside()
         return other
@@ -125,8 +125,7 @@ class LedgerTimeline:
 
     def fits_now(self, group: GroupState, length: int | None) -> bool:
         """Return whether a group fits from now on for `length` ms (None: for ever)."""
-        limits = self._limits_of(group)
-        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+        if not is_within(length, self.longest_now(group)):
             return False
         if self._nodes is None or group.is_external:
             return True
@@ -136,31 +135,41 @@ class LedgerTimeline:
         """Return a cheap upper bound of `fits_now`: once False, it stays False whatever is
         booked.
         """
-        limits = self._limits_of(group)
-        if limits is None or not self._lasts(group, limits, claim_of(group), length):
+        if not is_within(length, self.longest_now(group)):
             return False
         if self._nodes is None or group.is_external:
             return True
         return self._nodes.may_fit_now(self.gang(group), self._end(length))
 
-    def has_room_now(
+    def longest_now(self, group: GroupState) -> int | None:
+        """Return for how long (ms) from now on the limits admit a group; None: for ever. Bookings
+        only make it shorter. Computed once for all waiting groups with equal requests.
+        """
+        if group.next_pod is not None or self._ledger.charged(group):
+            return self._longest(group, self._limits_of(group), claim_of(group))
+        asked = (group.scopes, group.shape.claim)
+        if asked not in self._longest_now:
+            self._longest_now[asked] = self._longest(group, self._limits_of(group), claim_of(group))
+        return self._longest_now[asked]
+
+    def may_grow_now(
         self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
     ) -> bool:
         """Return whether an admitted group can have one more pod of this shape from now on for
         `length` ms; `growth` is the increase of its charge.
         """
         limits = self._beside(group, growth, self._shared)
-        if limits is None or not self._lasts(group, limits, growth, length):
+        if not is_within(length, self._longest(group, limits, growth)):
             return False
         return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
 
-    def could_stand(self, group: GroupState, room: Room) -> bool:
+    def could_stand(self, group: GroupState, room: AmountsByNode) -> bool:
         """Return whether these amounts belong to a group's gang, on nodes that would take it if
         empty.
         """
         return self._nodes is not None and self._nodes.could_stand(self.gang(group), room)
 
-    def where_most_is_free(self, group: GroupState) -> Room:
+    def where_most_is_free(self, group: GroupState) -> AmountsByNode:
         """Return the places of a group's gang where most is free now, even if the nodes are too
         full.
         """
@@ -168,7 +177,7 @@ class LedgerTimeline:
             return {}
         return self._nodes.where_most_is_free(self.gang(group))
 
-    def booked_until(self, length: int | None) -> Room:
+    def booked_until(self, length: int | None) -> AmountsByNode:
         """Return, by node, what is free now and booked for other groups within the next `length`
         ms.
         """
@@ -186,31 +195,37 @@ class LedgerTimeline:
             gang = self._gangs[group.shape.alike] = gang_of(self._session, group)
         return gang
 
-    def _lasts(
-        self, group: GroupState, limits: _Limits, wanted: Amounts, length: int | None
-    ) -> bool:
-        last = len(self._at) if length is None else bisect_left(self._at, self._at[0] + length)
-        return all(
-            all(column[step] <= most for column, most in limits)
-            and (not self._ledger.unused or self._guarantees_hold(group, step, wanted))
-            for step in range(last)
-        )
+    def _longest(self, group: GroupState, limits: _Limits | None, wanted: Amounts) -> int | None:
+        """Return for how long (ms) from now on the limits, and the guarantees of other queues,
+        admit these amounts; None: for ever.
+        """
+        if limits is None:
+            return -1
+        full = len(self._at)
+        for column, most in limits:
+            full = next((step for step in range(full) if column[step] > most), full)
+        if self._ledger.unused:
+            holds = (self._guarantees_hold(group, step, wanted) for step in range(full))
+            full = next((step for step, held in enumerate(holds) if not held), full)
+        return None if full == len(self._at) else self._at[full] - self._at[0]
 
     # Bookings -------------------------------------------------------------------------------------
 
     def book(self, group: GroupState, start: int, length: int | None) -> None:
         """Book a waiting group's claim from `start` on for `length` ms (None: for ever)."""
-        self.book_there(group, start, length, self.room_for(group, start, length))
+        self.book_there(group, start, length, self.places_for(group, start, length))
 
-    def book_there(self, group: GroupState, start: int, length: int | None, room: Room) -> None:
+    def book_there(
+        self, group: GroupState, start: int, length: int | None, room: AmountsByNode
+    ) -> None:
         """Book a waiting group's claim, with its gang on these nodes."""
         self._book_sums(group, start, length)
         if self._nodes is not None:
             self._nodes.book(room, start, None if length is None else start + length)
 
-    def room_for(
-        self, group: GroupState, start: int, length: int | None, former: Room | None = None
-    ) -> Room:
+    def places_for(
+        self, group: GroupState, start: int, length: int | None, former: AmountsByNode | None = None
+    ) -> AmountsByNode:
         """Return the places of a group's gang on nodes from `start` on for `length` ms; empty if it
         does not fit or the sums alone suffice. `former` places are kept if the gang still fits
         there.
@@ -221,9 +236,9 @@ class LedgerTimeline:
         gang = self.gang(group)
         if former and self._nodes.fits_there(gang, former, start, end):
             return former
-        return self._nodes.room_for(gang, start, end) or {}
+        return self._nodes.places_for(gang, start, end) or {}
 
-    def started(self, group: GroupState, length: int | None, room: Room) -> None:
+    def started(self, group: GroupState, length: int | None, room: AmountsByNode) -> None:
         """Note that a group has just been admitted: the ledger already has its charge, which lasts
         until the group ends, and the nodes have its pods.
         """
@@ -233,7 +248,9 @@ class LedgerTimeline:
         self._moves.append((now, group.uid, group.scopes, _less(amounts)))
         self._hold(room, length)
 
-    def grown(self, group: GroupState, growth: Amounts, length: int | None, room: Room) -> None:
+    def grown(
+        self, group: GroupState, growth: Amounts, length: int | None, room: AmountsByNode
+    ) -> None:
         """Note that a group's charge has just grown: the ledger already has it, until the group
         ends, and a node has its new pod.
         """
@@ -243,7 +260,7 @@ class LedgerTimeline:
             self._moves.append((end, group.uid, group.scopes, _less(growth)))
         self._raise(group.scopes, growth, now, end)
 
-    def _hold(self, room: Room, length: int | None) -> None:
+    def _hold(self, room: AmountsByNode, length: int | None) -> None:
         if self._nodes is not None:
             self._nodes.hold(room, self._at[0], self._end(length))
 
@@ -274,6 +291,7 @@ class LedgerTimeline:
     def _raise(self, scopes: tuple[str, ...], claim: Amounts, start: int, end: int | None) -> None:
         first = self._step_at(start)
         last = None if end is None else self._step_at(end)
+        self._longest_now.clear()
         for key, column in self._columns.items():
             scope, resource = key
             units = claim.get(resource)
@@ -313,14 +331,10 @@ class LedgerTimeline:
         self, group: GroupState, wanted: Amounts, column: Callable[[Key], list[int]]
     ) -> _Limits | None:
         found: _Limits = []
-        for scope in group.scopes:
-            for resource, need in wanted.items():
-                limit = self._ledger.limit(scope, resource)
-                if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
-                    continue
-                if need > limit:
-                    return None
-                found.append((column((scope, resource)), limit - need))
+        for scope, resource, need, limit in self._ledger.limited(group.scopes, wanted):
+            if need > limit:
+                return None
+            found.append((column((scope, resource)), limit - need))
         return found
 
     def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
@@ -362,9 +376,26 @@ class LedgerTimeline:
         """Check the guarantees of other queues (the second half of rule 3) with the ledger at that
         step.
         """
+        return keeps_guarantees(self.ledger_at(step, group), group, wanted)
+
+    def ledger_at(self, step: int, group: GroupState) -> LedgerView:
+        """Return the ledger at a step, for questions about one waiting group; it has no head
+        reservations.
+        """
         held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
-        then = _LedgerThen(self._ledger, self, step, group, held)
-        return keeps_guarantees(then, group, wanted)
+        return _LedgerThen(self._ledger, self, step, group, held)
+
+    def instants(self) -> Sequence[int]:
+        """Return the instant (ms) at which each step begins: now, expected ends, and bookings."""
+        return self._at
+
+    def freed_at(self, instant: int) -> Iterator[tuple[str, tuple[str, ...], Amounts]]:
+        """Yield the uid, the scopes and the charge of each group that ends, or has pods that end,
+        at that instant.
+        """
+        for at, uid, scopes, amounts in self._moves:
+            if at == instant and uid:
+                yield uid, scopes, _less(amounts)
 
     def sum_then(self, scope: str, resource: str, instant: int | None) -> int:
         """Return the sum of a scope at an instant (ms); None means after all expected ends."""
@@ -425,7 +456,12 @@ class _LedgerThen(LedgerView):
     def __init__(
         self, now: LedgerView, table: LedgerTimeline, step: int, group: GroupState, held: Amounts
     ) -> None:
-        self.limits, self.tree, self.unused, self.aside = now.limits, now.tree, now.unused, {}
+        self.limits, self.tree, self.unused, self.head_reservations = (
+            now.limits,
+            now.tree,
+            now.unused,
+            {},
+        )
         self._table, self._step = table, step
         self._charges, self._owed = {group.uid: held}, {}
 
@@ -445,7 +481,7 @@ def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
     ledger = session.ledger
     uids = [end.group.uid for end in known]
     ends_of = Counter(uids) if len(set(uids)) < len(uids) else dict.fromkeys(uids, 1)
-    has_pledges = any(ledger.claimants.values())
+    has_pledges = any(ledger.preemptors.values())
     with Statement(session) as trial:
         for end in known:
             group = end.group
@@ -466,8 +502,8 @@ def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
 
 def _moved_by(session: Session, end: ExpectedEnd) -> list[str]:
     """Return the scopes whose sums may change: the group's own and those of its preemptors."""
-    claimants = session.ledger.claimants.get(end.group.uid, {}).values()
-    return list(dict.fromkeys(scope for one in (end.group, *claimants) for scope in one.scopes))
+    preemptors = session.ledger.preemptors.get(end.group.uid, {}).values()
+    return list(dict.fromkeys(scope for one in (end.group, *preemptors) for scope in one.scopes))
 
 
 def _charges_of_waiting(
@@ -487,6 +523,11 @@ def _charges_of_waiting(
         if uid in own:
             own[uid].append((at, minus(own[uid][-1][1], _less(amounts))))
     return own
+
+
+def is_within(length: int | None, longest: int | None) -> bool:
+    """Compare lengths in ms, of which None means for ever."""
+    return longest is None or (length is not None and length <= longest)
 
 
 def _less(amounts: Amounts) -> Amounts:

@@ -12,7 +12,7 @@ one. A request for a group's reasons evaluates the group again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,12 +33,16 @@ class PendingIterator:
         singles: Iterable[GroupState],
         key: Callable[[GroupState], Key],
         passed: Iterable[EquivalenceClass] = (),
+        *,
+        after: Key = (),
     ) -> None:
-        """Create an iterator; the classes `passed` are skipped from the start."""
+        """Create an iterator; the classes `passed` are skipped from the start, and members of
+        classes up to the key `after`.
+        """
         #: Key, 0 for a single group or 1 for a member, group, class, and its position in the class.
         self._heap: list[_Shown] = [(key(group), 0, group, None, 0) for group in singles]
         for peers in classes:
-            place = peers.members.start
+            place = peers.members.place_after(after) if after else peers.members.start
             if (first := peers.members.at(place)) is not None:
                 self._heap.append((first[0], 1, first[1], peers, place))
         heapq.heapify(self._heap)
@@ -51,6 +55,9 @@ class PendingIterator:
         self._shown: GroupState | None = None
         #: The class of the last group, if more of its members follow.
         self.peers: EquivalenceClass | None = None
+
+    def __iter__(self) -> Iterator[GroupState]:
+        return iter(self.next, None)
 
     def next(self) -> GroupState | None:
         """Return the next group; None at the end."""

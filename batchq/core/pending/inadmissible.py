@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import Blockers, Verdict, Waiting
-from batchq.core.cache.generation import Generation
 from batchq.core.extension.traits import LiftedBy, LiftingChange
 from batchq.core.pending.eligibility import is_active, retry_at
+from batchq.core.session.snapshot import Generation
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OF_NODES: LiftedBy = {Waiting.WAITING_FOR_RESOURCES: frozenset()}
 
 
 @dataclass(frozen=True, slots=True)
-class Asleep:
+class ParkedGroup:
     """A parked group as of its last evaluation."""
 
     record: PodGroup
@@ -55,8 +55,8 @@ class InadmissibleGroups:
 
     def __init__(self) -> None:
         #: Uid -> the verdicts on a parked group.
-        self.asleep: dict[str, tuple[Verdict, ...]] = {}
-        self._entries: dict[str, Asleep] = {}
+        self.parked: dict[str, tuple[Verdict, ...]] = {}
+        self._entries: dict[str, ParkedGroup] = {}
         #: Uid -> the groups parked until something happens to that group, by uid, in order.
         self._waiting_for: dict[str, dict[str, None]] = {}
         #: Uid -> its record when the first of those was parked, and whether it had running
@@ -71,7 +71,7 @@ class InadmissibleGroups:
         self._checked = Generation()
 
     @property
-    def world(self) -> tuple[int, int]:
+    def generation(self) -> tuple[int, int]:
         """Return a token that stays equal until all groups are unparked or any check changes."""
         return (self._configured.count, self._checked.count)
 
@@ -80,11 +80,11 @@ class InadmissibleGroups:
         """Return the uids of the groups whose ends parked groups wait for."""
         return self._seen.keys()
 
-    def may_sleep(self) -> bool:
+    def may_park(self) -> bool:
         """Return whether classes may be parked, too."""
         return True
 
-    def still_sleeps(self, group: GroupState) -> bool:
+    def stays_parked(self, group: GroupState) -> bool:
         """Return whether a group whose record has been read again is unchanged since it was
         parked.
         """
@@ -101,7 +101,7 @@ class InadmissibleGroups:
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
-        del self.asleep[uid]
+        del self.parked[uid]
         self._by_checks.pop(uid, None)
         for other in entry.record.spec.depends_on:
             waiting = self._waiting_for.get(other.uid)
@@ -111,32 +111,32 @@ class InadmissibleGroups:
                     del self._waiting_for[other.uid]
                     self._seen.pop(other.uid, None)
 
-    def wake(self, session: Session, changed: Iterable[str]) -> list[str]:
+    def unpark(self, session: Session, changed: Iterable[str]) -> list[str]:
         """Unpark the groups for which something relevant has happened, and return their uids.
 
         `changed` has the uids of groups whose records or pods have changed since the previous
         session.
         """
-        snapshot, woken = session.snapshot, dict[str, None]()
+        snapshot, unparked = session.snapshot, dict[str, None]()
         everything = self._configured.follow(
             snapshot.queues, snapshot.quotas, snapshot.priority_classes, session.nodes.version
         )
         checks = self._checked.follow(snapshot.admission_checks, _active(session))
         if everything:
-            woken = dict.fromkeys(self._entries)
+            unparked = dict.fromkeys(self._entries)
         elif checks:
-            woken = dict.fromkeys(self._by_checks)
+            unparked = dict.fromkeys(self._by_checks)
         if self._waiting_for:
             for uid in changed:
                 if uid in self._seen and not self._is_as_seen(session, uid):
-                    woken |= self._waiting_for[uid]
+                    unparked |= self._waiting_for[uid]
         while self._clock and self._clock[0][0] <= session.now_ms:
             _, uid = heappop(self._clock)
             if uid in self._entries:
-                woken[uid] = None
-        for uid in woken:
+                unparked[uid] = None
+        for uid in unparked:
             self.forget(uid)
-        return list(woken)
+        return list(unparked)
 
     def next_at(self) -> int | None:
         """Return the next instant (ms) at which a group is unparked."""
@@ -158,8 +158,8 @@ class InadmissibleGroups:
         if changes is None:
             return False
         uid = group.uid
-        self._entries[uid] = Asleep(record=group.record, verdicts=verdicts)
-        self.asleep[uid] = verdicts
+        self._entries[uid] = ParkedGroup(record=group.record, verdicts=verdicts)
+        self.parked[uid] = verdicts
         if LiftingChange.CHECKS in changes:
             self._by_checks[uid] = None
         for other in group.record.spec.depends_on:
@@ -202,7 +202,7 @@ def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
         and not status.claim.is_open
         and not status.pledge.stands
         and not (status.evictions.recent and session.settings.eviction_budget is not None)
-        and not session.ledger.claimants.get(group.uid)
+        and not session.ledger.preemptors.get(group.uid)
     )
 
 

@@ -9,8 +9,6 @@ keeps them out (batchq.core.pending.equivalence); actions do not see this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import merge
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -35,10 +33,10 @@ from batchq.core.session.state import (
     QueueState,
 )
 
-#: One group, and the classes that have the same claim on others.
+#: One group, and the classes whose requests to evict are equal.
 _Kind: TypeAlias = tuple[GroupState, Mapping[Key, EquivalenceClass]]
 #: No verdicts, at no version of the ledger.
-_NOT_TOLD: tuple[int, tuple[Verdict, ...]] = (-1, ())
+_NO_VERDICTS: tuple[int, tuple[Verdict, ...]] = (-1, ())
 
 
 def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
@@ -50,11 +48,11 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return session.pending.parked[group.uid]
     if alike(session, group):
         return _with_own(session, group, _refused_alike(session, group))
-    aside = out_of_line_refusals(session, group)
+    ineligible = out_of_line_refusals(session, group)
     if awaits_victims(session, group):
         # It has reserved its quota; that its victims still hold capacity is no second reason.
-        return aside
-    return (*aside, *victim_refusals(session, group), *_inadmissible(session, group))
+        return ineligible
+    return (*ineligible, *victim_refusals(session, group), *_inadmissible(session, group))
 
 
 class Candidates:
@@ -95,7 +93,7 @@ def candidates(
     `whole` leaves out the groups that are still kept out by a limit or the nodes.
     """
     freed: dict[str, list[EquivalenceClass]] = {}
-    for peers in session.carried.watches.freed(session.ledger.sums):
+    for peers in session.carried.wake_up_index.freed(session.ledger.sums):
         freed.setdefault(peers.queue, []).append(peers)
     for peers in session.get(NODE_REFUSALS).freed(session):
         freed.setdefault(peers.queue, []).append(peers)
@@ -105,7 +103,7 @@ def candidates(
         if is_whole := whole(name):
             classes = list(line.classes.values())
         else:
-            classes = [*line.restless.values(), *freed.get(name, ())]
+            classes = [*line.unparked.values(), *freed.get(name, ())]
         singles = [*line.in_order(), *also.get(name, ())]
         if classes or singles:
             groups = PendingIterator(classes, singles, session.group_key)
@@ -146,7 +144,7 @@ def refuse(
 
 
 def refuse_behind(
-    session: Session, name: str, head: GroupState, told: Verdict, also: Sequence[GroupState]
+    session: Session, name: str, head: GroupState, verdict: Verdict, also: Sequence[GroupState]
 ) -> None:
     """Store for the groups behind a head that they wait for it, unless they are ineligible. `also`
     has running groups that queue again for their next pod.
@@ -154,20 +152,20 @@ def refuse_behind(
     line, head_key = session.queues[name].line, session.group_key(head)
     for peers in list(line.classes.values()):
         # A parked class has these verdicts already.
-        if peers.behind != told.detail or not is_kept_out(session, peers):
-            _refuse_class_behind(session, peers, head_key, told)
+        if peers.behind != verdict.detail or not is_kept_out(session, peers):
+            _refuse_class_behind(session, peers, head_key, verdict)
     for group in line.in_order():
         if group.phase == PodGroupPhase.PENDING and session.group_key(group) > head_key:
             verdicts = blockers(session, group)
-            behind = (told,) if not verdicts or waits_in_line(verdicts) else ()
+            behind = (verdict,) if not verdicts or waits_in_line(verdicts) else ()
             session.refuse(group, (*verdicts, *behind))
     for group in also:
         if session.group_key(group) > head_key:
-            session.refuse(group, (told,))
+            session.refuse(group, (verdict,))
 
 
 def _refuse_class_behind(
-    session: Session, peers: EquivalenceClass, head_key: Key, told: Verdict
+    session: Session, peers: EquivalenceClass, head_key: Key, verdict: Verdict
 ) -> None:
     key = head_key
     while (following := peers.members.after(key)) is not None:
@@ -175,7 +173,7 @@ def _refuse_class_behind(
         if group.status is not group.record.status:
             return
         verdicts = session.as_kept(blockers(session, group))
-        behind = told if not verdicts or verdicts.wait_in_line else None
+        behind = verdict if not verdicts or verdicts.wait_in_line else None
         if not verdicts.are_own:
             refuse_class(session, group, verdicts, behind)
             return
@@ -189,46 +187,43 @@ def groups_after(
     also: Iterable[GroupState],
     *,
     kept_out: bool,
-) -> Iterator[GroupState]:
+) -> PendingIterator:
     """Return the groups of a queue after a position, in order, including those of `also`; without
     `kept_out`, groups that are still kept out by a full limit or the nodes are left out.
     """
     line = session.queues[name].line
     classes = [one for one in line.classes.values() if kept_out or not is_kept_out(session, one)]
-    singles = sorted([*line.in_order(), *also], key=session.group_key)
-    alone = [(session.group_key(group), group) for group in singles]
-    lines = [peers.members.pairs_after(key) for peers in classes]
-    lines.append(pair for pair in alone if pair[0] > key)
-    return (group for _, group in merge(*lines, key=itemgetter(0)))
+    singles = [one for one in (*line.in_order(), *also) if session.group_key(one) > key]
+    return PendingIterator(classes, singles, session.group_key, after=key)
 
 
 def select(
     session: Session,
-    hopes: Callable[[str], Callable[[GroupState], bool] | None],
+    prefilter: Callable[[str], Callable[[GroupState], bool] | None],
     *,
     may: Callable[[GroupState], bool],
     lacks: Callable[[Blockers], bool],
 ) -> ClassSelection:
-    """Return the classes of queues in which any request could be met, with members that `may` claim
+    """Return the classes of queues in which any request could be met, with members that `may` evict
     and whose verdicts match `lacks`.
 
-    `hopes` maps a queue to a test of a group, or None if no request in it could be met. One group
-    is tested for all with the same claim.
+    `prefilter` maps a queue to a test of a group, or None if no request in it could be met. One
+    group is tested for all with the same request.
     """
     tried: list[EquivalenceClass] = []
     later: list[EquivalenceClass] = []
     for name, queue in session.queues.items():
         kinds = queue.line.kinds
-        hope = hopes(name) if kinds else None
-        if hope is None:
+        may_meet = prefilter(name) if kinds else None
+        if may_meet is None:
             continue
-        hoping: list[_Kind] = []
+        likely: list[_Kind] = []
         others: list[_Kind] = []
         for alike in kinds.values():
             first = next(iter(alike.values())).first
-            (hoping if hope(first) else others).append((first, alike))
-        if hoping:
-            tried += _lacking(hoping, may, lacks)
+            (likely if may_meet(first) else others).append((first, alike))
+        if likely:
+            tried += _lacking(likely, may, lacks)
             later += _lacking(others, may, lacks)
     return ClassSelection(tried, later)
 
@@ -243,7 +238,7 @@ def _lacking(
         for first, alike in kinds
         if may(first)
         for one in alike.values()
-        if one.told and lacks(one.told)
+        if one.shown and lacks(one.shown)
     ]
 
 
@@ -254,24 +249,24 @@ def asked_in_classes(
     session. One member is evaluated for all.
     """
     line = queue.line
-    for peers in list(line.restless.values()):
+    for peers in list(line.unparked.values()):
         if _is_always_in_line(session, peers):
             line.count(peers, counts=True)
         elif is_in_class(peers.first):
             line.count(peers, counts=could_be_let_in(peers.first))
-    return line.asked
+    return line.demand
 
 
 def _is_always_in_line(session: Session, peers: EquivalenceClass) -> bool:
     """Return whether a class is in line however full the limits are: it was found to be eligible
     and to fit at some time, and its namespace has no limits.
     """
-    world = session.pending.generation
+    generation = session.pending.generation
     return (
         session.pending.limits_decide
-        and peers.could_in == world
-        and peers.asides_in == world
-        and not peers.aside
+        and peers.could_fit_in == generation
+        and peers.ineligible_in == generation
+        and not peers.ineligible
         and namespace_scope(peers.first.namespace) not in session.ledger.limits
     )
 
@@ -281,7 +276,7 @@ def let_in_of_classes(session: Session) -> dict[str, list[Amounts]]:
     found: dict[str, list[Amounts]] = {}
     for group in session.effects.touched.values():
         still_waits = group.phase == PodGroupPhase.PENDING and not group.reserved
-        if group.peers is not None and group.peers.counted and not still_waits:
+        if group.peers is not None and group.peers.in_demand and not still_waits:
             found.setdefault(group.queue, []).append(group.reservation)
     return found
 
@@ -307,7 +302,7 @@ def waiting_alike(session: Session) -> Iterator[WaitingAlike]:
         gone = moved.get(peers, set())
         # Members differ only in their order, so the first has waited longest.
         oldest = next((group for group in peers.members if group.uid not in gone), None)
-        for members in peers.said.values() if oldest is not None else ():
+        for members in peers.by_reasons.values() if oldest is not None else ():
             example = next((group for uid, group in members.items() if uid not in gone), None)
             if example is not None and oldest is not None:
                 count = len(members) - sum(uid in members for uid in gone)
@@ -319,7 +314,7 @@ def refuse_strayed(session: Session) -> None:
     for group in session.carried.strayed.singles.values():
         if group.phase == PodGroupPhase.PENDING:
             session.refuse(group, out_of_line_refusals(session, group))
-    for peers in list(session.carried.strayed.restless.values()):
+    for peers in list(session.carried.strayed.unparked.values()):
         if is_in_class(peers.first):
             refuse_class(
                 session, peers.first, session.dated(out_of_line_refusals(session, peers.first))
@@ -328,42 +323,42 @@ def refuse_strayed(session: Session) -> None:
 
 def queues_to_tell(session: Session) -> set[str]:
     """Return the queues with classes in which some records may lack the class's verdicts."""
-    return {next(iter(line.unread.values())).queue for line in session.lines() if line.unread}
+    return {next(iter(line.unwritten.values())).queue for line in session.lines() if line.unwritten}
 
 
 def tell_classes(
     session: Session,
     write: Callable[[GroupState, Blockers], bool],
-    still_says: Callable[[GroupState, Blockers], bool],
+    still_holds: Callable[[GroupState, Blockers], bool],
 ) -> None:
     """Write the verdicts of each class to members whose records differ.
 
     `write` returns False if it writes no more groups of that queue.
     """
     for line in list(session.lines()):
-        for peers in list(line.unread.values()):
-            if not _write_class(session, peers, write, still_says):
+        for peers in list(line.unwritten.values()):
+            if not _write_class(session, peers, write, still_holds):
                 break
-            if peers.told is not None:
-                line.unread.pop(peers.asks, None)
+            if peers.shown is not None:
+                line.unwritten.pop(peers.asks, None)
 
 
 def _write_class(
     session: Session,
     peers: EquivalenceClass,
     write: Callable[[GroupState, Blockers], bool],
-    still_says: Callable[[GroupState, Blockers], bool],
+    still_holds: Callable[[GroupState, Blockers], bool],
 ) -> bool:
-    told = peers.told
-    for (causes, turn), members in list(peers.said.items()) if told is not None else ():
-        if told is None or (turn and turn == told.turn) or causes == told.causes:
+    shown = peers.shown
+    for (causes, turn), members in list(peers.by_reasons.items()) if shown is not None else ():
+        if shown is None or (turn and turn == shown.turn) or causes == shown.causes:
             continue
-        if still_says(next(iter(members.values())), told):
+        if still_holds(next(iter(members.values())), shown):
             continue
         for group in list(members.values()):
-            if group.status is not group.record.status or group.uid in session.refusals.told:
+            if group.status is not group.record.status or group.uid in session.refusals.own:
                 continue
-            if not write(group, told):
+            if not write(group, shown):
                 return False
     return True
 
@@ -394,15 +389,15 @@ def _refusals(
 
 
 def _of_class(session: Session, peers: EquivalenceClass, group: GroupState) -> tuple[Verdict, ...]:
-    if peers.sleeps and peers.verdicts is not None and is_kept_out(session, peers):
+    if peers.is_parked and peers.verdicts is not None and is_kept_out(session, peers):
         return peers.verdicts
-    aside = _class_ineligible(session, peers, group)
-    if not aside:
+    ineligible = _class_ineligible(session, peers, group)
+    if not ineligible:
         return () if _fits(session, peers, group) else _ask_of_class(session, peers, group)
-    key = ("aside", *group.asks, peers.asks)
-    version, verdicts = session.pending.last_verdicts.get(key, _NOT_TOLD)
+    key = ("ineligible", *group.asks, peers.asks)
+    version, verdicts = session.pending.last_verdicts.get(key, _NO_VERDICTS)
     if version != session.ledger.version:
-        verdicts = session.dated((*aside, *_ask(session, group)))
+        verdicts = session.dated((*ineligible, *_ask(session, group)))
         session.pending.last_verdicts[key] = (session.ledger.version, verdicts)
     return verdicts
 
@@ -412,7 +407,7 @@ def _ask_of_class(
 ) -> tuple[Verdict, ...]:
     verdicts = _refused_alike(session, group)
     if all(_passes(verdict) for verdict in verdicts):
-        peers.could_in = session.pending.generation
+        peers.could_fit_in = session.pending.generation
     return verdicts
 
 
@@ -432,22 +427,22 @@ def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
     in sequence.
     """
     ledger = session.ledger
-    if not session.pending.limits_decide or peers.could_in != session.pending.generation:
+    if not session.pending.limits_decide or peers.could_fit_in != session.pending.generation:
         return False
-    if ledger.unused or ledger.aside:
+    if ledger.unused or ledger.head_reservations:
         return False
-    if peers.bounds is None or peers.bounds.limits is not ledger.limits:
-        if session.pending.last_verdicts.get(group.asks, _NOT_TOLD)[0] == ledger.version:
+    if peers.headroom is None or peers.headroom.limits is not ledger.limits:
+        if session.pending.last_verdicts.get(group.asks, _NO_VERDICTS)[0] == ledger.version:
             # It has just been evaluated, so verdicts exist.
             return False
-        peers.bounds = _bounds_for(ledger, group)
-    for sums, resource, most in peers.bounds.most:
+        peers.headroom = _headroom_for(ledger, group)
+    for sums, resource, most in peers.headroom.most:
         if sums.get(resource, 0) > most:
             return False
-    return peers.bounds.are_all
+    return peers.headroom.are_all
 
 
-def _bounds_for(ledger: LedgerView, group: GroupState) -> Headroom:
+def _headroom_for(ledger: LedgerView, group: GroupState) -> Headroom:
     """Return the headroom of its scopes for one more group of this class."""
     most: list[tuple[dict[str, int], str, int]] = []
     are_all = True
@@ -472,10 +467,10 @@ def victim_refusals(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return the verdict on a victim: it keeps its place, but is not admitted before its
     preemptor.
     """
-    claimant = gives_way_to(session, group)
-    if claimant is None:
+    preemptor = gives_way_to(session, group)
+    if preemptor is None:
         return ()
-    detail = f"made room for {claimant.key}, and waits until that has it"
+    detail = f"made room for {preemptor.key}, and waits until that has it"
     reason = Waiting.WAITING_FOR_TURN
     return (Verdict(plugin="pledge", reason=reason, detail=detail, in_line=True),)
 
@@ -504,7 +499,7 @@ def out_of_line_refusals(session: Session, group: GroupState) -> tuple[Verdict, 
             # waits for checks.)
             found += session.refusals_at("permit", group)
         verdicts = session.pending.ineligible[group.uid] = tuple(found)
-        if not found and group.bare and group.status is group.record.status:
+        if not found and group.record_only and group.status is group.record.status:
             group.in_line_at = session.pending.generation
     return verdicts
 
@@ -512,14 +507,14 @@ def out_of_line_refusals(session: Session, group: GroupState) -> tuple[Verdict, 
 def _class_ineligible(
     session: Session, peers: EquivalenceClass, group: GroupState
 ) -> tuple[Verdict, ...]:
-    if peers.asides_in != session.pending.generation:
+    if peers.ineligible_in != session.pending.generation:
         session.pending.evaluated += 1
         found = [
             *state_refusals(session, group),
             *_refusals(session, session.plugins.lasting, group),
         ]
-        peers.aside, peers.asides_in = tuple(found), session.pending.generation
-    return peers.aside
+        peers.ineligible, peers.ineligible_in = tuple(found), session.pending.generation
+    return peers.ineligible
 
 
 def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
@@ -539,9 +534,9 @@ def alike(session: Session, group: GroupState) -> bool:
     (`GroupState.asks`).
     """
     return (
-        group.bare
+        group.record_only
         and group.status is group.record.status
-        and group.uid not in session.ledger.claimants
+        and group.uid not in session.ledger.preemptors
         and not out_of_line_refusals(session, group)
     )
 
@@ -556,7 +551,7 @@ def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return the refusals of a group, computed once for each queue, namespace and request until the
     ledger changes.
     """
-    version, verdicts = session.pending.last_verdicts.get(group.asks, _NOT_TOLD)
+    version, verdicts = session.pending.last_verdicts.get(group.asks, _NO_VERDICTS)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))
         session.pending.last_verdicts[group.asks] = (session.ledger.version, verdicts)
@@ -581,11 +576,11 @@ def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
 
 def is_kept_out(session: Session, peers: EquivalenceClass) -> bool:
     """Return whether a class is parked and the reason still holds."""
-    if not peers.sleeps:
+    if not peers.is_parked:
         return False
     if session.get(NODE_REFUSALS).holds(peers):
         return session.get(NODE_REFUSALS).keeps_out(session, peers)
-    return peers.watches is None or session.ledger.used(*peers.watches) > peers.most
+    return peers.watches is None or session.ledger.used(*peers.watches) > peers.full_above
 
 
 def refuse_class(
@@ -603,30 +598,30 @@ def refuse_class(
     peers = group.peers
     assert peers is not None
     kind = "" if behind is None else behind.detail
-    if peers.told is not None and peers.verdicts is verdicts and peers.behind == kind:
+    if peers.shown is not None and peers.verdicts is verdicts and peers.behind == kind:
         return
     peers.verdicts, peers.behind = verdicts, kind
     line = _line_of(session, group)
-    told = verdicts if behind is None else session.dated((*verdicts, behind))
-    if peers.tell(told):
-        line.unread[peers.asks] = peers
+    shown = verdicts if behind is None else session.dated((*verdicts, behind))
+    if peers.show(shown):
+        line.unwritten[peers.asks] = peers
     line.count(peers, counts=verdicts.wait_in_line)
     _park(session, peers, group, verdicts, wanted)
-    if peers.sleeps:
-        line.restless.pop(peers.asks, None)
+    if peers.is_parked:
+        line.unparked.pop(peers.asks, None)
     else:
-        line.restless[peers.asks] = peers
+        line.unparked[peers.asks] = peers
 
 
-def wake_class(session: Session, group: GroupState) -> None:
+def unpark_class(session: Session, group: GroupState) -> None:
     """Unpark the class of a group, if it has one."""
     peers = group.peers
     if peers is None:
         return
-    session.carried.watches.remove(peers)
-    session.get(NODE_REFUSALS).wake(peers)
-    peers.sleeps, peers.watches = False, None
-    _line_of(session, group).restless[peers.asks] = peers
+    session.carried.wake_up_index.remove(peers)
+    session.get(NODE_REFUSALS).unpark(peers)
+    peers.is_parked, peers.watches = False, None
+    _line_of(session, group).unparked[peers.asks] = peers
 
 
 def _park(
@@ -636,30 +631,25 @@ def _park(
     verdicts: Blockers,
     wanted: Wanted | None,
 ) -> None:
-    session.carried.watches.remove(peers)
-    session.get(NODE_REFUSALS).wake(peers)
-    peers.sleeps, peers.watches = False, None
-    if not session.pending.classes_may_sleep:
+    session.carried.wake_up_index.remove(peers)
+    session.get(NODE_REFUSALS).unpark(peers)
+    peers.is_parked, peers.watches = False, None
+    if not session.pending.classes_may_park:
         return
     if wanted is not None:
-        peers.sleeps = True
+        peers.is_parked = True
         session.get(NODE_REFUSALS).sleep(peers, wanted)
         return
     if not verdicts.wait_in_line:
-        peers.sleeps = is_lifted_with_all(session, verdicts)
+        peers.is_parked = is_lifted_with_all(session, verdicts)
         return
-    for scope in group.scopes:
-        if scope.startswith("ns:"):
-            continue
-        for resource, need in claim_of(group).items():
-            limit = session.ledger.limit(scope, resource)
-            if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
-                continue
-            if session.ledger.used(scope, resource) + need > limit:
-                peers.sleeps, peers.watches = True, (scope, resource)
-                peers.most = limit - need
-                session.carried.watches.add(peers, peers.watches, peers.most)
-                return
+    scopes = [scope for scope in group.scopes if not scope.startswith("ns:")]
+    for scope, resource, need, limit in session.ledger.limited(scopes, claim_of(group)):
+        if session.ledger.used(scope, resource) + need > limit:
+            peers.is_parked, peers.watches = True, (scope, resource)
+            peers.full_above = limit - need
+            session.carried.wake_up_index.add(peers, peers.watches, peers.full_above)
+            return
 
 
 def _line_of(session: Session, group: GroupState) -> PendingQueue:

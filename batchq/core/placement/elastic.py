@@ -12,16 +12,15 @@ from batchq.api.objects import Pod
 from batchq.api.resources import PODS
 from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
 from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
-from batchq.core.preemption.pledges import enter_room, gives_way_to
-from batchq.core.quota.head_reservation import keeping_off, room_against
+from batchq.core.preemption.pledges import gives_way_to, release_to
+from batchq.core.quota.head_reservation import keeping_off, reserved_against
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.session.node_state import NodeState
-from batchq.core.session.pods import beyond, pod_of, shape_of_extra
 from batchq.core.session.session import Key, Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import bind, create_pods
+from batchq.core.session.transitions import beyond, bind, create_pods, pod_of, shape_of_extra
 
 _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 
@@ -59,7 +58,7 @@ class GrowingGroups:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._by_queue: dict[str, list[GroupState]] = {}
-        for group in session.busy() if "allocate" in session.actions else ():
+        for group in session.unsettled() if "allocate" in session.actions else ():
             if is_admitted(group):
                 self.note(group)
 
@@ -83,7 +82,7 @@ class GrowingGroups:
         do when its pods are bound for good.
         """
         session = self._session
-        heads = tuple(aside.head for aside in session.ledger.aside.values())
+        heads = tuple(reservation.head for reservation in session.ledger.head_reservations.values())
         for group in groups:
             session.heads.grown_beside.setdefault(group.uid, heads)
             if waits_behind(session, group):
@@ -91,7 +90,7 @@ class GrowingGroups:
             if session.group_ready(group) and gives_way_to(session, group) is not None:
                 # Allocate binds none of its pods before the preemptor that it yielded to.
                 continue
-            enter_room(trial, group)
+            release_to(trial, group)
             bound: list[Pod] = []
             if _becomes_ready(trial, group):
                 bound, _ = start_extras(trial, group, group.replicas)
@@ -183,8 +182,10 @@ def node_for_extra(
     """Return the node for one more pod of a group, or None. Nodes reserved for heads of other
     queues are left out, unless the pod is already covered by the group's reservation.
     """
-    is_reserved = not session.ledger.aside or not growth_with(session, group, shape)
-    with keeping_off(session, {} if is_reserved else room_against(session, group, shape.requests)):
+    is_reserved = not session.ledger.head_reservations or not growth_with(session, group, shape)
+    with keeping_off(
+        session, {} if is_reserved else reserved_against(session, group, shape.requests)
+    ):
         return node_for(session, shape, plan, ordinal)
 
 
@@ -197,10 +198,10 @@ def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
     so were the heads tried later. If its queue has no head reservation, all reservations apply,
     unless another group of the queue was tried in that way.
     """
-    asides = session.ledger.aside
-    if group.queue in asides:
-        before = takewhile(lambda queue: queue != group.queue, asides)
-        heads = tuple(asides[queue].head for queue in before)
+    reservations = session.ledger.head_reservations
+    if group.queue in reservations:
+        before = takewhile(lambda queue: queue != group.queue, reservations)
+        heads = tuple(reservations[queue].head for queue in before)
     elif group.uid in session.heads.grown_beside:
         heads = session.heads.grown_beside[group.uid]
     else:
@@ -230,7 +231,7 @@ def place_what_asks_for_nothing(session: Session) -> None:
     """Bind pods that request only a slot on a node, even behind a strict head; a gang of such pods
     is bound completely or not at all.
     """
-    for group in session.busy():
+    for group in session.unsettled():
         if not is_admitted(group) or group.is_external or group.has_all_placed:
             continue
         if not _has_free_pods(group) or gives_way_to(session, group) is not None:

@@ -19,12 +19,12 @@ from msgspec import structs
 
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, describe_quantity, larger
-from batchq.core.cache.generation import Generation
-from batchq.core.cache.node_cache import EmptyNodes, is_known
 from batchq.core.placement.node_order import takes_for
 from batchq.core.placement.placement import count_fitting, place_largest_first, take_best
 from batchq.core.session.node_state import Gang, NodeState, Wanted
 from batchq.core.session.session import Session, StateKey
+from batchq.core.session.session_nodes import EmptyNodes, is_known
+from batchq.core.session.snapshot import Generation
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class NodeRefusals:
         self._parked.setdefault(wanted, {})[peers] = None
         self._wants[peers] = wanted
 
-    def wake(self, peers: EquivalenceClass) -> None:
+    def unpark(self, peers: EquivalenceClass) -> None:
         """Unpark an equivalence class, if it is parked here."""
         wanted = self._wants.pop(peers, None)
         if wanted is not None:
@@ -309,7 +309,7 @@ class NodeRefusals:
             if not self._parked[wanted]:
                 del self._parked[wanted]
 
-    def wake_all(self) -> None:
+    def unpark_all(self) -> None:
         """Unpark all equivalence classes."""
         self._parked.clear()
         self._wants.clear()
@@ -323,7 +323,7 @@ class NodeRefusals:
         wanted = self._wants.get(peers)
         return wanted is not None and self.find(session, wanted) is not None
 
-    def sleepers(self) -> Iterable[EquivalenceClass]:
+    def parked_classes(self) -> Iterable[EquivalenceClass]:
         """Return the equivalence classes that are parked here."""
         return self._wants.keys()
 

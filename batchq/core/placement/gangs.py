@@ -27,7 +27,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import bind, bind_where_room_is_taken
+from batchq.core.session.transitions import bind, bind_placed
 
 #: Kept in a module variable, because the loop below reads it for every pod.
 _PENDING = PodPhase.PENDING
@@ -114,7 +114,7 @@ def _bind_largest_first(
     if found is None:
         return False
     for (_, many), nodes in zip(pods, found, strict=True):
-        bind_where_room_is_taken(statement, group, many, nodes)
+        bind_placed(statement, group, many, nodes)
     return session.group_ready(group)
 
 
@@ -151,7 +151,7 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
     with Statement(session) as statement:
         statement.also_undo(lambda: session.nodes.keep(group.uid, places))
         for pods, (_, nodes) in zip(chosen, places.parts, strict=True):
-            bind_where_room_is_taken(statement, group, pods, nodes)
+            bind_placed(statement, group, pods, nodes)
         if not session.group_ready(group):
             return False
         end_pledge(statement, group)
@@ -197,7 +197,7 @@ def bind_alike(
     """Bind pods of one task, each to the best node at that moment; return how many were bound."""
     filled: list[NodeState] = []
     fill_nodes(statement.session, shape, len(pods), filled)
-    bind_where_room_is_taken(statement, group, pods[: len(filled)], filled)
+    bind_placed(statement, group, pods[: len(filled)], filled)
     return len(filled)
 
 

@@ -65,10 +65,10 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
             return None
         parts.append((shape, tuple(nodes)))
     places = KeptPlaces(tuple(parts))
-    room = places.room().items()
+    asked_on = places.by_node().items()
     return (
         places
-        if all(covers(session.nodes.by_name[name].free, asked) for name, asked in room)
+        if all(covers(session.nodes.by_name[name].free, asked) for name, asked in asked_on)
         else None
     )
 

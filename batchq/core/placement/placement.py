@@ -16,10 +16,10 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity
 from batchq.core.placement.node_order import Judge, ShapeRanking
 from batchq.core.session.node_state import NodeState
-from batchq.core.session.pods import pod_of
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
+from batchq.core.session.transitions import pod_of
 
 _PARTS = 1_000_000
 
@@ -180,7 +180,7 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
     """
     if group.next_pod is not None:
         return [(group.next_pod, 1)]
-    if group.bare and len(group.tasks) == 1:
+    if group.record_only and len(group.tasks) == 1:
         return [(group.tasks[0], min(group.min_member, group.replicas))]
     chosen = group.lacks_for_gang()
     counts = {shape.task.name: count for shape, count in zip(group.tasks, chosen, strict=True)}

@@ -3,16 +3,24 @@
 A trial is allocate's own placement, on what is free and not kept for other groups. The places that
 it finds are taken off the nodes at once and kept (batchq.core.placement.kept_places); refused gangs
 are cached (batchq.core.placement.feasibility).
+
+Enqueue calls `keep_places` before it tries groups: pods covered by a reservation get their places,
+and a gang that has waited long, the first of its queue, holds what nodes have free for it. After
+the last group, `note_first_waiting` stores since when the first group of a queue waits only for
+nodes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 
-from batchq.api.lifecycle import ON_NODE
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
-from batchq.core.forecast.node_timeline import Room, nodes_decide
+from batchq.core.forecast.node_timeline import AmountsByNode, nodes_decide
+from batchq.core.forecast.timeline import timeline_of
+from batchq.core.pending.queue import is_in_class, out_of_line_refusals, unpark_class, waits_in_line
 from batchq.core.placement.feasibility import (
     NODE_REFUSALS,
     fits_when_empty,
@@ -27,17 +35,22 @@ from batchq.core.placement.placement import (
     gang_of,
     slots_for,
 )
-from batchq.core.preemption.pledges import hold_room
+from batchq.core.preemption.pledges import hold_capacity
+from batchq.core.preemption.protection import EVICTION_BUDGET
 from batchq.core.quota.head_reservation import (
     keeping_off,
-    room_against_gang,
-    room_to_come,
+    length_of,
+    reserved_against_gang,
+    reserved_for_later_heads,
     together,
 )
+from batchq.core.quota.limit_checks import over_any_limit
+from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.node_state import Gang, KeptPlaces, NodeState
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import GroupState
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 
 #: The plugin name in the verdicts of this module.
@@ -64,13 +77,13 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     if group.uid not in session.nodes.held:
         return _seek(session, group)
     # The capacity already held for this group is available to it.
-    room = session.nodes.put_back_hold(group.uid)
+    by_node = session.nodes.put_back_hold(group.uid)
     found = _seek(session, group)
     if isinstance(found, KeptPlaces):
-        for name in room:
+        for name in by_node:
             session.nodes.freed.note(name)
     else:
-        hold_room(session, group, room)
+        hold_capacity(session, group, by_node)
     return found
 
 
@@ -103,9 +116,12 @@ def _beside_heads(
     """Return places outside the reservations for heads of other queues; a verdict if only the heads
     of queues tried earlier keep the gang out; the shape of a refused pod otherwise.
     """
-    against, to_come = room_against_gang(session, group), room_to_come(session, group)
-    for room in [together([against, to_come])] if to_come else []:
-        with keeping_off(session, room):
+    against, to_come = (
+        reserved_against_gang(session, group),
+        reserved_for_later_heads(session, group),
+    )
+    for by_node in [together([against, to_come])] if to_come else []:
+        with keeping_off(session, by_node):
             found = _try(session, gang)
         if isinstance(found, KeptPlaces):
             return found
@@ -117,7 +133,7 @@ def _beside_heads(
     if isinstance(found, TaskShape):
         return found
     session.nodes.put_back_places(found)
-    heads = ", ".join(queue for queue in session.ledger.aside if queue != group.queue)
+    heads = ", ".join(queue for queue in session.ledger.head_reservations if queue != group.queue)
     detail = f"nodes that have room for its gang are set aside for the head of {heads}"
     return Verdict(
         plugin="enqueue", reason=Waiting.WAITING_FOR_RESOURCES, detail=detail, in_line=True
@@ -270,23 +286,23 @@ def hold(session: Session, group: GroupState) -> None:
         return
     reserved = group.status.set_aside_on
     if reserved and all(_would_hold(session, name, amounts) for name, amounts in reserved.items()):
-        hold_room(session, group, _free_part(session, reserved))
+        hold_capacity(session, group, _free_part(session, reserved))
         return
-    room: dict[str, Amounts] = {}
+    by_node: dict[str, Amounts] = {}
     for shape, count in gang:
         filled: list[NodeState] = []
         fill_nodes(session, shape, count, filled)
         for node in filled:
-            room[node.name] = plus(room.get(node.name, {}), shape.requests)
+            by_node[node.name] = plus(by_node.get(node.name, {}), shape.requests)
         for _ in range(count - len(filled)):
             fullest = _most_free(session, shape)
             if fullest is None:
                 break
             part = {name: min(units, fullest.free[name]) for name, units in _there(fullest, shape)}
             session.nodes.take(fullest, part)
-            room[fullest.name] = plus(room.get(fullest.name, {}), part)
-    if room:
-        session.nodes.hold_taken(group.uid, room)
+            by_node[fullest.name] = plus(by_node.get(fullest.name, {}), part)
+    if by_node:
+        session.nodes.hold_taken(group.uid, by_node)
 
 
 def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
@@ -295,10 +311,10 @@ def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
     return node is not None and node.open and covers(node.total, amounts)
 
 
-def _free_part(session: Session, room: Room) -> dict[str, Amounts]:
+def _free_part(session: Session, by_node: AmountsByNode) -> dict[str, Amounts]:
     """Return what is free of these amounts now, by node."""
     found: dict[str, Amounts] = {}
-    for name, amounts in room.items():
+    for name, amounts in by_node.items():
         part = minus(smaller(amounts, session.nodes.by_name[name].free), {})
         if part:
             found[name] = part
@@ -333,3 +349,131 @@ def _part_there(node: NodeState, shape: TaskShape) -> int:
     return min(
         min(units, node.free[name]) * _PARTS // units for name, units in shape.requests.items()
     )
+
+
+def keep_places(session: Session) -> None:
+    """Keep places for pods covered by a reservation, then for gangs that have waited long."""
+    if session.nodes.binding_refused is None:
+        _seek_and_hold(session)
+    # This is needed even if nothing is held now: former holds are free again and may unpark groups.
+    session.nodes.note_held_less()
+
+
+def _seek_and_hold(session: Session) -> None:
+    late: dict[str, GroupState] = {}
+    for group in _groups_lacking_places(session):
+        if is_admitted(group):
+            found = seek_for_admitted(session, group)
+            waits = group.phase == PodGroupPhase.IN_QUEUE and not found
+            if waits and has_waited_long(session, group, group.status.in_queue_at):
+                late.setdefault(group.queue, group)
+        elif isinstance(places := seek(session, group), KeptPlaces):
+            session.nodes.keep_taken(group.uid, places)
+    for group in sorted(session.carried.waits_for_nodes.values(), key=session.group_key):
+        if _may_hold(session, group):
+            late.setdefault(group.queue, group)
+    for group in late.values():
+        if not _has_reservation(session, group):
+            hold(session, group)
+            if group.uid in session.nodes.kept:
+                # The group must be tried although another member of its class finds no nodes now.
+                unpark_class(session, group)
+
+
+def _groups_lacking_places(session: Session) -> Iterator[GroupState]:
+    """Yield groups with a reservation whose gang lacks places, queues by share, groups in order."""
+    lines: dict[str, deque[GroupState]] = {}
+    groups = [group for group in session.unsettled() if _lacks_places(session, group)]
+    for group in sorted(groups, key=session.group_key):
+        queue = group.queue if session.plugins.points["queueOrder"] else ROOT
+        lines.setdefault(queue, deque()).append(group)
+    turns = FairShareSelector(session, lines)
+    while (name := turns.next()) is not None:
+        if lines[name]:
+            yield lines[name].popleft()
+        else:
+            turns.drop(name)
+
+
+def _lacks_places(session: Session, group: GroupState) -> bool:
+    if group.is_external or group.status.pledge.stands or group.queue not in session.queues:
+        return False
+    if group.uid in session.nodes.kept:
+        return False
+    if is_admitted(group):
+        return not group.has_all_placed and not session.group_ready(group)
+    return group.phase == PodGroupPhase.PENDING and group.reserved
+
+
+def has_waited_long(session: Session, group: GroupState, since: int | None) -> bool:
+    """Return whether half of inQueueTimeout has passed since an instant (ms)."""
+    return since is not None and session.now_ms - since > session.settings.in_queue_timeout_ms // 2
+
+
+def _may_hold(session: Session, group: GroupState) -> bool:
+    """Return whether a group has waited long and lacks only nodes.
+
+    A group refused because of a head reservation holds nothing, since the two would block each
+    other for ever. Nor does a group that even empty nodes refuse, because nodes are away. A group
+    whose victims are spared only by the eviction budget does hold nodes: without its hold it might
+    find no victims, and would hold nodes again, for ever.
+    """
+    return (
+        group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and group.queue in session.queues
+        and has_waited_long(session, group, group.status.nodes_lacked_at)
+        and all(verdict.plugin in (PLUGIN, EVICTION_BUDGET) for verdict in group.status.reasons)
+        and fits_when_empty(session, gang_of(session, group))
+        and not out_of_line_refusals(session, group)
+        and not over_any_limit(session, group)
+    )
+
+
+def _has_reservation(session: Session, group: GroupState) -> bool:
+    """Return whether a waiting group has a reservation in time, which replaces a hold: the head of
+    a Backfill queue has one if its start is known.
+    """
+    strategy = session.queues[group.queue].record.spec.strategy.type
+    if is_admitted(group) or strategy != "Backfill" or "backfill" not in session.actions:
+        return False
+    return timeline_of(session).slot(group, length_of(session, group)) is not None
+
+
+def note_first_waiting(session: Session) -> None:
+    """Store since when the first group in line of a queue waits only for nodes."""
+    queues = {peers.queue for peers in session.get(NODE_REFUSALS).parked_classes()}
+    queues.update(
+        session.groups[uid].queue
+        for uid, verdicts in session.refusals.own.items()
+        if any(verdict.plugin == PLUGIN for verdict in verdicts)
+    )
+    for name in sorted(queues & session.queues.keys()):
+        group = _first_in_line(session, name)
+        if group is None or group.status.nodes_lacked_at is not None:
+            continue
+        verdicts = session.refusals.get(group.uid, ())
+        if verdicts and all(verdict.plugin == PLUGIN and verdict.in_line for verdict in verdicts):
+            with Statement(session) as statement:
+                statement.set_status(group, nodes_lacked_at=session.now_ms)
+                statement.commit()
+            # From now on, it has verdicts of its own, separate from its class.
+            session.refuse(group, verdicts)
+
+
+def _first_in_line(session: Session, queue: str) -> GroupState | None:
+    """Return the first group of a queue that waits in line."""
+    line = session.queues[queue].line
+    firsts = [
+        first
+        for peers in line.classes.values()
+        if peers.in_demand and (first := next(filter(is_in_class, peers.members), None)) is not None
+    ]
+    firsts += [
+        group
+        for group in line.in_order()
+        if group.phase == PodGroupPhase.PENDING
+        and not group.reserved
+        and waits_in_line(session.refusals.get(group.uid, ()))
+    ][:1]
+    return min(firsts, key=session.group_key, default=None)

@@ -1,8 +1,8 @@
 """Candidates for eviction: what every search for victims needs to know about all groups.
 
 The data is collected once a session and then updated: the ledger lists the groups that have changed
-(`stirred`), and the session those that it has decided about (`joined`); no other group is looked at
-again.
+(`changed_groups`), and the session those that it has decided about (`joined`); no other group is
+looked at again.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Stopping:
 
     def groups(self, session: Session) -> Collection[GroupState]:
         """Return these groups, in no particular order."""
-        stirred = session.ledger.stirred
+        changed_groups = session.ledger.changed_groups
         news: Iterable[GroupState]
         if self._groups is None:
             self._groups, news = {}, session.busy()
         else:
-            news = {group.uid: group for group in stirred[self._seen :]}.values()
-        self._seen = len(stirred)
+            news = {group.uid: group for group in changed_groups[self._seen :]}.values()
+        self._seen = len(changed_groups)
         for group in news:
             if group.pods and any(_stops(group)):
                 self._groups[group.uid] = group
@@ -127,37 +127,39 @@ def rank_of(group: GroupState) -> Rank:
 
 
 def outranked_by(
-    session: Session, claimant: GroupState, terms: SearchTerms = FIRST_SEARCH
+    session: Session, preemptor: GroupState, terms: SearchTerms = FIRST_SEARCH
 ) -> list[GroupState]:
     """Return the preemptors with a pledge that rank behind this one, the last first. Preemptors
     that this session has decided about are left out, and those whose pods would have to go with
     their reservation.
     """
     standing = [] if terms.spares_pledges else _standing(session)
-    after = standing[bisect_right(standing, rank_of(claimant), key=rank_of) :]
+    after = standing[bisect_right(standing, rank_of(preemptor), key=rank_of) :]
     decided = session.get(DECIDED).served(session) if after else ()
     return [
         other
         for other in reversed(after)
-        if other is not claimant
+        if other is not preemptor
         and other.status.pledge.stands
         and other.uid not in decided
         and (other.status.pledge.extra or not _holds_nodes(other))
     ]
 
 
-def pledged_below(session: Session, claimant: GroupState, terms: SearchTerms) -> Amounts:
-    """Return what the preemptors of the same queue that rank behind this one count for there."""
-    scope = queue_scope(claimant.queue)
+def pledged_below(session: Session, preemptor: GroupState, terms: SearchTerms) -> Amounts:
+    """Return what the preemptors with a pledge that rank behind this one add to the sum of its
+    queue.
+    """
+    scope = queue_scope(preemptor.queue)
     return total(
         session.ledger.counts_for(other, scope)
-        for other in outranked_by(session, claimant, terms)
-        if other.queue == claimant.queue
+        for other in outranked_by(session, preemptor, terms)
+        if other.queue == preemptor.queue
     )
 
 
 def pledged_in(session: Session, queue: str) -> Amounts:
-    """Return what all preemptors of a queue with a pledge count for there."""
+    """Return what a queue's preemptors with a pledge add to its sum."""
     scope = queue_scope(queue)
     return total(
         session.ledger.counts_for(other, scope)
@@ -178,20 +180,22 @@ def _holds_nodes(group: GroupState) -> bool:
     return any(pod.status.phase in ON_NODE for pod in group.current())
 
 
-def told_and_untold(session: Session, pledge: Pledge) -> tuple[list[Victim], list[Victim]]:
+def stopping_and_running(session: Session, pledge: Pledge) -> tuple[list[Victim], list[Victim]]:
     """Return the victims of a pledge that have not ended: those being stopped, and the others."""
-    told: list[Victim] = []
-    untold: list[Victim] = []
+    stopping: list[Victim] = []
+    running: list[Victim] = []
     for group, pods in victims_left(session, pledge):
         if leaves_whole(pledge, group):
-            untold.append(Victim(group, pods, whole=True))
+            running.append(Victim(group, pods, whole=True))
             continue
         whole = group.uid in pledge.whole
-        stopping = tuple(pod for pod in pods if pod.status.terminating)
-        if stopping or whole:
-            told.append(Victim(group, stopping, whole=whole))
-        untold += [Victim(group, (pod,), whole=False) for pod in pods if not pod.status.terminating]
-    return told, untold
+        leaving = tuple(pod for pod in pods if pod.status.terminating)
+        if leaving or whole:
+            stopping.append(Victim(group, leaving, whole=whole))
+        running += [
+            Victim(group, (pod,), whole=False) for pod in pods if not pod.status.terminating
+        ]
+    return stopping, running
 
 
 Ask = Callable[[Victim], bool]
@@ -202,7 +206,7 @@ _NOT_STARTED = 2**60
 
 
 def undoable(
-    session: Session, claimant: GroupState, queues: Iterable[str]
+    session: Session, preemptor: GroupState, queues: Iterable[str]
 ) -> Iterator[tuple[Victim, bool]]:
     """Yield what this session admitted, reserved or bound in these queues and may undo: pods, then
     groups.
@@ -217,7 +221,7 @@ def undoable(
     fixed = session.get(DECIDED).all(session)
     for whole, _, victim in heapq.merge(*lines, key=lambda entry: entry[:2]):
         group = victim.group
-        if group is not claimant and group.uid not in fixed and _is_unchanged(session, victim):
+        if group is not preemptor and group.uid not in fixed and _is_unchanged(session, victim):
             yield victim, whole
 
 
@@ -356,9 +360,9 @@ def _key_of(entry: Entry) -> tuple[Any, ...]:
 class Pool:
     """The victims of some queues, in order; owned by one search."""
 
-    def __init__(self, session: Session, claimant: GroupState, queues: Iterable[str]) -> None:
+    def __init__(self, session: Session, preemptor: GroupState, queues: Iterable[str]) -> None:
         self._session = session
-        self._claimant = claimant
+        self._preemptor = preemptor
         self._queues = [name for name in queues if session.ledger.holding.get(name)]
         #: Queue -> its share, valid until its holding changes.
         self._shares: dict[str, Share] = {}
@@ -402,7 +406,7 @@ class Pool:
         return [
             group
             for group in self._session.ledger.holding[queue].values()
-            if group is not self._claimant
+            if group is not self._preemptor
             and group.uid not in served
             and group.phase not in TERMINAL
             # Groups admitted by this session are undone, not evicted; a group that has just
@@ -445,9 +449,9 @@ class Pool:
         preemptor and would take them back.
         """
         pledge = group.status.pledge
-        if not pledge.stands or not holds_off(self._session, self._claimant):
+        if not pledge.stands or not holds_off(self._session, self._preemptor):
             return False
-        return pledge.expires is not None or rank_of(group) < rank_of(self._claimant)
+        return pledge.expires is not None or rank_of(group) < rank_of(self._preemptor)
 
     def _in_order(self, heaps: dict[str, list[Entry]], ask: Ask) -> Iterator[Victim]:
         while heaps:
@@ -458,9 +462,9 @@ class Pool:
             if not self._is_there(victim) or not ask(victim):
                 continue
             if self._has_just_started(victim):
-                # From the next instant on, it is a candidate.
+                # From the next instant on, it is a candidate, and those behind it may stay.
                 self._session.victims.spares_the_new = True
-                continue
+                return
             yield victim
             # Taking a victim lowers what its queue and the queues above hold.
             for queue in victim.group.chain:

@@ -22,7 +22,7 @@ from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.placement.elastic import start_extras
 from batchq.core.preemption.pledges import counts_on_others, make_pledge
-from batchq.core.preemption.preemptors import ExtraClaim, GangClaim, start_gang
+from batchq.core.preemption.preemptors import ExtraRequest, GangRequest, start_gang
 from batchq.core.preemption.search import (
     Decision,
     PreemptionRequest,
@@ -41,43 +41,45 @@ PATIENCE_MS = 1 * MINUTE
 REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
 
 
-def action_against(claimant: GroupState, victim: GroupState) -> str:
+def action_against(preemptor: GroupState, victim: GroupState) -> str:
     """Return the action by which a victim is evicted: preempt within a queue, reclaim between
     queues. This does not depend on the action that chose it.
     """
-    return "preempt" if victim.queue == claimant.queue else "reclaim"
+    return "preempt" if victim.queue == preemptor.queue else "reclaim"
 
 
-def carry_out(session: Session, claim: PreemptionRequest, decision: Decision, action: str) -> bool:
+def carry_out(
+    session: Session, request: PreemptionRequest, decision: Decision, action: str
+) -> bool:
     """Carry a decision out; return whether it was.
 
     A pledge may exceed what the victims will have freed when they end: two preemptors that share a
     victim group both count on its slot in a queue with a limit on groups. Such a pledge is not
     made; the preemptor may find other victims, or waits until the group has left.
     """
-    claimant = claim.claimant
-    before = {scope: dict(session.ledger.sums.get(scope, {})) for scope in claimant.scopes}
+    preemptor = request.preemptor
+    before = {scope: dict(session.ledger.sums.get(scope, {})) for scope in preemptor.scopes}
     with Statement(session) as statement:
         _take_back(statement, decision.undone)
         for taken in decision.outranked:
             lose_pledge(statement, taken.victim.group)
         # Admission checks may demand that no victim is evicted before they have passed.
-        waits = bool(decision.victims) and holds_off(session, claimant)
+        waits = bool(decision.victims) and holds_off(session, preemptor)
         for victim in decision.victims:
             # A victim that counts on others itself and holds only a reservation gives it up now.
             if not waits or counts_on_others(victim.group.status):
-                _evict(statement, claimant, victim)
+                _evict(statement, preemptor, victim)
         left = _still_there(decision)
-        if left or _claims_left(decision) or waits:
-            _store_pledge(statement, claim, decision, left, action, waits=waits)
+        if left or _requests_left(decision) or waits:
+            _store_pledge(statement, request, decision, left, action, waits=waits)
         else:
-            _start(statement, claim)
+            _start(statement, request)
         if _passes_limit(session, before):
             return False
         statement.commit()
     outranked = [taken.victim for taken in decision.outranked]
     gave = (*outranked, *decision.victims, *decision.ending)
-    groups = (claimant, *(victim.group for victim in gave))
+    groups = (preemptor, *(victim.group for victim in gave))
     uids = (*(group.uid for group in groups), *_owed_before(session, decision))
     session.effects.joined.append(tuple(dict.fromkeys(uids)))
     return True
@@ -162,18 +164,18 @@ def _is_about(
 # --- Victims --------------------------------------------------------------------------------------
 
 
-def _evict(statement: Statement, claimant: GroupState, victim: Victim) -> None:
+def _evict(statement: Statement, preemptor: GroupState, victim: Victim) -> None:
     session, group = statement.session, victim.group
-    action = action_against(claimant, group)
+    action = action_against(preemptor, group)
     former = session.effects.before.get(group.uid)
     if victim.whole and former is not None and any(_is_new(pod, former[1]) for pod in victim.pods):
         _forget_all_but_evictions(statement, group)
     stopped = [pod for pod in victim.pods if pod.metadata.uid in group.pods]
     running = [pod for pod in stopped if pod.status.phase in ON_NODE]
-    reason, by = REASONS[action], claimant.key
+    reason, by = REASONS[action], preemptor.key
     _note_cost(statement, group, running, whole=victim.whole, by=by, reason=reason)
     if victim.whole:
-        message = f"{_WHY[action]} {by} of queue {claimant.queue}, priority {claimant.priority}"
+        message = f"{_WHY[action]} {by} of queue {preemptor.queue}, priority {preemptor.priority}"
         roll_back(statement, group, reason, message, by=by, action=action)
         return
     for pod in running:
@@ -187,13 +189,13 @@ def _forget_all_but_evictions(statement: Statement, group: GroupState) -> None:
     """Reset the group to its state before the actions, except for pods that preemptors had evicted:
     these are pledged to them.
     """
-    told = [
+    stopping = [
         one
         for one in statement.session.intents
         if isinstance(one, intents.Evict) and one.group == group.key and one.by
     ]
     forget(statement, group)
-    for one in told:
+    for one in stopping:
         pod, reason = group.pods[one.uid], Leaving(one.reason)
         if pod.status.terminating:
             # It was being stopped before the actions began.
@@ -284,7 +286,7 @@ def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:
     return found
 
 
-def _claims_left(decision: Decision) -> list[GroupState]:
+def _requests_left(decision: Decision) -> list[GroupState]:
     """Return external victims whose consumers must release their lease first."""
     return [
         victim.group
@@ -307,7 +309,7 @@ def _holding_no_node(decision: Decision) -> list[GroupState]:
 
 def _store_pledge(
     statement: Statement,
-    claim: PreemptionRequest,
+    request: PreemptionRequest,
     decision: Decision,
     left: list[tuple[GroupState, Pod]],
     action: str,
@@ -315,13 +317,13 @@ def _store_pledge(
     waits: bool,
 ) -> None:
     """Store the pledge. With `waits`, nothing is evicted yet, and the pledge does not expire."""
-    session, claimant = statement.session, claim.claimant
-    outside = _claims_left(decision)
+    session, preemptor = statement.session, request.preemptor
+    outside = _requests_left(decision)
     idle = _holding_no_node(decision) if waits else []
     ends_at = [(pod.status.terminating_at or 0) + pod.spec.termination_grace for _, pod in left]
     ends_at += [group.status.claim.over_at or session.now_ms for group in outside]
     pledge = Pledge(
-        claimant=claimant.key,
+        claimant=preemptor.key,
         action="preempt" if action == "preempt" else "reclaim",
         victims=(
             *(f"{pod.metadata.namespace}/{pod.metadata.name}" for _, pod in left),
@@ -335,15 +337,18 @@ def _store_pledge(
             dict.fromkeys([group.uid for group, _ in left] + [g.uid for g in (*outside, *idle)])
         ),
         whole=tuple(victim.group.uid for victim in decision.victims if victim.whole),
-        room=decision.room,
+        room=decision.by_node,
         plan=decision.plan,
-        extra=_extra(claim, decision),
+        extra=_extra(request, decision),
         made_at=session.now_ms,
         expires=None if waits else max(session.now_ms, *ends_at) + PATIENCE_MS,
     )
-    if not claimant.reserved:
-        reserve(statement, claimant, f"for when {counted(len(pledge.victims), 'victim')} ended")
-    make_pledge(statement, claimant, pledge)
+    if not preemptor.reserved:
+        # A running group was admitted without a reservation; its pledge adds to what it holds.
+        held = preemptor.held if pledge.extra else None
+        awaited = counted(len(pledge.victims), "victim")
+        reserve(statement, preemptor, f"for when {awaited} ended", held)
+    make_pledge(statement, preemptor, pledge)
 
 
 def _has_leave(session: Session, group: GroupState) -> bool:
@@ -351,29 +356,29 @@ def _has_leave(session: Session, group: GroupState) -> bool:
     return group.phase != PodGroupPhase.PENDING or not session.refusals_at("permit", group)
 
 
-def _extra(claim: PreemptionRequest, decision: Decision) -> Amounts:
+def _extra(request: PreemptionRequest, decision: Decision) -> Amounts:
     """Return what pods beyond minMember add to the current reservation, once the preemptor's own
     pods that they wait for have ended.
     """
-    if not isinstance(claim, ExtraClaim):
+    if not isinstance(request, ExtraRequest):
         return {}
-    group = claim.claimant
+    group = request.preemptor
     own = total(of_pod(pod.spec.requests) for of, pod in _still_there(decision) if of is group)
     held = minus(group.held, own)
-    grown = group.charge_holding(plus(held, total(decision.room.values())))
+    grown = group.charge_holding(plus(held, total(decision.by_node.values())))
     # An empty value would mark the pledge of a gang.
     return minus(grown, group.charge_holding(held)) or {PODS: 0}
 
 
-def _start(statement: Statement, claim: PreemptionRequest) -> None:
+def _start(statement: Statement, request: PreemptionRequest) -> None:
     """Start the preemptor at once, because no victim must end first."""
-    match claim:
-        case ExtraClaim(claimant=group, count=count):
+    match request:
+        case ExtraRequest(preemptor=group, count=count):
             start_extras(statement, group, count)
-        case GangClaim(claimant=group) if _has_leave(statement.session, group):
+        case GangRequest(preemptor=group) if _has_leave(statement.session, group):
             start_gang(statement, group)
-        case GangClaim(claimant=group):
+        case GangRequest(preemptor=group):
             if not group.reserved:
                 reserve(statement, group, f"reserved {describe(group.reservation)}")
         case _:
-            raise TypeError(f"{claim} is no claim that could start")
+            raise TypeError(f"{request} is not a request that can start")

@@ -30,20 +30,25 @@ from batchq.core.preemption.evictions import carry_out, evicted_recently, exceed
 from batchq.core.preemption.pledges import (
     awaits_victims,
     end_pledge,
-    has_lost_room,
-    hold_room,
+    has_lost_nodes,
+    hold_capacity,
     nodes_awaited,
     resume_pledge,
     standing_pledges,
 )
 from batchq.core.preemption.preemptors import (
-    EVICTION_BUDGET,
-    Claimants,
-    GangClaim,
-    may_claim,
-    waits_for_more_than_room,
+    GangRequest,
+    Preemptors,
+    may_preempt,
+    verdicts_beyond_capacity,
 )
-from batchq.core.preemption.protection import NEVER, is_protected, may_evict, protection_ends_at
+from batchq.core.preemption.protection import (
+    EVICTION_BUDGET,
+    NEVER,
+    is_protected,
+    may_evict,
+    protection_ends_at,
+)
 from batchq.core.preemption.scopes import POINTS, propose
 from batchq.core.preemption.search import (
     Decision,
@@ -66,25 +71,25 @@ _OUTRANKED = "its victims were taken over by a group that comes before it"
 
 
 @dataclass(frozen=True, slots=True)
-class _WithoutVictims(GangClaim):
-    """A gang's claim on capacity that is free or being freed. It takes no victims, so the deserved
-    share of its queue does not restrict it.
+class _WithoutVictims(GangRequest):
+    """A gang's request for capacity that is free or being freed. It takes no victims, so the
+    deserved share of its queue does not restrict it.
     """
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
-        """Return False: this claim takes no victims."""
+        """Return False: this request takes no victims."""
         return False
 
     def may_take_over(
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
     ) -> bool:
-        """Return False: this claim takes over no pledges."""
+        """Return False: this request takes over no pledges."""
         return False
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
@@ -94,9 +99,9 @@ class _WithoutVictims(GangClaim):
         return True
 
 
-def serve_claimants(
+def serve_preemptors(
     session: Session,
-    claimants: Claimants,
+    preemptors: Preemptors,
     serve: Callable[[Session, GroupState], object],
 ) -> None:
     """Serve the queue with the lowest share first, chosen again after each preemptor; groups of a
@@ -105,7 +110,7 @@ def serve_claimants(
     After a failure, preemptors with the same request are skipped until something has changed: with
     thousands of them, the session would do little else.
     """
-    walks = claimants.by_queue(session)
+    walks = preemptors.by_queue(session)
     if not walks:
         return
     # Computed before any eviction, because evictions do not change what queues deserve.
@@ -122,7 +127,7 @@ def serve_claimants(
             continue
         asks = (group.queue, group.namespace, group.priority, group.phase, group.shape.claim)
         key = (*asks, tuple((shape.shape, shape.task.replicas) for shape in group.tasks))
-        if walks[name].has_changed(session.refusals.told):
+        if walks[name].has_changed(session.refusals.own):
             # It now differs from the others of its class, and is tried separately if it is a
             # preemptor.
             continue
@@ -150,7 +155,7 @@ def serve_gang(
     return found is not None and let_happen(session, *found, action=action)
 
 
-def choose_anew(session: Session, action: str) -> None:
+def choose_new_victims(session: Session, action: str) -> None:
     """Choose new victims for this action's pledges if those that they count on have changed.
 
     If nothing has been evicted yet, policies may have changed: victims are chosen as if for the
@@ -185,7 +190,7 @@ def choose_anew(session: Session, action: str) -> None:
 
 
 def _needs_new_victims(session: Session, group: GroupState) -> bool:
-    if has_lost_room(session, group.status.pledge):
+    if has_lost_nodes(session, group.status.pledge):
         return True
     return (
         group.status.pledge.expires is None
@@ -204,6 +209,9 @@ def _choose_again(
     session.refusals.pop(group.uid, None)
     # Head reservations apply only to groups without a reservation.
     with session.ledger.regarding(()):
+        found = _find_capacity(session, group, before.pledge.action, actions)
+    if not found and session.ledger.head_reservations:
+        # Its victims may be those of a group that lacks what is reserved for heads.
         found = _find_capacity(session, group, before.pledge.action, actions)
     with Statement(session) as statement:
         if found:
@@ -274,13 +282,13 @@ def _waiting_for_victims(session: Session) -> list[GroupState]:
 
 
 def _end_if_spare(session: Session, group: GroupState) -> bool:
-    fit = GangClaim(group).fit(session)
+    fit = GangRequest(group).fit(session)
     if fit.fits:
         with Statement(session) as statement:
             end_pledge(statement, group)
             statement.commit()
         session.pending.ineligible.pop(group.uid, None)
-        hold_room(session, group, fit.room)
+        hold_capacity(session, group, fit.by_node)
     return fit.fits
 
 
@@ -313,7 +321,7 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
     session = statement.session
     if group.uid in session.get(DECIDED).all(session):
         roll_back(statement, group, Leaving.PREEMPTED, _OUTRANKED)
-    elif has_lost_room(session, pledge):
+    elif has_lost_nodes(session, pledge):
         roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
     else:
         roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE)
@@ -326,7 +334,7 @@ def _find_capacity(session: Session, group: GroupState, former: str, actions: li
     """
     if _fits_without_victims(session, group, former):
         return True
-    if not may_claim(session, group):
+    if not may_preempt(session, group):
         return False
     return any(
         serve_gang(session, group, action=action, terms=terms)
@@ -339,9 +347,9 @@ def _fits_without_victims(session: Session, group: GroupState, action: str) -> b
     """Return whether the gang no longer needs victims, because other groups end or nodes were
     added; it is then started, or waits only for these ends.
     """
-    claim = _WithoutVictims(group)
-    decision = find_victims(session, claim, [], terms=SearchTerms(again=True))
-    return decision is not None and let_happen(session, claim, decision, action=action)
+    request = _WithoutVictims(group)
+    decision = find_victims(session, request, [], terms=SearchTerms(again=True))
+    return decision is not None and let_happen(session, request, decision, action=action)
 
 
 def _keep_reservation(
@@ -378,23 +386,23 @@ def _is_repeated(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
 
 
 def let_happen(
-    session: Session, claim: PreemptionRequest, decision: Decision, *, action: str
+    session: Session, request: PreemptionRequest, decision: Decision, *, action: str
 ) -> bool:
     """Carry a decision out unless the eviction budget or a limit forbids it; return whether it was
     carried out.
     """
-    if exceeds_budget(session, decision) and not holds_off(session, claim.claimant):
-        _say_over_budget(session, claim.claimant)
+    if exceeds_budget(session, decision) and not holds_off(session, request.preemptor):
+        _say_over_budget(session, request.preemptor)
         return False
-    was_pending = claim.claimant.phase == PodGroupPhase.PENDING
-    if not carry_out(session, claim, decision, action):
+    was_pending = request.preemptor.phase == PodGroupPhase.PENDING
+    if not carry_out(session, request, decision, action):
         return False
-    if was_pending and claim.claimant.phase != PodGroupPhase.PENDING:
-        note_admission(session, claim.claimant)
-    _set_own_verdict(session, claim.claimant)
+    if was_pending and request.preemptor.phase != PodGroupPhase.PENDING:
+        note_admission(session, request.preemptor)
+    _set_own_verdict(session, request.preemptor)
     gave_way = (*(taken.victim for taken in decision.undone), *decision.victims)
     for victim in gave_way:
-        _set_victim_verdict(session, victim.group, claim.claimant)
+        _set_victim_verdict(session, victim.group, request.preemptor)
     for taken in sorted(decision.outranked, key=lambda one: rank_of(one.victim.group)):
         if not taken.former[0].pledge.extra:
             _choose_again(session, taken.victim.group, taken.former[0], _claiming(session))
@@ -406,7 +414,7 @@ def _claiming(session: Session) -> list[str]:
     return [name for name in session.actions if name in POINTS]
 
 
-def _set_victim_verdict(session: Session, group: GroupState, claimant: GroupState) -> None:
+def _set_victim_verdict(session: Session, group: GroupState, preemptor: GroupState) -> None:
     """Set the verdict of a victim that is Pending again."""
     if group.phase != PodGroupPhase.PENDING:
         return
@@ -416,7 +424,7 @@ def _set_victim_verdict(session: Session, group: GroupState, claimant: GroupStat
     if any(verdict.plugin == "pledge" for verdict in against):
         session.refuse(group, against)
         return
-    detail = f"gave way to {claimant.key} in this session"
+    detail = f"gave way to {preemptor.key} in this session"
     gave_way = Verdict(
         plugin="pledge", reason=Waiting.WAITING_FOR_TURN, detail=detail, in_line=True
     )
@@ -424,7 +432,7 @@ def _set_victim_verdict(session: Session, group: GroupState, claimant: GroupStat
 
 
 def _set_own_verdict(session: Session, group: GroupState) -> None:
-    session.ledger.drop_aside(group)
+    session.ledger.drop_head_reservation(group)
     session.refusals.pop(group.uid, None)
     session.pending.ineligible.pop(group.uid, None)
     if group.phase == PodGroupPhase.PENDING:
@@ -450,13 +458,13 @@ def _say_over_budget(session: Session, group: GroupState) -> None:
 _PREEMPTABLE = "preemptable"
 
 
-def claims_nothing(session: Session, group: GroupState) -> str:
+def why_no_request(session: Session, group: GroupState) -> str:
     """Return why a group that lacks capacity is no preemptor; '' if it is one."""
     if (refused := session.nodes.binding_refused) is not None:
         return f"nothing is evicted while nothing may be bound: {refused.message()}"
     if group.status.pledge.stands:
         return "it waits for its victims already"
-    if others := waits_for_more_than_room(session, group):
+    if others := verdicts_beyond_capacity(session, group):
         reasons = ", ".join(dict.fromkeys(str(verdict.reason) for verdict in others))
         return f"it waits for more than room ({reasons}), which no eviction would end"
     if stops := stops_of(session, group):
@@ -470,27 +478,27 @@ def claims_nothing(session: Session, group: GroupState) -> str:
 
 
 def why_spared(
-    session: Session, claim: PreemptionRequest, point: str, queues: Sequence[str]
+    session: Session, request: PreemptionRequest, point: str, queues: Sequence[str]
 ) -> list[str]:
-    """Return why the groups of these queues are not taken for a claim."""
-    groups = _holders(session, claim.claimant, queues)
+    """Return why the groups of these queues are not taken for a request."""
+    groups = _holders(session, request.preemptor, queues)
     if not groups:
         return ["no other group holds anything there"]
-    fit = claim.fit(session)
+    fit = request.fit(session)
     shortage = fit.shortage()
     victims = [Victim(group, _stoppable(group), whole=True) for group in groups]
-    may = [victim for victim in victims if claim.may_take(session, victim, shortage)]
+    may = [victim for victim in victims if request.may_take(session, victim, shortage)]
     spared = [victim for victim in victims if victim not in may]
-    lines = _refusals(session, point, claim.claimant, spared, shortage)
-    return [*lines, *_why_not_enough(session, claim, may, list(queues))]
+    lines = _refusals(session, point, request.preemptor, spared, shortage)
+    return [*lines, *_why_not_enough(session, request, may, list(queues))]
 
 
-def _holders(session: Session, claimant: GroupState, queues: Iterable[str]) -> list[GroupState]:
+def _holders(session: Session, preemptor: GroupState, queues: Iterable[str]) -> list[GroupState]:
     return [
         group
         for queue in queues
         for group in session.ledger.holding.get(queue, {}).values()
-        if group is not claimant and group.phase not in TERMINAL
+        if group is not preemptor and group.phase not in TERMINAL
     ]
 
 
@@ -503,9 +511,9 @@ def _stoppable(group: GroupState) -> tuple[Pod, ...]:
 
 
 def _refusals(
-    session: Session, point: str, claimant: GroupState, spared: list[Victim], shortage: Shortage
+    session: Session, point: str, preemptor: GroupState, spared: list[Victim], shortage: Shortage
 ) -> list[str]:
-    why = Counter(_why(session, point, claimant, victim, shortage) for victim in spared)
+    why = Counter(_why(session, point, preemptor, victim, shortage) for victim in spared)
     return [
         f"{counted(count, 'group')} {'is' if count == 1 else 'are'} {words}"
         for words, count in sorted(why.items(), key=lambda item: (-item[1], item[0]))
@@ -513,13 +521,13 @@ def _refusals(
 
 
 def _why(
-    session: Session, point: str, claimant: GroupState, victim: Victim, shortage: Shortage
+    session: Session, point: str, preemptor: GroupState, victim: Victim, shortage: Shortage
 ) -> str:
     """Return the message of the first refusal."""
     if is_protected(session, victim, point):
         return _protection(session, victim, point)
     for entry in session.plugins.points[point]:
-        if entry.function(session, claimant, victim, shortage) is False:
+        if entry.function(session, preemptor, victim, shortage) is False:
             return entry.traits.spares or f"refused by plugin {entry.plugin}"
     return "outside of what the action may take"
 
@@ -534,13 +542,13 @@ def _protection(session: Session, victim: Victim, point: str) -> str:
 
 
 def _why_not_enough(
-    session: Session, claim: PreemptionRequest, may: list[Victim], queues: list[str]
+    session: Session, request: PreemptionRequest, may: list[Victim], queues: list[str]
 ) -> list[str]:
     """Return why the groups that could be taken are not taken."""
     if not may:
         return []
     could = f"{counted(len(may), 'group')} could make way"
-    decision = find_victims(session, claim, queues)
+    decision = find_victims(session, request, queues)
     if decision is not None:
         if exceeds_budget(session, decision):
             return [f"{could}, but {_budget(session)}"]
@@ -548,12 +556,12 @@ def _why_not_enough(
     with Statement(session) as trial:
         for victim in may:
             send_off(trial, victim)
-        fit = claim.fit(session)
+        fit = request.fit(session)
         if not fit.fits:
             lacks = f" of {', '.join(sorted(fit.lacking))}" if fit.lacking else ""
             return [f"{could}, but even together they would not leave enough{lacks}"]
-        if not claim.ends_well(session, may):
-            queue = claim.claimant.queue
+        if not request.ends_well(session, may):
+            queue = request.preemptor.queue
             return [f"{could}, but queue {queue} would end above what it deserves"]
     return [f"{could}, but pods that are stopping already will free enough"]
 

@@ -34,9 +34,9 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Yield every preemptor with a pledge, and its pledge."""
-    claimants = {**session.carried.claimants, **session.effects.touched}.values()
+    preemptors = {**session.carried.preemptors, **session.effects.touched}.values()
     for group in sorted(
-        [one for one in claimants if one.status.pledge.stands and one.phase not in TERMINAL],
+        [one for one in preemptors if one.status.pledge.stands and one.phase not in TERMINAL],
         key=_by_key,
     ):
         yield group, group.status.pledge
@@ -44,29 +44,29 @@ def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
 
 def keep_owing(session: Session) -> None:
     """Record the preemptors of all victims, before the ledger charges any group."""
-    for claimant, pledge in standing_pledges(session):
-        note_pledge(session, claimant, pledge)
+    for preemptor, pledge in standing_pledges(session):
+        note_pledge(session, preemptor, pledge)
 
 
-def note_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
+def note_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None:
     """Record a pledge: each victim is pledged once, and its preemptor's charge depends on it."""
     for uid in pledge.groups:
-        session.ledger.claimants.setdefault(uid, {})[claimant.uid] = claimant
+        session.ledger.preemptors.setdefault(uid, {})[preemptor.uid] = preemptor
     for uid in pledge.holds:
-        session.victims.pledged[uid] = claimant.uid
-    session.get(PLEDGED_ROOM).note(claimant, pledge)
-    session.ledger.stirred.append(claimant)
+        session.victims.pledged[uid] = preemptor.uid
+    session.get(PLEDGED_CAPACITY).note(preemptor, pledge)
+    session.ledger.changed_groups.append(preemptor)
 
 
-def forget_pledge(session: Session, claimant: GroupState, pledge: Pledge) -> None:
+def forget_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None:
     """Remove the records of a pledge that has ended."""
     for uid in pledge.groups:
-        session.ledger.claimants.get(uid, {}).pop(claimant.uid, None)
+        session.ledger.preemptors.get(uid, {}).pop(preemptor.uid, None)
     for uid in pledge.holds:
-        if session.victims.pledged.get(uid) == claimant.uid:
+        if session.victims.pledged.get(uid) == preemptor.uid:
             del session.victims.pledged[uid]
-    session.get(PLEDGED_ROOM).forget(claimant, pledge)
-    session.ledger.stirred.append(claimant)
+    session.get(PLEDGED_CAPACITY).forget(preemptor, pledge)
+    session.ledger.changed_groups.append(preemptor)
 
 
 def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tuple[Pod, ...]]]:
@@ -110,18 +110,18 @@ def _same_admission(pledge: Pledge, group: GroupState) -> bool:
     return any(pod.metadata.uid in pledge.holds for pod in group.current())
 
 
-def owed_to(session: Session, claimant: GroupState) -> dict[str, Amounts]:
+def owed_to(session: Session, preemptor: GroupState) -> dict[str, Amounts]:
     """Return what the preemptor's victims are still charged, by scope, in the scopes that both
     share.
 
     This is never more than the preemptor's own promise, because what its own pods hold counts in
     full.
     """
-    left = _left_by_scopes(session, claimant.status.pledge)
+    left = _left_by_scopes(session, preemptor.status.pledge)
     if not left:
         return {}
-    promised = claimant.status.pledge.extra or promised_to(claimant)
-    mine = set(claimant.scopes)
+    promised = preemptor.status.pledge.extra or promised_to(preemptor)
+    mine = set(preemptor.scopes)
     if len(left) == 1:
         ((scopes, amounts),) = left.items()
         less = named(smaller(amounts, promised))
@@ -147,10 +147,10 @@ def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], A
     return left
 
 
-def promised_to(claimant: GroupState) -> Amounts:
+def promised_to(preemptor: GroupState) -> Amounts:
     """Return what the preemptor is charged beyond what it holds."""
-    held = claimant.held
-    return minus(charge_with_count(claimant), counted(held) if held else {})
+    held = preemptor.held
+    return minus(charge_with_count(preemptor), counted(held) if held else {})
 
 
 def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
@@ -160,7 +160,7 @@ def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> A
     return falls_by(group, total(of_pod(pod.spec.requests) for pod in pods))
 
 
-def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
+def kept_capacity(session: Session, pledge: Pledge) -> dict[str, Amounts]:
     """Return, by node, the part of the preemptor's pledged capacity that is free now; victims still
     hold the rest.
     """
@@ -171,11 +171,13 @@ def kept_room(session: Session, pledge: Pledge) -> dict[str, Amounts]:
         for pod in pods:
             node = pod.status.node
             there[node] = plus(there.get(node, {}), of_pod(pod.spec.requests))
-    rooms = {node: minus(room, there.get(node, {})) for node, room in pledge.room.items()}
-    return {node: room for node, room in rooms.items() if room and node in session.nodes.by_name}
+    free = {node: minus(amounts, there.get(node, {})) for node, amounts in pledge.room.items()}
+    return {
+        node: amounts for node, amounts in free.items() if amounts and node in session.nodes.by_name
+    }
 
 
-def has_lost_room(session: Session, pledge: Pledge) -> bool:
+def has_lost_nodes(session: Session, pledge: Pledge) -> bool:
     """Return whether a node with kept or awaited capacity is gone, lost or cordoned."""
     return any(True for _ in _nodes_lost(session, pledge))
 
@@ -200,30 +202,30 @@ def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
 # --- Capacity on nodes ----------------------------------------------------------------------------
 
 
-def keep_rooms(session: Session) -> None:
+def hold_pledged_capacity(session: Session) -> None:
     """Take what is kept for preemptors off the nodes, until the session ends."""
-    for claimant, pledge in standing_pledges(session):
-        session.nodes.hold(claimant.uid, kept_room(session, pledge))
+    for preemptor, pledge in standing_pledges(session):
+        session.nodes.hold(preemptor.uid, kept_capacity(session, pledge))
 
 
-def room_of(pods: Iterable[Pod]) -> dict[str, Amounts]:
+def amounts_by_node(pods: Iterable[Pod]) -> dict[str, Amounts]:
     """Return what these pods request, by node."""
-    room: dict[str, Amounts] = {}
+    by_node: dict[str, Amounts] = {}
     for pod in pods:
         node = pod.status.node
-        room[node] = plus(room.get(node, {}), of_pod(pod.spec.requests))
-    return room
+        by_node[node] = plus(by_node.get(node, {}), of_pod(pod.spec.requests))
+    return by_node
 
 
-def hold_room(session: Session, group: GroupState, room: dict[str, Amounts]) -> None:
+def hold_capacity(session: Session, group: GroupState, by_node: dict[str, Amounts]) -> None:
     """Hold capacity for a waiting group until the end of this session."""
-    if room:
-        session.nodes.hold(group.uid, room)
+    if by_node:
+        session.nodes.hold(group.uid, by_node)
 
 
-def enter_room(statement: Statement, claimant: GroupState) -> None:
+def release_to(statement: Statement, preemptor: GroupState) -> None:
     """Release to the preemptor what was kept for it."""
-    nodes, uid = statement.session.nodes, claimant.uid
+    nodes, uid = statement.session.nodes, preemptor.uid
     if uid in nodes.held:
         amounts = nodes.give_hold(uid)
         statement.also_undo(lambda: nodes.hold(uid, amounts))
@@ -232,59 +234,59 @@ def enter_room(statement: Statement, claimant: GroupState) -> None:
         statement.also_undo(lambda: nodes.keep(uid, places))
 
 
-def make_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+def make_pledge(statement: Statement, preemptor: GroupState, pledge: Pledge) -> None:
     """Store a pledge of victims to a preemptor, and keep their capacity for it from now on."""
-    note_pledge(statement.session, claimant, pledge)
-    statement.set_status(claimant, pledge=pledge)
-    resume_pledge(statement, claimant, pledge)
-    statement.say(intents.Pledge(group=claimant.key, victims=pledge.victims, action=pledge.action))
+    note_pledge(statement.session, preemptor, pledge)
+    statement.set_status(preemptor, pledge=pledge)
+    resume_pledge(statement, preemptor, pledge)
+    statement.say(intents.Pledge(group=preemptor.key, victims=pledge.victims, action=pledge.action))
 
 
-def keep_room_anew(statement: Statement, claimant: GroupState) -> None:
+def update_hold(statement: Statement, preemptor: GroupState) -> None:
     """Update the kept capacity after victims have ended."""
     session = statement.session
-    enter_room(statement, claimant)
-    session.nodes.hold(claimant.uid, kept_room(session, claimant.status.pledge))
-    statement.also_undo(lambda: _drop_hold(session, claimant))
+    release_to(statement, preemptor)
+    session.nodes.hold(preemptor.uid, kept_capacity(session, preemptor.status.pledge))
+    statement.also_undo(lambda: _drop_hold(session, preemptor))
 
 
-def resume_pledge(statement: Statement, claimant: GroupState, pledge: Pledge) -> None:
+def resume_pledge(statement: Statement, preemptor: GroupState, pledge: Pledge) -> None:
     """Restore the effects of the pledge in the preemptor's status."""
     session = statement.session
-    note_pledge(session, claimant, pledge)
-    statement.also_undo(lambda: forget_pledge(session, claimant, pledge))
+    note_pledge(session, preemptor, pledge)
+    statement.also_undo(lambda: forget_pledge(session, preemptor, pledge))
     # What it held on nodes before is part of its pledged capacity.
-    enter_room(statement, claimant)
-    session.nodes.hold(claimant.uid, kept_room(session, pledge))
-    statement.also_undo(lambda: _drop_hold(session, claimant))
+    release_to(statement, preemptor)
+    session.nodes.hold(preemptor.uid, kept_capacity(session, pledge))
+    statement.also_undo(lambda: _drop_hold(session, preemptor))
     # The ledger needs to see the victims recorded above.
-    session.ledger.recharge(claimant)
+    session.ledger.recharge(preemptor)
 
 
-def _drop_hold(session: Session, claimant: GroupState) -> None:
-    session.nodes.give_hold(claimant.uid)
+def _drop_hold(session: Session, preemptor: GroupState) -> None:
+    session.nodes.give_hold(preemptor.uid)
 
 
-def end_pledge(statement: Statement, claimant: GroupState) -> None:
+def end_pledge(statement: Statement, preemptor: GroupState) -> None:
     """End the preemptor's pledge; does nothing if there is none."""
-    pledge = claimant.status.pledge
+    pledge = preemptor.status.pledge
     if not pledge.stands:
         return
     session = statement.session
-    enter_room(statement, claimant)
-    forget_pledge(session, claimant, pledge)
-    statement.also_undo(lambda: note_pledge(session, claimant, pledge))
-    statement.set_status(claimant, pledge=Pledge())
-    statement.say(intents.EndPledge(group=claimant.key))
+    release_to(statement, preemptor)
+    forget_pledge(session, preemptor, pledge)
+    statement.also_undo(lambda: note_pledge(session, preemptor, pledge))
+    statement.set_status(preemptor, pledge=Pledge())
+    statement.say(intents.EndPledge(group=preemptor.key))
 
 
-def withdraw_pledge(statement: Statement, claimant: GroupState) -> None:
+def withdraw_pledge(statement: Statement, preemptor: GroupState) -> None:
     """Remove the preemptor's pledge and reservation as if it never had them, without an event."""
-    session, pledge = statement.session, claimant.status.pledge
-    enter_room(statement, claimant)
-    forget_pledge(session, claimant, pledge)
-    statement.also_undo(lambda: note_pledge(session, claimant, pledge))
-    statement.set_status(claimant, pledge=Pledge(), reserved_at=None, reservation={})
+    session, pledge = statement.session, preemptor.status.pledge
+    release_to(statement, preemptor)
+    forget_pledge(session, preemptor, pledge)
+    statement.also_undo(lambda: note_pledge(session, preemptor, pledge))
+    statement.set_status(preemptor, pledge=Pledge(), reserved_at=None, reservation={})
 
 
 def awaits_victims(session: Session, group: GroupState) -> bool:
@@ -308,12 +310,12 @@ def gives_way_to(session: Session, group: GroupState) -> GroupState | None:
     capacity would count as the victim's reservation and be promised twice. A preemptor that counts
     on the end of its own former pods does not wait for itself.
     """
-    for claimant in session.ledger.claimants.get(group.uid, {}).values():
-        if claimant is group:
+    for preemptor in session.ledger.preemptors.get(group.uid, {}).values():
+        if preemptor is group:
             continue
-        is_pending = PodGroupPhase.PENDING in (claimant.phase, group.phase)
-        if is_pending and claimant.status.pledge.stands:
-            return claimant
+        is_pending = PodGroupPhase.PENDING in (preemptor.phase, group.phase)
+        if is_pending and preemptor.status.pledge.stands:
+            return preemptor
     return None
 
 
@@ -331,7 +333,7 @@ class _Part(NamedTuple):
     owed: ByScope
 
 
-class PledgedRoom:
+class PledgedCapacity:
     """The sums of all pledges; owned by a session. Sums are updated by each query, and stay
     unchanged between queries even during a trial.
     """
@@ -350,16 +352,16 @@ class PledgedRoom:
         self._moving: dict[str, GroupState] = {}
         self._seen = 0
 
-    def note(self, claimant: GroupState, pledge: Pledge) -> None:
+    def note(self, preemptor: GroupState, pledge: Pledge) -> None:
         """Add the victims of a pledge."""
-        victims = self._victims.setdefault(claimant.uid, {})
+        victims = self._victims.setdefault(preemptor.uid, {})
         for uid in pledge.groups:
             self._places.setdefault(uid, len(self._places))
             victims[uid] = None
 
-    def forget(self, claimant: GroupState, pledge: Pledge) -> None:
+    def forget(self, preemptor: GroupState, pledge: Pledge) -> None:
         """Remove the victims of a pledge."""
-        victims = self._victims.get(claimant.uid, {})
+        victims = self._victims.get(preemptor.uid, {})
         for uid in pledge.groups:
             victims.pop(uid, None)
 
@@ -388,21 +390,21 @@ class PledgedRoom:
         self._follow(session)
         if len(self._moving) < 2:
             return list(self._moving.values())
-        return sorted(self._moving.values(), key=lambda claimant: self._place(session, claimant))
+        return sorted(self._moving.values(), key=lambda preemptor: self._place(session, preemptor))
 
     # ------------------------------------------------------------------------------------------
 
-    def _place(self, session: Session, claimant: GroupState) -> tuple[int, int]:
-        owners = session.ledger.claimants
-        first = min(self._victims[claimant.uid], key=lambda uid: self._places[uid])
-        return (self._places[first], list(owners[first]).index(claimant.uid))
+    def _place(self, session: Session, preemptor: GroupState) -> tuple[int, int]:
+        owners = session.ledger.preemptors
+        first = min(self._victims[preemptor.uid], key=lambda uid: self._places[uid])
+        return (self._places[first], list(owners[first]).index(preemptor.uid))
 
     def _follow(self, session: Session) -> None:
-        stirred = session.ledger.stirred
-        if len(stirred) == self._seen:
+        changed_groups = session.ledger.changed_groups
+        if len(changed_groups) == self._seen:
             return
-        groups = {group.uid: group for group in stirred[self._seen :]}
-        self._seen = len(stirred)
+        groups = {group.uid: group for group in changed_groups[self._seen :]}
+        self._seen = len(changed_groups)
         scopes: set[str] = set()
         for uid, group in groups.items():
             if uid in self._victims:
@@ -411,14 +413,14 @@ class PledgedRoom:
             sums = self._sums[scope]
             self._leaving[scope] = {name: units for name, units in sums.items() if units > 0}
 
-    def _look_again(self, session: Session, claimant: GroupState) -> Iterable[str]:
+    def _look_again(self, session: Session, preemptor: GroupState) -> Iterable[str]:
         """Recompute the contribution of a preemptor; return the scopes concerned."""
-        uid = claimant.uid
+        uid = preemptor.uid
         former, part = self._parts.pop(uid, None), None
         self._spare.pop(uid, None)
         self._moving.pop(uid, None)
         if self._victims[uid]:
-            part = self._parts[uid] = self._part_of(session, claimant)
+            part = self._parts[uid] = self._part_of(session, preemptor)
         scopes: set[str] = set()
         for one, sign in ((former, -1), (part, 1)):
             if one is None:
@@ -432,16 +434,16 @@ class PledgedRoom:
             scopes.update(one.owed)
         return scopes
 
-    def _part_of(self, session: Session, claimant: GroupState) -> _Part:
-        pledge = claimant.status.pledge
+    def _part_of(self, session: Session, preemptor: GroupState) -> _Part:
+        pledge = preemptor.status.pledge
         victims = victims_left(session, pledge)
         falls = [(group.scopes, still_charged(pledge, group, pods)) for group, pods in victims]
         left = total(amounts for _, amounts in falls)
-        if minus(left, counted(pledge.extra or promised_to(claimant))):
-            self._spare[claimant.uid] = claimant
+        if minus(left, counted(pledge.extra or promised_to(preemptor))):
+            self._spare[preemptor.uid] = preemptor
             if pledge.room or any(pods or leaves_whole(pledge, group) for group, pods in victims):
-                self._moving[claimant.uid] = claimant
-        return _Part(falls, session.ledger.owed(claimant))
+                self._moving[preemptor.uid] = preemptor
+        return _Part(falls, session.ledger.owed(preemptor))
 
     def _add(self, scope: str, amounts: Mapping[str, int], sign: int) -> None:
         sums = self._sums.setdefault(scope, {})
@@ -450,4 +452,4 @@ class PledgedRoom:
 
 
 #: The pledged capacity of a session.
-PLEDGED_ROOM = StateKey("debts", lambda _: PledgedRoom())
+PLEDGED_CAPACITY = StateKey("debts", lambda _: PledgedCapacity())

@@ -1,8 +1,8 @@
 """Preemptors: which groups may evict others, and what they need to fit.
 
 There are two kinds. A *gang* is a Pending group refused only by limits, or an InQueue group that no
-nodes take; it claims minMember pods or nothing. *Extras* are pods beyond minMember of a group that
-runs already.
+nodes take; it requests minMember pods or nothing. *Extras* are pods beyond minMember of a group
+that runs already.
 """
 
 from __future__ import annotations
@@ -27,26 +27,23 @@ from batchq.core.placement.elastic import (
 from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import waits_for_its_own
-from batchq.core.preemption.pledges import enter_room
-from batchq.core.preemption.protection import may_evict
+from batchq.core.preemption.pledges import release_to
+from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict
 from batchq.core.preemption.search import Fit, fit_of
-from batchq.core.quota.head_reservation import keeping_off, room_against_gang
+from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.session.pods import wanted_ordinals
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods
+from batchq.core.session.transitions import admit, create_pods, wanted_ordinals
 
-#: The plugin in verdicts that evictions must wait because the eviction budget is spent.
-EVICTION_BUDGET = "hygiene"
 #: A Pending group is a preemptor only if it waits for no other reason than lack of capacity.
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
 
 
 @dataclass(frozen=True, slots=True)
-class Claimants:
+class Preemptors:
     """The preemptors: single groups, and equivalence classes of waiting groups."""
 
     groups: list[GroupState]
@@ -74,78 +71,76 @@ class PodRequest(NamedTuple):
 
 
 #: Queue -> a cheap test whether a request in it could be met; None if no request could.
-Hopes: TypeAlias = Callable[[str], Callable[[PodRequest], bool] | None]
+VictimPrefilter: TypeAlias = Callable[[str], Callable[[PodRequest], bool] | None]
 
 
-def gang_claimants(session: Session, hopes: Hopes) -> Claimants:
+def gang_preemptors(session: Session, prefilter: VictimPrefilter) -> Preemptors:
     """Return the groups that wait only for capacity, without those that have a pledge.
 
     A group that is refused because it is not first in line, or for a reason that capacity does not
     resolve, is no preemptor.
     """
     if session.nodes.binding_refused is not None:
-        return Claimants([])
+        return Preemptors([])
     alone = {group.uid: group for group in session.busy()}
     for line in session.lines():
         alone |= line.singles
-    alone |= {uid: session.groups[uid] for uid in session.refusals.told}
+    alone |= {uid: session.groups[uid] for uid in session.refusals.own}
     groups = [
         group
         for group in alone.values()
         if not group.status.pledge.stands
         and group.queue in session.queues
-        and _waits_for_room(session, group)
-        and may_claim(session, group)
+        and _waits_for_capacity(session, group)
+        and may_preempt(session, group)
     ]
     alike = select(
         session,
-        lambda name: _hope_in(session, hopes, name),
+        lambda name: _group_test(session, prefilter, name),
         may=lambda group: may_evict(session, group),
-        lacks=_lacks_room,
+        lacks=_lack_capacity,
     )
-    return Claimants(groups, alike)
+    return Preemptors(groups, alike)
 
 
-def may_claim(session: Session, group: GroupState) -> bool:
+def may_preempt(session: Session, group: GroupState) -> bool:
     """Return whether the group may evict: its priority class allows it, and neither its queue nor
     one above is stopped; a stopped queue starts no more groups.
     """
     return may_evict(session, group) and not stops_of(session, group)
 
 
-def _hope_in(session: Session, hopes: Hopes, name: str) -> Callable[[GroupState], bool] | None:
-    could_have = hopes(name)
+def _group_test(
+    session: Session, prefilter: VictimPrefilter, name: str
+) -> Callable[[GroupState], bool] | None:
+    could_have = prefilter(name)
     if could_have is None:
         return None
     return lambda group: could_have(PodRequest(group.priority, group.reservation))
 
 
-def _lacks_room(told: Blockers) -> bool:
-    return told.reasons <= _LACK
-
-
-def _waits_for_room(session: Session, group: GroupState) -> bool:
+def _waits_for_capacity(session: Session, group: GroupState) -> bool:
     match group.phase:
         case PodGroupPhase.PENDING:
             verdicts = session.refusals.get(group.uid)
             if verdicts is not None:
-                return _lack_room(verdicts)
+                return _lack_capacity(verdicts)
             # An action configured before enqueue uses the verdicts of the previous session, unless
             # the group is ineligible now, for example held or backing off.
-            return _lack_room(group.status.reasons) and not out_of_line_refusals(session, group)
+            return _lack_capacity(group.status.reasons) and not out_of_line_refusals(session, group)
         case PodGroupPhase.IN_QUEUE:
             return not group.is_external and not session.group_ready(group)
         case _:
             return False
 
 
-def _lack_room(verdicts: tuple[Verdict, ...]) -> bool:
+def _lack_capacity(verdicts: tuple[Verdict, ...]) -> bool:
     if isinstance(verdicts, Blockers):
         return bool(verdicts) and verdicts.reasons <= _LACK
     return bool(verdicts) and all(verdict.reason in _LACK for verdict in verdicts)
 
 
-def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdict]:
+def verdicts_beyond_capacity(session: Session, group: GroupState) -> list[Verdict]:
     """Return the verdicts on a Pending group that no eviction resolves; a spent budget is not one
     of them.
     """
@@ -154,14 +149,14 @@ def waits_for_more_than_room(session: Session, group: GroupState) -> list[Verdic
 
 
 @dataclass(frozen=True, slots=True)
-class GangClaim:
+class GangRequest:
     """minMember pods of a group, admitted and placed."""
 
-    claimant: GroupState
+    preemptor: GroupState
 
     def fit(self, session: Session) -> Fit:
-        """Try the claim; see `batchq.core.preemption.search`."""
-        group = self.claimant
+        """Try the request; see `batchq.core.preemption.search`."""
+        group = self.preemptor
         # Limits apply to existing reservations too, because a snapshot described by hand may exceed
         # them.
         asked = [] if _has_its_own(group) else session.refusals_at("admissible", group)
@@ -171,27 +166,27 @@ class GangClaim:
             return Fit(fits=False, lacking=frozenset(lacking))
         return self._fit_on_nodes(session)
 
-    def needs_nobody(self, session: Session) -> bool:
+    def needs_no_victims(self, session: Session) -> bool:
         """Return whether the group has a reservation and finds nodes, so that it needs no victims.
         Limits are not checked.
         """
-        return _has_its_own(self.claimant) and self._fit_on_nodes(session).fits
+        return _has_its_own(self.preemptor) and self._fit_on_nodes(session).fits
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Return False: only a claim on victims of both actions depends on its own victims."""
+        """Return False: only a request for victims of both actions depends on its own victims."""
         return False
 
     def _fit_on_nodes(self, session: Session) -> Fit:
-        group = self.claimant
+        group = self.preemptor
         if group.is_external:
             return Fit(fits=True)
         gang = gang_of(session, group)
         with (
-            keeping_off(session, room_against_gang(session, group)),
+            keeping_off(session, reserved_against_gang(session, group)),
             Statement(session) as statement,
         ):
             # The capacity kept for this group is available to it.
-            enter_room(statement, group)
+            release_to(statement, group)
             if group.phase == PodGroupPhase.PENDING and waits_for_its_own(group, gang):
                 return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
             nothing_placed = not any(group.placed.values())
@@ -213,7 +208,7 @@ def _has_its_own(group: GroupState) -> bool:
 def start_gang(statement: Statement, group: GroupState) -> None:
     """Admit a preemptor if necessary, and bind the pods that find nodes."""
     session = statement.session
-    enter_room(statement, group)
+    release_to(statement, group)
     if group.phase == PodGroupPhase.PENDING:
         admit(statement, group, reservation=group.reservation)
         create_pods(statement, group, wanted_ordinals(group))
@@ -233,14 +228,14 @@ def _new_pods(session: Session, group: GroupState) -> list[Pod]:
 # --- Pods beyond minMember ------------------------------------------------------------------------
 
 
-def elastic_claimants(session: Session) -> Claimants:
+def elastic_preemptors(session: Session) -> Preemptors:
     """Return the running groups that want more pods and may evict for them."""
     if session.nodes.binding_refused is not None:
-        return Claimants([])
-    return Claimants([group for group in session.busy() if is_elastic_claimant(session, group)])
+        return Preemptors([])
+    return Preemptors([group for group in session.busy() if is_elastic_preemptor(session, group)])
 
 
-def is_elastic_claimant(session: Session, group: GroupState) -> bool:
+def is_elastic_preemptor(session: Session, group: GroupState) -> bool:
     """Return whether a group runs with fewer pods than it wants and may evict for more."""
     return (
         group.is_elastic
@@ -252,22 +247,22 @@ def is_elastic_claimant(session: Session, group: GroupState) -> bool:
         and session.group_ready(group)
         and not waits_behind(session, group)
         and next(iter(waiting_extras(session, group)), None) is not None
-        and may_claim(session, group)
+        and may_preempt(session, group)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ExtraClaim:
-    """The claim of a group on `count` more pods."""
+class ExtraRequest:
+    """The request of a group for `count` more pods."""
 
-    claimant: GroupState
+    preemptor: GroupState
     count: int
 
     def may_take_over(
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
@@ -275,17 +270,17 @@ class ExtraClaim:
         """Return False: single pods do not take over the pledges of others."""
         return False
 
-    def needs_nobody(self, session: Session) -> bool:
+    def needs_no_victims(self, session: Session) -> bool:
         """Return False: pods that fit without victims are bound by allocate."""
         return False
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Return False; see `GangClaim`."""
+        """Return False; see `GangRequest`."""
         return False
 
     def fit(self, session: Session) -> Fit:
-        """Try the claim; see `batchq.core.preemption.search`."""
-        group = self.claimant
+        """Try the request; see `batchq.core.preemption.search`."""
+        group = self.preemptor
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)
             fitting = total(of_pod(pod.spec.requests) for pod in bound)

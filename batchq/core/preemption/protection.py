@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from batchq.api.objects import Evictions, Pod
     from batchq.core.session.state import Shortage, Victim
 
+#: The plugin in verdicts that evictions must wait because the eviction budget is spent.
+EVICTION_BUDGET = "hygiene"
+
 
 def may_evict(session: Session, group: GroupState) -> bool:
     """Return whether the group's priority class lets it take anything from others."""
@@ -28,7 +31,7 @@ def may_evict(session: Session, group: GroupState) -> bool:
     return True
 
 
-def everybody_may_evict(session: Session) -> bool:
+def every_class_may_evict(session: Session) -> bool:
     """Return whether every priority class may evict."""
     return all(item.spec.preemption_policy != "Never" for item in session.snapshot.priority_classes)
 

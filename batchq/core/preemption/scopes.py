@@ -1,4 +1,4 @@
-"""The scope of a gang's claim: victims from its own queue (preempt), from borrowers (reclaim), or
+"""The scope of a gang's request: victims from its own queue (preempt), from borrowers (reclaim), or
 from both.
 
 preempt takes from the preemptor's own queue, whatever that holds afterwards. reclaim takes from
@@ -16,7 +16,7 @@ from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
-from batchq.core.preemption.preemptors import ExtraClaim, GangClaim
+from batchq.core.preemption.preemptors import ExtraRequest, GangRequest
 from batchq.core.preemption.protection import vote
 from batchq.core.preemption.search import Decision, PreemptionRequest, find_victims
 from batchq.core.quota.fair_shares import (
@@ -66,18 +66,18 @@ def propose(
 def _proposed(
     session: Session, group: GroupState, action: str, terms: SearchTerms
 ) -> tuple[PreemptionRequest, Decision] | None:
-    claim: PreemptionRequest | None = (
+    request: PreemptionRequest | None = (
         within_queue(session, group) if action == PREEMPT else from_others(session, group, terms)
     )
-    if claim is not None:
+    if request is not None:
         queues = _victims_queues(session, group, action)
-        if (decision := find_victims(session, claim, queues, terms=terms)) is not None:
-            return claim, decision
+        if (decision := find_victims(session, request, queues, terms=terms)) is not None:
+            return request, decision
     return _by_both(session, group, action, terms)
 
 
 def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
-    """Return the claim on the group's own queue; None if that has no victims for it."""
+    """Return the request for victims in the group's own queue; None if it has no victims there."""
     policy = session.queues[group.queue].record.spec.preemption
     if policy.within_queue == "Never" or not has_victims(session, group):
         return None
@@ -85,25 +85,27 @@ def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
 
 
 def from_others(session: Session, group: GroupState, terms: SearchTerms) -> GangFromOthers | None:
-    """Return the claim on borrowing queues; None if the group's queue may not reclaim for it."""
+    """Return the request for victims in borrowing queues; None if the group's queue may not reclaim
+    for it.
+    """
     need = minus(group.reservation, session.ledger.charged(group))
     if not may_reclaim(session, group, need, group.reservation, terms):
         return None
-    if not _borrowers(session).are_there(group.queue):
+    if not _borrowers(session).exist_beside(group.queue):
         return None
-    if fits_in_what_is_set_aside(session, GangClaim(group)):
+    if fits_in_head_reservations(session, GangRequest(group)):
         return None
-    return GangFromOthers(claimant=group, need=need, asked=group.reservation)
+    return GangFromOthers(preemptor=group, need=need, asked=group.reservation)
 
 
-def fits_in_what_is_set_aside(session: Session, claim: GangClaim | ExtraClaim) -> bool:
-    """Return whether the claim would start now without the head reservations of other queues. That
-    capacity is idle until the heads start, and no work is thrown away to get as much again.
+def fits_in_head_reservations(session: Session, request: GangRequest | ExtraRequest) -> bool:
+    """Return whether the request would start now without the head reservations of other queues.
+    That capacity is idle until the heads start, and no work is thrown away to get as much again.
     """
-    if not session.ledger.aside:
+    if not session.ledger.head_reservations:
         return False
     with session.ledger.regarding(()):
-        return claim.fit(session).fits
+        return request.fit(session).fits
 
 
 def _by_both(
@@ -116,14 +118,14 @@ def _by_both(
     policy = session.queues[group.queue].record.spec.preemption
     if "Never" in (policy.within_queue, policy.reclaim) or not has_victims(session, group):
         return None
-    if not _borrowers(session).are_there(group.queue) or not _could_end_within(session, group):
+    if not _borrowers(session).exist_beside(group.queue) or not _could_end_within(session, group):
         return None
-    if fits_in_what_is_set_aside(session, GangClaim(group)):
+    if fits_in_head_reservations(session, GangRequest(group)):
         return None
-    claim = FromBoth(group)
+    request = FromBoth(group)
     first, then = (_victims_queues(session, group, name) for name in order)
-    decision = find_victims(session, claim, first, then, terms=terms)
-    return None if decision is None else (claim, decision)
+    decision = find_victims(session, request, first, then, terms=terms)
+    return None if decision is None else (request, decision)
 
 
 def _victims_queues(session: Session, group: GroupState, action: str) -> list[str]:
@@ -134,18 +136,18 @@ def _borrowers(session: Session) -> Borrowers:
     return borrowers_of(session, POINTS[RECLAIM])
 
 
-def has_victims(session: Session, claimant: GroupState) -> bool:
+def has_victims(session: Session, preemptor: GroupState) -> bool:
     """Return whether its own queue has any possible victims; usually it has none."""
     return any(
-        _is_lower(other, claimant)
-        for other in session.ledger.holding.get(claimant.queue, {}).values()
+        _is_lower(other, preemptor)
+        for other in session.ledger.holding.get(preemptor.queue, {}).values()
     )
 
 
-def _is_lower(other: GroupState, claimant: GroupState) -> bool:
-    if other.priority == claimant.priority:
+def _is_lower(other: GroupState, preemptor: GroupState) -> bool:
+    if other.priority == preemptor.priority:
         return other.is_elastic and not other.is_array
-    return other.priority < claimant.priority
+    return other.priority < preemptor.priority
 
 
 def _could_end_within(session: Session, group: GroupState) -> bool:
@@ -247,67 +249,67 @@ def _below(session: Session, group: GroupState, others: Iterable[str]) -> list[s
     )
 
 
-def _agrees(session: Session, claimant: GroupState, victim: Victim, shortage: Shortage) -> bool:
+def _agrees(session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage) -> bool:
     """Return whether the policies let the victim be taken: by preempt from the same queue, else by
     reclaim.
     """
-    action = PREEMPT if victim.group.queue == claimant.queue else RECLAIM
-    return vote(session, POINTS[action], claimant, victim, shortage)
+    action = PREEMPT if victim.group.queue == preemptor.queue else RECLAIM
+    return vote(session, POINTS[action], preemptor, victim, shortage)
 
 
 def _may_take_over(
     session: Session,
-    claim: PreemptionRequest,
+    request: PreemptionRequest,
     other: GroupState,
-    told: list[Victim],
+    stopping: list[Victim],
     shortage: Shortage,
     *,
     have_ended: bool,
 ) -> bool:
-    """Return whether a claim may take over a pledge of another queue's preemptor. What the victims
-    leave counts as lent and not as idle, so the preemptor's own queue must end within what it
-    deserves; otherwise it would have to give it back.
+    """Return whether a request may take over a pledge of another queue's preemptor. What the
+    victims leave counts as lent and not as idle, so the preemptor's own queue must end within what
+    it deserves; otherwise it would have to give it back.
     """
-    queues = _below(session, claim.claimant, [other.queue])
-    if (told or have_ended) and not ends_within(session, claim.claimant, queues, told):
+    queues = _below(session, request.preemptor, [other.queue])
+    if (stopping or have_ended) and not ends_within(session, request.preemptor, queues, stopping):
         return False
-    return _may_take_stopping(session, claim, told, shortage)
+    return _may_take_stopping(session, request, stopping, shortage)
 
 
 def _may_take_stopping(
-    session: Session, claim: PreemptionRequest, told: list[Victim], shortage: Shortage
+    session: Session, request: PreemptionRequest, stopping: list[Victim], shortage: Shortage
 ) -> bool:
-    """Return whether a claim may take victims that are being stopped. A preemptor that may not
+    """Return whether a request may take victims that are being stopped. A preemptor that may not
     evict yet leaves them to another that may.
     """
-    if told and holds_off(session, claim.claimant):
+    if stopping and holds_off(session, request.preemptor):
         return False
-    return all(claim.may_take(session, victim, shortage) for victim in told)
+    return all(request.may_take(session, victim, shortage) for victim in stopping)
 
 
 @dataclass(frozen=True, slots=True)
-class WithinQueue(GangClaim):
-    """A gang's claim on its own queue. Whatever the queue borrows otherwise is idle, and may be
-    borrowed.
+class WithinQueue(GangRequest):
+    """A gang's request for victims in its own queue. Whatever the queue borrows otherwise is idle,
+    and may be borrowed.
     """
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return whether the victim is in the same queue and the policies agree."""
-        return victim.group.queue == self.claimant.queue and vote(
-            session, POINTS[PREEMPT], self.claimant, victim, shortage
+        return victim.group.queue == self.preemptor.queue and vote(
+            session, POINTS[PREEMPT], self.preemptor, victim, shortage
         )
 
     def may_take_over(
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
     ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told, shortage, have_ended=have_ended)
+        return _may_take_over(session, self, other, stopping, shortage, have_ended=have_ended)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return True: no other queue has given anything, so the end of its own queue does not
@@ -321,7 +323,7 @@ class FromOthers:
     preemptor's queue.
     """
 
-    claimant: GroupState
+    preemptor: GroupState
     need: Amounts
     asked: Amounts
 
@@ -330,11 +332,11 @@ class FromOthers:
         queue borrows only as its own policy allows.
         """
         group = victim.group
-        if group.queue == self.claimant.queue:
+        if group.queue == self.preemptor.queue:
             return False
         if not self._is_within(session, victim) and not self._may_borrow(session, victim):
             return False
-        return vote(session, POINTS[RECLAIM], self.claimant, victim, shortage)
+        return vote(session, POINTS[RECLAIM], self.preemptor, victim, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return True: this is checked with each victim, and other queues do not change the
@@ -343,18 +345,18 @@ class FromOthers:
         return True
 
     def _is_within(self, session: Session, victim: Victim) -> bool:
-        mine, _ = session.tree.divide(self.claimant.queue, victim.group.queue)
+        mine, _ = session.tree.divide(self.preemptor.queue, victim.group.queue)
         return not any(ends_above(session, name, self.need, self.asked) for name in mine)
 
     def _may_borrow(self, session: Session, victim: Victim) -> bool:
-        most = session.queues[self.claimant.queue].record.spec.preemption.borrowing
+        most = session.queues[self.preemptor.queue].record.spec.preemption.borrowing
         priority = victim.group.priority
-        return most != "Never" and priority < self.claimant.priority and priority <= most
+        return most != "Never" and priority < self.preemptor.priority and priority <= most
 
 
 @dataclass(frozen=True)
-class GangFromOthers(FromOthers, GangClaim):
-    """A gang's claim on queues that hold more than they deserve."""
+class GangFromOthers(FromOthers, GangRequest):
+    """A gang's request for victims in queues that hold more than they deserve."""
 
     need: Amounts
     asked: Amounts
@@ -363,45 +365,45 @@ class GangFromOthers(FromOthers, GangClaim):
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
     ) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, told, shortage, have_ended=have_ended)
+        return _may_take_over(session, self, other, stopping, shortage, have_ended=have_ended)
 
 
 @dataclass(frozen=True, slots=True)
-class FromBoth(GangClaim):
-    """A gang's claim on its own queue and on others together."""
+class FromBoth(GangRequest):
+    """A gang's request for victims in its own queue and on others together."""
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return whether the rule of the victim's action allows it; `ends_well` checks the queues
         at last.
         """
-        return _agrees(session, self.claimant, victim, shortage)
+        return _agrees(session, self.preemptor, victim, shortage)
 
     def may_take_over(
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
     ) -> bool:
         """Return whether the victims may be taken; `ends_well` checks the queues at last."""
-        return _may_take_stopping(session, self, told, shortage)
+        return _may_take_stopping(session, self, stopping, shortage)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return whether its queue, and those above it below the common ancestor with each victim's
         queue, end within what they deserve.
         """
         others = [victim.group.queue for victim in victims]
-        queues = [self.claimant.queue, *_below(session, self.claimant, others)]
-        return ends_within(session, self.claimant, dict.fromkeys(queues))
+        queues = [self.preemptor.queue, *_below(session, self.preemptor, others)]
+        return ends_within(session, self.preemptor, dict.fromkeys(queues))
 
     def lacks_own_victims(self, session: Session) -> bool:
         """Return whether its queue holds more than it deserves, whatever other queues give."""
-        return not ends_within(session, self.claimant, [self.claimant.queue])
+        return not ends_within(session, self.preemptor, [self.preemptor.queue])

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
-from batchq.api.resources import Amounts
+from batchq.api.resources import Amounts, plus
 from batchq.api.transaction import POD_GROUPS
 from batchq.core.placement.kept_places import keep_again, release
 from batchq.core.preemption.candidates import (
@@ -28,19 +28,21 @@ from batchq.core.preemption.candidates import (
     SearchTerms,
     ending,
     outranked_by,
-    told_and_untold,
+    stopping_and_running,
     undoable,
 )
 from batchq.core.preemption.pledges import (
-    PLEDGED_ROOM,
+    PLEDGED_CAPACITY,
+    amounts_by_node,
     end_pledge,
-    keep_room_anew,
     leaves_whole,
     resume_pledge,
-    room_of,
+    update_hold,
     victims_left,
     withdraw_pledge,
 )
+from batchq.core.quota.ledger import counted
+from batchq.core.quota.limit_checks import keeps_guarantees_later
 from batchq.core.session.node_state import KeptPlaces
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
@@ -63,15 +65,15 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The state of a trial: whether the claim fits, and then the amounts that it takes by node and
-    the node of each pod; otherwise the dimensions that it lacks.
+    """The state of a trial: whether the request fits, and then the amounts that it takes by node
+    and the node of each pod; otherwise the dimensions that it lacks.
     """
 
     fits: bool
-    room: dict[str, Amounts] = field(default_factory=dict)
+    by_node: dict[str, Amounts] = field(default_factory=dict)
     plan: dict[str, str] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
-    #: For a claim on single pods, the requests of those pods that fit.
+    #: For a request for single pods, the requests of those pods that fit.
     fitting: Amounts = field(default_factory=dict)
 
     def shortage(self, leaving: Mapping[str, Amounts] | None = None) -> Shortage:
@@ -80,17 +82,17 @@ class Fit:
 
 
 class PreemptionRequest(Protocol):
-    """The claim of a preemptor, and the victims that an action may take for it."""
+    """The request of a preemptor, and the victims that an action may take for it."""
 
     @property
-    def claimant(self) -> GroupState:
+    def preemptor(self) -> GroupState:
         """Return the preemptor."""
 
     def fit(self, session: Session) -> Fit:
-        """Try the claim on the current session; leaves no trace."""
+        """Try the request on the current session; leaves no trace."""
 
-    def needs_nobody(self, session: Session) -> bool:
-        """Return whether the claim is met already and only needs placement."""
+    def needs_no_victims(self, session: Session) -> bool:
+        """Return whether the request is met already and only needs placement."""
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return what the action's own rule and the policies' votes say now."""
@@ -99,21 +101,21 @@ class PreemptionRequest(Protocol):
         self,
         session: Session,
         other: GroupState,
-        told: list[Victim],
+        stopping: list[Victim],
         shortage: Shortage,
         *,
         have_ended: bool,
     ) -> bool:
-        """Return whether the claim may use what the victims `told` of another preemptor leave,
-        which are being stopped, or have left already if all `have_ended`. Called while these are
-        not pledged.
+        """Return whether the request may use what the victims `stopping` of another preemptor
+        leave, which are being stopped, or have left already if all `have_ended`. Called while these
+        are not pledged.
         """
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Return whether the action allows the resulting state, once the claim fits."""
+        """Return whether the action allows the resulting state, once the request fits."""
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Return whether the claim cannot end well in the current state, whatever other queues
+        """Return whether the request cannot end well in the current state, whatever other queues
         give.
         """
 
@@ -126,7 +128,7 @@ class Decision:
     `outranked` are preemptors ranked behind this one whose pledges it takes over.
     """
 
-    room: dict[str, Amounts]
+    by_node: dict[str, Amounts]
     plan: dict[str, str]
     undone: list[Taken]
     ending: list[Victim]
@@ -136,39 +138,39 @@ class Decision:
 
 def find_victims(
     session: Session,
-    claim: PreemptionRequest,
+    request: PreemptionRequest,
     queues: list[str],
     completing: list[str] | None = None,
     *,
     terms: SearchTerms = FIRST_SEARCH,
 ) -> Decision | None:
-    """Return victims in these queues that meet the claim, completed by victims of the queues
-    `completing`; None if they would not suffice, or if what stops anyway will. The session is
-    unchanged afterwards.
+    """Return victims in these queues that meet the request, completed by victims of the queues
+    `completing`. Return None if they would not suffice, or if the request fits without them once
+    the victims of other preemptors have ended. The session is unchanged afterwards.
     """
-    if claim.needs_nobody(session):
-        return Decision(room={}, plan={}, undone=[], ending=[], victims=[])
+    if request.needs_no_victims(session):
+        return Decision(by_node={}, plan={}, undone=[], ending=[], victims=[])
     with Statement(session) as trial:
-        decision = _SearchTrial(session, trial, claim, terms).run([queues, completing or []])
+        decision = _SearchTrial(session, trial, request, terms).run([queues, completing or []])
     takes = decision is not None and (decision.victims or decision.outranked)
-    # A preemptor that had victims keeps to them: it would lose its reservation and claim again as
-    # soon as others had taken what is left over.
-    waits = takes and not terms.again and _fits_when_victims_end(session, claim)
+    # A preemptor that has just lost its pledge does not wait for the victims of others: it would
+    # lose its reservation, too, and evict again as soon as others had taken what these leave.
+    waits = takes and not terms.again and _fits_when_victims_end(session, request)
     return None if waits else decision
 
 
-def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
-    """Return whether victims of others leave more than is pledged, and enough for this claim.
+def _fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
+    """Return whether victims of others leave more than is pledged, and enough for this request.
 
     Otherwise several small preemptors would each take a large victim, although one is enough for
-    all. If the claim fits before these victims are stopped, they are spared.
+    all. If the request fits before these victims are stopped, they are spared.
     """
-    if not session.get(PLEDGED_ROOM).is_more_than_needed(session):
+    if not session.get(PLEDGED_CAPACITY).is_more_than_needed(session):
         return False
-    claimants = session.get(PLEDGED_ROOM).with_more_than_they_need(session)
+    preemptors = session.get(PLEDGED_CAPACITY).with_more_than_they_need(session)
     with Statement(session) as trial:
-        for claimant in claimants:
-            pledge = claimant.status.pledge
+        for preemptor in preemptors:
+            pledge = preemptor.status.pledge
             for group, pods in victims_left(session, pledge):
                 if leaves_whole(pledge, group):
                     send_off(trial, Victim(group, pods, whole=True))
@@ -177,11 +179,12 @@ def _fits_when_victims_end(session: Session, claim: PreemptionRequest) -> bool:
                         _drop(trial, Victim(group, (pod,), whole=False))
         for group, pod in ending(session):
             _drop(trial, Victim(group, (pod,), whole=False))
-        for claimant in claimants:
-            keep_room_anew(trial, claimant)
-        # Head reservations do not apply here, because the claim is checked as if already reserved.
+        for preemptor in preemptors:
+            update_hold(trial, preemptor)
+        # Head reservations do not apply here, because the request is checked as if already
+        # reserved.
         with session.ledger.regarding(()):
-            return claim.fit(session).fits and claim.ends_well(session, [])
+            return request.fit(session).fits and request.ends_well(session, [])
 
 
 class _SearchTrial:
@@ -191,51 +194,69 @@ class _SearchTrial:
         self,
         session: Session,
         statement: Statement,
-        claim: PreemptionRequest,
+        request: PreemptionRequest,
         terms: SearchTerms,
     ) -> None:
         self._session = session
         self._terms = terms
         self._statement = statement
-        self._claim = claim
+        self._request = request
         self._taken: list[Taken] = []
         self._fit = Fit(fits=False)
-        self._leaving = session.get(PLEDGED_ROOM).leaving(session)
+        self._leaving = session.get(PLEDGED_CAPACITY).leaving(session)
         self._shortage = self._fit.shortage(self._leaving)
 
     def run(self, stages: list[list[str]]) -> Decision | None:
-        if not self._is_enough() and not self._take_until_enough(stages):
-            return None
+        if not self._is_enough():
+            if self._has_enough_of_its_queue():
+                return None
+            if not self._take_until_enough(stages):
+                return None
         self._fill_back()
         return self._decision()
 
     def _is_enough(self) -> bool:
-        self._fit = self._claim.fit(self._session)
+        self._fit = self._request.fit(self._session)
         self._shortage = self._fit.shortage(self._leaving)
-        return self._fit.fits and self._claim.ends_well(self._session, self._victims())
+        return (
+            self._fit.fits
+            and self._keeps_guarantees()
+            and self._request.ends_well(self._session, self._victims())
+        )
+
+    def _keeps_guarantees(self) -> bool:
+        """Return whether siblings still have their guarantees when the victims of other preemptors
+        have ended, too: otherwise the capacity would be refused to this one then.
+        """
+        group, charged = self._request.preemptor, self._session.ledger.charged
+        asked = plus(group.held, self._fit.fitting) if self._fit.fitting else group.reservation
+        wanted = counted(group.charge_holding(asked))
+        rises = {
+            name: units for name, units in wanted.items() if units > charged(group).get(name, 0)
+        }
+        return keeps_guarantees_later(self._session, group, rises, self._leaving)
 
     def _victims(self) -> list[Victim]:
         return [taken.victim for taken in self._taken if taken.kind in ("undo", "pod", "group")]
 
     def _take_until_enough(self, stages: list[list[str]]) -> bool:
         queues = [name for stage in stages for name in stage]
-        for victim, whole in undoable(self._session, self._claim.claimant, queues):
-            if self._claim.may_take(self._session, victim, self._shortage):
+        for victim, whole in undoable(self._session, self._request.preemptor, queues):
+            if self._request.may_take(self._session, victim, self._shortage):
                 self._take("undo", victim, put_back if whole else unbind)
                 if self._is_enough():
                     return True
         if self._take_ending():
             return True
-        for other in outranked_by(self._session, self._claim.claimant, self._terms):
-            if self._take_over(other) and (self._take_ending() or self._is_enough()):
-                return True
+        if (enough := self._take_pledges_over()) is not None:
+            return enough
         left = deque(stages)
         while left:
             stage, passes = left.popleft(), 0
-            own_to_come = any(self._claim.claimant.queue in later for later in left)
+            own_to_come = any(self._request.preemptor.queue in later for later in left)
             while stage and passes <= self._pledges_ended():
                 passes += 1
-                pool = Pool(self._session, self._claim.claimant, stage)
+                pool = Pool(self._session, self._request.preemptor, stage)
                 if self._take_from(pool, own_to_come=own_to_come):
                     return True
                 if own_to_come and self._has_enough_of_others():
@@ -247,9 +268,37 @@ class _SearchTrial:
                     return True
         return False
 
+    def _take_pledges_over(self) -> bool | None:
+        """Take over the pledges of preemptors ranked behind this one until they suffice; return
+        None to go on to victims.
+        """
+        for other in outranked_by(self._session, self._request.preemptor, self._terms):
+            if not self._take_over(other):
+                continue
+            if self._take_ending() or self._is_enough():
+                return True
+            if self._has_enough_of_its_queue():
+                return False
+        return None
+
+    def _has_enough_of_its_queue(self) -> bool:
+        """Return whether the request fits in free capacity and pledges of its own queue. Then only
+        the rule on what its queue may hold refuses, and that applies to what is taken from others.
+        """
+        return (
+            self._fit.fits
+            and self._keeps_guarantees()
+            and all(
+                self._session.groups[uid].queue == self._request.preemptor.queue
+                for taken in self._taken
+                for uid in (taken.victim.group.uid, *taken.former[0].pledge.groups)
+                if taken.kind != "ending" and uid in self._session.groups
+            )
+        )
+
     def _has_enough_of_others(self) -> bool:
-        """Return whether the claim fits and only lacks capacity that its own queue must give up."""
-        return self._fit.fits and self._claim.lacks_own_victims(self._session)
+        """Return whether the request fits and lacks only what its own queue must give up."""
+        return self._fit.fits and self._request.lacks_own_victims(self._session)
 
     def _take_ending(self) -> bool:
         """Count on all pods that stop anyway and are not pledged; return whether that suffices."""
@@ -259,7 +308,7 @@ class _SearchTrial:
         return bool(stopping) and self._is_enough()
 
     def _take_over(self, other: GroupState) -> bool:
-        """End the pledge of another preemptor, if this claim may take its victims; return whether
+        """End the pledge of another preemptor, if this request may take its victims; return whether
         it has.
         """
         session, pledge = self._session, other.status.pledge
@@ -267,13 +316,13 @@ class _SearchTrial:
         with Statement(session) as attempt:
             lose_pledge(attempt, other)
             self._follow_pledges()
-            told, untold = told_and_untold(session, pledge)
-            have_ended = not told and not untold
-            may_take_over = self._claim.may_take_over(
-                session, other, told, self._shortage, have_ended=have_ended
+            stopping, running = stopping_and_running(session, pledge)
+            have_ended = not stopping and not running
+            may_take_over = self._request.may_take_over(
+                session, other, stopping, self._shortage, have_ended=have_ended
             )
             if may_take_over and all(
-                self._claim.may_take(session, victim, self._shortage) for victim in untold
+                self._request.may_take(session, victim, self._shortage) for victim in running
             ):
                 self._taken.append(taken)
                 attempt.keep_in(self._statement)
@@ -283,7 +332,7 @@ class _SearchTrial:
 
     def _follow_pledges(self) -> None:
         """Update what earlier victims leave for others."""
-        self._leaving = self._session.get(PLEDGED_ROOM).leaving(self._session)
+        self._leaving = self._session.get(PLEDGED_CAPACITY).leaving(self._session)
         self._shortage = self._fit.shortage(self._leaving)
 
     def _pledges_ended(self) -> int:
@@ -324,7 +373,7 @@ class _SearchTrial:
         lacks_place = POD_GROUPS in self._shortage.resources
         if lacks_place and victim.whole and self._is_shared(victim.group):
             return False
-        return self._claim.may_take(self._session, victim, self._shortage)
+        return self._request.may_take(self._session, victim, self._shortage)
 
     def _is_shared(self, group: GroupState) -> bool:
         """Return whether pods of a group are pledged to others. Then its slot is not free until
@@ -339,10 +388,10 @@ class _SearchTrial:
         leave(self._statement, victim)
 
     def _fill_back(self) -> None:
-        """Give back what is not needed, the last chosen first.
+        """Give back the victims that are not needed, the last chosen first.
 
-        The very last is needed, because without it the claim did not fit. Only pods that end anyway
-        are added all at once, so this does not hold for them.
+        The one that was chosen last is always needed, because the request did not fit without it.
+        This does not apply to pods that end anyway, because all of them are added at once.
         """
         if not self._taken:
             return
@@ -387,7 +436,7 @@ class _SearchTrial:
     def _decision(self) -> Decision:
         whole = {t.victim.group.uid for t in self._taken if t.kind == "group"}
         return Decision(
-            room=self._fit.room,
+            by_node=self._fit.by_node,
             plan=self._fit.plan,
             undone=[taken for taken in self._taken if taken.kind == "undo"],
             ending=[taken.victim for taken in self._taken if taken.kind == "ending"],
@@ -460,12 +509,12 @@ def _lose_pledge(statement: Statement, victim: Victim) -> None:
     lose_pledge(statement, victim.group)
 
 
-def lose_pledge(statement: Statement, claimant: GroupState) -> None:
+def lose_pledge(statement: Statement, preemptor: GroupState) -> None:
     """End a preemptor's pledge; it keeps no reservation except for what its pods hold."""
-    if claimant.status.pledge.extra:
-        end_pledge(statement, claimant)
+    if preemptor.status.pledge.extra:
+        end_pledge(statement, preemptor)
     else:
-        withdraw_pledge(statement, claimant)
+        withdraw_pledge(statement, preemptor)
 
 
 def _former(session: Session, group: GroupState) -> tuple[PodGroupStatus, dict[str, Pod]]:
@@ -501,6 +550,6 @@ def _put(
 
 
 def fit_of(group: GroupState, pods: list[Pod]) -> Fit:
-    """Return that the claim fits, with these pods where they are now."""
+    """Return that the request fits, with these pods where they are now."""
     plan = {str(group.shape_of(pod).first + pod.spec.index): pod.status.node for pod in pods}
-    return Fit(fits=True, room=room_of(pods), plan=plan)
+    return Fit(fits=True, by_node=amounts_by_node(pods), plan=plan)

@@ -413,21 +413,21 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
     return demands
 
 
-def _counted_with_victims(session: Session, claimant: GroupState) -> Amounts:
+def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
     """Return what a preemptor requests and its queue's ledger leaves out because its victims are
     still charged there; it is part of the queue's demand all the same.
 
     A victim that has left and waits in line requests the same amount again, which stands for the
     preemptor's part while the victim's processes end.
     """
-    owed = session.ledger.owed(claimant).get(queue_scope(claimant.queue))
+    owed = session.ledger.owed(preemptor).get(queue_scope(preemptor.queue))
     if not owed:
         return {}
-    pledge = claimant.status.pledge
+    pledge = preemptor.status.pledge
     charged = total(
         still_charged(pledge, group, pods)
         for group, pods in victims_left(session, pledge)
-        if group.queue == claimant.queue
+        if group.queue == preemptor.queue
         and (leaves_whole(pledge, group) or not _is_in_line(session, group))
     )
     return smaller(charged, owed)
@@ -449,8 +449,8 @@ def _could_be_let_in(session: Session, group: GroupState) -> bool:
     verdicts: tuple[Verdict, ...] = blockers(session, group)
     if verdicts and not waits_in_line(verdicts):
         return False
-    told = session.refusals.get(group.uid, group.status.reasons)
-    return not any(one.reason == Waiting.WAITING_FOR_RESOURCES and not one.in_line for one in told)
+    last = session.refusals.get(group.uid, group.status.reasons)
+    return not any(one.reason == Waiting.WAITING_FOR_RESOURCES and not one.in_line for one in last)
 
 
 def _requests_beyond_charge(group: GroupState) -> Amounts:

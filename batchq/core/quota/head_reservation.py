@@ -28,9 +28,9 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import LARGEST, Amounts, larger, plus
 from batchq.api.transaction import POD_GROUPS, queue_scope
-from batchq.core.forecast.node_timeline import Room, is_one_machine, nodes_decide
+from batchq.core.forecast.node_timeline import AmountsByNode, is_one_machine, nodes_decide
 from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
-from batchq.core.preemption.protection import everybody_may_evict, is_protected, may_evict
+from batchq.core.preemption.protection import every_class_may_evict, is_protected, may_evict
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues, used_share
 from batchq.core.quota.ledger import title_of
 from batchq.core.quota.queue_tree import ROOT
@@ -39,15 +39,15 @@ from batchq.core.session.state import GroupState, Victim, is_admitted
 from batchq.core.session.statement import Statement
 
 #: Reasons with which nodes refuse a group, or the next pod of a running group.
-_OF_MACHINES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
+_OF_NODES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
 
 
-def set_aside(session: Session, head: GroupState) -> None:
+def reserve_for_head(session: Session, head: GroupState) -> None:
     """Reserve capacity for the head of a strict queue against all other groups."""
     if not _lacks_shared_capacity(head, session.refusals[head.uid]):
         return
     if keeps_all(session, head):
-        session.ledger.put_aside(head, head.reservation, lambda group, asked: True)
+        session.ledger.add_head_reservation(head, head.reservation, lambda group, asked: True)
     else:
         session.heads.exceeding.append(head)
 
@@ -109,7 +109,7 @@ def _used(session: Session, head: GroupState) -> Fraction:
     return used_share(session, queue_scope(head.queue), root) / due
 
 
-def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
+def reserve_from_borrowers(session: Session, head: GroupState) -> None:
     """Reserve capacity for a head that others may overtake, if its queue states what it deserves.
     It applies to groups that would borrow capacity that the queue's policy could not reclaim; to
     all groups that would borrow, if only a protection keeps the head from its victims.
@@ -123,7 +123,7 @@ def set_aside_from_borrowers(session: Session, head: GroupState) -> None:
     if not _lacks_shared_capacity(head, refusals) or not _stays_within_deserved(session, head):
         return
     amounts = head.reservation
-    session.ledger.put_aside(
+    session.ledger.add_head_reservation(
         head,
         amounts,
         lambda group, asked: (
@@ -143,7 +143,7 @@ def _lacks_shared_capacity(head: GroupState, refusals: Iterable[Verdict]) -> boo
 
 def _is_shared(verdict: Verdict, above: set[str]) -> bool:
     return (verdict.in_line and verdict.resource != POD_GROUPS) and (
-        verdict.reason in _OF_MACHINES or verdict.subject in above
+        verdict.reason in _OF_NODES or verdict.subject in above
     )
 
 
@@ -210,14 +210,14 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
     return takes_all or not spec.deserved
 
 
-def everybody_gets_all_back(session: Session) -> bool:
+def no_head_needs_a_reservation(session: Session) -> bool:
     """Return whether no head of any queue in this session needs a reservation now."""
     specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
     return not specs or (
         "reclaim" in session.actions
         and session.tree.all_reclaimable
         and all(spec.preemption.reclaim == "Any" for spec in specs)
-        and everybody_may_evict(session)
+        and every_class_may_evict(session)
         and not _protected(session)
     )
 
@@ -296,7 +296,7 @@ class HeadPlace(NamedTuple):
     """The expected start of a head in ms (None: unknown), and what it takes on each node."""
 
     start: int | None
-    room: Room
+    by_node: AmountsByNode
 
 
 def nodes_matter(session: Session) -> bool:
@@ -351,7 +351,7 @@ def _place_others(
     """Return the places of all heads; those in `placed` are given."""
     found: dict[str, HeadPlace] = {}
     table = known.beside()
-    for one in session.ledger.aside.values():
+    for one in session.ledger.head_reservations.values():
         head = session.groups[one.head]
         found[one.head] = _booked(session, head, table, placed.get(one.head))
     return found
@@ -363,7 +363,7 @@ def _booked(
     """Book a head at its place, which is computed if it is not given, and return the place."""
     place = place or place_of(session, head, table)
     if place.start is not None:
-        table.book_there(head, place.start, length_of(session, head), place.room)
+        table.book_there(head, place.start, length_of(session, head), place.by_node)
     return place
 
 
@@ -373,12 +373,12 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
     """
     length = length_of(session, head)
     known = session.get(HEAD_PLACES).get(head.uid)
-    former: Room = head.status.set_aside_on if known is None else known.room
+    former: AmountsByNode = head.status.set_aside_on if known is None else known.by_node
     if former and head.uid in session.nodes.held and table.could_stand(head, former):
         return HeadPlace(None, former)
     start = table.slot(head, length)
     if start is not None:
-        return HeadPlace(start, table.room_for(head, start, length, former))
+        return HeadPlace(start, table.places_for(head, start, length, former))
     if former and table.could_stand(head, former):
         return HeadPlace(None, former)
     return HeadPlace(None, table.where_most_is_free(head))
@@ -387,57 +387,62 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
 # --- During a pass over the queues ----------------------------------------------------------------
 
 
-def room_against(session: Session, group: GroupState, asked: Amounts | None = None) -> Room:
+def reserved_against(
+    session: Session, group: GroupState, asked: Amounts | None = None
+) -> AmountsByNode:
     """Return the head reservations of other queues on nodes that apply to a group's growth, in the
     same way as their reservations in sums. Nodes held for a head are left out, because their
     capacity is taken already. `asked` is what the group requests, if not its reservation.
     """
     heads = [
         one.head
-        for queue, one in session.ledger.aside.items()
+        for queue, one in session.ledger.head_reservations.items()
         if queue != group.queue and one.against(group, asked) and one.head not in session.nodes.held
     ]
-    return together(_places_of(session)[uid].room for uid in heads) if heads else {}
+    return together(_places_of(session)[uid].by_node for uid in heads) if heads else {}
 
 
-def room_against_gang(session: Session, group: GroupState) -> Room:
+def reserved_against_gang(session: Session, group: GroupState) -> AmountsByNode:
     """Return the same for a group's gang; nothing if its quota was reserved earlier."""
-    return {} if group.reserved else room_against(session, group)
+    return {} if group.reserved else reserved_against(session, group)
 
 
-def room_to_come(session: Session, group: GroupState) -> Room:
+def reserved_for_later_heads(session: Session, group: GroupState) -> AmountsByNode:
     """Return what is reserved on nodes for heads of other queues that are still to be tried: a
     group avoids it while other nodes take its gang. A group whose quota was reserved earlier avoids
     the reservations of all heads in this way.
     """
-    asides = session.ledger.aside
-    rooms = [
-        place.room
-        for head, place in _heads_to_come(session)
-        if head.queue != group.queue and head.queue not in asides and still_waits(head)
+    reservations = session.ledger.head_reservations
+    parts = [
+        place.by_node
+        for head, place in _strict_heads(session)
+        if head.queue != group.queue and head.queue not in reservations and still_waits(head)
     ]
     if group.reserved:
-        rooms.append(room_against(session, group))
-    return together(rooms)
+        parts.append(reserved_against(session, group))
+    return together(parts)
 
 
-def _heads_to_come(session: Session) -> list[tuple[GroupState, HeadPlace]]:
+def _strict_heads(session: Session) -> list[tuple[GroupState, HeadPlace]]:
     """Return the heads of strict queues that have waited before, with their places; computed once a
     session.
     """
-    known = session.peek(HEADS_TO_COME)
+    known = session.peek(STRICT_HEADS)
     if known is None:
         # The search itself asks for these heads and must find none.
-        session.put(HEADS_TO_COME, [])
-        known = list(_find_heads_to_come(session)) if nodes_matter(session) else []
-        session.put(HEADS_TO_COME, known)
+        session.put(STRICT_HEADS, [])
+        known = list(_find_strict_heads(session)) if nodes_matter(session) else []
+        session.put(STRICT_HEADS, known)
     return known
 
 
-def _find_heads_to_come(session: Session) -> Iterator[tuple[GroupState, HeadPlace]]:
+def _find_strict_heads(session: Session) -> Iterator[tuple[GroupState, HeadPlace]]:
     table: LedgerTimeline | None = None
     for name, queue in session.queues.items():
-        if queue.record.spec.strategy.type == "BestEffortFIFO" or name in session.ledger.aside:
+        if (
+            queue.record.spec.strategy.type == "BestEffortFIFO"
+            or name in session.ledger.head_reservations
+        ):
             continue
         first = islice(queue.line, _MOST_LOOKED_AT)
         head = next((one for one in first if still_waits(one) and has_waited(one)), None)
@@ -450,11 +455,11 @@ def _find_heads_to_come(session: Session) -> Iterator[tuple[GroupState, HeadPlac
             yield head, _booked(session, head, table)
 
 
-def together(rooms: Iterable[Room]) -> dict[str, Amounts]:
+def together(parts: Iterable[AmountsByNode]) -> dict[str, Amounts]:
     """Return the sum of several amounts by node."""
     found: dict[str, Amounts] = {}
-    for room in rooms:
-        for name, amounts in room.items():
+    for part in parts:
+        for name, amounts in part.items():
             found[name] = plus(found.get(name, {}), amounts)
     return found
 
@@ -466,17 +471,17 @@ def _places_of(session: Session) -> Mapping[str, HeadPlace]:
     places = session.get(HEAD_PLACES)
     if not nodes_matter(session):
         return defaultdict(lambda: HeadPlace(None, {}))
-    if any(one.head not in places for one in session.ledger.aside.values()):
+    if any(one.head not in places for one in session.ledger.head_reservations.values()):
         places |= _place_others(session, timeline_of(session), places)
     return places
 
 
 @contextmanager
-def keeping_off(session: Session, room: Room) -> Iterator[None]:
+def keeping_off(session: Session, by_node: AmountsByNode) -> Iterator[None]:
     """While the context is open, nodes have these amounts less free."""
     nodes = [
         (session.nodes.by_name[name], amounts)
-        for name, amounts in room.items()
+        for name, amounts in by_node.items()
         if name in session.nodes.by_name
     ]
     for node, amounts in nodes:
@@ -493,15 +498,15 @@ def store_head_places(session: Session) -> None:
     the stored places; a head without a place gets one, unless no other queue has groups that could
     compete with it.
     """
-    if session.ledger.aside and any(
+    if session.ledger.head_reservations and any(
         not session.groups[one.head].status.set_aside_on and _is_beside_others(session, queue)
-        for queue, one in session.ledger.aside.items()
+        for queue, one in session.ledger.head_reservations.items()
     ):
         _places_of(session)
-    heads = {one.head for one in session.ledger.aside.values()}
+    heads = {one.head for one in session.ledger.head_reservations.values()}
     for uid, place in sorted(session.get(HEAD_PLACES).items()):
         if uid in heads:
-            _write(session, session.groups[uid], place.room)
+            _write(session, session.groups[uid], place.by_node)
     for group in list(session.carried.heads_on_nodes.values()):
         if group.uid not in heads:
             _write(session, group, {})
@@ -514,11 +519,11 @@ def _is_beside_others(session: Session, queue: str) -> bool:
     )
 
 
-def _write(session: Session, head: GroupState, room: Room) -> None:
-    if head.status.set_aside_on == room:
+def _write(session: Session, head: GroupState, by_node: AmountsByNode) -> None:
+    if head.status.set_aside_on == by_node:
         return
     with Statement(session) as statement:
-        statement.set_status(head, set_aside_on=dict(room))
+        statement.set_status(head, set_aside_on=dict(by_node))
         statement.commit()
 
 
@@ -527,9 +532,7 @@ PROTECTED: StateKey[dict[str, GroupState]] = StateKey("protected", _lowest_prote
 #: Uid of a head -> the place of its reservation on nodes, in a session.
 HEAD_PLACES: StateKey[dict[str, HeadPlace]] = StateKey("head places", lambda _: {})
 #: Heads of strict queues that have waited before, with their places.
-HEADS_TO_COME: StateKey[list[tuple[GroupState, HeadPlace]]] = StateKey(
-    "heads to come", lambda _: []
-)
+STRICT_HEADS: StateKey[list[tuple[GroupState, HeadPlace]]] = StateKey("strict heads", lambda _: [])
 
 
 class OtherHeads:
@@ -544,7 +547,7 @@ class OtherHeads:
         #: Uid of a head -> its timeline; None if its start is unknown.
         self._plans: dict[str, LedgerTimeline | None] = {}
 
-    def somebody_started(self) -> None:
+    def note_start(self) -> None:
         """Clear all timelines after a group has started."""
         self._places = None
         self._plans.clear()
@@ -554,9 +557,9 @@ class OtherHeads:
         this queue.
         """
         table = self._known.beside()
-        asides = self._session.ledger.aside
-        for name in takewhile(lambda name: name != queue, asides):
-            self._book(asides[name].head, table)
+        reservations = self._session.ledger.head_reservations
+        for name in takewhile(lambda name: name != queue, reservations):
+            self._book(reservations[name].head, table)
         return table
 
     def in_the_way(self, queue: str, fits: Callable[[LedgerTimeline], bool]) -> frozenset[str]:
@@ -565,27 +568,27 @@ class OtherHeads:
         """
         return frozenset(
             one.head
-            for name, one in self._session.ledger.aside.items()
+            for name, one in self._session.ledger.head_reservations.items()
             if name != queue and ((plan := self._plan(one.head)) is None or not fits(plan))
         )
 
-    def booked_until(self, queue: str, length: int | None) -> Room:
+    def booked_until(self, queue: str, length: int | None) -> AmountsByNode:
         """Return, by node, what is free now and booked for heads of other queues within `length`
         ms. If the start of a head is unknown, its whole reservation counts.
         """
         found: dict[str, dict[str, int]] = {}
         unknown: dict[str, dict[str, int]] = {}
-        for name, one in self._session.ledger.aside.items():
+        for name, one in self._session.ledger.head_reservations.items():
             if name == queue:
                 continue
             if (plan := self._plan(one.head)) is not None:
-                for node, room in plan.booked_until(length).items():
-                    found[node] = larger(found.get(node, {}), room)
+                for node, amounts in plan.booked_until(length).items():
+                    found[node] = larger(found.get(node, {}), amounts)
                 continue
-            for node, room in self._place(one.head).room.items():
-                unknown[node] = plus(unknown.get(node, {}), room)
-        for node, room in unknown.items():
-            found[node] = plus(found.get(node, {}), room)
+            for node, amounts in self._place(one.head).by_node.items():
+                unknown[node] = plus(unknown.get(node, {}), amounts)
+        for node, amounts in unknown.items():
+            found[node] = plus(found.get(node, {}), amounts)
         return found
 
     def _plan(self, uid: str) -> LedgerTimeline | None:
@@ -598,10 +601,10 @@ class OtherHeads:
 
     def _book(self, uid: str, table: LedgerTimeline) -> None:
         """Book a head's reservation, if its start is known."""
-        start, room = self._place(uid)
+        start, by_node = self._place(uid)
         if start is not None:
             head = self._session.groups[uid]
-            table.book_there(head, start, length_of(self._session, head), room)
+            table.book_there(head, start, length_of(self._session, head), by_node)
 
     def _place(self, uid: str) -> HeadPlace:
         if self._places is None:

@@ -10,7 +10,7 @@ preemptor or of the victims, whichever is larger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -99,7 +99,7 @@ def is_booked(group: GroupState, owed: ByScope) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class HeadReservation:
     """A head reservation: the head's uid, the amounts, and the scopes.
 
     `against(group, asked)` says whether it applies to a group with that request.
@@ -129,18 +129,18 @@ class LedgerView:
         #: Parent queue -> the unused part of its children's guarantees.
         self.unused: dict[str, dict[str, int]] = self._all_unused()
         #: Uid of a victim -> the preemptors to which its capacity is pledged.
-        self.claimants: dict[str, dict[str, GroupState]] = {}
+        self.preemptors: dict[str, dict[str, GroupState]] = {}
         #: Queue -> its groups with a charge, by uid.
         self.holding: dict[str, dict[str, GroupState]] = {}
         self._owed_to = owed_to
         self._charges: dict[str, Amounts] = {}
         self._owed: dict[str, ByScope] = {}
         #: Queue -> the reservation for its waiting head: other groups see it as if it were charged.
-        self.aside: dict[str, Aside] = {}
+        self.head_reservations: dict[str, HeadReservation] = {}
         #: The names of queues whose sums have changed, in order.
         self.moved: list[str] = []
         #: The groups whose charge may have changed, and their preemptors, in order.
-        self.stirred: list[GroupState] = []
+        self.changed_groups: list[GroupState] = []
         #: Rises with every change; equal versions give equal answers.
         self.version = 0
 
@@ -159,7 +159,7 @@ class LedgerView:
     def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
         """Begin a session without pledges and head reservations, which the session adds itself."""
         self._owed_to = owed_to
-        self.claimants, self.aside, self.moved, self.stirred = {}, {}, [], []
+        self.preemptors, self.head_reservations, self.moved, self.changed_groups = {}, {}, [], []
         self.version += 1
 
     def forget(self, group: GroupState) -> None:
@@ -193,11 +193,11 @@ class LedgerView:
         pledged to.
         """
         self._recharge(group)
-        self.stirred.append(group)
-        if claimants := self.claimants.get(group.uid):
-            for claimant in list(claimants.values()):
-                self._recharge(claimant)
-                self.stirred.append(claimant)
+        self.changed_groups.append(group)
+        if preemptors := self.preemptors.get(group.uid):
+            for preemptor in list(preemptors.values()):
+                self._recharge(preemptor)
+                self.changed_groups.append(preemptor)
 
     def add(self, scope: str, amounts: Amounts) -> None:
         """Add an amount that no group is charged for; used for planning."""
@@ -286,28 +286,30 @@ class LedgerView:
 
     # Limits ---------------------------------------------------------------------------------------
 
-    def put_aside(self, head: GroupState, amounts: Amounts, against: Against) -> None:
+    def add_head_reservation(self, head: GroupState, amounts: Amounts, against: Against) -> None:
         """Reserve these amounts for the head of a queue for the rest of the session."""
-        self.aside[head.queue] = Aside(head.uid, amounts, head.scopes, against)
+        self.head_reservations[head.queue] = HeadReservation(
+            head.uid, amounts, head.scopes, against
+        )
         self.version += 1
 
-    def drop_aside(self, head: GroupState) -> None:
+    def drop_head_reservation(self, head: GroupState) -> None:
         """End the reservation of a head that has been admitted; does nothing if it has none."""
-        aside = self.aside.get(head.queue)
-        if aside is not None and aside.head == head.uid:
-            del self.aside[head.queue]
+        reservation = self.head_reservations.get(head.queue)
+        if reservation is not None and reservation.head == head.uid:
+            del self.head_reservations[head.queue]
             self.version += 1
 
     @contextmanager
     def regarding(self, heads: Collection[str]) -> Iterator[None]:
         """While the context is open, only the reservations of these heads (uids) apply."""
-        former = self.aside
-        self.aside = {queue: one for queue, one in former.items() if one.head in heads}
+        former = self.head_reservations
+        self.head_reservations = {queue: one for queue, one in former.items() if one.head in heads}
         self.version += 1
         try:
             yield
         finally:
-            self.aside = former
+            self.head_reservations = former
             self.version += 1
 
     def used(self, scope: str, resource: str) -> int:
@@ -324,6 +326,23 @@ class LedgerView:
         if limits is None:
             return 0 if scope == CLUSTER else None
         return limits.get(resource, 0 if scope == CLUSTER else None)
+
+    def limited(
+        self, scopes: Iterable[str], wanted: Mapping[str, int]
+    ) -> Iterator[tuple[str, str, int, int]]:
+        """Yield scope, dimension, request and limit of each requested dimension that a scope
+        limits. The number of groups has no limit in the cluster.
+        """
+        for scope in scopes:
+            limits = self.limits.get(scope)
+            if scope == CLUSTER:
+                for name, need in wanted.items():
+                    if name != POD_GROUPS:
+                        yield scope, name, need, limits.get(name, 0) if limits else 0
+            elif limits:
+                for name, need in wanted.items():
+                    if (limit := limits.get(name)) is not None:
+                        yield scope, name, need, limit
 
     def kept_for_siblings(
         self,
@@ -348,8 +367,8 @@ class LedgerView:
         used = self.used(scope, resource)
         own = max(0, guarantee - used)
         without = used - self.counts_for(group, scope).get(resource, 0)
-        if self.aside:
-            without += sum(self.set_aside(group, scope, resource, asked).values())
+        if self.head_reservations:
+            without += sum(self.reserved_for_heads(group, scope, resource, asked).values())
         if without + need <= guarantee:
             return 0
         return unused - own - self._filled_by_heads(group, queue, resource, asked)
@@ -360,14 +379,16 @@ class LedgerView:
         """Return how much of the siblings' guarantees head reservations use; these count as
         charged.
         """
-        if not self.aside:
+        if not self.head_reservations:
             return 0
         filled = 0
         for sibling in self.tree.siblings(queue):
             scope = queue_scope(sibling)
             free = self.tree.guarantee(sibling).get(resource, 0) - self.used(scope, resource)
             if free > 0:
-                filled += min(free, sum(self.set_aside(group, scope, resource, asked).values()))
+                filled += min(
+                    free, sum(self.reserved_for_heads(group, scope, resource, asked).values())
+                )
         return filled
 
     def without(
@@ -380,23 +401,23 @@ class LedgerView:
         `asked` is what the group requests, if not its reservation.
         """
         seen = self.used(scope, resource) - self.counts_for(group, scope).get(resource, 0)
-        if not self.aside:
+        if not self.head_reservations:
             return seen
-        return seen + sum(self.set_aside(group, scope, resource, asked).values())
+        return seen + sum(self.reserved_for_heads(group, scope, resource, asked).values())
 
-    def set_aside(
+    def reserved_for_heads(
         self, group: GroupState, scope: str, resource: str, asked: Amounts | None = None
     ) -> dict[str, int]:
         """Return, by queue, the head reservations that apply to a group in a shared scope."""
         if scope.startswith("ns:"):
             return {}
         return {
-            queue: aside.amounts[resource]
-            for queue, aside in self.aside.items()
+            queue: reservation.amounts[resource]
+            for queue, reservation in self.head_reservations.items()
             if queue != group.queue
-            and scope in aside.scopes
-            and aside.amounts.get(resource)
-            and aside.against(group, asked)
+            and scope in reservation.scopes
+            and reservation.amounts.get(resource)
+            and reservation.against(group, asked)
         }
 
 

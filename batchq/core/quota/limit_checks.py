@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, minus, plus
-from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.quota.ledger import LedgerView, counted, title_of
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
@@ -48,16 +48,11 @@ def over_limit(
     others. `asked` is what the group requests, if not its reservation.
     """
     ledger = session.ledger
-    if scope != CLUSTER and not ledger.limits.get(scope):
-        return []
     verdicts = []
-    for resource, need in wanted.items():
-        limit = ledger.limit(scope, resource)
-        if limit is None or (resource == POD_GROUPS and scope == CLUSTER):
-            continue
+    for _, resource, need, limit in ledger.limited((scope,), wanted):
         seen = ledger.without(group, scope, resource, asked)
         if seen + need > limit:
-            heads = ", ".join(ledger.set_aside(group, scope, resource, asked))
+            heads = ", ".join(ledger.reserved_for_heads(group, scope, resource, asked))
             verdicts.append(
                 Verdict(
                     plugin=plugin,
@@ -119,6 +114,48 @@ def keeps_guarantees(ledger: LedgerView, group: GroupState, wanted: Mapping[str,
     return not ledger.unused or all(
         _over_guarantee(ledger, group, resource, need) is None for resource, need in wanted.items()
     )
+
+
+def keeps_guarantees_later(
+    session: Session,
+    group: GroupState,
+    wanted: Mapping[str, int],
+    leaving: Mapping[str, Mapping[str, int]],
+) -> bool:
+    """Return whether a growth leaves their guarantees to the siblings once `leaving` is gone: by
+    scope, how much its sum falls when the victims of all pledges have ended. Until then, a queue
+    that uses its guarantee through such victims has less of it left than it will have.
+    """
+    ledger = session.ledger
+    if not ledger.unused or not leaving:
+        return True
+    return keeps_guarantees(_LedgerLater(ledger, group, leaving), group, wanted)
+
+
+class _LedgerLater(LedgerView):
+    """The ledger once these amounts, by scope, have left its sums."""
+
+    def __init__(
+        self, now: LedgerView, group: GroupState, leaving: Mapping[str, Mapping[str, int]]
+    ) -> None:
+        self.limits, self.tree, self.unused, self.head_reservations = (
+            now.limits,
+            now.tree,
+            now.unused,
+            {},
+        )
+        self._charges, self._owed = {group.uid: now.charged(group)}, {}
+        self._now, self._leaving = now, leaving
+
+    def used(self, scope: str, resource: str) -> int:
+        return self._now.used(scope, resource) - self._leaving.get(scope, {}).get(resource, 0)
+
+    def unused_below(self, parent: str, resource: str) -> int:
+        return sum(
+            max(0, stated - self.used(queue_scope(child), resource))
+            for child in self.tree.children_of.get(parent, ())
+            if (stated := self.tree.guarantee(child).get(resource, 0))
+        )
 
 
 def _is_freed_by_victims(session: Session, group: GroupState, wanted: Mapping[str, int]) -> bool:
@@ -299,13 +336,13 @@ def never_fits(
     plugin: str,
     subject: str,
     absent: int | None,
-    of_machines: Collection[str] = (),
+    of_nodes: Collection[str] = (),
     detail: Callable[[str], str] = lambda resource: "",
 ) -> list[Verdict]:
     """Return the refusals of a group that asks for more than limits ever allow (rule 1).
 
     `absent` is the limit of a dimension that `limits` does not name. The limits are stated ones but
-    for the dimensions `of_machines`. `detail` says where the limit of a resource comes from, if its
+    for the dimensions `of_nodes`. `detail` says where the limit of a resource comes from, if its
     subject does not.
     """
     verdicts = []
@@ -317,9 +354,7 @@ def never_fits(
             Verdict(
                 plugin=plugin,
                 reason=(
-                    Waiting.EXCEEDS_CAPACITY
-                    if resource in of_machines
-                    else Waiting.EXCEEDS_MAX_QUOTA
+                    Waiting.EXCEEDS_CAPACITY if resource in of_nodes else Waiting.EXCEEDS_MAX_QUOTA
                 ),
                 subject=subject,
                 resource=resource,

@@ -1,8 +1,8 @@
 """The tree of queues and their guarantees.
 
-Every queue is a descendant of `root`. Only leaves hold groups. The store keeps the tree sound
-(batchq.changes); in a snapshot described by hand, a queue whose parent is missing or is its own
-descendant counts as a child of the root.
+Every queue is a descendant of `root`. Only leaves hold groups. Requests that would break the tree
+are refused (batchq.client.changes); in a snapshot described by hand, a queue whose parent is
+missing or is its own descendant counts as a child of the root.
 """
 
 from __future__ import annotations

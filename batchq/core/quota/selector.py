@@ -126,8 +126,8 @@ class FairShareSelector:
         self._keys[name] = new
 
 
-#: The plugin that lets only queues give that borrow at the highest level; without it, all borrowers
-#: give.
+#: With this plugin, only queues that borrow at the highest level give; without it, every borrower
+#: gives.
 _RULE = "proportion"
 
 
@@ -155,7 +155,7 @@ class Borrowers:
         self._below: dict[str, dict[str, None]] = {}
         self._charges_seen = self._shares_seen = -1
 
-    def are_there(self, queue: str) -> bool:
+    def exist_beside(self, queue: str) -> bool:
         """Return whether any other queue holds more than it deserves."""
         self._catch_up()
         return any(name != queue and self._holds(name) for name in self._over)

@@ -108,7 +108,7 @@ class KeptPlaces:
             found[shape.task.name] = (*found.get(shape.task.name, ()), *names)
         return found
 
-    def room(self) -> dict[str, Amounts]:
+    def by_node(self) -> dict[str, Amounts]:
         """Return what the pods request, by node."""
         found: dict[str, Amounts] = {}
         for shape, nodes in self.parts:

@@ -25,23 +25,23 @@ def open_session(
     actions: tuple[str, ...] = (),
     carried: SchedulerCache | None = None,
     instrument: Instrument | None = None,
-    parking: InadmissibleGroups | None = None,
+    inadmissible: InadmissibleGroups | None = None,
 ) -> Session:
     """Return a session on a snapshot, without any decisions.
 
-    `carried` and `parking` are what the scheduler keeps across sessions; without them, all state is
-    built from the snapshot and every group is evaluated.
+    `carried` and `inadmissible` are what the scheduler keeps across sessions; without them, all
+    state is built from the snapshot and every group is evaluated.
     """
     carried = carried or SchedulerCache()
-    parking = parking or InadmissibleGroups()
-    table = carried.panel(plugins, instrument, {SESSION: OF_SESSION, "nodes": OF_NODES})
+    inadmissible = inadmissible or InadmissibleGroups()
+    table = carried.registry(plugins, instrument, {SESSION: OF_SESSION, "nodes": OF_NODES})
     session = Session(
         snapshot,
         now_ms=now_ms,
         settings=settings,
         plugins=table,
         cache=carried,
-        inadmissible=parking,
+        inadmissible=inadmissible,
         actions=actions,
     )
     carried.divide_classes(session)

@@ -19,33 +19,27 @@ same snapshot, settings and `now_ms` give the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.core.cache.chunks import Ordered, uid_order
-from batchq.core.cache.node_cache import NodeCache
 from batchq.core.extension.points import ExtensionPoint, Registration
 from batchq.core.extension.traits import Rule
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.node_state import NodeState
-from batchq.core.session.session_groups import (
-    BusyGroups,
-    Effects,
-    InadmissibleSet,
-    PendingGroups,
-    PledgedVictims,
-    QueueHeads,
-    Refusals,
-)
-from batchq.core.session.session_nodes import SessionNodes
+from batchq.core.session.session_nodes import NodeCache, SessionNodes
 from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
@@ -58,6 +52,7 @@ _MOST_SHAPES = 10_000
 
 #: The plugin name in the session's own verdicts.
 SESSION = "session"
+_key_of = attrgetter("key")
 
 
 class Action(Protocol):
@@ -104,22 +99,23 @@ class RegisteredPlugins(Protocol):
 class CarriedState(Protocol):
     """The state kept across sessions (batchq.core.cache.scheduler_cache)."""
 
-    machines: NodeCache
+    node_cache: NodeCache
     tree: QueueTree
     groups: dict[str, GroupState]
     by_key: dict[str, GroupState]
     queues: dict[str, QueueState]
     strayed: PendingQueue
     busy: Ordered[GroupState]
+    unsettled: dict[str, GroupState]
     ledger: LedgerView
-    watches: WakeUpIndex
+    wake_up_index: WakeUpIndex
     dependents: dict[str, dict[str, None]]
     placed: dict[str, GroupState]
     waits_for_nodes: dict[str, GroupState]
     heads_on_nodes: dict[str, GroupState]
-    claimants: dict[str, GroupState]
+    preemptors: dict[str, GroupState]
 
-    def take_up(self, session: Session, parking: Any) -> None:
+    def take_up(self, session: Session, inadmissible: Any) -> None:
         """Update the state for a new session."""
 
     def divide_classes(self, session: Session) -> None:
@@ -127,13 +123,13 @@ class CarriedState(Protocol):
         members.
         """
 
-    def next_at(self, parking: Any) -> int | None:
+    def next_at(self, inadmissible: Any) -> int | None:
         """Return the instant (ms) at which an ended or parked group next needs attention."""
 
     def end(self) -> None:
         """Mark the state as complete after a session."""
 
-    def lay_down(self, group: GroupState) -> None:
+    def park(self, group: GroupState) -> None:
         """Remove a parked group from the pending queue."""
 
 
@@ -155,6 +151,182 @@ class StateKey(Generic[T]):
         self.name = name
         self.make = make
         self.ends_with_session = ends_with_session
+
+
+class InadmissibleSet(Protocol):
+    """The parked groups (batchq.core.pending.inadmissible)."""
+
+    parked: dict[str, tuple[Verdict, ...]]
+
+    @property
+    def generation(self) -> object:
+        """Return a token that stays equal while lasting answers at preEnqueue stay valid."""
+
+    def may_park(self) -> bool:
+        """Return whether groups may be parked at all."""
+
+
+class BusyGroups:
+    """The groups of the scheduler cache that are more than a waiting record, and those that a
+    session has touched: all that hold anything or could, without the parked ones.
+    """
+
+    def __init__(
+        self, carried: Callable[[], Iterable[GroupState]], touched: Mapping[str, GroupState]
+    ) -> None:
+        self._carried = carried
+        self._touched = touched
+        self._groups: list[GroupState] | None = None
+        self._uids: set[str] = set()
+        self._seen = 0
+
+    def by_key(self) -> list[GroupState]:
+        """Return these groups by key. A list returned earlier is not changed."""
+        if self._groups is None:
+            self._groups = list(self._carried())
+            self._uids = {group.uid for group in self._groups}
+        if len(self._touched) > self._seen:
+            new = list(islice(self._touched.values(), self._seen, None))
+            self._seen = len(self._touched)
+            if more := [group for group in new if group.uid not in self._uids]:
+                # A caller may be iterating over the list, and each trial of an eviction adds
+                # groups.
+                self._groups = self._groups.copy()
+                for group in more:
+                    insort(self._groups, group, key=_key_of)
+                self._uids.update(group.uid for group in more)
+        return self._groups
+
+
+class PendingGroups:
+    """Verdicts on pending groups, and the rules by which an equivalence class stands for its
+    members.
+    """
+
+    def __init__(
+        self, inadmissible: InadmissibleSet, *, classes_may_form: bool, limits_decide: bool
+    ) -> None:
+        self.inadmissible = inadmissible
+        #: Whether groups with equal requests are evaluated together.
+        self.classes_may_form = classes_may_form
+        #: Whether every group that could ever fit is admitted as soon as the limits have capacity.
+        self.limits_decide = classes_may_form and limits_decide
+        #: Whether classes may be parked.
+        self.classes_may_park = classes_may_form and inadmissible.may_park()
+        #: Uid -> the verdicts on a parked group.
+        self.parked: Mapping[str, tuple[Verdict, ...]] = {}
+        #: A token that stays equal while lasting answers at preEnqueue stay valid.
+        self.generation: object = None
+        #: Uid -> why a group is ineligible, filled on demand (batchq.core.pending.queue).
+        self.ineligible: dict[str, tuple[Verdict, ...]] = {}
+        #: Request -> the version of the ledger, and the verdicts on such a group at that version.
+        self.last_verdicts: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
+        #: The number of groups evaluated; for measurements.
+        self.evaluated = 0
+
+    def begin(self) -> None:
+        """Read the parked groups, after the state of the previous session was taken over."""
+        self.parked = self.inadmissible.parked
+        self.generation = self.inadmissible.generation
+
+
+class QueueHeads:
+    """The heads of queues, which other groups wait for."""
+
+    def __init__(self) -> None:
+        #: Queue -> the head that all other groups of the queue wait for, if there is one now.
+        self.strict: dict[str, GroupState] = {}
+        #: Heads without a reservation, because they request more than their queues deserve.
+        self.exceeding: list[GroupState] = []
+        #: Uid of a group -> the heads beside which more of its pods were counted as bound while
+        #: less important groups of its queue were tried.
+        self.grown_beside: dict[str, tuple[str, ...]] = {}
+        #: Uid of a group -> the instant (ms) from which backfill keeps capacity for it.
+        self.starts: dict[str, int] = {}
+        #: Heads behind which backfill has planned only groups that could have started now.
+        self.unplanned: set[str] = set()
+
+
+class PledgedVictims:
+    """The victims that must leave for a preemptor and have not ended yet."""
+
+    def __init__(self) -> None:
+        #: Uid of a pod or of an external group -> the uid of the preemptor that it is pledged to.
+        self.pledged: dict[str, str] = {}
+        #: The same as stored at the start of the session.
+        self.pledged_before: dict[str, str] = {}
+        #: Whether a victim was skipped because it has started at this very instant.
+        self.spares_the_new = False
+
+    def begin(self) -> None:
+        """Record the pledges at the start of the session."""
+        self.pledged_before = dict(self.pledged)
+
+
+class Effects:
+    """The groups that a session has changed; written by Statements."""
+
+    def __init__(self) -> None:
+        #: The changed groups by uid; transactions are derived from their states.
+        self.touched: dict[str, GroupState] = {}
+        #: The uids of finished groups to delete.
+        self.expired: set[str] = set()
+        #: The names of nodes that have become silent.
+        self.unready: list[str] = []
+        #: Uids of groups whose changes must be committed together, one tuple for each decision.
+        self.joined: list[tuple[str, ...]] = []
+        #: Uid -> status and pods of a group before the first action changed it; empty before the
+        #: actions begin.
+        self.before: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] = {}
+        #: The number of intents before the actions.
+        self.first_intent = 0
+        self._actions_run = False
+
+    def begin_actions(self, intents: int) -> None:
+        """Record group states from now on; `intents` is the number of existing intents."""
+        self.before = {}
+        self.first_intent = intents
+        self._actions_run = True
+
+    def remember(self, group: GroupState) -> None:
+        """Record the state of a group before an action changes it for the first time."""
+        if self._actions_run and group.uid not in self.before:
+            self.before[group.uid] = (group.status, dict(group.pods))
+
+
+class Refusals(MutableMapping[str, Blockers]):
+    """The verdicts on waiting groups by uid: those of this session; for a parked group, those with
+    which it was parked; for a member of an equivalence class, those of the class.
+    """
+
+    def __init__(
+        self, groups: Mapping[str, GroupState], parked: Mapping[str, tuple[Verdict, ...]]
+    ) -> None:
+        self.own: dict[str, Blockers] = {}
+        self._groups = groups
+        self._parked = parked
+
+    def __getitem__(self, uid: str) -> Blockers:
+        found = self.own.get(uid)
+        if found is None:
+            group = self._groups[uid]
+            if group.status is group.record.status:
+                found = self._parked.get(uid) or (group.peers and group.peers.shown)  # type: ignore[assignment]
+            if found is None:
+                raise KeyError(uid)
+        return found
+
+    def __setitem__(self, uid: str, verdicts: Blockers) -> None:
+        self.own[uid] = verdicts
+
+    def __delitem__(self, uid: str) -> None:
+        self.own.pop(uid, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return (uid for uid in self._groups if uid in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Session:
@@ -193,7 +365,10 @@ class Session:
         )
         self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
         self.carried = cache
-        self._busy = BusyGroups(cache, self.effects.touched)
+        self._busy = BusyGroups(lambda: cache.busy, self.effects.touched)
+        self._unsettled = BusyGroups(
+            lambda: sorted(cache.unsettled.values(), key=_key_of), self.effects.touched
+        )
         cache.take_up(self, inadmissible)
         self.victims.begin()
         self.pending.begin()
@@ -221,9 +396,17 @@ class Session:
         else:
             self._parts[key] = part
 
+    def with_ledger(self, ledger: LedgerView) -> Session:
+        """Return this session as it is with another ledger, for questions about planned charges. It
+        shares all other state, and must change nothing.
+        """
+        view = copy(self)
+        view.ledger = ledger
+        return view
+
     def adopt(self, carried: CarriedState) -> None:
         """Take over the updated state of the previous session; called by the cache."""
-        self.nodes = SessionNodes(carried.machines)
+        self.nodes = SessionNodes(carried.node_cache)
         self.tree = carried.tree
         self.groups = carried.groups
         self.by_key = carried.by_key
@@ -285,7 +468,7 @@ class Session:
             return group.line_key
         keys = [entry.function(self, group) for entry in self._group_orders]
         key = (*keys, group.queue_time, uid_order(group.uid))
-        if self.plugins.order_lasts and group.bare and group.status is group.record.status:
+        if self.plugins.order_lasts and group.record_only and group.status is group.record.status:
             group.line_key = key
         return key
 
@@ -331,6 +514,12 @@ class Session:
         """Return the groups that hold anything or could, by key; see `BusyGroups`."""
         return self._busy.by_key()
 
+    def unsettled(self) -> list[GroupState]:
+        """Return the busy groups, by key, without those that run with all of their pods and have
+        not changed in this session: usually few.
+        """
+        return self._unsettled.by_key()
+
     def in_order(self) -> list[GroupState]:
         """Return every group, by key. This visits all groups, so call it only if all are needed."""
         return sorted(self.groups.values(), key=lambda group: group.key)
@@ -374,15 +563,15 @@ class Session:
         for key in [key for key in self._parts if key.ends_with_session]:
             del self._parts[key]
 
-    def anybody_sleeps(self) -> bool:
+    def has_parked_groups(self) -> bool:
         """Return whether any group may have verdicts from an earlier session."""
         return bool(self.pending.parked) or any(
-            peers.sleeps for line in self.lines() for peers in line.classes.values()
+            peers.is_parked for line in self.lines() for peers in line.classes.values()
         )
 
-    def lay_down(self, group: GroupState) -> None:
+    def park(self, group: GroupState) -> None:
         """Park a group."""
-        self.carried.lay_down(group)
+        self.carried.park(group)
 
 
 def _enqueue_comes_first(actions: tuple[str, ...]) -> bool:

@@ -1,17 +1,30 @@
-"""The nodes of one session: what is free on them, and what is kept there for waiting groups.
+"""The nodes of a session, and the node cache, which keeps them across sessions.
 
-All changes of free resources go through `take`, `give` or `put_back`. Each records the node in
+`SessionNodes` knows what is free on the nodes, and what is kept there for waiting groups. All
+changes of free resources go through `take`, `give` or `put_back`. Each records the node in
 `changes`, the journal from which rankings and columns see which nodes to update.
+
+`NodeCache` evaluates a node again only when its record has changed or it may have become silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.node_report import PROTOCOL_ANNOTATION
+from batchq.api.objects import Node
 from batchq.api.reasons import Verdict
-from batchq.api.resources import Amounts, minus, plus
-from batchq.core.cache.node_cache import EmptyNodes, NodeCache
-from batchq.core.session.node_state import KeptPlaces, NodeState
+from batchq.api.resources import Amounts, minus, plus, scaled, total
+from batchq.core.session.node_state import FreedNodes, KeptPlaces, NodeState, Wanted
+from batchq.core.session.snapshot import Settings, Snapshot
+from batchq.core.session.state import GroupState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SessionNodes:
@@ -58,7 +71,9 @@ class SessionNodes:
         self.changes.append(node.name)
 
     def put_back(self, node: NodeState, amounts: Mapping[str, int]) -> None:
-        """Return amounts taken only for a while: nothing is free that was not free before."""
+        """Return amounts that a hold or a trial has taken. Nothing was freed, so no group is tried
+        again.
+        """
         node.put_back(amounts)
         self.changes.append(node.name)
 
@@ -150,7 +165,7 @@ class SessionNodes:
     def _all_held(self) -> dict[str, Amounts]:
         """Return everything held or kept, by node."""
         found: dict[str, Amounts] = {}
-        kept = (places.room() for places in reversed(self.kept.values()))
+        kept = (places.by_node() for places in reversed(self.kept.values()))
         for by_node in (*reversed(self.held.values()), *kept):
             for name, amounts in by_node.items():
                 found[name] = plus(found.get(name, {}), amounts)
@@ -178,3 +193,176 @@ class SessionNodes:
             free = ((node.free.get(resource, 0), node.name) for node in nodes)
             known = self._most_free[resource] = max(free, default=(0, ""))
         return known
+
+
+class EmptyNodes:
+    """Nodes as if all of them were present, empty and not cordoned.
+
+    Cached results for gangs (batchq.core.placement.feasibility) stay valid for the lifetime of the
+    object.
+    """
+
+    __slots__ = ("nodes", "takes", "why_not")
+
+    def __init__(self, nodes: Iterable[NodeState]) -> None:
+        self.nodes = {node.name: _when_empty(node.record) for node in nodes}
+        #: Shapes and counts of a gang -> whether these nodes take it.
+        self.takes: dict[Wanted, bool] = {}
+        #: The same with the names of its tasks -> why they do not.
+        self.why_not: dict[tuple[object, ...], str] = {}
+
+
+class NodeCache:
+    """Every node by name, in order; owned by the scheduler cache."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.nodes: dict[str, NodeState] = {}
+        #: Rises when anything has changed that affects what may be put on nodes.
+        self.version = version
+        #: The total of all ready nodes, and of all nodes seen within a day, ready or not.
+        self.ready: Amounts = {}
+        self.known: Amounts = {}
+        #: The most that the cluster could ever have, for rule 1.
+        self.could_have: Amounts = {}
+        #: Shape of a pod -> whether any open node would take it if the node were empty.
+        self.taken_when_empty: dict[tuple[object, ...], bool] = {}
+        self._known_when_empty: EmptyNodes | None = None
+        self._open_when_empty: EmptyNodes | None = None
+        #: The nodes on which something has been freed, and what was held or kept there at the end
+        #: of the last session.
+        self.freed = FreedNodes()
+        self.held: dict[str, Amounts] = {}
+        self._seen: tuple[object, ...] = ()
+        self._settings = Settings()
+        #: The instant (ms) until which no further node can become silent or unknown.
+        self._until: int | None = None
+        self._now_ms = 0
+
+    def follow(self, snapshot: Snapshot, now_ms: int, settings: Settings) -> bool:
+        """Update the nodes from a snapshot; return whether free resources must be counted again."""
+        seen = (snapshot.nodes, snapshot.standing.hears_since, settings)
+        same = len(self._seen) == 3 and self._seen[0] is seen[0] and self._seen[1:] == seen[1:]
+        if same and self._now_ms <= now_ms and (self._until is None or now_ms < self._until):
+            return False
+        self._seen, self._settings, self._now_ms = seen, settings, now_ms
+        records = sorted(snapshot.nodes, key=lambda node: node.metadata.name)
+        is_changed = not self._are_as_before(records)
+        before = [_judged_by(node) for node in self.nodes.values()]
+        if is_changed:
+            self.nodes = {
+                one.metadata.name: NodeState(one, ready=False, freed=self.freed) for one in records
+            }
+        for record, node in zip(records, self.nodes.values(), strict=True):
+            node.record = record
+            node.ready = is_heard(snapshot, record, now_ms, settings.node_timeout_ms)
+            heartbeat, timeout_ms = record.status.heartbeat, settings.node_timeout_ms
+            node.heard = is_ready(record.status.ready, heartbeat, now_ms, timeout_ms)
+        after = [_judged_by(node) for node in self.nodes.values()]
+        known = known_resources(self.nodes.values(), now_ms, settings)
+        if is_changed or before != after or known != self.known:
+            self.version += 1
+            self.taken_when_empty = {}
+            self.known = known
+            self._known_when_empty = self._open_when_empty = None
+        self.ready = total(node.total for node in self.nodes.values() if node.ready)
+        self.could_have = scaled(self.known, settings.overcommit)
+        later = (at for at in _instants(snapshot, records, settings) if at > now_ms)
+        self._until = min(later, default=None)
+        return is_changed
+
+    def known_when_empty(self) -> EmptyNodes:
+        """Return the nodes seen within a day as if empty; the same object until the version
+        rises.
+        """
+        if self._known_when_empty is None:
+            nodes, settings = self.nodes.values(), self._settings
+            known = (node for node in nodes if is_known(node, self._now_ms, settings))
+            self._known_when_empty = EmptyNodes(known)
+        return self._known_when_empty
+
+    def open_when_empty(self) -> EmptyNodes:
+        """Return the ready, uncordoned nodes as if empty; the same object until the version rises.
+        If all known nodes are open, it is the object of the known nodes, so that each gang is
+        checked only once.
+        """
+        if self._open_when_empty is None:
+            known = self.known_when_empty()
+            nodes = {name: node for name, node in self.nodes.items() if node.open}
+            same = nodes.keys() == known.nodes.keys()
+            self._open_when_empty = known if same else EmptyNodes(nodes.values())
+        return self._open_when_empty
+
+    def count(self, groups: Iterable[GroupState]) -> None:
+        """Take what the pods of these groups hold off the nodes, after these were created."""
+        for group in groups:
+            self.take(group)
+
+    def take(self, group: GroupState) -> None:
+        """Take the requests of a group's pods off their nodes."""
+        for pod in group.pods.values():
+            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+                node.take(group.requests_of(pod))
+
+    def give(self, group: GroupState) -> None:
+        """Free the requests of a group's pods on their nodes."""
+        for pod in group.pods.values():
+            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+                node.give(group.requests_of(pod))
+
+    def _are_as_before(self, records: Sequence[Node]) -> bool:
+        """Return whether these are the same nodes with the same specs."""
+        return len(records) == len(self.nodes) and all(
+            one.metadata.name == node.name
+            and (one is node.record or one.spec is node.record.spec or one.spec == node.record.spec)
+            for one, node in zip(records, self.nodes.values(), strict=True)
+        )
+
+
+def _judged_by(node: NodeState) -> tuple[object, ...]:
+    """Return the parts of a node besides its spec that affect what may be put on it."""
+    meta = node.record.metadata
+    return (meta.labels, meta.annotations.get(PROTOCOL_ANNOTATION), node.ready)
+
+
+def _when_empty(record: Node) -> NodeState:
+    spec = structs.replace(record.spec, unschedulable=False)
+    return NodeState(structs.replace(record, spec=spec), ready=True)
+
+
+def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
+    """Return whether a node counts as ready: marked as ready, and heard of within the timeout if it
+    sends heartbeats.
+    """
+    return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
+
+
+def is_heard(snapshot: Snapshot, record: Node, now_ms: int, timeout_ms: int) -> bool:
+    """Return the same as `is_ready`, but count silence only from when the scheduler could have
+    heard the node (batchq.core.session.open_session).
+    """
+    heard_at, hears_since = record.status.heartbeat, snapshot.standing.hears_since
+    if heard_at is not None and hears_since is not None:
+        heard_at = max(heard_at, hears_since)
+    return is_ready(record.status.ready, heard_at, now_ms, timeout_ms)
+
+
+def known_resources(nodes: Iterable[NodeState], now_ms: int, settings: Settings) -> Amounts:
+    """Return the total of all nodes seen within a day, ready or not."""
+    return total(node.total for node in nodes if is_known(node, now_ms, settings))
+
+
+def is_known(node: NodeState, now_ms: int, settings: Settings) -> bool:
+    """Return whether the node was seen within a day, so that it may come back."""
+    heartbeat = node.record.status.heartbeat
+    return heartbeat is None or now_ms < heartbeat + settings.node_memory_ms
+
+
+def _instants(snapshot: Snapshot, records: Iterable[Node], settings: Settings) -> Iterable[int]:
+    """Yield the instants (ms) at which nodes may become silent or unknown."""
+    hears_since = snapshot.standing.hears_since
+    for record in records:
+        if (heartbeat := record.status.heartbeat) is not None:
+            yield heartbeat + settings.node_timeout_ms
+            yield heartbeat + settings.node_memory_ms
+            if hears_since is not None:
+                yield hears_since + settings.node_timeout_ms

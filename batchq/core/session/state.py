@@ -43,7 +43,7 @@ _NOT_RUN_YET = frozenset({PodGroupPhase.PENDING, PodGroupPhase.IN_QUEUE})
 
 Key: TypeAlias = tuple[Any, ...]
 #: The reasons in a group's record: causes, and the turn that it waits for.
-Said: TypeAlias = tuple[tuple[Any, ...], str]
+RecordedReasons: TypeAlias = tuple[tuple[Any, ...], str]
 
 #: The uid of a pod, its old state (None: new), and its new state (None: removed).
 Exchange = tuple[str, Pod | None, Pod | None]
@@ -60,7 +60,6 @@ class GroupState:
         "_charged",
         "_gated_pods",
         "_on_nodes",
-        "bare",
         "chain",
         "gates_hold",
         "given_pods",
@@ -78,14 +77,16 @@ class GroupState:
         "pods",
         "priority",
         "record",
+        "record_only",
+        "recorded",
         "replicas",
+        "runs_whole",
         "scopes",
         "settled_until",
         "shape",
         "status",
         "steady",
         "tasks",
-        "told",
         "uid",
     )
 
@@ -135,9 +136,11 @@ class GroupState:
         #: Its pods in the snapshot.
         self.given_pods = pods
         #: Whether it is only a waiting record.
-        self.bare = not pods and only_waits(record)
+        self.record_only = not pods and only_waits(record)
         #: Whether it runs, and only its pods and timers can change that.
-        self.steady = not self.bare and only_runs(record)
+        self.steady = not self.record_only and only_runs(record)
+        #: Whether it runs with all of its pods, as its record says, and lacks nothing.
+        self.runs_whole = self.steady and not record.status.reasons and self.has_all_placed
         #: Whether it has ended and holds nothing, so that it only waits to be deleted.
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
         #: Its next pod, if it runs and queues again for that pod only.
@@ -152,7 +155,7 @@ class GroupState:
         #: Its sort key, if that depends only on its record; computed on demand.
         self.line_key: tuple[Any, ...] | None = None
         #: The causes and the turn in its record's reasons; computed on demand.
-        self.told: tuple[tuple[Cause, ...], str] | None = None
+        self.recorded: tuple[tuple[Cause, ...], str] | None = None
         #: The configuration generation (batchq.core.pending.inadmissible) in which it was eligible.
         self.in_line_at: object = None
 
@@ -517,20 +520,20 @@ class EquivalenceClass:
     """
 
     __slots__ = (
-        "aside",
-        "asides_in",
         "asks",
         "behind",
-        "bounds",
-        "could_in",
-        "counted",
-        "heard",
+        "by_reasons",
+        "could_fit_in",
+        "full_above",
+        "headroom",
+        "in_demand",
+        "ineligible",
+        "ineligible_in",
+        "is_parked",
+        "last_joined",
         "members",
-        "most",
         "queue",
-        "said",
-        "sleeps",
-        "told",
+        "shown",
         "verdicts",
         "watches",
     )
@@ -540,30 +543,30 @@ class EquivalenceClass:
         self.queue = queue
         self.members: Ordered[GroupState] = Ordered()
         #: Reasons in members' records -> the members with these reasons, by uid.
-        self.said: dict[Said, dict[str, GroupState]] = {}
+        self.by_reasons: dict[RecordedReasons, dict[str, GroupState]] = {}
         #: The reasons of the member that joined last, as stored and as causes, and the members with
         #: these.
-        self.heard: tuple[tuple[Verdict, ...] | None, Said, dict[str, GroupState]]
-        self.heard = (None, _NOTHING, {})
+        self.last_joined: tuple[tuple[Verdict, ...] | None, RecordedReasons, dict[str, GroupState]]
+        self.last_joined = (None, _NOTHING, {})
         #: The verdicts of the last evaluation; None before the first.
         self.verdicts: Blockers | None = None
         #: The verdicts shown to members: those above, and the kind of head that they wait behind.
-        self.told: Blockers | None = None
+        self.shown: Blockers | None = None
         self.behind = ""
         #: Why all members are ineligible, and the configuration generation in which this was found.
-        self.aside: tuple[Verdict, ...] = ()
-        self.asides_in: object = None
+        self.ineligible: tuple[Verdict, ...] = ()
+        self.ineligible_in: object = None
         #: The configuration generation in which the class was found to fit at some time.
-        self.could_in: object = None
+        self.could_fit_in: object = None
         #: The limits' headroom for a member, computed on demand.
-        self.bounds: Headroom | None = None
+        self.headroom: Headroom | None = None
         #: While the class is parked by a limit, that limit is full while the sum of this scope and
-        #: resource exceeds `most`; None if the class is parked for another reason.
-        self.sleeps = False
+        #: resource exceeds `full_above`; None if the class is parked for another reason.
+        self.is_parked = False
         self.watches: tuple[str, str] | None = None
-        self.most = 0
+        self.full_above = 0
         #: Whether its requests count in the demand of its queue.
-        self.counted = False
+        self.in_demand = False
 
     def __len__(self) -> int:
         return len(self.members)
@@ -579,43 +582,55 @@ class EquivalenceClass:
         assert found is not None
         return found[1]
 
-    def tell(self, told: Blockers) -> bool:
+    def show(self, verdicts: Blockers) -> bool:
         """Set the verdicts shown to members; return whether they have changed."""
-        former, self.told = self.told, told
+        former, self.shown = self.shown, verdicts
         if former is None:
             return True
-        return former is not told and (former.causes, former.turn) != (told.causes, told.turn)
+        return former is not verdicts and (former.causes, former.turn) != (
+            verdicts.causes,
+            verdicts.turn,
+        )
 
 
-def reasons_said_by(group: GroupState) -> Said:
+def recorded_reasons(group: GroupState) -> RecordedReasons:
     """Return the causes and the turn in a group's record, computed once."""
-    if group.told is None:
+    if group.recorded is None:
         reasons = group.record.status.reasons
-        group.told = (causes_of(reasons), turn_of(reasons)) if reasons else _NOTHING
-    return group.told
+        group.recorded = (causes_of(reasons), turn_of(reasons)) if reasons else _NOTHING
+    return group.recorded
 
 
-_NOTHING: Said = ((), "")
+_NOTHING: RecordedReasons = ((), "")
 
 
 class PendingQueue:
     """The waiting groups of one queue, in order: equivalence classes, and single groups."""
 
-    __slots__ = ("_key", "_sorted", "asked", "classes", "kinds", "restless", "singles", "unread")
+    __slots__ = (
+        "_key",
+        "_sorted",
+        "classes",
+        "demand",
+        "kinds",
+        "singles",
+        "unparked",
+        "unwritten",
+    )
 
     def __init__(self) -> None:
         self.classes: dict[Key, EquivalenceClass] = {}
-        #: The classes by what they could claim as preemptors: priority, priority class,
+        #: The classes by what they could request as preemptors: priority, priority class,
         #: reservation.
         self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
         #: The classes that are not parked.
-        self.restless: dict[Key, EquivalenceClass] = {}
+        self.unparked: dict[Key, EquivalenceClass] = {}
         #: The classes in which some members' records may lack the verdicts of the class.
-        self.unread: dict[Key, EquivalenceClass] = {}
+        self.unwritten: dict[Key, EquivalenceClass] = {}
         #: Single groups by uid; in no order.
         self.singles: dict[str, GroupState] = {}
         #: The sum of the requests of the classes that count in the demand.
-        self.asked: dict[str, int] = {}
+        self.demand: dict[str, int] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
@@ -661,21 +676,24 @@ class PendingQueue:
         key = equivalence_of(group)
         peers = self.classes.get(key)
         if peers is None:
-            peers = self.classes[key] = self.restless[key] = EquivalenceClass(key, group.queue)
+            peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
-        reasons, (heard, said, members) = group.record.status.reasons, peers.heard
-        if reasons is heard:
+        reasons, (last_reasons, reasons_key, members) = (
+            group.record.status.reasons,
+            peers.last_joined,
+        )
+        if reasons is last_reasons:
             # Most groups have the same stored reasons as the group before.
-            group.told = said
+            group.recorded = reasons_key
         else:
-            said = reasons_said_by(group)
-            members = peers.said.setdefault(said, {})
-            peers.heard = (reasons, said, members)
+            reasons_key = recorded_reasons(group)
+            members = peers.by_reasons.setdefault(reasons_key, {})
+            peers.last_joined = (reasons, reasons_key, members)
         members[group.uid] = group
-        self.unread[key] = peers
-        if peers.counted:
+        self.unwritten[key] = peers
+        if peers.in_demand:
             self._ask_for(group.reservation, 1)
 
     def leave(self, group: GroupState) -> None:
@@ -683,12 +701,12 @@ class PendingQueue:
         peers = group.peers
         assert peers is not None
         peers.members.remove(group.line_key)
-        of_it = peers.said[reasons_said_by(group)]
+        of_it = peers.by_reasons[recorded_reasons(group)]
         del of_it[group.uid]
         if not of_it:
-            del peers.said[reasons_said_by(group)]
-            peers.heard = (None, _NOTHING, {})
-        if peers.counted:
+            del peers.by_reasons[recorded_reasons(group)]
+            peers.last_joined = (None, _NOTHING, {})
+        if peers.in_demand:
             self._ask_for(group.reservation, -1)
         group.peers = None
         if not len(peers):
@@ -696,20 +714,20 @@ class PendingQueue:
 
     def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
         """Remove a class that has become empty."""
-        for classes in (self.classes, self.restless, self.unread, self.kinds[kind]):
+        for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:
             del self.kinds[kind]
 
     def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
         """Set whether a class's requests count in the demand."""
-        if peers.counted != counts:
-            peers.counted = counts
+        if peers.in_demand != counts:
+            peers.in_demand = counts
             self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
 
     def _ask_for(self, amounts: Amounts, count: int) -> None:
         for name, units in times(amounts, count).items():
-            self.asked[name] = self.asked.get(name, 0) + units
+            self.demand[name] = self.demand.get(name, 0) + units
 
 
 def equivalence_of(group: GroupState) -> Key:
@@ -721,7 +739,7 @@ def equivalence_of(group: GroupState) -> Key:
 
 
 def kind_of(group: GroupState) -> Key:
-    """Return a key equal for groups with the same claim as preemptors, whatever their namespace."""
+    """Return a key equal for groups with the same request as preemptors in any namespace."""
     return (group.priority, group.record.spec.priority_class_name, group.shape.claim)
 
 

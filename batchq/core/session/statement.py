@@ -179,5 +179,5 @@ class Statement:
         session.effects.touched[group.uid] = group
         session.ledger.recharge(group)
         # The charge of a victim affects what its preemptors count for.
-        if claimants := session.ledger.claimants.get(group.uid):
-            session.effects.touched.update(claimants)
+        if preemptors := session.ledger.preemptors.get(group.uid):
+            session.effects.touched.update(preemptors)

@@ -27,8 +27,7 @@ from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, Turn, TurnReport
 from batchq.daemon.observability.metrics import Metrics
 from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import InvalidInput
-from batchq.scheduler.cycle import CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import CycleReport, Scheduler
 from batchq.store.outage import Outage
 
 _log = structlog.get_logger()

@@ -212,8 +212,8 @@ OUTAGE_SECONDS = _counter(
     "store_unavailable_seconds", "Total time for which the store did not answer."
 )
 
-#: All metrics, in the order of docs/metrics.md.
-MEASURES: tuple[Measure, ...] = (
+#: State after the last session.
+_OF_SESSION: tuple[Measure, ...] = (
     GROUPS,
     WAITING,
     GATED,
@@ -224,6 +224,10 @@ MEASURES: tuple[Measure, ...] = (
     QUEUE_WEIGHT,
     NODES,
     CHECK_ACTIVE,
+)
+#: All metrics, in the order of docs/metrics.md.
+MEASURES: tuple[Measure, ...] = (
+    *_OF_SESSION,
     ADMISSION_WAIT,
     CHECK_WAIT,
     CHECKS_WAIT,
@@ -652,7 +656,7 @@ class Metrics:
 
     def _of_levels(self) -> dict[str, Rows]:
         if self._levels is None or self._epoch() is None:
-            return {measure.name: () for measure in _OF_LEVELS}
+            return {measure.name: () for measure in _OF_SESSION}
         levels, decided_at = self._levels
         now_ms = levels.at_ms + 1000 * (self._clock() - decided_at)
         return {
@@ -678,18 +682,6 @@ class Metrics:
         }
 
 
-_OF_LEVELS = (
-    GROUPS,
-    WAITING,
-    GATED,
-    OLDEST_GATED,
-    OLDEST_WAITING,
-    QUEUE_RESOURCE,
-    QUEUE_SHARE,
-    QUEUE_WEIGHT,
-    NODES,
-    CHECK_ACTIVE,
-)
 #: Counted where the store is accessed or repaired.
 _OF_THE_STORE = (OUTAGES, OUTAGE_SECONDS, MENDED)
 

@@ -32,7 +32,7 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.replay_plan import (
+from batchq.lab.replay.live import (
     LABEL,
     Replayed,
     ReplayEnding,
@@ -46,7 +46,7 @@ from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import CountedIds, DescribedPod, World
 from batchq.lab.workload.jobs import swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.swf import Trace
+from batchq.lab.workload.traces import Trace
 
 _CPU_MILLI = 1000
 #: How many of the latest events may be withdrawn.

@@ -1,7 +1,7 @@
 """Copy the live state into a store in memory and play it on, or export it as a described world.
 
-The copy is exact, ledger included, so that the first session decides what the live one would. One
-thing is added: nodes and controllers that gave signs of life until now keep giving them. Nothing
+The copy is exact, ledger included, so that the first session decides what the live one would. Only
+heartbeats and the leases of controllers are changed: those that are valid now never expire. Nothing
 sends heartbeats in virtual time, so all nodes would soon be lost otherwise.
 """
 
@@ -37,7 +37,7 @@ from batchq.api.reasons import Leaving
 from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.api.times import DAY, format_duration
 from batchq.api.transaction import Event, Transaction, Write, fence_of
-from batchq.changes.object_writes import put
+from batchq.client.changes.object_writes import put
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
@@ -59,8 +59,7 @@ from batchq.lab.simulation.initial_state import stated
 from batchq.lab.simulation.report import WorldOutcome, outcome_of
 from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.ports import Clock, IdSource
-from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
 
@@ -223,7 +222,7 @@ class Work:
                 self._write(player.stop(pod, now_ms=now_ms))
             return
         node = self._store.get("Node", pod.status.node)
-        # The end on a silent node would go unheard; its node is assumed lost.
+        # A silent node is assumed to be lost: it does not report the end of its pods.
         if not isinstance(node, Node) or node.status.ready:
             self._write(player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
 

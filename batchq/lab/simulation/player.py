@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from batchq import changes
+import batchq.client.changes as changes
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.objects import Node, Object, Pod, PodGroup, PodGroupSpec, full_name
 from batchq.api.reasons import Finish, Leaving
@@ -48,8 +48,7 @@ from batchq.lab.simulation.world import (
     write,
 )
 from batchq.ports import Clock, IdSource
-from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
 

@@ -30,8 +30,7 @@ from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, s
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.ports import Clock, Store
-from batchq.scheduler.cycle import CycleReport
-from batchq.scheduler.scheduler import Scheduler
+from batchq.scheduler.cycle import CycleReport, Scheduler
 
 #: Phases in which a group may have reasons to wait.
 _WAITING = frozenset({PodGroupPhase.PENDING, *ADMITTED})
@@ -183,7 +182,7 @@ def _verdicts_of(scheduler: Scheduler, session: Session) -> Mapping[str, tuple[V
     """Return the verdicts of a session. Those of parked groups may have old numbers, so if there
     are any, the session is repeated without an inadmissible set.
     """
-    if not session.anybody_sleeps():
+    if not session.has_parked_groups():
         return session.refusals
     return scheduler.without_memory().decide(session.snapshot, session.now_ms).refusals
 

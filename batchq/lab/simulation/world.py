@@ -45,8 +45,8 @@ from batchq.api.objects import (
 )
 from batchq.api.times import SECOND, parse_duration
 from batchq.api.transaction import Transaction
-from batchq.changes import check_apart, explain_refusal, first_contradiction, rivals
-from batchq.changes.verbs import COMBINATIONS
+from batchq.client.changes import check_apart, explain_refusal, first_contradiction, rivals
+from batchq.client.changes.verbs import COMBINATIONS
 from batchq.config.documents import Document, read_documents
 from batchq.errors import InvalidInput, InvariantBroken, Rejected
 from batchq.ports import IdSource

@@ -40,15 +40,15 @@ from batchq.api.resources import CPU, MEMORY
 from batchq.api.times import SECOND
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
-from batchq.changes import create
+from batchq.client.changes import create
 from batchq.config.model import PluginEntry, PluginSet, SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.world import CountedIds, VirtualClock, write
 from batchq.lab.workload.jobs import Arrival, Load, empty_cluster
-from batchq.lab.workload.openb import WHOLE_GPU, OpenbNode, OpenbPod
 from batchq.lab.workload.schedule import Gauge, Sample
 from batchq.lab.workload.schedule import Meter as OverTime
+from batchq.lab.workload.traces import WHOLE_GPU, OpenbNode, OpenbPod
 from batchq.scheduler.cycle import Cycle
 
 #: The walltime that pods state: none, or their actual run time.

@@ -31,12 +31,12 @@ from batchq.api.objects import (
 )
 from batchq.api.times import SECOND
 from batchq.api.transaction import Charge, Transaction, Write
-from batchq.changes import NewGroups, create, first_contradiction, found_defaults
+from batchq.client.changes import NewGroups, create, first_contradiction, found_defaults
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.world import write
-from batchq.lab.workload.swf import Trace, TraceJob
+from batchq.lab.workload.traces import Trace, TraceJob
 from batchq.ports import IdSource
 from batchq.store.memory import MemoryStore
 

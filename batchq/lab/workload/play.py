@@ -29,7 +29,7 @@ from batchq.lab.simulation import player
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.workload.jobs import Load, Submitter, empty_cluster, removal_of
-from batchq.lab.workload.schedule import Look, Progress, Schedule
+from batchq.lab.workload.schedule import Look, Progress, Request, Schedule
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at
@@ -82,6 +82,18 @@ class Running:
             heappop(self._ends)
         return min((heap[0][0] for heap in (self._ends, self._graces) if heap), default=None)
 
+    def is_stopping(self) -> bool:
+        """Return whether a pod was asked to stop and is still on its node."""
+        return bool(self._stopping)
+
+    def groups_until(self, at: int) -> set[str]:
+        """Return the groups, by uid, with pods that end by an instant (ms) at the latest."""
+        return {
+            one.group
+            for one in self._on_node.values()
+            if one.predicted_at is not None and one.predicted_at <= at
+        }
+
     def start_bound(self) -> None:
         """Start all bound pods; that takes no time."""
         deliveries = self._store.outbox()
@@ -102,14 +114,18 @@ class Running:
             found.append(heappop(self._ends)[2])
         return sorted(found, key=lambda one: one.order)
 
-    def end(self, one: OnNode) -> None:
-        """End a pod with success, unless it ended before or was asked to stop meanwhile."""
-        if self._on_node.get(one.pod) is one:
-            del self._on_node[one.pod]
-            pod, now_ms = self._pod(one), self._clock.now_ms()
-            ended = player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
-            write(self._store, self._requests, ended)
-            self._gone(one, pod)
+    def end(self, one: OnNode) -> bool:
+        """End a pod with success, unless it ended before or was asked to stop meanwhile; return
+        whether it has ended now.
+        """
+        if self._on_node.get(one.pod) is not one:
+            return False
+        del self._on_node[one.pod]
+        pod, now_ms = self._pod(one), self._clock.now_ms()
+        ended = player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
+        write(self._store, self._requests, ended)
+        self._gone(one, pod)
+        return True
 
     def has_succeeded(self, group: str) -> bool:
         """Return whether all pods of a group, by its uid, have succeeded."""
@@ -126,15 +142,16 @@ class Running:
             for one in self.unseen.values()
         )
 
-    def end_graces(self) -> None:
-        """End the pods whose grace is over."""
-        now_ms = self._clock.now_ms()
+    def end_graces(self) -> bool:
+        """End the pods whose grace is over; return whether there were any."""
+        now_ms, before = self._clock.now_ms(), self.ended
         while self._graces and self._graces[0][0] <= now_ms:
             one = heappop(self._graces)[2]
             del self._stopping[one.pod]
             pod = self._pod(one)
             write(self._store, self._requests, player.stop(pod, now_ms=now_ms))
             self._gone(one, pod)
+        return self.ended != before
 
     def ask_to_stop(self, evict: Evict) -> None:
         """Start a pod's grace, if the store has accepted the eviction."""
@@ -396,17 +413,19 @@ class LoadRun:
     # --- one instant -------------------------------------------------------------------------
 
     def _play_at_once(self) -> None:
-        before = self._running.ended
-        self._running.end_graces()
-        stopped = self._running.ended != before
-        ended = []
-        for one in self._running.due():
-            self._running.end(one)
-            ended.append(one.group)
+        stopped = self._running.end_graces()
+        ended = [one.group for one in self._running.due() if self._running.end(one)]
         came = []
         while self._comes_now():
             came.append(self._submit())
-        if self._running.ended != before:
+        self._decide(ended, came, stopped=stopped)
+
+    def _decide(self, ended: Sequence[str], came: Sequence[str], *, stopped: bool) -> None:
+        """Run the sessions after some groups, by uid, have ended and others have come; none if no
+        session would decide anything now. `stopped`: whether a pod has ended that was asked to
+        stop.
+        """
+        if ended or stopped:
             if self._may_admit():
                 self._settle()
             elif stopped or not all(map(self._running.has_succeeded, ended)):
@@ -422,12 +441,38 @@ class LoadRun:
         """Return whether the actions of a session could admit a group now; with `came`, one of the
         groups, by uid, whose arrival is the only change.
         """
-        is_due = self._due_at is not None and self._due_at <= self._clock.now_ms()
-        if is_due or self._progress.evictions or not self._waits_only_for_resources:
+        now_ms, progress = self._clock.now_ms(), self._progress
+        is_due = self._due_at is not None and self._due_at <= now_ms
+        if is_due or progress.evictions or not self._waits_only_for_resources:
             return True
-        if came:
-            return any(map(self._progress.may_fit, came))
-        return self._progress.free.fits_any()
+        asked = map(progress.request, came) if came else progress.free.asked()
+        fitting = [request for request in asked if progress.free.fits(request)]
+        return bool(fitting) and self._may_pass_head(fitting)
+
+    def _may_pass_head(self, fitting: Sequence[Request]) -> bool:
+        """Return whether a group with one of these requests, which fit now, may start: the head of
+        a queue in which all others wait for it, or one that does not delay the head of a Backfill
+        queue, as far as the last session knows that head.
+
+        Everything has ended since then by its expected end, and no group has started. So the head
+        starts no later than was expected then, and no more is left beside it.
+        """
+        session, now_ms, progress = self._last, self._clock.now_ms(), self._progress
+        head = None if session is None else next(iter(session.heads.strict.values()), None)
+        if session is None or head is None or self._running.is_stopping():
+            return True
+        at, request = session.heads.starts.get(head.uid), progress.request(head.uid)
+        if progress.free.fits(request):
+            return True
+        if session.queues[head.queue].record.spec.strategy.type == "StrictFIFO":
+            return False
+        if at is None or at <= now_ms:
+            return True
+        if any(one.ends_by(at, now_ms) for one in fitting):
+            return True
+        ended = map(progress.request, self._running.groups_until(at))
+        left = progress.free.after(ended, request)
+        return any(one.is_within(left) for one in fitting)
 
     def _defer(self, over: Sequence[str] = ()) -> None:
         """Leave ends (`over`) and starts to the next session, if no group can be admitted now.
@@ -448,23 +493,24 @@ class LoadRun:
             self._check_settled()
 
     def _play_by_event(self) -> None:
-        self._running.end_graces()
-        due = self._running.due()
-        now_ms = self._clock.now_ms()
-        for one in due:
-            if one.predicted_at == now_ms:
-                self._running.end(one)
-        passes = 0
+        """Play the pass of each event: of each submit, after the ends that were predicted for this
+        instant; then of each other end.
+        """
+        stopped = self._running.end_graces()
+        due, now_ms = self._running.due(), self._clock.now_ms()
+        ended = [one.group for one in due if one.predicted_at == now_ms and self._running.end(one)]
+        is_first = True
         while self._comes_now():
-            self._submit()
-            self._settle()
-            passes += 1
+            self._decide(ended, [self._submit()], stopped=stopped)
+            ended, stopped, is_first = [], False, False
         for one in due:
-            self._running.end(one)
-            self._settle()
-            passes += 1
-        if not passes:
-            self._settle()
+            if self._running.end(one):
+                ended.append(one.group)
+            if ended or stopped:
+                self._decide(ended, (), stopped=stopped)
+            ended, stopped, is_first = [], False, False
+        if is_first:
+            self._decide(ended, (), stopped=stopped)
 
     def _comes_now(self) -> bool:
         return bool(self._coming) and self._coming[0][1].at_s * SECOND <= self._clock.now_ms()

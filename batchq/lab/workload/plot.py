@@ -1,6 +1,6 @@
 """Draw runs of one load, or their GPU use, into one picture: a PNG, an SVG or a PDF, as bytes.
 
-`batchq.lab.workload.figures` prepares the data; this module only draws. It imports matplotlib
+`picture_of` computes what the picture shows, `drawn` draws it. Only drawing imports matplotlib,
 without `pyplot`, which keeps figures alive and needs a display. A run has the same colour in every
 panel, and the legend at the top shows its figures.
 """
@@ -9,18 +9,214 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from batchq.api.times import describe_age
-from batchq.lab.workload.figures import Figures, Picture, PlotLine, SizeClass, TenantShares, Waits
+from batchq.lab.workload.schedule import (
+    Figures,
+    Ran,
+    Sample,
+    Schedule,
+    entitled,
+    figures_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpec
+
+#: With more steps, the lines of several runs become indistinguishable.
+_MOST_STEPS = 120
+#: The tenants' panels are smaller by this factor, and their steps longer.
+_COARSER = 3
+#: The largest tenants that get a panel of their own.
+_MOST_TENANTS = 6
+
+
+class PlotLine(Struct, frozen=True, kw_only=True):
+    """One run over time: `at_s` since the first submit, and a value at each."""
+
+    run: str
+    at_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+class Waits(Struct, frozen=True, kw_only=True):
+    """Percentiles 5, 25, 50, 75, 95 of the waits of one run's jobs of a size class, in seconds."""
+
+    run: str
+    jobs: int
+    low: float
+    quarter: float
+    half: float
+    three_quarters: float
+    high: float
+
+
+class SizeClass(Struct, frozen=True, kw_only=True):
+    """Jobs of size `least` to `most`, a power of two; one entry for each run with such jobs."""
+
+    least: int
+    most: int
+    runs: tuple[Waits, ...]
+
+    @property
+    def label(self) -> str:
+        """`1`, `2`, `3-4`, `5-8`."""
+        return str(self.most) if self.least == self.most else f"{self.least}-{self.most}"
+
+
+class TenantShares(Struct, frozen=True, kw_only=True):
+    """One tenant over time, as parts of the machine: what it held, and what it deserved."""
+
+    tenant: str
+    weight: int
+    held: tuple[PlotLine, ...]
+    deserved: tuple[PlotLine, ...]
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """The data of one plot; the runs in the given order."""
+
+    load: str
+    capacity: int
+    runs: tuple[tuple[str, Figures], ...]
+    utilisation: tuple[PlotLine, ...]
+    waiting: tuple[PlotLine, ...]
+    sizes: tuple[SizeClass, ...]
+    tenants: tuple[TenantShares, ...] = ()
+
+
+def picture_of(
+    schedules: Sequence[Schedule], *, resource: str = "cpu", tenants: bool = False
+) -> Picture:
+    """Return the plot data of runs of the same load; with `tenants`, the largest tenants' shares.
+
+    `resource` is the resource whose use is drawn. `schedules` is not empty.
+    """
+    width = _width_s(schedules)
+
+    def lines(value: Callable[[Schedule, Sample], float]) -> tuple[PlotLine, ...]:
+        return tuple(_line(one, width, value) for one in schedules)
+
+    first = schedules[0]
+    return Picture(
+        load=first.load,
+        capacity=first.capacity,
+        runs=tuple((one.name, figures_of(one)) for one in schedules),
+        utilisation=lines(lambda one, sample: _part(one, resource, sample.total(resource))),
+        waiting=lines(lambda _, sample: sample.waiting),
+        sizes=_sizes(schedules),
+        tenants=_tenants(schedules, _COARSER * width, resource) if tenants else (),
+    )
+
+
+def _part(schedule: Schedule, resource: str, units: float) -> float:
+    return units / (schedule.resources.get(resource) or 1)
+
+
+def _tenants(schedules: Sequence[Schedule], width: int, resource: str) -> tuple[TenantShares, ...]:
+    deserved = [(one.name, entitled(one, width)) for one in schedules]
+
+    def held(tenant: str) -> Callable[[Schedule, Sample], float]:
+        return lambda one, sample: _part(
+            one, resource, sample.used.get(tenant, {}).get(resource, 0.0)
+        )
+
+    return tuple(
+        TenantShares(
+            tenant=tenant,
+            weight=schedules[0].weights.get(tenant, 1),
+            held=tuple(_line(one, width, held(tenant)) for one in schedules),
+            deserved=tuple(_due(run, steps, tenant, width) for run, steps in deserved),
+        )
+        for tenant in _largest(schedules[0].jobs)
+    )
+
+
+def _due(run: str, steps: Sequence[Mapping[str, float]], tenant: str, width: int) -> PlotLine:
+    return PlotLine(
+        run=run,
+        at_s=tuple((step + 0.5) * width for step in range(len(steps))),
+        values=tuple(parts.get(tenant, 0.0) for parts in steps),
+    )
+
+
+def _width_s(schedules: Sequence[Schedule]) -> int:
+    """Return the length of a step: equal in all runs, and no finer than the recorded steps."""
+    recorded = [one.usage for one in schedules if one.usage]
+    spans = [usage[-1].at_s + usage[-1].long_s - usage[0].at_s for usage in recorded]
+    finest = max((usage[0].long_s for usage in recorded), default=1)
+    return max(finest, math.ceil(max(spans, default=1) / _MOST_STEPS))
+
+
+def _line(schedule: Schedule, width: int, value: Callable[[Schedule, Sample], float]) -> PlotLine:
+    """Return means over steps of `width`; a sample counts in each step that it overlaps."""
+    start = schedule.usage[0].at_s if schedule.usage else 0
+    sums: dict[int, float] = {}
+    lengths: dict[int, float] = {}
+    for sample in schedule.usage:
+        level = value(schedule, sample)
+        for step, length in _steps(sample.at_s - start, sample.at_s - start + sample.long_s, width):
+            sums[step] = sums.get(step, 0.0) + level * length
+            lengths[step] = lengths.get(step, 0.0) + length
+    steps = sorted(step for step, length in lengths.items() if length)
+    return PlotLine(
+        run=schedule.name,
+        at_s=tuple((step + 0.5) * width for step in steps),
+        values=tuple(sums[step] / lengths[step] for step in steps),
+    )
+
+
+def _steps(begin: int, end: int, width: int) -> Iterable[tuple[int, int]]:
+    """Yield the steps that an interval touches, and its length in each."""
+    for step in range(begin // width, -(-end // width)):
+        yield step, min(end, (step + 1) * width) - max(begin, step * width)
+
+
+def _sizes(schedules: Sequence[Schedule]) -> tuple[SizeClass, ...]:
+    """Return the classes 1, 2, 3-4, 5-8 … that have a job in any run."""
+    waits: dict[int, dict[str, list[int]]] = {}
+    for schedule in schedules:
+        for one in schedule.jobs:
+            if one.start_s is not None:
+                of_class = waits.setdefault((one.size - 1).bit_length(), {})
+                of_class.setdefault(schedule.name, []).append(one.start_s - one.submit_s)
+    return tuple(
+        SizeClass(
+            least=2 ** (power - 1) + 1 if power else 1,
+            most=2**power,
+            runs=tuple(_waits(run, found) for run, found in waits[power].items()),
+        )
+        for power in sorted(waits)
+    )
+
+
+def _waits(run: str, found: Sequence[int]) -> Waits:
+    cuts = quantiles(found, n=20, method="inclusive") if len(found) > 1 else [found[0]] * 19
+    return Waits(
+        run=run,
+        jobs=len(found),
+        low=cuts[0],
+        quarter=cuts[4],
+        half=cuts[9],
+        three_quarters=cuts[14],
+        high=cuts[18],
+    )
+
+
+def _largest(jobs: Sequence[Ran]) -> list[str]:
+    """Return the tenants with the most work, done or not."""
+    work: dict[str, int] = {}
+    for one in jobs:
+        work[one.tenant] = work.get(one.tenant, 0) + one.size * (one.run_s or 0)
+    return sorted(work, key=lambda tenant: (-work[tenant], tenant))[:_MOST_TENANTS]
+
 
 DOTS_PER_INCH = 120
 WIDTH_INCHES = 12.0

@@ -1,19 +1,27 @@
-"""The outcome of a load as values: when each job ran, and the machine's use over time.
+"""The schedule of a load: when each job ran, the machine's use over time, and the figures of both.
 
 Times are whole seconds of the load. `size` is in the load's own unit: processors, for a log.
+
+Fairness is one number between 0 and 1: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of
+Fairness and Discrimination for Resource Allocation in Shared Computer Systems, DEC Research Report
+TR-301, 1984: (Σ x)² / (n · Σ x²), which is 1 if all x are equal and 1/n if one has everything. Here
+x is a tenant's mean bounded slowdown. Processor-seconds would not do: in the end every job has
+received what it asked for, regardless of the order.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from statistics import fmean, median
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from batchq.api.objects import Node, Pod, PodGroup
-from batchq.api.resources import of_pod, times, total
+from batchq.api.resources import Amounts, of_pod, times, total
 from batchq.api.transaction import capacity_of
 from batchq.lab.workload.jobs import Arrival, Load
 
@@ -146,31 +154,45 @@ class Meter:
             sums[:] = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
 
 
-#: (resource, units), ordered by resource.
-Asked: TypeAlias = tuple[tuple[str, int], ...]
+class Request(NamedTuple):
+    """What all pods of a group request together, as (resource, units), and its walltime (ms)."""
+
+    amounts: tuple[tuple[str, int], ...]
+    walltime: int | None
+
+    def ends_by(self, at: int, now_ms: int) -> bool:
+        """Return whether a group that starts now has ended at that instant (ms)."""
+        return self.walltime is not None and now_ms + self.walltime <= at
+
+    def is_within(self, amounts: Amounts) -> bool:
+        """Return whether these amounts suffice."""
+        for name, units in self.amounts:  # noqa: SIM110 - called for every waiting group
+            if units > amounts.get(name, 0):
+                return False
+        return True
 
 
 class FreeResources:
     """Free resources of all nodes together, as an upper bound.
 
-    Only what pods hold counts as used, not what groups have reserved. A group that does not fit
-    here is admitted by no limit.
+    Only what pods hold counts as used, not what groups have reserved. No limit admits a group
+    that does not fit here.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = total(map(capacity_of, nodes))
-        #: Total requests of a waiting group -> number of such groups.
-        self._asked: Counter[Asked] = Counter()
+        #: Request of a waiting group -> number of such groups.
+        self._asked: Counter[Request] = Counter()
 
-    def comes(self, asked: Asked) -> None:
-        """Add a waiting group with these requests."""
-        self._asked[asked] += 1
+    def comes(self, request: Request) -> None:
+        """Add a waiting group with this request."""
+        self._asked[request] += 1
 
-    def starts(self, asked: Asked) -> None:
-        """Remove a waiting group with these requests."""
-        self._asked[asked] -= 1
-        if not self._asked[asked]:
-            del self._asked[asked]
+    def starts(self, request: Request) -> None:
+        """Remove a waiting group with this request."""
+        self._asked[request] -= 1
+        if not self._asked[request]:
+            del self._asked[request]
 
     def takes(self, pod: Pod) -> None:
         """Subtract what a pod requests."""
@@ -182,23 +204,32 @@ class FreeResources:
         for name, units in of_pod(pod.spec.requests).items():
             self._free[name] = self._free.get(name, 0) + units
 
-    def fits(self, asked: Asked) -> bool:
-        """Return whether all pods of a group with these requests may fit now."""
-        for name, units in asked:  # noqa: SIM110 - called for every waiting group at each end
-            if units > self._free.get(name, 0):
-                return False
-        return True
+    def after(self, ended: Iterable[Request], beside: Request) -> Amounts:
+        """Return the most that is free once groups with these requests have ended, beside one more
+        group.
+        """
+        free = dict(self._free)
+        for name, units in beside.amounts:
+            free[name] = free.get(name, 0) - units
+        for request in ended:
+            for name, units in request.amounts:
+                free[name] = free.get(name, 0) + units
+        return free
 
-    def fits_any(self) -> bool:
-        """Return whether all pods of any waiting group may fit now."""
-        return any(map(self.fits, self._asked))
+    def fits(self, request: Request) -> bool:
+        """Return whether all pods of a group with this request may fit now."""
+        return request.is_within(self._free)
+
+    def asked(self) -> Iterable[Request]:
+        """Return the different requests of waiting groups."""
+        return self._asked
 
 
-def asked_by(group: PodGroup) -> Asked:
-    """Return the requests of all pods of a group together."""
+def request_of(group: PodGroup) -> Request:
+    """Return the request of a group."""
     tasks = group.spec.tasks
     whole = total(times(of_pod(task.template.requests), task.replicas) for task in tasks)
-    return tuple(whole.items())
+    return Request(tuple(whole.items()), group.spec.walltime)
 
 
 #: Called for each pod that takes a node (1) or leaves it (-1), with the time in seconds.
@@ -210,7 +241,7 @@ class _Job:
     """One job so far. `live`: how many of its pods hold a node."""
 
     arrival: Arrival
-    asked: Asked
+    request: Request
     live: int = 0
     admission: int = 0
     start_s: int | None = None
@@ -230,7 +261,7 @@ class Progress:
 
     def __init__(self, load: Load, start_s: int, look: Look | None = None) -> None:
         self._look = look
-        self._jobs = [_Job(arrival, asked_by(arrival.group)) for arrival in load.arrivals]
+        self._jobs = [_Job(arrival, request_of(arrival.group)) for arrival in load.arrivals]
         self.meter = Meter(start_s)
         #: The free resources of all nodes together, as if they were one.
         self.free = FreeResources(load.nodes)
@@ -241,9 +272,9 @@ class Progress:
         self.changes = 0
         self.last_change_s = start_s
 
-    def may_fit(self, uid: str) -> bool:
-        """Return whether all pods of a group may fit now."""
-        return self.free.fits(self._jobs[int(uid)].asked)
+    def request(self, uid: str) -> Request:
+        """Return the request of a group."""
+        return self._jobs[int(uid)].request
 
     def arrival(self, uid: str) -> Arrival:
         """Return the arrival of a group."""
@@ -255,7 +286,7 @@ class Progress:
 
     def submitted(self, uid: str, at_s: int) -> None:
         """Count a submitted job as waiting."""
-        self.free.comes(self._jobs[int(uid)].asked)
+        self.free.comes(self._jobs[int(uid)].request)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
@@ -268,7 +299,7 @@ class Progress:
             job.admission, job.start_s = pod.status.admission, at_s
         if job.first_start_s is None:
             job.first_start_s = at_s
-            self.free.starts(job.asked)
+            self.free.starts(job.request)
         self.free.takes(pod)
         self._holds(job, pod, 1, at_s)
 
@@ -329,3 +360,234 @@ def _ran(job: _Job) -> Ran:
         first_start_s=job.first_start_s,
         evictions=job.evictions,
     )
+
+
+#: Run times below this many seconds do not increase a job's slowdown further.
+SLOWDOWN_BOUND_S = 10
+
+
+def bounded_slowdown(wait_s: float, run_s: float) -> float:
+    """Return Feitelson's bounded slowdown, max(1, (wait + run) / max(run, 10 s))."""
+    return max(1.0, (wait_s + run_s) / max(run_s, SLOWDOWN_BOUND_S))
+
+
+def nearest_rank(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that at least `percent` % of `values` (not empty) do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Return the index of non-negative numbers; None without any above zero."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def fairness_of(tenants: Sequence[TenantFigures]) -> float | None:
+    """Return the index over the tenants with a finished job."""
+    slowdowns = [one.mean_bounded_slowdown for one in tenants]
+    return jain([slowdown for slowdown in slowdowns if slowdown is not None])
+
+
+class Due(NamedTuple):
+    """The part of the machine due to a tenant, averaged over the whole time, and the share of it
+    that the tenant held; None if nothing was due.
+    """
+
+    part: float
+    met: float | None
+
+
+def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
+    """Return, for each step of `width_s` seconds since the first submit, tenant -> its due part.
+
+    A tenant without a due part in a step is left out.
+    """
+    if not schedule.usage:
+        return []
+    start = schedule.usage[0].at_s
+    whole_s = schedule.usage[-1].at_s + schedule.usage[-1].long_s - start
+    # Size times seconds, until the lengths of the steps are known: the last may be shorter.
+    wanted = [dict[str, float]() for _ in range(-(-whole_s // width_s))]
+    for one in schedule.jobs:
+        end_s = whole_s if one.end_s is None else one.end_s - start
+        _want(wanted, one, one.submit_s - start, min(end_s, whole_s), width_s)
+    steps = []
+    for step, amounts in enumerate(wanted):
+        length = min(width_s, whole_s - step * width_s)
+        wants = {tenant: amount / length for tenant, amount in amounts.items()}
+        due = shared_out(schedule.capacity, wants, schedule.weights)
+        steps.append({tenant: amount / schedule.capacity for tenant, amount in due.items()})
+    return steps
+
+
+def dues(schedule: Schedule, *, resource: str = "cpu") -> dict[str, Due]:
+    """Return what was due to each tenant, and how much of it the tenant held, in recorded steps.
+
+    Use beyond what is due does not offset earlier steps, because it was idle otherwise.
+    """
+    if not schedule.usage:
+        return {}
+    whole_s = sum(sample.long_s for sample in schedule.usage)
+    machine = schedule.resources.get(resource) or 1
+    sums: dict[str, tuple[float, float]] = {}
+    for sample, parts in zip(
+        schedule.usage, entitled(schedule, schedule.usage[0].long_s), strict=False
+    ):
+        for tenant, due in parts.items():
+            held = sample.used.get(tenant, {}).get(resource, 0.0) / machine
+            due_s, met_s = sums.get(tenant, (0.0, 0.0))
+            sums[tenant] = (due_s + due * sample.long_s, met_s + min(held, due) * sample.long_s)
+    return {
+        tenant: Due(part=due_s / whole_s, met=met_s / due_s if due_s else None)
+        for tenant, (due_s, met_s) in sums.items()
+    }
+
+
+def shared_out(
+    capacity: float, wants: Mapping[str, float], weights: Mapping[str, int]
+) -> dict[str, float]:
+    """Divide `capacity` by weight (default 1), but give no tenant more than it wants."""
+    given: dict[str, float] = {}
+    left = float(capacity)
+    # The tenant that wants least for its weight is satisfied first; the rest is divided again.
+    heavy = [(wants[name] / weights.get(name, 1), name) for name in wants if weights.get(name, 1)]
+    weight_left = sum(weights.get(name, 1) for _, name in heavy)
+    for _, name in sorted(heavy):
+        weight = weights.get(name, 1)
+        given[name] = min(wants[name], left * weight / weight_left)
+        left -= given[name]
+        weight_left -= weight
+    return given
+
+
+def _want(wanted: list[dict[str, float]], one: Ran, begin_s: int, end_s: int, width_s: int) -> None:
+    """Add a job to the steps during which it is present."""
+    for step in range(begin_s // width_s, -(-end_s // width_s)):
+        length = min(end_s, (step + 1) * width_s) - max(begin_s, step * width_s)
+        wanted[step][one.tenant] = wanted[step].get(one.tenant, 0.0) + one.size * length
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """The figures of a schedule: `jobs` submitted, `finished` ended. Seconds, counts and ratios.
+
+    `utilization` is Σ size · run time over capacity · makespan; the makespan is from the first
+    submit to the last end.
+    """
+
+    jobs: int
+    finished: int
+    mean_wait_s: float | None
+    median_wait_s: float | None
+    p95_wait_s: float | None
+    max_wait_s: float | None
+    mean_bounded_slowdown: float | None
+    utilization: float | None
+    makespan_s: int | None
+    evictions: int
+
+
+class TenantFigures(Struct, frozen=True, kw_only=True):
+    """One tenant's part. `weight` is its queue's.
+
+    `used` is its share of all size times run time; `deserved` its share of all weights. `due` is
+    the part of the machine due to it by weight and demand, averaged over the whole time, and
+    `due_met` the share of that which it held (see `entitled`).
+    """
+
+    tenant: str
+    weight: int
+    jobs: int
+    finished: int
+    mean_wait_s: float | None
+    mean_bounded_slowdown: float | None
+    used: float | None
+    deserved: float | None
+    evictions: int
+    due: float | None = None
+    due_met: float | None = None
+
+
+def figures_of(schedule: Schedule) -> Figures:
+    """Return the figures of a whole schedule."""
+    done = _finished(schedule.jobs)
+    waits = [_wait_s(one) for one in done]
+    makespan = _makespan_s(schedule.jobs, done)
+    work = sum(_work(one) for one in done)
+    return Figures(
+        jobs=len(schedule.jobs),
+        finished=len(done),
+        mean_wait_s=fmean(waits) if waits else None,
+        median_wait_s=median(waits) if waits else None,
+        p95_wait_s=nearest_rank(waits, 95) if waits else None,
+        max_wait_s=max(waits, default=None),
+        mean_bounded_slowdown=_mean_slowdown(done),
+        utilization=work / (schedule.capacity * makespan) if makespan else None,
+        makespan_s=makespan,
+        evictions=schedule.evictions,
+    )
+
+
+def tenants_of(schedule: Schedule) -> tuple[TenantFigures, ...]:
+    """Return every tenant's part, in the order of their first submissions."""
+    by_tenant: dict[str, list[Ran]] = {}
+    for one in schedule.jobs:
+        by_tenant.setdefault(one.tenant, []).append(one)
+    everything = sum(_work(one) for one in _finished(schedule.jobs))
+    weights = {tenant: schedule.weights.get(tenant, 1) for tenant in by_tenant}
+    heavy = sum(weights.values())
+    by_weight = dues(schedule)
+    found = []
+    for tenant, jobs in by_tenant.items():
+        done = _finished(jobs)
+        work = sum(_work(one) for one in done)
+        found.append(
+            TenantFigures(
+                tenant=tenant,
+                weight=weights[tenant],
+                jobs=len(jobs),
+                finished=len(done),
+                mean_wait_s=fmean(map(_wait_s, done)) if done else None,
+                mean_bounded_slowdown=_mean_slowdown(done),
+                used=work / everything if everything else None,
+                deserved=weights[tenant] / heavy if heavy else None,
+                evictions=sum(one.evictions for one in jobs),
+                due=by_weight[tenant].part if tenant in by_weight else None,
+                due_met=by_weight[tenant].met if tenant in by_weight else None,
+            )
+        )
+    return tuple(found)
+
+
+def _finished(jobs: Sequence[Ran]) -> list[Ran]:
+    return [one for one in jobs if one.end_s is not None]
+
+
+def _wait_s(one: Ran) -> float:
+    assert one.start_s is not None
+    return float(one.start_s - one.submit_s)
+
+
+def _ran_s(one: Ran) -> int:
+    """Return the duration of its last run: less than `run_s` if its walltime ended it."""
+    assert one.run_s is not None
+    assert one.start_s is not None
+    assert one.end_s is not None
+    return min(one.run_s, one.end_s - one.start_s)
+
+
+def _work(one: Ran) -> int:
+    return one.size * _ran_s(one)
+
+
+def _mean_slowdown(done: Sequence[Ran]) -> float | None:
+    if not done:
+        return None
+    return fmean(bounded_slowdown(_wait_s(one), _ran_s(one)) for one in done)
+
+
+def _makespan_s(jobs: Sequence[Ran], done: Sequence[Ran]) -> int | None:
+    if not done:
+        return None
+    last = max(one.end_s for one in done if one.end_s is not None)
+    return last - min(one.submit_s for one in jobs)

@@ -1,9 +1,10 @@
 """The agent makes this machine a Node and runs the pods that are bound to it.
 
-It is one process with one thread and one loop. The loop takes attempts from the node's RQ queue,
-claims them, hands each claimed pod to a work-horse and collects the work-horses that have ended.
-Periodically it sends a heartbeat, enqueues again the pods that RQ lost, and reports the end of pods
-whose work-horse died without a report.
+It is one process with one thread and one loop, the shell of a state machine
+(`batchq.worker.agent.state_machine`), which decides everything about pods. The loop tells the
+machine what happens: attempts in the node's RQ queue, work-horses that have ended, signals, answers
+of the server, and the time. It carries out the machine's instructions. The node itself, its
+heartbeat, and the processes of this machine are the loop's own concern.
 
     SIGTERM or SIGINT   drain: the node accepts no new pods; running pods may finish within the
                         drain timeout and are then stopped with their grace period (NodeLost)
@@ -24,21 +25,44 @@ from time import time
 import structlog
 from msgspec import Struct
 
-from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import SPOILED
-from batchq.api.objects import Pod, Taint
-from batchq.api.reasons import Leaving
+from batchq.api.node_report import SPOILED, PodAttempt
+from batchq.api.objects import Taint
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
+from batchq.store import codec
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.worker.agent.leftovers import prune_logs, sweep
+from batchq.worker.agent.messages import (
+    ClaimsApplied,
+    ClaimsDue,
+    DeclinePod,
+    Delivery,
+    EndProcesses,
+    EndsDue,
+    EnqueuePods,
+    Event,
+    ForgetPods,
+    FormerPodsFound,
+    HorseEnd,
+    HorsesEnded,
+    IgnoreDelivery,
+    Instruction,
+    PodsDelivered,
+    ProcessesEnded,
+    ServerAnswered,
+    SignalsReceived,
+    StartPod,
+    StopHorses,
+    UnstartedPodsRead,
+)
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity
-from batchq.worker.agent.pod_reports import Claimed, Claims, EndReporter, Resync
+from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
+from batchq.worker.agent.state_machine import AgentState, Paces
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
@@ -50,10 +74,10 @@ from batchq.worker.host.node_resources import (
     gpu_indices,
 )
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
-from batchq.worker.rq_delivery import PodAttempt, PodJob
+from batchq.worker.rq_delivery import PodJob
 from batchq.worker.workhorse.guard import GuardPost
-from batchq.worker.workhorse.reporter import ReportSender, monotonic_ms
-from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles, own_boot
+from batchq.worker.workhorse.reporter import monotonic_ms
+from batchq.worker.workhorse.run_file import RunFiles, own_boot
 from batchq.worker.workhorse.run_pod import Harness
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
@@ -63,9 +87,7 @@ log = structlog.get_logger(__name__)
 
 _LAUNCHES_PER_TURN = 8
 _RECONCILE_MS = 10 * SECOND
-#: A pod that has been Bound for this long without a delivery is taken to be lost by RQ, and is
-#: enqueued again.
-_BOUND_PATIENCE_MS = 10 * SECOND
+_PACES = Paces()
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
 #: Between two checks whether a restarted server knows what runs here.
@@ -87,8 +109,6 @@ _END_MS = 90 * SECOND
 #: A killed work-horse is gone within this time unless a debugger holds it.
 _KILLED_MS = 10 * SECOND
 
-_UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
-
 
 class Agent:
     """The agent of one node; it owns the signals and children of its process. Call `run` once."""
@@ -107,7 +127,14 @@ class Agent:
         self._outage = Outage()
         self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
         self._paused = Paused(patience_ms=settings.lease_ms // 3)
-        self._draining_since: int | None = None
+        self._state = AgentState(
+            node=settings.node,
+            author=self._identity,
+            slots=settings.slots,
+            lease_ms=settings.lease_ms,
+            drain_timeout_ms=round(settings.drain_timeout_s * SECOND),
+            paces=_PACES,
+        )
         #: Whether processes of a former agent's pods still run; no pod is started beside them.
         self._has_leftovers = False
         #: Whether the node takes no pods because the processes of some pods cannot be killed.
@@ -115,7 +142,11 @@ class Agent:
         #: Until when, and why, the node takes no pods after unreadable data was found under its RQ
         #: keys.
         self._spoiled_until, self._spoiled_by = 0, ""
-        self._sent: set[signal.Signals] = set()
+        #: The RQ job of each attempt that waits for its start.
+        self._jobs: dict[PodAttempt, PodJob] = {}
+        #: How often processes of ended pods were killed, and the pids that the last time has left.
+        self._kill_rounds = 0
+        self._unkilled: list[int] = []
 
     def run(self) -> int:
         """Run until a signal has drained the agent, and return the exit code.
@@ -182,9 +213,13 @@ class Agent:
         )
         beat_ms = round(settings.beat_s * SECOND)
         self._member = Membership(self._store, offer, identity=self._identity, beat_ms=beat_ms)
-        self._reports = ReportSender(self._store, settings.node)
-        self._resync = Resync(self._store, settings.node, self._files, agent=self._identity)
-        self._ends = EndReporter(self._store, settings.node, self._files, author=self._identity)
+        self._reports = PodReports(
+            self._store,
+            settings.node,
+            self._files,
+            author=self._identity,
+            lease_ms=settings.lease_ms,
+        )
         self._member.refuse_if_served()
         self._files.occupy()
         self._boot = own_boot()
@@ -198,27 +233,17 @@ class Agent:
             self._link,
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
-            bound=settings.slots,
-        )
-        self._claims = Claims(
-            self._store,
-            settings.node,
-            self._files,
-            author=self._identity,
-            lease_ms=settings.lease_ms,
         )
         self._slots.delete_damaged()
-        #: The RQ job of each attempt that waits for its start claim.
-        self._jobs: dict[PodAttempt, PodJob] = {}
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
-        for run in list(self._files.all()):
-            self._ends.note_missing(PodAttempt(run.pod, run.attempt), now_ms=monotonic_ms())
+        former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
+        self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))
         self._settle_all()
-        self._files.forget_all(keep=self._ends.ids())
-        self._reconcile(bound_patience_ms=0)
+        self._files.forget_all(keep={attempt.id for attempt in self._state.ended()})
+        self._reconcile()
         # Nothing runs here yet, and the scheduler may bind pods as soon as it sees the node ready.
-        self._resync.answer(self._store.run_id(), ())
-        self._store.beat(settings.node, self._resync.known_to)
+        self._handle(ServerAnswered(now_ms=monotonic_ms(), run=self._store.run_id()))
+        self._store.beat(settings.node, self._state.known_to)
         self._note_spoiled()
         if not self._is_closed():
             self._member.register()
@@ -269,17 +294,17 @@ class Agent:
     def _await_withdrawal(self) -> None:
         """Wait briefly until a leader has marked the node unready and has applied all ends."""
         give_up_at = monotonic_ms() + _LEAVE_MS
-        while not self._withdraw() or len(self._ends):
+        while not self._withdraw() or self._state.ended():
             if monotonic_ms() >= give_up_at:
-                log.warning("agent left before anybody noted it", pods=len(self._ends))
+                log.warning("agent left before anybody noted it", pods=len(self._state.ended()))
                 return
             self._signals.wait(_LEAVE_LOOK_MS / 1000)
-            self._ends.forget_seen()
+            self._handle(EndsDue(now_ms=monotonic_ms()))
 
     # --- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        while not self._is_done():
+        while not self._state.is_drained:
             self._claim_and_launch()
             self._handle_events(self._pause_ms())
             self._tasks.do(now_ms=monotonic_ms())
@@ -290,11 +315,11 @@ class Agent:
         due = self._tasks.next_due_at()
         if now_ms < self._away_until:
             return max(0, min(due, now_ms + _AWAY_MS // 4) - now_ms)
-        if self._draining_since is not None:
+        if self._state.is_draining:
             due = min(due, now_ms + _AWAY_MS // 4)
-        elif self._slots.free(reserved=len(self._claims)) and not self._has_leftovers:
+        elif self._state.free() and not self._has_leftovers:
             due = min(due, self._listener.look_at)
-        check_at = self._claims.next_check_at()
+        check_at = self._state.next_check_at()
         return max(0, (due if check_at is None else min(due, check_at)) - now_ms)
 
     def _claim_and_launch(self) -> None:
@@ -306,14 +331,9 @@ class Agent:
             return
         try:
             self._listener.listen()
-            if self._draining_since is None:
+            if not self._state.is_draining:
                 self._take_jobs()
-            for answer in self._claims.step(now_ms=monotonic_ms()):
-                job = self._jobs.pop(answer.attempt)
-                if isinstance(answer, Claimed):
-                    self._launch(job, answer)
-                else:
-                    log.info("pod declined", pod=answer.attempt.pod, why=answer.why)
+            self._handle(ClaimsDue(now_ms=monotonic_ms()))
         except StoreUnavailable as trouble:
             if is_damaged(trouble):
                 self._slots.delete_damaged()
@@ -330,18 +350,21 @@ class Agent:
 
     def _take_jobs(self) -> None:
         now_ms = monotonic_ms()
-        most = min(self._slots.free(reserved=len(self._claims)), _LAUNCHES_PER_TURN)
+        most = min(self._state.free(), _LAUNCHES_PER_TURN)
         if not most or now_ms < self._listener.look_at:
             return
         most = self._listener.limit(most)
-        # An attempt in `ended` or `claimed` must not run twice: the second work-horse would mistake
-        # the run file of the first for its own.
-        jobs, has_more = self._slots.take(most, ended=self._ends, claimed=self._claims)
+        jobs, has_more = self._slots.take(most)
         self._note_answer()
         self._listener.note_look(now_ms=now_ms, has_more=has_more)
+        deliveries: list[Delivery] = []
         for job in jobs:
-            self._jobs[job.requested_attempt()] = job
-            self._claims.take(job.requested_attempt(), now_ms=now_ms, stored=job.pod)
+            attempt = job.requested_attempt()
+            deliveries.append(Delivery(attempt=attempt, pod=codec.pod_if_readable(job.pod)))
+            if attempt not in self._state:
+                self._jobs[attempt] = job
+        if deliveries:
+            self._handle(PodsDelivered(now_ms=now_ms, deliveries=tuple(deliveries)))
 
     def _note_answer(self) -> None:
         """Note an answer of the server; after an outage it may be another server, so a beat
@@ -352,8 +375,9 @@ class Agent:
         self._outage.succeeded()
         self._backoff.reset()
 
-    def _launch(self, job: PodJob, claimed: Claimed) -> None:
-        attempt = claimed.attempt
+    def _launch(self, start: StartPod) -> None:
+        attempt = start.attempt
+        job = self._jobs.pop(attempt)
         harness = Harness(
             url=self._settings.url,
             node=self._settings.node,
@@ -361,8 +385,8 @@ class Agent:
             run_dir=self._run_dir,
             log_dir=self._log_dir,
             lease_ms=self._settings.lease_ms,
-            gpus=self._gpus.take(attempt.id, claimed.pod.spec.requests),
-            claimed=claimed,
+            gpus=self._gpus.take(attempt.id, start.pod.spec.requests),
+            start=start,
             enforcement=self._enforcement,
             boundary=self._boundary,
             post=self._post,
@@ -371,22 +395,20 @@ class Agent:
         try:
             descriptors = self._slots.launch(job, harness)
         except StoreUnavailable:
-            # The pod is claimed but was not started; treat it as if its work-horse had died.
             self._gpus.give_back(attempt.id)
-            self._ends.note_death(attempt, now_ms=monotonic_ms())
             raise
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
 
     def _handle_events(self, wait_ms: int) -> None:
-        left: list[RunFile] = []
+        ends: list[HorseEnd] = []
         for descriptor, _ in self._poll.poll(wait_ms):
             if descriptor == self._signals.fileno():
                 self._signals.clear()
                 continue
             if self._listener.is_at(descriptor):
                 if self._listener.answer():
-                    self._claims.check_now()
+                    self._handle(ClaimsApplied(now_ms=monotonic_ms()))
                 continue
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
@@ -395,31 +417,56 @@ class Agent:
             for gone in update.gone:
                 self._poll.unregister(gone)
             if update.attempt is not None:
-                left += self._collect(update.attempt, update.exit_code)
+                ends.append(self._collect(update.attempt, update.exit_code))
         for fresh in self._slots.launch_unread():
             self._poll.register(fresh, select.POLLIN)
-        if left:
+        if ends:
             try:
-                self._ends.report_runs(left, now_ms=monotonic_ms())
+                self._handle(HorsesEnded(now_ms=monotonic_ms(), ends=tuple(ends)))
             except StoreUnavailable as trouble:
-                # Their run files stay, so they are due for another report.
+                # The machine repeats the reports.
                 self._outage.failed(trouble)
 
-    def _collect(self, attempt: PodAttempt, exit_code: int) -> list[RunFile]:
-        """Note that a work-horse has finished with an attempt.
-
-        Return its run file if the agent is to send the report, and an empty list otherwise.
-        """
+    def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
+        """Return the end of a work-horse's attempt, with what it has left."""
         self._gpus.give_back(attempt.id)
-        run = self._files.read(attempt.pod, attempt.attempt)
-        if exit_code == 0 and run is not None and run.outcome is not None:
-            if run.hands_over:
-                return [run]
-            self._ends.note_posted(attempt, now_ms=monotonic_ms())
-        elif exit_code or run is not None:
+        record = self._reports.record_of(attempt)
+        if exit_code or (record is not None and record.outcome is None):
             log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
-            self._ends.note_death(attempt, now_ms=monotonic_ms())
-        return []
+        return HorseEnd(attempt=attempt, exit_code=exit_code, record=record)
+
+    # --- the machine --------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        """Tell the machine an event, and carry out what follows. Raise StoreUnavailable."""
+        self._state.drive(event, self._carry_out)
+
+    def _carry_out(self, instruction: Instruction) -> Event | None:
+        """Carry out an instruction, and return the event that answers it, if one does."""
+        match instruction:
+            case StartPod():
+                self._launch(instruction)
+            case DeclinePod(attempt, why):
+                self._jobs.pop(attempt, None)
+                log.info("pod declined", pod=attempt.pod, why=why)
+            case IgnoreDelivery(attempt):
+                log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
+            case EndProcesses(attempts):
+                self._end_processes(attempts)
+                are_left = bool(self._unkilled)
+                return ProcessesEnded(now_ms=monotonic_ms(), attempts=attempts, are_left=are_left)
+            case EnqueuePods(attempts):
+                for attempt in self._slots.enqueue_missing(attempts):
+                    log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
+            case StopHorses(kills):
+                self._slots.send(KILL_SIGNAL if kills else STOP_SIGNAL)
+            case ForgetPods(attempts):
+                for attempt in attempts:
+                    self._jobs.pop(attempt, None)
+                return self._reports.carry_out(instruction)
+            case _:
+                return self._reports.carry_out(instruction)
+        return None
 
     # --- drain ------------------------------------------------------------------------------
 
@@ -428,24 +475,10 @@ class Agent:
         if not asked:
             return
         now_ms = monotonic_ms()
-        if self._draining_since is None:
-            self._draining_since = now_ms
-            log.info("agent drains", node=self._settings.node, pods=len(self._slots.attempts()))
-            self._claims.give_up()
+        if not self._state.is_draining:
+            log.info("agent drains", node=self._settings.node, pods=len(self._state.running()))
             self._tasks.add(self._withdraw, _SETTLE_MS, now_ms=now_ms)
-        if asked > 1:
-            self._send_once(KILL_SIGNAL)
-        elif now_ms >= self._draining_since + self._settings.drain_timeout_s * SECOND:
-            self._send_once(STOP_SIGNAL)
-
-    def _send_once(self, sent: signal.Signals) -> None:
-        if sent not in self._sent:
-            self._sent.add(sent)
-            self._slots.send(sent)
-
-    def _is_done(self) -> bool:
-        is_draining = self._draining_since is not None
-        return is_draining and not self._slots.attempts() and not self._claims
+        self._handle(SignalsReceived(now_ms=now_ms, count=asked))
 
     def _withdraw(self) -> bool:
         """Withdraw the node and give back unstarted pods; return whether no pod can follow."""
@@ -453,42 +486,32 @@ class Agent:
         is_withdrawn = self._member.withdraw()
         if self._member.is_taken_over():
             return True
-        running = self._slots.attempts() | self._claims.attempts()
-        for pod in self._store.pods_on(self._settings.node, self._known_pods()):
-            attempt = _attempt_of(pod)
-            is_waiting = pod.status.phase == PodPhase.BOUND and attempt not in running
-            if is_waiting and attempt not in self._ends:
-                self._ends.report_end(attempt, _UNSTARTED, now_ms=monotonic_ms())
+        pods = self._store.pods_on(self._settings.node, self._state.known_pods())
+        self._handle(UnstartedPodsRead(now_ms=monotonic_ms(), pods=pods))
         return is_withdrawn
 
     # --- periodic tasks -----------------------------------------------------------------------
 
     def _beat(self) -> None:
         run = self._store.run_id()
-        is_known = self._resync.answer(run, self._slots.horses_by_attempt())
-        ready = self._draining_since is None and not self._is_closed()
-        self._member.beat(ready=ready, run=self._resync.known_to)
+        self._handle(ServerAnswered(now_ms=monotonic_ms(), run=run))
+        ready = not self._state.is_draining and not self._is_closed()
+        self._member.beat(ready=ready, run=self._state.known_to)
         self._note_answer()
-        if not is_known:
+        if run != self._state.known_to:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms() + _RESYNC_MS)
 
     def _settle_all(self) -> None:
         """Report ends that work-horses could not, once the last process of each pod is gone."""
-        self._ends.forget_seen()
-        due = self._ends.due(now_ms=monotonic_ms())
-        if not due and not self._has_leftovers:
-            return
-        left = self._end_processes(due)
-        if left:
-            # The resources of these pods are still in use, and ends of other pods may be as
-            # uncertain.
-            self._ends.renew_leases(due, lease_ms=self._settings.lease_ms)
-        self._take_out_of_service(left)
-        for attempt in due if not left else ():
-            self._ends.resolve(attempt, now_ms=monotonic_ms())
+        rounds = self._kill_rounds
+        self._handle(EndsDue(now_ms=monotonic_ms()))
+        if rounds == self._kill_rounds and (self._has_leftovers or self._is_out_of_service):
+            self._end_processes(())
+        if rounds != self._kill_rounds:
+            self._take_out_of_service(self._unkilled)
 
-    def _end_processes(self, attempts: Sequence[PodAttempt]) -> list[int]:
-        """End processes of these attempts and of a former agent; return the pids that remain."""
+    def _end_processes(self, attempts: Sequence[PodAttempt]) -> None:
+        """End processes of these attempts and of a former agent; note the pids that remain."""
         left = kill_children(
             keep=self._slots.horses() | self._foreign_children, within_s=_END_ROUND_S
         )
@@ -501,7 +524,8 @@ class Agent:
             swept = self._sweep(within_s=_END_ROUND_S)
             self._has_leftovers = bool(swept)
             left += swept
-        return left
+        self._kill_rounds += 1
+        self._unkilled = left
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left. Call it only while this agent has started no pod."""
@@ -535,42 +559,13 @@ class Agent:
 
     def _leave_spoiled(self) -> None:
         self._note_spoiled()
-        if self._draining_since is None and monotonic_ms() < self._spoiled_until:
+        if not self._state.is_draining and monotonic_ms() < self._spoiled_until:
             self._member.withdraw(f"{SPOILED}: {self._spoiled_by}")
             self._tasks.hurry(self._beat, now_ms=self._spoiled_until)
 
-    def _reconcile(self, *, bound_patience_ms: int = _BOUND_PATIENCE_MS) -> None:
-        """Compare the pods that the store has on this node with those that run or wait here."""
-        waiting: list[PodAttempt] = []
-        now_ms, here_ms = self._store.now_ms(), monotonic_ms()
-        pods = self._store.pods_on(self._settings.node, self._known_pods())
-        running, reported = (
-            self._slots.attempts() | self._claims.attempts(),
-            self._ends.reported_subjects(),
-        )
-        for pod in pods:
-            attempt = _attempt_of(pod)
-            if attempt in running or attempt in self._ends or attempt.id in reported:
-                continue
-            if pod.status.phase == PodPhase.RUNNING or pod.status.terminating:
-                self._ends.note_missing(attempt, now_ms=here_ms)
-            elif now_ms - (pod.status.bound_at or 0) >= bound_patience_ms:
-                waiting.append(attempt)
-        self._end_leases(running)
-        if self._draining_since is None:
-            for attempt in self._slots.enqueue_missing(waiting):
-                log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
-
-    def _known_pods(self) -> frozenset[str]:
-        known = self._slots.attempts() | self._claims.attempts() | self._ends.attempts()
-        return frozenset(attempt.pod for attempt in known)
-
-    def _end_leases(self, running: frozenset[PodAttempt]) -> None:
-        """End the leases of attempts whose work-horse could not end them."""
-        for uid, number in self._store.alive.leased(self._settings.node):
-            attempt = PodAttempt(uid, number)
-            if attempt not in running and attempt not in self._ends:
-                self._reports.end_lease(uid, number)
+    def _reconcile(self) -> None:
+        """Compare the pods that the store has on this node with those that are known here."""
+        self._handle(self._reports.read_node(self._state.known_pods()))
 
     def _end_paused(self) -> None:
         """Kill work-horses that are stopped, well before their pods' leases expire.
@@ -614,10 +609,6 @@ class Agent:
         """
         running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
         prune_logs(self._log_dir, running=running, now_s=time())
-
-
-def _attempt_of(pod: Pod) -> PodAttempt:
-    return PodAttempt(pod.metadata.uid, pod.status.attempt)
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

@@ -128,10 +128,15 @@ class Membership:
         return node is not None and self._is_foreign(_agent_of(node))
 
     def _is_foreign(self, agent: str) -> bool:
-        return agent not in ("", self._identity, self._former)
+        if agent in ("", self._identity, self._former):
+            return False
+        # A server that was restored from an older copy shows an agent from before this one.
+        host, pid, started = _parts(agent)
+        is_dead = pid is not None and started_ms(pid) != started
+        return host != socket.gethostname() or not is_dead
 
     def _post(self, report: NodeReport) -> None:
-        self._store.inboxes.post(self._offer.name, report)
+        self._store.report_queues.post(self._offer.name, report)
 
     def _node(self) -> Node | None:
         node = self._store.get_if_readable("Node", self._offer.name)
@@ -164,7 +169,7 @@ def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
     """
     node = store.get_if_readable("Node", name)
     if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
-        store.inboxes.post(name, Leaves(agent=agent))
+        store.report_queues.post(name, Leaves(agent=agent))
         log.info("node withdrawn", node=name)
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from rq.utils import now
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
 from batchq.api.lifecycle import ON_NODE
+from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Pod
 from batchq.api.times import SECOND
 from batchq.store import codec, keys
@@ -39,7 +40,6 @@ from batchq.worker.host.processes import Signals
 from batchq.worker.rq_delivery import (
     NoAlarm,
     NotOurs,
-    PodAttempt,
     PodJob,
     enqueue,
     is_id,
@@ -185,11 +185,10 @@ class Slots:
     A work-horse whose pod has ended takes the next one, because a fork costs more than a short pod.
     """
 
-    def __init__(self, link: RqLink, node: str, *, prefix: str, bound: int) -> None:
+    def __init__(self, link: RqLink, node: str, *, prefix: str) -> None:
         self._link = link
         self._queue = node_queue(node, link)
         self._prefix = prefix
-        self._bound = bound
         self._made = 0
         self._free: list[Slot] = []
         #: Each work-horse under both of its descriptors.
@@ -218,16 +217,6 @@ class Slots:
         """Return the pids of the work-horses, idle ones included."""
         return frozenset(horse.pid for horse in self._all_horses())
 
-    def horses_by_attempt(self) -> tuple[tuple[PodAttempt, int], ...]:
-        """Return each attempt that runs now, with the pid of its work-horse."""
-        return tuple(
-            (one.attempt, one.pid) for one in self._all_horses() if one.attempt is not None
-        )
-
-    def free(self, *, reserved: int = 0) -> int:
-        """Return how many more pods may run, with `reserved` that are about to start."""
-        return max(0, self._bound - len(self.attempts()) - reserved)
-
     def send(self, sent: signal.Signals) -> None:
         """Send a signal to every work-horse."""
         for horse in self._all_horses():
@@ -235,21 +224,15 @@ class Slots:
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
-    def take(
-        self,
-        most: int,
-        *,
-        ended: Container[PodAttempt] = (),
-        claimed: Container[PodAttempt] = (),
-    ) -> tuple[list[PodJob], bool]:
+    def take(self, most: int) -> tuple[list[PodJob], bool]:
         """Take up to `most` RQ jobs from the queue; return them, and whether more are left.
 
-        Drop jobs that are no pod's attempt, that run already, or that are in `ended` or `claimed`.
-        Raise StoreUnavailable; the jobs taken by then are enqueued again later.
+        Drop jobs that are no pod's attempt. Raise StoreUnavailable; the jobs taken by then are
+        enqueued again later.
         """
         with self._link.errors():
             taken, has_more = self._dequeue(most)
-            jobs = [job for job in self._read(taken) if self._is_to_run(job, ended, claimed)]
+            jobs = [job for job in self._read(taken) if self._is_pod(job)]
         return jobs, has_more
 
     def take_spoiled(self) -> str:
@@ -260,21 +243,16 @@ class Slots:
         spoiled, self._spoiled = self._spoiled, ""
         return spoiled
 
-    def _is_to_run(
-        self, job: PodJob, ended: Container[PodAttempt], claimed: Container[PodAttempt]
-    ) -> bool:
+    def _is_pod(self, job: PodJob) -> bool:
         try:
-            attempt = job.requested_attempt()
+            job.requested_attempt()
         except NotOurs as wrong:
             log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
             self._spoiled = f"an RQ job: {wrong}"
             self._refuse(job, str(wrong))
             return False
         self._handled.append(job.id)
-        if not (attempt in self.attempts() or attempt in ended or attempt in claimed):
-            return True
-        log.info("pod delivered twice", pod=attempt.pod, attempt=attempt.attempt)
-        return False
+        return True
 
     def launch(self, job: PodJob, harness: Harness) -> tuple[int, ...]:
         """Have an idle work-horse or a new one run the job; return the new descriptors to poll.
@@ -287,7 +265,7 @@ class Slots:
             # job.
             with suppress(OSError):
                 horse.control.send(order)
-                horse.attempt, horse.order = harness.claimed.attempt, (job, harness)
+                horse.attempt, horse.order = harness.start.attempt, (job, harness)
                 return ()
         return self._fork(job, harness)
 
@@ -306,7 +284,7 @@ class Slots:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
         theirs.close()
         slot.others = []
-        horse = Horse(slot, ours, harness.claimed.attempt)
+        horse = Horse(slot, ours, harness.start.attempt)
         self._horses |= dict.fromkeys(horse.descriptors(), horse)
         return horse.descriptors()
 
@@ -406,7 +384,7 @@ class Slots:
             clean_registries(self._queue)
             clean_worker_registry(self._queue)
 
-    def enqueue_missing(self, attempts: list[PodAttempt]) -> list[PodAttempt]:
+    def enqueue_missing(self, attempts: Sequence[PodAttempt]) -> list[PodAttempt]:
         """Enqueue the attempts that are neither queued nor running, and return those.
 
         A job in RQ's intermediate list that does not run was dropped between two steps of an agent

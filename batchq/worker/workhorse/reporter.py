@@ -207,11 +207,11 @@ class ReportSender:
 
     def post(self, report: NodeReport) -> None:
         """Post a report; it replaces the last one on the same subject."""
-        self._store.inboxes.post(self._node, report)
+        self._store.report_queues.post(self._node, report)
 
     def pending(self) -> Sequence[NodeReport]:
         """Return the reports that are posted and not applied yet."""
-        return self._store.inboxes.pending(self._node)
+        return self._store.report_queues.pending(self._node)
 
     def current(self, uid: str, attempt: int) -> Pod | None:
         """Return the pod if this is still its attempt, and None otherwise."""

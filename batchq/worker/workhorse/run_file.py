@@ -14,18 +14,14 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import PodOutcome
-from batchq.api.reasons import Leaving
 from batchq.errors import Conflict, InvalidInput
 
-__all__ = ["LOST", "NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
+__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 #: As in a shell: exit code 137 means killed by signal 9.
 _SIGNAL_BASE = 128
-
-#: The outcome of a pod whose work-horse died.
-LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 
 
 def outcome_of(wait_status: int, *, stopped: str, message: str = "") -> PodOutcome:

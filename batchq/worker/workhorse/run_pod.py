@@ -29,8 +29,8 @@ from batchq.errors import StoreUnavailable
 from batchq.store.liveness import pid_of_server
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore, Renewal
+from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import ServerWatch, agent_pid, withdraw
-from batchq.worker.agent.pod_reports import Claimed
 from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
@@ -84,7 +84,7 @@ class Harness(Struct, frozen=True, kw_only=True):
     log_dir: Path
     lease_ms: int
     gpus: str | None
-    claimed: Claimed
+    start: StartPod
     enforcement: Enforcement = NOTHING_ENFORCED
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
@@ -111,13 +111,13 @@ class NotEnded(Exception):
 class RunOrder(Struct, frozen=True, kw_only=True):
     """The parts of a harness that differ from one pod to the next of the same agent."""
 
-    claimed: Claimed
+    start: StartPod
     gpus: str | None
 
 
 def order_of(harness: Harness) -> bytes:
     """Return the encoded order for an idle work-horse."""
-    return msgspec.json.encode(RunOrder(claimed=harness.claimed, gpus=harness.gpus))
+    return msgspec.json.encode(RunOrder(start=harness.start, gpus=harness.gpus))
 
 
 def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
@@ -139,12 +139,12 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
     try:
         while True:
             HARNESS.set((harness, signals))
-            attempt = harness.claimed.attempt
+            attempt = harness.start.attempt
             run_pod(attempt.pod, attempt.attempt)
             order = _next_order(signals, control)
             if order is None:
                 return
-            harness = structs.replace(harness, claimed=order.claimed, gpus=order.gpus)
+            harness = structs.replace(harness, start=order.start, gpus=order.gpus)
     finally:
         functions.close()
         enclosure.close()
@@ -196,14 +196,14 @@ class WorkHorse:
     def __init__(self, harness: Harness, signals: Signals) -> None:
         self._harness = harness
         self._signals = signals
-        claimed = harness.claimed
-        self._pod, self._group = claimed.pod, claimed.group
-        self._uid, self._attempt = claimed.attempt.pod, claimed.attempt.attempt
+        start = harness.start
+        self._pod, self._group = start.pod, start.group
+        self._uid, self._attempt = start.attempt.pod, start.attempt.attempt
         self._author = author_of(harness.agent, os.getpid())
         self._files = RunFiles(harness.run_dir)
         #: Whether a `Runs` report for a restarted server is posted and not answered yet.
         self._has_posted_runs = False
-        self._lease_from = claimed.lease_from
+        self._lease_from = start.lease_from
         self._own_server = ServerWatch(lambda: pid_of_server(self._store.link))
         self._bounds = UNBOUNDED
         self._outage = Outage()

@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.reasons import Finish, Leaving
+from batchq.worker.agent.state_machine import lease_margin_ms
 from batchq.worker.host.processes import Signals, is_readable
 from batchq.worker.workhorse.process import Command
 from batchq.worker.workhorse.reporter import FLUSH_MS, Messenger, PodLog, monotonic_ms
@@ -28,8 +29,7 @@ class Lease:
 
     def __init__(self, *, now_ms: int, lease_ms: int) -> None:
         self._lease_ms = lease_ms
-        #: Enough to kill a process group and to see its end, even on a slow machine.
-        self.margin_ms = lease_ms // 6
+        self.margin_ms = lease_margin_ms(lease_ms)
         self.ends_at = now_ms + lease_ms
 
     def extend(self, *, asked_at: int) -> None:

@@ -105,7 +105,7 @@ def twins() -> State:
 
 UNREADABLE = Unreadable(kind="PodGroup", key="default/poison", why="JSON is malformed")
 MENDED = Event(
-    kind="Ledger", key="cluster cpu", reason="Recounted", message="counted anew: 5", at=NOW
+    kind="Ledger", key="cluster cpu", reason="Recounted", message="counted again: 5", at=NOW
 )
 
 #: Problem -> the state, the check that finds it, its level, the subject, and words of the finding.
@@ -120,7 +120,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "repairs by the leader are worth knowing": (
         a_state(mended=(MENDED,)),
-        *("records", NOTE, "Ledger cluster cpu", "counted anew"),
+        *("records", NOTE, "Ledger cluster cpu", "counted again"),
     ),
     "a server before 6.2 will not do": (
         a_state(server=a_server(version="Redis 6.0.16", numbers=(6, 0, 16))),
@@ -202,7 +202,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(server=a_server(user="worker-n1", appendfsync=None), books=None),
         *("permissions", NOTE, "worker-n1", "by its name a worker) may not read: CONFIG GET, obj"),
     ),
-    "nobody leads, and nobody ever did": (
+    "no scheduler leads or ever led": (
         with_leader(None),
         *("leader", ERROR, "", "no scheduler leads"),
     ),
@@ -210,7 +210,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         with_leader(-12_000),
         *("leader", ERROR, "", "no scheduler leads; a:1:x did until 12s ago (epoch 3)"),
     ),
-    "nobody leads although somebody stands by": (
+    "no scheduler leads although one is on standby": (
         with_leader(None, followers=True),
         *("leader", ERROR, "", "one stands by and should take over at once"),
     ),
@@ -468,7 +468,7 @@ HEALTHY_AFTER_ALL: dict[str, tuple[State, str]] = {
         "reported",
     ),
     "reports that came too late, as they may": (a_state(counts={"superseded": 9}), "inboxes"),
-    "nobody stands by": (with_leader(4_000), "schedulers"),
+    "no scheduler is on standby": (with_leader(4_000), "schedulers"),
     "an agent that names no protocol": (a_state(node(annotations={})), "protocols"),
     "a node that is not ready holds no capacity": (
         a_state(node(), node("n2", ready=False)),

@@ -32,33 +32,33 @@ def on_nodes(group: PodGroup, **cpus: int) -> State:
     return a_state(a_queue(), *(a_node(name, cpu=cpu) for name, cpu in cpus.items()), group)
 
 
-def told(state: State) -> Finding:
+def finding_of(state: State) -> Finding:
     (found,) = groups(state)
     return found
 
 
 def test_a_pod_that_fits_no_single_node_is_reported_even_if_the_sum_suffices() -> None:
-    found = told(on_nodes(waiting_for(cpu=10), a=4, b=4, c=2, d=1))
+    found = finding_of(on_nodes(waiting_for(cpu=10), a=4, b=4, c=2, d=1))
     assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/wide")
     assert found.found == "a pod of task w asks for cpu 10, and the largest node has cpu 4"
     assert "`batchq cancel default/wide`" in found.remedy
 
 
 def test_a_resource_that_no_node_has_is_reported() -> None:
-    found = told(on_nodes(waiting_for(gpu=1), a=4))
+    found = finding_of(on_nodes(waiting_for(gpu=1), a=4))
     assert found.found == "a pod of task w asks for gpu 1, and the largest node has gpu 0"
 
 
 def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:
     nodes = (a_node("n1", cpu=4), a_node("n2", memory="8Gi"))
-    found = told(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))
+    found = finding_of(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))
     assert found.found == (
         "a pod of task w asks for cpu 3, memory 1Gi, and no single node has all of that"
     )
 
 
 def test_a_group_rolled_back_repeatedly_is_reported() -> None:
-    found = told(rolled_back(3))
+    found = finding_of(rolled_back(3))
     assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/back")
     assert found.found == (
         "was admitted and rolled back as Unschedulable 3 times in a row: 0/1 nodes fit: 1 cordoned"
@@ -83,4 +83,4 @@ def test_a_group_rolled_back_repeatedly_is_reported() -> None:
     ],
 )
 def test_nothing_is_wrong_where(state: State) -> None:
-    assert told(state).level is Level.OK
+    assert finding_of(state).level is Level.OK

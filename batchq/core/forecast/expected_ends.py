@@ -1,0 +1,192 @@
+"""The expected ends of everything that holds resources, as far as they are known.
+
+The walltime of a group gives its latest end: the group may end earlier, and later only by the
+termination grace of its pods. The expected ends (as listed in the manual under backfill) are:
+
+- a Running group: its start + walltime
+- a group that is admitted or has reserved quota and does not run yet: now + walltime
+- each pod of an array: its own start + walltime
+- a pod that is being stopped: the end of its termination grace
+- anything that should have ended already: now + 1 s
+- a group without a walltime: never
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.objects import GroupClaim, Pledge, Pod
+from batchq.api.times import SECOND
+from batchq.core.pending.eligibility import are_honoured, retry_at
+from batchq.core.preemption.pledges import awaits_victims, end_pledge, gives_way_to, victims_left
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+
+
+class ExpectedEnd(Struct, frozen=True):
+    """An expected end at the instant `at` (ms): the end of some pods of a group, or, with `whole`,
+    of everything that the group is charged for.
+
+    Pods that are being stopped have ends of their own and are not part of a `whole` end.
+    """
+
+    at: int
+    group: GroupState
+    pods: tuple[Pod, ...]
+    whole: bool
+
+
+def ends(session: Session) -> list[ExpectedEnd]:
+    """Return every expected end, ordered by instant, then by the order of the groups."""
+    charged = (group for groups in session.ledger.holding.values() for group in groups.values())
+    found: list[ExpectedEnd] = []
+    for group in charged:
+        if (end := _running_end(session, group)) is not None:
+            found.append(end)
+        else:
+            found += _ends_of(session, group)
+    found.sort(key=lambda end: (end.at, end.group.order, end.whole))
+    return found
+
+
+def not_before_of(session: Session, group: GroupState) -> int | None:
+    """Return the instant (ms) until which a group is ineligible because of its own state: its
+    backoff, an open claim or its victims. None if that instant is unknown.
+    """
+    instants: list[int | None] = [session.now_ms]
+    until = group.status.backoff_until
+    if until is not None:
+        instants.append(until)
+    if are_honoured(session) and not group.reserved and (at := retry_at(session, group)):
+        instants.append(at)
+    claim = group.status.claim
+    if group.is_external and claim.is_open:
+        instants.append(claim.over_at)
+    for preemptor in (group, gives_way_to(session, group)):
+        if preemptor is not None and awaits_victims(session, preemptor):
+            instants += _ends_of_victims(session, preemptor)
+    known = [at for at in instants if at is not None]
+    return max(known) if len(known) == len(instants) else None
+
+
+def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None]:
+    for victim, pods in victims_left(session, group.status.pledge):
+        if victim.is_external:
+            yield victim.status.claim.over_at
+        for pod in pods:
+            # A victim that has not been asked to stop yet will have its whole termination grace.
+            yield _stops_at(session, pod)
+
+
+# --- Expected ends --------------------------------------------------------------------------------
+
+
+def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
+    """Return the end of a running group with a walltime and no pod being stopped. This is the usual
+    case, and the fast path.
+    """
+    started_at, walltime = group.status.started_at, group.record.spec.walltime
+    if (
+        not group.steady
+        or group.status is not group.record.status
+        or started_at is None
+        or walltime is None
+        or group.is_array
+        or not group.reserved
+    ):
+        return None
+    for pod in group.pods.values():
+        if pod.status.terminating:
+            return None
+    return ExpectedEnd(_later(session, started_at + walltime), group, (), True)
+
+
+def _ends_of(session: Session, group: GroupState) -> Iterator[ExpectedEnd]:
+    stopping = [pod for pod in group.pods.values() if is_stopping(group, pod)]
+    for pod in stopping:
+        yield ExpectedEnd(_stops_at(session, pod), group, (pod,), whole=False)
+    claim = group.status.claim
+    if group.is_external and claim.is_open and not group.reserved:
+        if claim.over_at is not None:
+            yield ExpectedEnd(_later(session, claim.over_at), group, (), whole=True)
+    elif group.reserved and group.record.spec.walltime is not None:
+        yield from _by_walltime(session, group, group.record.spec.walltime)
+
+
+def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Iterator[ExpectedEnd]:
+    if not group.is_array or group.is_external:
+        started_at = group.status.started_at
+        begins_at = session.now_ms if started_at is None else started_at
+        yield ExpectedEnd(_later(session, begins_at + walltime_ms), group, (), whole=True)
+        return
+    last_at = session.now_ms
+    runs = [pod for pod in group.current() if pod.status.phase in ON_NODE]
+    for pod in runs:
+        if pod.status.terminating:
+            continue
+        is_running = pod.status.phase == PodPhase.RUNNING and pod.status.started_at is not None
+        begins_at = (pod.status.started_at or 0) if is_running else session.now_ms
+        at = _later(session, begins_at + walltime_ms)
+        last_at = max(last_at, at)
+        yield ExpectedEnd(at, group, (pod,), whole=False)
+    # A group with pods still to be started keeps its reservation for them.
+    if runs and sum(group.unfinished()) == len(runs) and not _any_stops(runs):
+        yield ExpectedEnd(last_at, group, (), whole=True)
+
+
+def _any_stops(pods: Sequence[Pod]) -> bool:
+    """Return whether a pod is being evicted; such a pod has not ended for good, it is bound
+    again.
+    """
+    return any(pod.status.terminating for pod in pods)
+
+
+def is_stopping(group: GroupState, pod: Pod) -> bool:
+    """Return whether a pod has to stop and is still on its node."""
+    over = pod.status.terminating or group.phase in TERMINAL
+    return over and pod.status.phase in ON_NODE
+
+
+def _stops_at(session: Session, pod: Pod) -> int:
+    stopping_since = pod.status.terminating_at if pod.status.terminating else None
+    began_at = session.now_ms if stopping_since is None else stopping_since
+    return _later(session, began_at + pod.spec.termination_grace)
+
+
+def _later(session: Session, at: int) -> int:
+    """Return the instant, or now + 1 s if it has passed already."""
+    return at if at > session.now_ms else session.now_ms + SECOND
+
+
+# --- Ends on trial --------------------------------------------------------------------------------
+
+
+def carry_out(trial: Statement, end: ExpectedEnd) -> None:
+    """Apply an end to the trial."""
+    if end.whole:
+        _leave(trial, end.group)
+    for pod in end.pods:
+        if pod.metadata.uid in end.group.pods:
+            trial.drop_pod(end.group, pod.metadata.uid)
+
+
+def _leave(trial: Statement, group: GroupState) -> None:
+    """Remove everything that a group is charged for, except pods that are being stopped, which have
+    ends of their own.
+    """
+    end_pledge(trial, group)
+    trial.set_status(
+        group,
+        phase=PodGroupPhase.COMPLETED,
+        reserved_at=None,
+        reservation={},
+        pledge=Pledge(),
+        claim=GroupClaim(),
+    )
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase in ON_NODE and not pod.status.terminating:
+            trial.drop_pod(group, uid)

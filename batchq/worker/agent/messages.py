@@ -1,0 +1,358 @@
+"""What goes into the agent's state machine and comes out: events and instructions, as values.
+
+Each event carries its instant in monotonic milliseconds. Each instruction says which event answers
+it, if one does; without that event the machine takes the instruction to have failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.node_report import Ended, NodeReport, PodAttempt, PodOutcome, StartClaim
+from batchq.api.objects import Pod, PodGroup
+
+# --- events -------------------------------------------------------------------------------------
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happened at `now_ms`."""
+
+    now_ms: int
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """An attempt from the node's queue, and its pod if that was read with it."""
+
+    attempt: PodAttempt
+    pod: Pod | None = None
+
+
+class PodsDelivered(Event, frozen=True):
+    """Attempts were taken from the node's queue."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+class ClaimsDue(Event, frozen=True):
+    """The claims may be due for a check."""
+
+
+class ClaimsApplied(Event, frozen=True):
+    """The leader has announced that it applied claims of this node."""
+
+
+class ClaimedPodsRead(Event, frozen=True):
+    """The pods of claims as the server has them; None for a pod that does not exist."""
+
+    pods: Mapping[str, Pod | None]
+
+
+class ClaimAnswer(Struct, frozen=True, kw_only=True):
+    """The server's answer to a claim: `ok`, `stop` (with the reason), or `fenced`."""
+
+    attempt: PodAttempt
+    word: str
+    reason: str = ""
+    #: The pod's group, if it exists.
+    group: PodGroup | None = None
+
+
+class ClaimsPosted(Event, frozen=True):
+    """Claims were posted and leases taken, by a request that was sent at `asked_at`."""
+
+    asked_at: int
+    answers: tuple[ClaimAnswer, ...]
+
+
+class LeaseRenewed(Event, frozen=True):
+    """The lease of a claimed attempt was renewed, by a request that was sent at `asked_at`."""
+
+    asked_at: int
+    attempt: PodAttempt
+
+
+class StartFailed(Event, frozen=True):
+    """No work-horse could be started for the attempt."""
+
+    attempt: PodAttempt
+
+
+class EndRecord(Struct, frozen=True, kw_only=True):
+    """What a work-horse has written about its attempt.
+
+    `outcome` is None before the end; `result` is what the pod's function returned.
+    """
+
+    outcome: PodOutcome | None = None
+    result: bytes | None = None
+    #: Whether the agent is to report the outcome.
+    hands_over: bool = False
+
+
+class HorseEnd(Struct, frozen=True, kw_only=True):
+    """A work-horse has finished with an attempt; the record is None if none is left."""
+
+    attempt: PodAttempt
+    exit_code: int
+    record: EndRecord | None
+
+
+class HorsesEnded(Event, frozen=True):
+    """Work-horses have finished with their attempts, or have died."""
+
+    ends: tuple[HorseEnd, ...]
+
+
+class FormerPodsFound(Event, frozen=True):
+    """A former agent of the node has left records of these attempts; none of them runs."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class EndsDue(Event, frozen=True):
+    """The ends that the server does not show yet are to be checked."""
+
+
+class EndedPodsRead(Event, frozen=True):
+    """The pods of ended attempts as the server has them; None for one that does not exist."""
+
+    pods: Mapping[str, Pod | None]
+
+
+class ProcessesEnded(Event, frozen=True):
+    """The remaining processes of these attempts were killed, or some cannot be killed."""
+
+    attempts: tuple[PodAttempt, ...]
+    are_left: bool
+
+
+class DueEndsRead(Event, frozen=True):
+    """All that is known of ended attempts: what is posted, then the pods, then the leases.
+
+    `posted`: the subjects of start claims and ends that wait to be applied. `leases_ms`: for how
+    long another machine may still run an attempt. `records`: what the work-horses left.
+    """
+
+    attempts: tuple[PodAttempt, ...]
+    posted: frozenset[str]
+    pods: Mapping[str, Pod | None]
+    leases_ms: Mapping[PodAttempt, int]
+    records: Mapping[PodAttempt, EndRecord]
+
+
+class EndsReported(Event, frozen=True):
+    """The ends of these attempts were posted, with all of their output."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class EndsConcluded(Event, frozen=True):
+    """The leases of these ended attempts were ended, and their output is sent."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class NodePodsRead(Event, frozen=True):
+    """The pods that the server has on this node, at `server_now_ms` of its clock.
+
+    `reported`: the subjects of ends that wait to be applied. `leased`: attempts with a lease.
+    """
+
+    server_now_ms: int
+    pods: Sequence[Pod]
+    reported: frozenset[str]
+    leased: tuple[PodAttempt, ...]
+
+
+class ServerAnswered(Event, frozen=True):
+    """The server has answered; `run` names its run since its last start."""
+
+    run: str
+
+
+class StartedRun(Struct, frozen=True, kw_only=True):
+    """An attempt whose command runs, and the author of its work-horse's reports."""
+
+    attempt: PodAttempt
+    author: str
+    #: Milliseconds of the server's clock.
+    started_at: int
+
+
+class RunningPodsRead(Event, frozen=True):
+    """The commands that run here, and their pods as this run of the server has them."""
+
+    run: str
+    pods: Mapping[str, Pod | None]
+    runs: tuple[StartedRun, ...]
+
+
+class SignalsReceived(Event, frozen=True):
+    """The agent was told to stop `count` times since it started; sent again as time passes."""
+
+    count: int
+
+
+class UnstartedPodsRead(Event, frozen=True):
+    """The pods that the server has on this node, which takes no more."""
+
+    pods: Sequence[Pod]
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+class ReadClaimedPods(Struct, frozen=True):
+    """Read these pods; answered by ClaimedPodsRead."""
+
+    pods: tuple[str, ...]
+
+
+class PostClaims(Struct, frozen=True):
+    """Record the attempts, take their leases, post the claims, and read the groups.
+
+    Each claim has the fence of its pod, and the name of its group. Answered by ClaimsPosted.
+    """
+
+    claims: tuple[tuple[StartClaim, str, str], ...]
+
+
+class RenewLease(Struct, frozen=True):
+    """Renew the lease of an attempt with this fence; answered by LeaseRenewed."""
+
+    attempt: PodAttempt
+    fence: str
+
+
+class StartPod(Struct, frozen=True, kw_only=True):
+    """Have a work-horse run the attempt: the pod is Running and ours.
+
+    Its lease started at `lease_from`. If the start fails, it is answered by StartFailed.
+    """
+
+    attempt: PodAttempt
+    pod: Pod
+    group: PodGroup
+    lease_from: int
+
+
+class DeclinePod(Struct, frozen=True):
+    """Drop the delivery of an attempt that is not started."""
+
+    attempt: PodAttempt
+    why: str
+
+
+class IgnoreDelivery(Struct, frozen=True):
+    """Drop the delivery of an attempt that is known already."""
+
+    attempt: PodAttempt
+
+
+class EndReport(Struct, frozen=True, kw_only=True):
+    """The report of an end, and the result of the pod's function, if it returned one."""
+
+    report: Ended
+    result: bytes | None = None
+    #: Whether the agent reports for the first time what a work-horse should have reported.
+    replaces_horse: bool = False
+
+
+class ReportEnds(Struct, frozen=True):
+    """Send the unsent output and the results, then post the ends and end the leases.
+
+    A reader who sees an end can so read all output. Answered by EndsReported.
+    """
+
+    ends: tuple[EndReport, ...]
+
+
+class ReadEndedPods(Struct, frozen=True):
+    """Read these pods; answered by EndedPodsRead."""
+
+    pods: tuple[str, ...]
+
+
+class EndProcesses(Struct, frozen=True):
+    """Kill what is left of these attempts; answered by ProcessesEnded."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class ReadDueEnds(Struct, frozen=True):
+    """Read all that is known of ended attempts, in the order that DueEndsRead states.
+
+    If all of them are explained, only their pods and records are needed.
+    """
+
+    attempts: tuple[PodAttempt, ...]
+    is_unexplained: bool
+
+
+class ConcludeEnds(Struct, frozen=True):
+    """Send the output of the `unsent` attempts and end all leases; answered by EndsConcluded."""
+
+    attempts: tuple[PodAttempt, ...]
+    unsent: tuple[PodAttempt, ...]
+
+
+class ForgetPods(Struct, frozen=True):
+    """Remove the records of these attempts."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class EndLeases(Struct, frozen=True):
+    """End the leases of attempts that do not run here."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class EnqueuePods(Struct, frozen=True):
+    """Deliver Bound attempts again that the queue has lost."""
+
+    attempts: tuple[PodAttempt, ...]
+
+
+class ReadRunningPods(Struct, frozen=True):
+    """Read which of these attempts' commands run, and their pods; answered by RunningPodsRead."""
+
+    run: str
+    attempts: tuple[PodAttempt, ...]
+
+
+class PostReport(Struct, frozen=True):
+    """Post a report."""
+
+    report: NodeReport
+
+
+class StopHorses(Struct, frozen=True):
+    """Tell all work-horses to stop their pods with the grace period, or to kill them."""
+
+    kills: bool
+
+
+Instruction: TypeAlias = (
+    ReadClaimedPods
+    | PostClaims
+    | RenewLease
+    | StartPod
+    | DeclinePod
+    | IgnoreDelivery
+    | ReportEnds
+    | ReadEndedPods
+    | EndProcesses
+    | ReadDueEnds
+    | ConcludeEnds
+    | ForgetPods
+    | EndLeases
+    | EnqueuePods
+    | ReadRunningPods
+    | PostReport
+    | StopHorses
+)
+Instructions: TypeAlias = list[Instruction]

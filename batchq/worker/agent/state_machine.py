@@ -1,0 +1,797 @@
+"""The decisions of an agent about the pods on its node, as a state machine without I/O.
+
+Events go in: deliveries, answers of the server, ends of work-horses, signals, and timers.
+Instructions come out. The agent's shell carries them out, and tells their results in further
+events. The machine has no clock: each event carries its instant, in monotonic milliseconds. The
+simulated cluster in `tests/faults` drives this machine as well.
+
+An instruction may fail: the server does not answer, or the answer is lost. A pod moves to its next
+state only with the event that reports success, and timers repeat the instruction until then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartClaim
+from batchq.api.objects import Object, Pod, PodGroup
+from batchq.api.reasons import Leaving
+from batchq.api.transaction import fence_of
+from batchq.errors import InvariantBroken, StoreUnavailable
+from batchq.worker.agent.messages import (
+    ClaimedPodsRead,
+    ClaimsApplied,
+    ClaimsDue,
+    ClaimsPosted,
+    ConcludeEnds,
+    DeclinePod,
+    DueEndsRead,
+    EndedPodsRead,
+    EndLeases,
+    EndProcesses,
+    EndReport,
+    EndsConcluded,
+    EndsDue,
+    EndsReported,
+    EnqueuePods,
+    Event,
+    ForgetPods,
+    FormerPodsFound,
+    HorsesEnded,
+    IgnoreDelivery,
+    Instruction,
+    Instructions,
+    LeaseRenewed,
+    NodePodsRead,
+    PodsDelivered,
+    PostClaims,
+    PostReport,
+    ProcessesEnded,
+    ReadClaimedPods,
+    ReadDueEnds,
+    ReadEndedPods,
+    ReadRunningPods,
+    RenewLease,
+    ReportEnds,
+    RunningPodsRead,
+    ServerAnswered,
+    SignalsReceived,
+    StartFailed,
+    StartPod,
+    StopHorses,
+    UnstartedPodsRead,
+)
+from batchq.worker.agent.pod_states import MOVES, Cause, PodState
+
+#: How many of the last events an error tells.
+_STORY_LENGTH = 200
+
+#: The outcome of a pod whose work-horse died.
+LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+_UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
+_LATE = PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
+
+
+def lease_margin_ms(lease_ms: int) -> int:
+    """Return how long before its end a lease counts as lost.
+
+    It is enough to kill a process group and to see its end, even on a slow machine.
+    """
+    return lease_ms // 6
+
+
+_S = PodState
+_ENDED = frozenset({_S.UNREPORTED, _S.REPORTED})
+
+
+class InvalidMove(InvariantBroken):
+    """An event that is impossible in the pod's state; the message tells the last events."""
+
+
+#: Instructions that need no server.
+_LOCAL = (DeclinePod, IgnoreDelivery, EndProcesses, ForgetPods, StopHorses)
+#: Events without news, which the story omits.
+_TIMERS = (ClaimsDue, EndsDue, ServerAnswered, SignalsReceived)
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+class Paces(Struct, frozen=True, kw_only=True):
+    """Intervals in milliseconds."""
+
+    #: The pause between two checks of waiting claims, if no wake-up arrives.
+    check_first_ms: int = 20
+    check_max_ms: int = 200
+    #: How old the lease of a waiting claim gets before it is renewed.
+    renew_ms: int = 500
+    #: A report without effect is posted again: its wake-up may be lost, or the server may have
+    #: lost it.
+    repeat_ms: int = 5_000
+    #: How long a claim waits for a leader before the pod is given back.
+    patience_ms: int = 60_000
+    #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
+    #: enqueued again. A new agent has no such patience when it first looks.
+    bound_patience_ms: int = 10_000
+
+
+class _PodOnNode:
+    """One attempt on this node; `due_at` is when its end is to be reported, or reported again."""
+
+    __slots__ = (
+        "attempt",
+        "claimed_pod",
+        "due_at",
+        "group",
+        "is_claim_sent",
+        "is_output_sent",
+        "is_reported_for_horse",
+        "is_seen_dead",
+        "lease_from",
+        "outcome",
+        "pod",
+        "posted_at",
+        "since",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, attempt: PodAttempt, *, since: int) -> None:
+        self.attempt = attempt
+        self.state: PodState | None = None
+        self.since = since
+        #: The pod as last read, for one check of its claim; and the pod when it was last claimed.
+        self.pod: Pod | None = None
+        self.claimed_pod: Pod | None = None
+        #: Whether a claim was sent, answered or not.
+        self.is_claim_sent = False
+        self.posted_at = self.lease_from = since
+        self.group: PodGroup | None = None
+        self.due_at = since
+        self.outcome: PodOutcome | None = None
+        self.is_reported_for_horse = False
+        #: Whether its work-horse was seen to end, so that no other machine runs it.
+        self.is_seen_dead = False
+        self.is_output_sent = False
+
+
+class AgentState:
+    """What one agent knows of the pods on its node; `handle` is its only way in."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        author: str,
+        slots: int,
+        lease_ms: int,
+        drain_timeout_ms: int = 0,
+        paces: Paces | None = None,
+    ) -> None:
+        self._node = node
+        self._author = author
+        self._slots = slots
+        self._lease_ms = lease_ms
+        self._drain_timeout_ms = drain_timeout_ms
+        self._paces = paces or Paces()
+        self._pods: dict[PodAttempt, _PodOnNode] = {}
+        self._by_state: dict[PodState, dict[PodAttempt, _PodOnNode]] = {one: {} for one in PodState}
+        self._check_at = 0
+        self._pause_ms = self._paces.check_first_ms
+        self._has_listed = False
+        self._draining_since: int | None = None
+        self._is_told_to_stop = self._is_told_to_kill = False
+        #: The run of the server that knows everything that runs here; empty for none.
+        self.known_to = ""
+        self._runs_posted_at: dict[PodAttempt, int] = {}
+        self._handlers: Mapping[type[Event], Callable[[Any], Instructions]] = {
+            PodsDelivered: self._on_delivery,
+            ClaimsDue: self._check_claims,
+            ClaimsApplied: self._on_claims_applied,
+            ClaimedPodsRead: self._on_claimed_pods,
+            ClaimsPosted: self._on_claims_posted,
+            LeaseRenewed: self._on_lease_renewed,
+            StartFailed: self._on_start_failed,
+            HorsesEnded: self._on_horses_ended,
+            FormerPodsFound: self._on_former_pods,
+            EndsDue: self._on_ends_due,
+            EndedPodsRead: self._on_ended_pods,
+            ProcessesEnded: self._on_processes_ended,
+            DueEndsRead: self._on_due_ends,
+            EndsReported: self._on_ends_reported,
+            EndsConcluded: self._on_ends_concluded,
+            NodePodsRead: self._on_node_pods,
+            ServerAnswered: self._on_server_answered,
+            RunningPodsRead: self._on_running_pods,
+            SignalsReceived: self._on_signals,
+            UnstartedPodsRead: self._on_unstarted_pods,
+        }
+        self._story: deque[tuple[int, object]] = deque(maxlen=_STORY_LENGTH)
+
+    # --- what the shell may ask -----------------------------------------------------------------
+
+    def __contains__(self, attempt: object) -> bool:
+        return attempt in self._pods
+
+    def state_of(self, attempt: PodAttempt) -> PodState | None:
+        """Return the state of an attempt; None if it is unknown here."""
+        one = self._pods.get(attempt)
+        return None if one is None else one.state
+
+    def free(self) -> int:
+        """Return how many more pods may run beside those that run or wait for their start."""
+        return max(0, self._slots - len(self._by_state[_S.RUNNING]) - self._starting())
+
+    def _starting(self) -> int:
+        return len(self._by_state[_S.DELIVERED]) + len(self._by_state[_S.CLAIMED])
+
+    def running(self) -> frozenset[PodAttempt]:
+        """Return the attempts that work-horses have."""
+        return frozenset(self._by_state[_S.RUNNING])
+
+    def ended(self) -> frozenset[PodAttempt]:
+        """Return the attempts whose end the server does not show yet."""
+        return frozenset(self._by_state[_S.UNREPORTED]) | frozenset(self._by_state[_S.REPORTED])
+
+    def known_pods(self) -> frozenset[str]:
+        """Return the uids of all pods with a known attempt."""
+        return frozenset(attempt.pod for attempt in self._pods)
+
+    def next_check_at(self) -> int | None:
+        """Return when the claims are due for a check; None while no claim waits."""
+        return self._check_at if self._starting() else None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the agent was told to stop, so that no more pods are to start."""
+        return self._draining_since is not None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the agent was told to stop, and no pod runs or is about to start."""
+        return self.is_draining and not self._by_state[_S.RUNNING] and not self._starting()
+
+    def story(self, attempt: PodAttempt | None = None) -> list[str]:
+        """Return the last events, oldest first; those of one attempt if it is given."""
+        return [
+            f"{now_ms} {_told(entry)}"
+            for now_ms, entry in self._story
+            if attempt is None or not isinstance(entry, tuple) or entry[0] == attempt
+        ]
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> Instructions:
+        """Return the instructions that follow from an event. Raise InvalidMove."""
+        now_ms = event.now_ms
+        if not isinstance(event, _TIMERS):
+            self._story.append((now_ms, type(event).__name__))
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise InvalidMove(f"the agent knows no event {event!r}")
+        return handler(event)
+
+    def drive(self, event: Event, carry_out: Callable[[Instruction], Event | None]) -> None:
+        """Handle an event, have every instruction carried out, and handle the answers.
+
+        `carry_out` returns the event that answers an instruction, if one does, and raises
+        StoreUnavailable if the server does not answer. Then omit the other instructions for the
+        server, have the rest carried out, and raise StoreUnavailable. Timers repeat what is left.
+        """
+        trouble: StoreUnavailable | None = None
+        now_ms = event.now_ms
+        left = deque(self.handle(event))
+        while left:
+            instruction, answer = left.popleft(), None
+            if trouble is None or isinstance(instruction, _LOCAL):
+                try:
+                    answer = carry_out(instruction)
+                except StoreUnavailable as error:
+                    trouble = error
+            if answer is None and trouble is not None and isinstance(instruction, StartPod):
+                answer = StartFailed(now_ms=now_ms, attempt=instruction.attempt)
+            if answer is not None:
+                now_ms = answer.now_ms
+                left.extendleft(reversed(self.handle(answer)))
+        if trouble is not None:
+            raise trouble
+
+    def check(self) -> None:
+        """Raise InvariantBroken if the states contradict each other."""
+        for state, pods in self._by_state.items():
+            for attempt, one in pods.items():
+                if one.state != state or self._pods.get(attempt) is not one:
+                    raise self._broken(attempt, f"is kept as {state}, and is {one.state}")
+        if sum(map(len, self._by_state.values())) != len(self._pods):
+            raise self._broken(None, "an attempt is kept in no state or in two")
+        for attempt, one in self._by_state[_S.CLAIMED].items():
+            if one.group is None:
+                raise self._broken(attempt, "is claimed without its group")
+        for attempt, one in self._by_state[_S.REPORTED].items():
+            if one.outcome is None:
+                raise self._broken(attempt, "is reported without an outcome")
+
+    # --- moves ----------------------------------------------------------------------------------
+
+    def _move(self, attempt: PodAttempt, cause: Cause, now_ms: int) -> _PodOnNode:
+        one = self._pods.get(attempt)
+        before = None if one is None else one.state
+        if (before, cause) not in MOVES:
+            where = "unknown here" if before is None else before
+            raise self._broken(attempt, f"is {where}, and cannot move because {cause}")
+        after = MOVES[before, cause]
+        self._story.append((now_ms, (attempt, before, cause, after)))
+        if one is None:
+            one = self._pods[attempt] = _PodOnNode(attempt, since=now_ms)
+        if before is not None:
+            del self._by_state[before][attempt]
+        one.state = after
+        if after is None:
+            del self._pods[attempt]
+        else:
+            self._by_state[after][attempt] = one
+        return one
+
+    def _broken(self, attempt: PodAttempt | None, what: str) -> InvalidMove:
+        subject = "the agent" if attempt is None else f"attempt {attempt.id}"
+        story = "\n  ".join(self.story(attempt))
+        return InvalidMove(f"{subject} {what}; the last events:\n  {story}")
+
+    def _all_ended(self) -> list[_PodOnNode]:
+        found = [*self._by_state[_S.UNREPORTED].values(), *self._by_state[_S.REPORTED].values()]
+        return sorted(found, key=lambda one: one.attempt.id)
+
+    def _ended_now(self, attempts: Iterable[PodAttempt]) -> list[_PodOnNode]:
+        """Return those of the attempts whose end the server does not show."""
+        found = [self._pods[attempt] for attempt in attempts if attempt in self._pods]
+        return [one for one in found if one.state in _ENDED]
+
+    # --- from a delivery to a work-horse --------------------------------------------------------
+
+    def _on_delivery(self, event: PodsDelivered) -> Instructions:
+        instructions: Instructions = []
+        for delivery in event.deliveries:
+            attempt = delivery.attempt
+            # An attempt that is known must not run twice: the second work-horse would mistake the
+            # run file of the first for its own.
+            if attempt in self._pods:
+                instructions.append(IgnoreDelivery(attempt))
+                continue
+            self._move(attempt, Cause.DELIVERED, event.now_ms).pod = delivery.pod
+            self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
+        return instructions
+
+    def _waiting(self) -> list[_PodOnNode]:
+        claimed, delivered = self._by_state[_S.CLAIMED], self._by_state[_S.DELIVERED]
+        return [*claimed.values(), *delivered.values()]
+
+    def _on_claims_applied(self, _event: ClaimsApplied) -> Instructions:
+        self._check_at, self._pause_ms = 0, self._paces.check_first_ms
+        return []
+
+    def _check_claims(self, event: ClaimsDue) -> Instructions:
+        waiting, now_ms = self._waiting(), event.now_ms
+        if not waiting or now_ms < self._check_at:
+            return []
+        self._check_at = now_ms + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, self._paces.check_max_ms)
+        # A pod that was just delivered is not read again.
+        known = {one.attempt.pod for one in waiting if one.pod is not None}
+        unread = [one.attempt.pod for one in waiting if one.attempt.pod not in known]
+        if unread:
+            return [ReadClaimedPods(tuple(dict.fromkeys(unread)))]
+        return self._on_claimed_pods(ClaimedPodsRead(now_ms=now_ms, pods={}))
+
+    def _on_claimed_pods(self, event: ClaimedPodsRead) -> Instructions:
+        waiting = self._waiting()
+        pods = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
+        # Starts come first: they need no answer of the server.
+        instructions: Instructions = []
+        renewals: Instructions = []
+        fresh: list[tuple[StartClaim, str, str]] = []
+        ends: list[EndReport] = []
+        for one in waiting:
+            uid, one.pod = one.attempt.pod, None
+            if uid not in pods and uid not in event.pods:
+                # Delivered after the pods were asked for.
+                continue
+            pod = pods.get(uid) or event.pods.get(uid)
+            decided = self._decide_claim(one, pod, ends, event.now_ms)
+            if decided is not None:
+                instructions += decided
+            elif pod is not None and one.state == _S.DELIVERED:
+                one.claimed_pod, one.is_claim_sent = pod, True
+                fresh.append((self._claim(one.attempt), fence_of(pod), _group_of(pod)))
+            elif pod is not None:
+                renewals += self._keep_claim(one, pod, event.now_ms)
+        if fresh:
+            instructions.append(PostClaims(tuple(fresh)))
+        instructions += renewals
+        if ends:
+            instructions.append(ReportEnds(tuple(ends)))
+        return instructions
+
+    def _claim(self, attempt: PodAttempt) -> StartClaim:
+        return StartClaim(pod=attempt.pod, attempt=attempt.attempt, author=self._author)
+
+    def _decide_claim(
+        self, one: _PodOnNode, pod: Pod | None, ends: list[EndReport], now_ms: int
+    ) -> Instructions | None:
+        """Return what follows from the pod's record; None if the claim is posted, or waits."""
+        if pod is None or pod.status.attempt != one.attempt.attempt:
+            return self._decline(one, "gone or superseded", now_ms)
+        status = pod.status
+        is_ours = status.phase == PodPhase.RUNNING and status.holder == self._author
+        if any(running.pod == one.attempt.pod for running in self._by_state[_S.RUNNING]):
+            # A server that was restored from an older copy may bind a former attempt again.
+            return self._decline(one, "another attempt of it runs here", now_ms)
+        if is_ours and not one.is_claim_sent:
+            # A restored server shows an attempt that has ended here since.
+            self._move(one.attempt, Cause.RAN_BEFORE, now_ms).due_at = now_ms
+            return [DeclinePod(one.attempt, "it has run here before")]
+        if status.node != self._node or not (is_ours or status.phase == PodPhase.BOUND):
+            where = status.node if status.phase in ON_NODE and status.node else "no node"
+            return self._decline(one, f"{status.phase} on {where}", now_ms)
+        if is_ours and one.state == _S.CLAIMED:
+            return self._start(one, pod, ends, now_ms)
+        if status.terminating:
+            return self._give_back(one, status.reason, "stopped before it started", ends, now_ms)
+        if self.is_draining:
+            why = "its node went away before it started"
+            return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
+        if now_ms - one.since >= self._paces.patience_ms:
+            why = f"no scheduler let it start within {self._paces.patience_ms // 1000} s"
+            return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
+        return None
+
+    def _decline(self, one: _PodOnNode, why: str, now_ms: int) -> Instructions:
+        self._move(one.attempt, Cause.DECLINED, now_ms)
+        return [DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
+
+    def _give_back(
+        self, one: _PodOnNode, reason: str, why: str, ends: list[EndReport], now_ms: int
+    ) -> Instructions:
+        """Report an end in place of the claim, so that the pod is not left waiting."""
+        self._move(one.attempt, Cause.GIVEN_BACK, now_ms)
+        one.outcome = PodOutcome(stopped=reason, message=why)
+        one.due_at, one.is_seen_dead, one.is_output_sent = now_ms, True, True
+        ends.append(EndReport(report=self._end(one.attempt, one.outcome)))
+        return [DeclinePod(one.attempt, why)]
+
+    def _end(self, attempt: PodAttempt, outcome: PodOutcome) -> Ended:
+        return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
+
+    def _start(self, one: _PodOnNode, pod: Pod, ends: list[EndReport], now_ms: int) -> Instructions:
+        assert one.group is not None
+        if now_ms >= one.lease_from + self._lease_ms - lease_margin_ms(self._lease_ms):
+            return self._give_back(one, _LATE.stopped, _LATE.message, ends, now_ms)
+        self._move(one.attempt, Cause.GRANTED, now_ms)
+        start = StartPod(attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from)
+        one.pod = one.group = None
+        return [start]
+
+    def _keep_claim(self, one: _PodOnNode, pod: Pod, now_ms: int) -> Instructions:
+        """Renew the lease of a claim that has waited for long, and post the claim again."""
+        if now_ms - one.lease_from < self._paces.renew_ms:
+            return []
+        instructions: Instructions = [RenewLease(one.attempt, fence_of(pod))]
+        if now_ms - one.posted_at >= self._paces.repeat_ms:
+            one.posted_at = now_ms
+            instructions.append(PostReport(self._claim(one.attempt)))
+        return instructions
+
+    def _on_claims_posted(self, event: ClaimsPosted) -> Instructions:
+        instructions: Instructions = []
+        ends: list[EndReport] = []
+        for answer in event.answers:
+            one = self._pods.get(answer.attempt)
+            if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
+                raise self._broken(answer.attempt, "was claimed, and was not to be claimed")
+            pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
+            one.posted_at = one.lease_from = event.asked_at
+            if answer.word == "fenced":
+                instructions += self._decline(one, "gone or superseded", event.now_ms)
+            elif group is None or group.metadata.uid != pod.status.group_uid:
+                reason, why = Leaving.NODE_LOST, "its group is gone"
+                instructions += self._give_back(one, reason, why, ends, event.now_ms)
+            else:
+                self._move(one.attempt, Cause.CLAIM_POSTED, event.now_ms)
+                one.group = group
+                if pod.status.phase == PodPhase.RUNNING:
+                    # Applied while the server did not answer.
+                    instructions += self._start(one, pod, ends, event.now_ms)
+                elif answer.word == "stop":
+                    why = "stopped before it started"
+                    instructions += self._give_back(one, answer.reason, why, ends, event.now_ms)
+        if ends:
+            instructions.append(ReportEnds(tuple(ends)))
+        return instructions
+
+    def _on_lease_renewed(self, event: LeaseRenewed) -> Instructions:
+        one = self._pods.get(event.attempt)
+        if one is not None and one.state == _S.CLAIMED:
+            one.lease_from = max(one.lease_from, event.asked_at)
+        return []
+
+    # --- from the end of a work-horse to the end that the server shows --------------------------
+
+    def _on_start_failed(self, event: StartFailed) -> Instructions:
+        self._died(self._move(event.attempt, Cause.NOT_STARTED, event.now_ms), event.now_ms)
+        return []
+
+    def _on_former_pods(self, event: FormerPodsFound) -> Instructions:
+        for attempt in event.attempts:
+            self._missing(attempt, event.now_ms)
+        return []
+
+    def _died(self, one: _PodOnNode, now_ms: int) -> None:
+        one.is_seen_dead, one.due_at = True, now_ms
+
+    def _missing(self, attempt: PodAttempt, now_ms: int) -> None:
+        if attempt not in self._pods:
+            self._move(attempt, Cause.MISSING, now_ms).due_at = now_ms
+
+    def _on_horses_ended(self, event: HorsesEnded) -> Instructions:
+        ends: list[EndReport] = []
+        for end in event.ends:
+            attempt, record, now_ms = end.attempt, end.record, event.now_ms
+            outcome = None if record is None else record.outcome
+            if end.exit_code or (record is not None and outcome is None):
+                one = self._move(attempt, Cause.HORSE_DIED, now_ms)
+                self._died(one, now_ms)
+                one.outcome = outcome
+            elif record is None or outcome is None:
+                self._move(attempt, Cause.SUPERSEDED, now_ms)
+            elif record.hands_over:
+                one = self._move(attempt, Cause.HANDED_OVER, now_ms)
+                self._died(one, now_ms)
+                one.outcome = outcome
+                ends.append(EndReport(report=self._end(attempt, outcome), result=record.result))
+            else:
+                one = self._move(attempt, Cause.HORSE_REPORTED, now_ms)
+                one.outcome, one.due_at = outcome, now_ms + self._paces.repeat_ms
+                one.is_seen_dead = True
+        return [ReportEnds(tuple(ends))] if ends else []
+
+    def _on_ends_due(self, _event: EndsDue) -> Instructions:
+        pods = sorted({one.attempt.pod for one in self._all_ended()})
+        return [ReadEndedPods(tuple(pods))] if pods else []
+
+    def _on_ended_pods(self, event: EndedPodsRead) -> Instructions:
+        over: list[_PodOnNode] = []
+        due: list[PodAttempt] = []
+        for one in self._all_ended():
+            uid = one.attempt.pod
+            if uid not in event.pods:
+                # It ended after the pods were asked for.
+                continue
+            one.pod = event.pods[uid]
+            if _is_over(one.pod, one.attempt):
+                over.append(one)
+            elif one.due_at <= event.now_ms:
+                due.append(one.attempt)
+        instructions = self._conclude(over)
+        if due:
+            instructions.append(EndProcesses(tuple(due)))
+        return instructions
+
+    def _conclude(self, over: Sequence[_PodOnNode]) -> Instructions:
+        if not over:
+            return []
+        unsent = tuple(
+            one.attempt
+            for one in over
+            if not one.is_output_sent and _is_attempt(one.pod, one.attempt)
+        )
+        return [ConcludeEnds(tuple(one.attempt for one in over), unsent)]
+
+    def _on_processes_ended(self, event: ProcessesEnded) -> Instructions:
+        ended = self._ended_now(event.attempts)
+        if event.are_left:
+            # The resources of these pods are still in use, and ends of other pods may be as
+            # uncertain. An expired lease would end the pods.
+            return [
+                RenewLease(one.attempt, fence_of(one.pod))
+                for one in ended
+                if one.pod is not None and one.pod.status.phase == PodPhase.RUNNING
+            ]
+        if not ended:
+            return []
+        is_unexplained = any(one.outcome is None for one in ended)
+        return [ReadDueEnds(tuple(one.attempt for one in ended), is_unexplained)]
+
+    def _on_due_ends(self, event: DueEndsRead) -> Instructions:
+        """Report the outcome that the work-horse left, or a lost pod.
+
+        A Bound pod is left to be delivered again, unless its claim or end may yet be applied.
+        """
+        over: list[_PodOnNode] = []
+        restartable: list[PodAttempt] = []
+        ends: list[EndReport] = []
+        for one in self._ended_now(event.attempts):
+            attempt = one.attempt
+            one.pod, record = event.pods.get(attempt.pod), event.records.get(attempt)
+            outcome = one.outcome or (None if record is None else record.outcome)
+            if one.pod is None or _is_over(one.pod, attempt):
+                over.append(one)
+            elif outcome is None and _may_start(one.pod, attempt, event.posted):
+                self._move(attempt, Cause.RESTARTABLE, event.now_ms)
+                restartable.append(attempt)
+            elif outcome is None and record is None and self._may_run_elsewhere(one, event):
+                one.due_at = event.now_ms + event.leases_ms[attempt]
+            else:
+                one.outcome = outcome or _lost(one.pod)
+                ends.append(
+                    EndReport(
+                        report=self._end(attempt, one.outcome),
+                        result=None if record is None else record.result,
+                        replaces_horse=not one.is_reported_for_horse,
+                    )
+                )
+                one.is_reported_for_horse = True
+        instructions = self._conclude(over)
+        if restartable:
+            instructions.append(ForgetPods(tuple(restartable)))
+        if ends:
+            instructions.append(ReportEnds(tuple(ends)))
+        return instructions
+
+    def _may_run_elsewhere(self, one: _PodOnNode, event: DueEndsRead) -> bool:
+        """Return whether another machine may run an attempt of which nothing is known here.
+
+        The node's former machine may be unreachable or paused; there the pod runs on until its
+        lease is about to expire.
+        """
+        is_running = one.pod is not None and one.pod.status.phase == PodPhase.RUNNING
+        return is_running and not one.is_seen_dead and event.leases_ms.get(one.attempt, 0) > 0
+
+    def _on_ends_reported(self, event: EndsReported) -> Instructions:
+        for one in self._ended_now(event.attempts):
+            self._move(one.attempt, Cause.REPORTED, event.now_ms)
+            one.due_at, one.is_output_sent = event.now_ms + self._paces.repeat_ms, True
+        return []
+
+    def _on_ends_concluded(self, event: EndsConcluded) -> Instructions:
+        ended = [one.attempt for one in self._ended_now(event.attempts)]
+        for attempt in ended:
+            self._move(attempt, Cause.SEEN, event.now_ms)
+        return [ForgetPods(tuple(ended))] if ended else []
+
+    # --- what the server has on the node --------------------------------------------------------
+
+    def _on_node_pods(self, event: NodePodsRead) -> Instructions:
+        """Compare the pods that the server has on this node with those that are known here."""
+        patience_ms = self._paces.bound_patience_ms if self._has_listed else 0
+        self._has_listed = True
+        waiting: list[PodAttempt] = []
+        for pod in event.pods:
+            attempt, status = attempt_of(pod), pod.status
+            if attempt in self._pods or attempt.id in event.reported:
+                continue
+            if status.phase == PodPhase.RUNNING or status.terminating:
+                self._missing(attempt, event.now_ms)
+            elif event.server_now_ms - (status.bound_at or 0) >= patience_ms:
+                waiting.append(attempt)
+        stray = tuple(attempt for attempt in event.leased if attempt not in self._pods)
+        instructions: Instructions = [EndLeases(stray)] if stray else []
+        if not self.is_draining:
+            instructions.append(EnqueuePods(tuple(waiting)))
+        return instructions
+
+    def _on_server_answered(self, event: ServerAnswered) -> Instructions:
+        if event.run == self.known_to:
+            return []
+        running = tuple(sorted(self._by_state[_S.RUNNING], key=lambda one: one.id))
+        if running:
+            return [ReadRunningPods(event.run, running)]
+        return self._on_running_pods(
+            RunningPodsRead(now_ms=event.now_ms, run=event.run, pods={}, runs=())
+        )
+
+    def _on_running_pods(self, event: RunningPodsRead) -> Instructions:
+        """Report to a restarted server what runs here, until it knows all of it."""
+        unknown = [
+            one
+            for one in event.runs
+            if self.state_of(one.attempt) == _S.RUNNING
+            and not self._is_known(event.pods.get(one.attempt.pod), one.attempt)
+        ]
+        if not unknown:
+            self.known_to = event.run
+            self._runs_posted_at.clear()
+        reports: Instructions = []
+        for one in unknown:
+            posted_at = self._runs_posted_at.get(one.attempt)
+            if posted_at is None or event.now_ms >= posted_at + self._paces.repeat_ms:
+                # The work-horse of the attempt waits until this report is applied.
+                self._runs_posted_at[one.attempt] = event.now_ms
+                report = Runs(
+                    pod=one.attempt.pod,
+                    attempt=one.attempt.attempt,
+                    author=one.author,
+                    started_at=one.started_at,
+                )
+                reports.append(PostReport(report))
+        return reports
+
+    def _is_known(self, pod: Pod | None, attempt: PodAttempt) -> bool:
+        is_ours = _is_attempt(pod, attempt) and pod is not None and pod.status.node == self._node
+        return is_ours and pod is not None and pod.status.phase == PodPhase.RUNNING
+
+    # --- drain ----------------------------------------------------------------------------------
+
+    def _on_signals(self, event: SignalsReceived) -> Instructions:
+        if not event.count:
+            return []
+        if self._draining_since is None:
+            self._draining_since = event.now_ms
+            self._check_at = 0
+        is_over = event.now_ms >= self._draining_since + self._drain_timeout_ms
+        if event.count > 1 and not self._is_told_to_kill:
+            self._is_told_to_kill = True
+            return [StopHorses(kills=True)]
+        if event.count == 1 and is_over and not self._is_told_to_stop:
+            self._is_told_to_stop = True
+            return [StopHorses(kills=False)]
+        return []
+
+    def _on_unstarted_pods(self, event: UnstartedPodsRead) -> Instructions:
+        """Give back the pods that are bound here and will not start."""
+        ends: list[EndReport] = []
+        for pod in event.pods:
+            attempt = attempt_of(pod)
+            if pod.status.phase != PodPhase.BOUND or attempt in self._pods:
+                continue
+            self._missing(attempt, event.now_ms)
+            one = self._pods[attempt]
+            one.outcome, one.is_reported_for_horse = _UNSTARTED, True
+            ends.append(EndReport(report=self._end(attempt, _UNSTARTED), replaces_horse=True))
+        return [ReportEnds(tuple(ends))] if ends else []
+
+
+def attempt_of(pod: Pod) -> PodAttempt:
+    """Return the current attempt of a pod."""
+    return PodAttempt(pod.metadata.uid, pod.status.attempt)
+
+
+def pods_of(uids: Iterable[str], found: Mapping[str, Object]) -> dict[str, Pod | None]:
+    """Return the pod of each uid among the records found; None for a pod that does not exist."""
+    records = {uid: found.get(uid) for uid in uids}
+    return {uid: one if isinstance(one, Pod) else None for uid, one in records.items()}
+
+
+def _is_attempt(pod: Pod | None, attempt: PodAttempt) -> bool:
+    return pod is not None and pod.status.attempt == attempt.attempt
+
+
+def _is_over(pod: Pod | None, attempt: PodAttempt) -> bool:
+    """Return whether the server shows that the attempt has ended, or is superseded."""
+    return not _is_attempt(pod, attempt) or pod is None or pod.status.phase not in ON_NODE
+
+
+def _may_start(pod: Pod, attempt: PodAttempt, posted: frozenset[str]) -> bool:
+    """Return whether a Bound pod may start: no start claim or end of it waits to be applied."""
+    is_bound = pod.status.phase == PodPhase.BOUND and not pod.status.terminating
+    return is_bound and attempt.id not in posted
+
+
+def _lost(pod: Pod) -> PodOutcome:
+    if pod.status.phase == PodPhase.BOUND and pod.status.terminating:
+        return PodOutcome(stopped=pod.status.reason)
+    return LOST
+
+
+def _group_of(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
+def _told(entry: object) -> str:
+    match entry:
+        case (PodAttempt() as attempt, before, cause, after):
+            return f"{attempt.id}: {before or 'unknown'} → {after or 'forgotten'}, because {cause}"
+        case _:
+            return str(entry)

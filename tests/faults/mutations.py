@@ -1,0 +1,209 @@
+"""Faults put into the code that the simulated cluster runs; the seeds must find each of them.
+
+    python -m tests.faults --mutations    the first of 1,000 seeds that finds each one
+
+A mutation replaces a piece of one function's source. The piece must occur exactly once, so that the
+table follows the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from batchq.scheduler import node_reports, timers
+from batchq.store import memory
+from batchq.worker.agent import state_machine
+from batchq.worker.agent.state_machine import AgentState
+from batchq.worker.workhorse.supervision import Lease
+from tests.faults.play import failure_of
+
+
+class Mutation(Struct, frozen=True, kw_only=True):
+    """A fault: in the source of `name`, an attribute of `owner`, `before` is replaced by `after`.
+
+    `found_by` is a seed that finds it.
+    """
+
+    what: str
+    owner: Any
+    name: str
+    before: str
+    after: str
+    found_by: int
+
+
+@contextmanager
+def mutated(mutation: Mutation) -> Iterator[None]:
+    """Put the fault into the code for a while. Raise ValueError if the code has changed."""
+    original = inspect.getattr_static(mutation.owner, mutation.name)
+    source = textwrap.dedent(inspect.getsource(original))
+    if source.count(mutation.before) != 1:
+        raise ValueError(f"{mutation.what}: {mutation.before!r} is not once in {mutation.name}")
+    module = sys.modules[original.__module__]
+    found: dict[str, Callable[..., Any]] = {}
+    changed = "from __future__ import annotations\n" + source.replace(
+        mutation.before, mutation.after
+    )
+    exec(compile(changed, f"<{mutation.what}>", "exec"), vars(module), found)
+    # Other modules may have imported a function by its name.
+    importers = [one for one in sys.modules.values() if vars(one).get(mutation.name) is original]
+    owners = dict.fromkeys([mutation.owner, *importers])
+    for owner in owners:
+        setattr(owner, mutation.name, found[mutation.name])
+    try:
+        yield
+    finally:
+        for owner in owners:
+            setattr(owner, mutation.name, original)
+
+
+def first_seed(place: int, seeds: Iterable[int]) -> int | None:
+    """Return the first seed that finds the fault at this place of the table; None if none does."""
+    with mutated(MUTATIONS[place]):
+        return next((seed for seed in seeds if failure_of(seed) is not None), None)
+
+
+def _agent(what: str, name: str, before: str, after: str, *, found_by: int) -> Mutation:
+    return Mutation(
+        what=what, owner=AgentState, name=name, before=before, after=after, found_by=found_by
+    )
+
+
+MUTATIONS = (
+    # --- the agent's state machine ---
+    _agent(
+        "a superseded delivery is claimed under the newer attempt's fence",
+        "_decide_claim",
+        "pod is None or pod.status.attempt != one.attempt.attempt",
+        "pod is None",
+        found_by=108,
+    ),
+    _agent(
+        "an attempt that has run here is started again for a restored server",
+        "_decide_claim",
+        "if is_ours and not one.is_claim_sent:",
+        "if False:",
+        found_by=143,
+    ),
+    _agent(
+        "a pod starts before its claim is applied",
+        "_decide_claim",
+        "if is_ours and one.state == _S.CLAIMED:",
+        "if one.state == _S.CLAIMED:",
+        found_by=1,
+    ),
+    _agent(
+        "a pod starts as soon as its claim is posted",
+        "_on_claims_posted",
+        "if pod.status.phase == PodPhase.RUNNING:",
+        "if True:",
+        found_by=43,
+    ),
+    _agent(
+        "an attempt whose end is not reported is delivered again",
+        "_on_delivery",
+        "if attempt in self._pods:",
+        "if self.state_of(attempt) in (_S.DELIVERED, _S.CLAIMED, _S.RUNNING):",
+        found_by=148,
+    ),
+    _agent(
+        "an end is never forgotten",
+        "_on_ends_concluded",
+        "self._move(attempt, Cause.SEEN, event.now_ms)",
+        "pass",
+        found_by=0,
+    ),
+    Mutation(
+        what="an end counts as seen while the server shows the pod running",
+        owner=state_machine,
+        name="_is_over",
+        before=" or pod.status.phase not in ON_NODE",
+        after=" or pod.status.phase != PodPhase.BOUND",
+        found_by=0,
+    ),
+    _agent(
+        "leases of attempts that do not run here stay",
+        "_on_node_pods",
+        "if stray else []",
+        "if False else []",
+        found_by=3,
+    ),
+    _agent(
+        "leases of running attempts are ended",
+        "_on_node_pods",
+        "if attempt not in self._pods)",
+        "if True)",
+        found_by=520,
+    ),
+    _agent(
+        "lost deliveries are not repeated",
+        "_on_node_pods",
+        "waiting.append(attempt)",
+        "pass",
+        found_by=0,
+    ),
+    _agent(
+        "a Running pod that does not run here is not noticed",
+        "_on_node_pods",
+        "self._missing(attempt, event.now_ms)",
+        "pass",
+        found_by=0,
+    ),
+    # --- the lease, as a work-horse counts it ---
+    Mutation(
+        what="a pod outlives its lease",
+        owner=Lease,
+        name="is_lost",
+        before="self.ends_at - self.margin_ms",
+        after="self.ends_at + self.margin_ms",
+        found_by=3,
+    ),
+    Mutation(
+        what="a lease grows with each renewal",
+        owner=Lease,
+        name="extend",
+        before="asked_at + self._lease_ms",
+        after="self.ends_at + self._lease_ms",
+        found_by=7,
+    ),
+    # --- the leader, as agents rely on it ---
+    Mutation(
+        what="a former leader's writes are applied",
+        owner=memory.MemoryStore,
+        name="_answer",
+        before="epoch is not None and epoch != self._epoch",
+        after="False",
+        found_by=34,
+    ),
+    Mutation(
+        what="an attempt that was bound before a restore is granted",
+        owner=node_reports,
+        name="claim",
+        before="generation_of(report.attempt) < generation",
+        after="False",
+        found_by=70,
+    ),
+    Mutation(
+        what="the end of a former attempt ends the present one",
+        owner=node_reports,
+        name="end",
+        before=" or pod.status.attempt != report.attempt",
+        after="",
+        found_by=132,
+    ),
+    Mutation(
+        what="a pod is lost before its lease is over",
+        owner=timers,
+        name="lease_over_at",
+        before="max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace",
+        after="ends_at - lease_ms // 2",
+        found_by=0,
+    ),
+)

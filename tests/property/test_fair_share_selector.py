@@ -1,0 +1,134 @@
+"""For any tree and any changes, the fair-share selector follows the keys of all queues, and
+deserved shares equal those computed from scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchq.api.objects import Metadata, Queue, QueueSpec
+from batchq.api.reasons import Leaving
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
+from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
+from batchq.core.quota.selector import FairShareSelector
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState
+from batchq.core.session.statement import Statement
+from batchq.core.session.transitions import admit, create_pods, roll_back, wanted_ordinals
+from tests.builders import a_group, a_node, a_snapshot, a_task, amounts
+
+_SCHEDULER = assemble(SchedulerConfig())
+_FEW = st.integers(0, 4)
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> list[Queue]:
+    """Draw a tree of up to twelve queues with their optional fields."""
+    queues: list[Queue] = []
+    for place in range(draw(st.integers(1, 12))):
+        parent = draw(st.sampled_from(["", *(queue.metadata.name for queue in queues)]))
+        maps = {
+            field: amounts(cpu=draw(_FEW))
+            for field in ("guarantee", "deserved", "capability")
+            if draw(st.integers(0, 3)) == 0
+        }
+        meta = Metadata(
+            name=f"q{place}", uid=f"q{place}", creation_timestamp=draw(st.integers(0, 1))
+        )
+        spec = QueueSpec(parent=parent, weight=draw(st.integers(0, 3)), **maps)
+        queues.append(Queue(metadata=meta, spec=spec))
+    if draw(st.booleans()):
+        queues.append(Queue(metadata=Metadata(name="root"), spec=QueueSpec(deserved={"cpu": 9000})))
+    return queues
+
+
+@st.composite
+def _sessions(draw: st.DrawFn) -> Session:
+    queues = draw(_trees())
+    parents = {queue.spec.parent for queue in queues} | {"root"}
+    leaves = [queue.metadata.name for queue in queues if queue.metadata.name not in parents]
+    groups = [
+        a_group(
+            f"g{place}",
+            tasks=(a_task("w", pods, requests={"cpu": draw(st.integers(0, 3)), "gpu": 1}),),
+            queue=draw(st.sampled_from([*leaves, "default"])),
+            min_member=draw(st.integers(1, pods)),
+        )
+        for place, pods in enumerate(draw(st.lists(st.integers(1, 4), max_size=12)))
+    ]
+    nodes = [a_node(cpu=draw(st.integers(3, 40)), gpu=draw(st.integers(1, 40)))]
+    return _SCHEDULER.open(a_snapshot(*nodes, *queues, *groups), 0)
+
+
+def _happens(session: Session, data: st.DataObject) -> Iterator[GroupState]:
+    """Admit and requeue groups, and undo some of these changes at once."""
+    for group in session.groups.values():
+        what = data.draw(st.sampled_from(["nothing", "admit", "admit", "undo", "leave"]), group.key)
+        if what != "nothing":
+            _admit(session, group, undo=what == "undo")
+        if what == "leave":
+            with Statement(session) as statement:
+                roll_back(statement, group, Leaving.RECLAIMED)
+                statement.commit()
+        yield group
+
+
+def _admit(session: Session, group: GroupState, *, undo: bool) -> None:
+    with Statement(session) as statement:
+        admit(statement, group, reservation=group.reservation)
+        create_pods(statement, group, wanted_ordinals(group))
+        if undo:
+            return
+        statement.commit()
+    note_admission(session, group)
+
+
+@given(_sessions(), st.data())
+def test_the_next_queue_is_the_one_with_the_lowest_key_of_all(
+    session: Session, data: st.DataObject
+) -> None:
+    names = [name for name in session.queues if data.draw(st.booleans(), name)]
+    turns = FairShareSelector(session, names)
+
+    def lowest() -> str | None:
+        queues = [session.queues[name] for name in names]
+        return min(queues, key=session.queue_key).name if queues else None
+
+    assert turns.next() == lowest()
+    for _ in _happens(session, data):
+        assert turns.next() == lowest()
+        if names and data.draw(st.booleans(), "one is served no more"):
+            gone = data.draw(st.sampled_from(names))
+            names.remove(gone)
+            turns.drop(gone)
+            assert turns.next() == lowest()
+    while names:
+        name = turns.next()
+        assert name == lowest()
+        assert name is not None
+        names.remove(name)
+        turns.drop(name)
+    assert turns.next() is None
+
+
+@given(_sessions(), st.data())
+def test_deserved_shares_follow_admissions_as_if_computed_from_scratch(
+    session: Session, data: st.DataObject
+) -> None:
+    shares = fair_shares(session)
+    for group in session.groups.values():
+        verdicts = blockers(session, group)
+        asks = not verdicts or waits_in_line(verdicts)
+        if not asks or not data.draw(st.booleans(), f"admit {group.key}"):
+            continue
+        former = {name: dict(amounts) for name, amounts in shares.deserved.items()}
+        seen = len(shares.moved)
+        _admit(session, group, undo=False)
+        assert shares.deserved == FairShares(session).deserved
+        changed = {name for name, amounts in shares.deserved.items() if amounts != former[name]}
+        assert changed == set(shares.moved[seen:])

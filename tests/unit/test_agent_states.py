@@ -1,0 +1,464 @@
+"""Tests of the agent's state machine: what follows from each event, and which moves there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import Ended, PodAttempt, PodOutcome
+from batchq.api.objects import Pod
+from batchq.errors import StoreUnavailable
+from batchq.worker.agent.messages import (
+    ClaimAnswer,
+    ClaimedPodsRead,
+    ClaimsDue,
+    ClaimsPosted,
+    ConcludeEnds,
+    DeclinePod,
+    Delivery,
+    DueEndsRead,
+    EndedPodsRead,
+    EndLeases,
+    EndProcesses,
+    EndRecord,
+    EndReport,
+    EndsConcluded,
+    EndsDue,
+    EndsReported,
+    EnqueuePods,
+    Event,
+    ForgetPods,
+    HorseEnd,
+    HorsesEnded,
+    IgnoreDelivery,
+    Instruction,
+    NodePodsRead,
+    PodsDelivered,
+    PostClaims,
+    ProcessesEnded,
+    ReadDueEnds,
+    ReadEndedPods,
+    RenewLease,
+    ReportEnds,
+    SignalsReceived,
+    StartFailed,
+    StartPod,
+    StopHorses,
+    UnstartedPodsRead,
+)
+from batchq.worker.agent.pod_states import MOVES, Cause, PodState
+from batchq.worker.agent.state_machine import LOST, AgentState, InvalidMove, Paces, attempt_of
+from tests.agents import (
+    AUTHOR,
+    LEASE_MS,
+    a_bound_pod,
+    an_agent,
+    changed,
+    claim,
+    granted,
+    start,
+    the_group,
+)
+
+POD = a_bound_pod()
+HERE = attempt_of(POD)
+DONE = PodOutcome(exit_code=0, how="exited with 0")
+
+
+def horse_ended(
+    agent: AgentState,
+    *,
+    exit_code: int = 0,
+    record: EndRecord | None = None,
+    now_ms: int = 2_000,
+) -> list[Instruction]:
+    end = HorseEnd(attempt=HERE, exit_code=exit_code, record=record)
+    return agent.handle(HorsesEnded(now_ms=now_ms, ends=(end,)))
+
+
+def a_report(outcome: PodOutcome, **more: object) -> EndReport:
+    report = Ended(pod=HERE.pod, attempt=HERE.attempt, outcome=outcome, author=AUTHOR)
+    return EndReport(report=report, **more)
+
+
+def due(agent: AgentState, pod: Pod | None, *, now_ms: int = 2_500) -> list[Instruction]:
+    """Check the ends while the server shows this pod; return what follows from the answer."""
+    assert agent.handle(EndsDue(now_ms=now_ms)) == [ReadEndedPods((HERE.pod,))]
+    return agent.handle(EndedPodsRead(now_ms=now_ms, pods={HERE.pod: pod}))
+
+
+def due_ends_read(
+    pod: Pod | None,
+    *,
+    posted: frozenset[str] = frozenset(),
+    lease_ms: int = 0,
+    record: EndRecord | None = None,
+    now_ms: int = 2_600,
+) -> DueEndsRead:
+    return DueEndsRead(
+        now_ms=now_ms,
+        attempts=(HERE,),
+        posted=posted,
+        pods={HERE.pod: pod},
+        leases_ms={HERE: lease_ms},
+        records={} if record is None else {HERE: record},
+    )
+
+
+def a_dead_pod() -> AgentState:
+    """Return an agent whose only work-horse has just died."""
+    agent = an_agent()
+    start(agent, POD)
+    assert horse_ended(agent, exit_code=-9, record=EndRecord()) == []
+    assert agent.state_of(HERE) == PodState.UNREPORTED
+    return agent
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_every_state_is_reachable_and_left() -> None:
+    assert {after for after in MOVES.values() if after is not None} == set(PodState)
+    assert {before for before, _ in MOVES if before is not None} == set(PodState)
+
+
+def test_every_cause_has_a_move() -> None:
+    assert {cause for _, cause in MOVES} == set(Cause)
+
+
+def test_only_running_pods_have_a_work_horse_that_can_end() -> None:
+    causes = {Cause.HORSE_DIED, Cause.HORSE_REPORTED, Cause.HANDED_OVER, Cause.SUPERSEDED}
+    assert {before for before, cause in MOVES if cause in causes} == {PodState.RUNNING}
+
+
+def test_a_pod_starts_only_after_its_claim_was_posted() -> None:
+    starts = [before for (before, _), after in MOVES.items() if after == PodState.RUNNING]
+    assert starts == [PodState.CLAIMED]
+
+
+def test_an_invalid_move_tells_what_happened_before() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    horse_ended(agent, record=EndRecord(outcome=DONE))
+    with pytest.raises(InvalidMove) as broken:
+        horse_ended(agent, record=EndRecord(outcome=DONE))
+    told = str(broken.value)
+    assert told.startswith(
+        "attempt u1-1-0-1 is reported, and cannot move because its work-horse has reported its end"
+    )
+    assert "1000 u1-1-0-1: claimed → running, because its claim was applied" in told
+    assert "2000 u1-1-0-1: running → reported, because its work-horse has reported its end" in told
+
+
+def test_the_story_of_a_pod_omits_other_pods() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    start(agent, a_bound_pod(1))
+    assert [line for line in agent.story(HERE) if "u1-1-1-1" in line] == []
+    assert [line for line in agent.story() if "u1-1-1-1" in line] != []
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def test_a_known_attempt_that_is_delivered_again_is_ignored() -> None:
+    agent = an_agent()
+    delivery = PodsDelivered(now_ms=900, deliveries=(Delivery(attempt=HERE),))
+    assert agent.handle(delivery) == []
+    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
+    agent = an_agent()
+    start(agent, POD)
+    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
+    horse_ended(agent, record=EndRecord(outcome=DONE))
+    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
+
+
+def test_a_pod_delivered_while_others_are_read_waits_for_the_next_check() -> None:
+    agent = an_agent()
+    claim(agent, POD)
+    other = attempt_of(a_bound_pod(1))
+    agent.handle(ClaimsDue(now_ms=2_000))
+    agent.handle(PodsDelivered(now_ms=2_000, deliveries=(Delivery(attempt=other),)))
+    agent.handle(ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: granted(POD)}))
+    assert agent.state_of(other) == PodState.DELIVERED
+
+
+def test_slots_count_pods_that_run_and_pods_that_are_about_to_start() -> None:
+    agent = an_agent(slots=2)
+    assert agent.free() == 2
+    start(agent, POD)
+    claim(agent, a_bound_pod(1))
+    assert agent.free() == 0
+    horse_ended(agent, record=EndRecord(outcome=DONE))
+    assert agent.free() == 1
+
+
+def test_a_claim_granted_after_its_lease_was_nearly_over_is_given_back() -> None:
+    agent = an_agent(paces=Paces(patience_ms=60_000))
+    claim(agent, POD, now_ms=1_000)
+    late = 1_000 + LEASE_MS - LEASE_MS // 6
+    agent.handle(ClaimsDue(now_ms=late))
+    declined, report = agent.handle(ClaimedPodsRead(now_ms=late, pods={HERE.pod: granted(POD)}))
+    assert declined == DeclinePod(HERE, "its node went away")
+    outcome = PodOutcome(stopped="NodeLost", message="its node went away")
+    assert report == ReportEnds((a_report(outcome),))
+
+
+def test_a_claim_whose_answer_was_lost_is_posted_again() -> None:
+    agent = an_agent()
+    delivery = PodsDelivered(now_ms=1_000, deliveries=(Delivery(attempt=HERE, pod=POD),))
+    agent.handle(delivery)
+
+    def unanswered(_instruction: Instruction) -> Event | None:
+        raise StoreUnavailable("the answer was lost")
+
+    with pytest.raises(StoreUnavailable):
+        agent.drive(ClaimsDue(now_ms=1_000), unanswered)
+    assert agent.state_of(HERE) == PodState.DELIVERED
+    agent.handle(ClaimsDue(now_ms=1_020))
+    # The leader has applied the first claim meanwhile.
+    [posted] = agent.handle(ClaimedPodsRead(now_ms=1_020, pods={HERE.pod: granted(POD)}))
+    assert isinstance(posted, PostClaims)
+    answer = ClaimAnswer(attempt=HERE, word="ok", group=the_group())
+    [started] = agent.handle(ClaimsPosted(now_ms=1_030, asked_at=1_020, answers=(answer,)))
+    assert isinstance(started, StartPod)
+    assert (started.attempt, started.lease_from) == (HERE, 1_020)
+
+
+def test_an_attempt_that_a_restored_server_shows_again_is_not_started_twice() -> None:
+    agent = an_agent()
+    delivery = Delivery(attempt=HERE, pod=granted(POD))
+    agent.handle(PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
+    assert agent.handle(ClaimsDue(now_ms=1_000)) == [DeclinePod(HERE, "it has run here before")]
+    assert agent.state_of(HERE) == PodState.UNREPORTED
+
+
+def test_a_former_attempt_is_not_claimed_while_a_later_one_runs_here() -> None:
+    agent = an_agent()
+    start(agent, changed(POD, attempt=2))
+    delivery = Delivery(attempt=HERE, pod=POD)
+    agent.handle(PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
+    assert agent.handle(ClaimsDue(now_ms=1_000)) == [
+        DeclinePod(HERE, "another attempt of it runs here"),
+        ForgetPods((HERE,)),
+    ]
+
+
+def test_a_pod_that_cannot_be_started_is_reported_as_lost() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert agent.handle(StartFailed(now_ms=1_000, attempt=HERE)) == []
+    assert due(agent, granted(POD)) == [EndProcesses((HERE,))]
+    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(due_ends_read(granted(POD), lease_ms=9_000)) == [
+        ReportEnds((a_report(LOST, replaces_horse=True),))
+    ]
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+def test_the_agent_reports_an_end_that_its_work_horse_hands_over() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    record = EndRecord(outcome=DONE, result=b"7", hands_over=True)
+    assert horse_ended(agent, record=record) == [ReportEnds((a_report(DONE, result=b"7"),))]
+    assert agent.state_of(HERE) == PodState.UNREPORTED
+    agent.handle(EndsReported(now_ms=2_100, attempts=(HERE,)))
+    assert agent.state_of(HERE) == PodState.REPORTED
+
+
+def test_an_attempt_whose_work_horse_left_nothing_is_superseded() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert horse_ended(agent) == []
+    assert HERE not in agent
+
+
+def test_an_end_is_reported_again_until_the_server_shows_it() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert horse_ended(agent, record=EndRecord(outcome=DONE)) == []
+    assert due(agent, granted(POD), now_ms=6_999) == []
+    assert due(agent, granted(POD), now_ms=7_000) == [EndProcesses((HERE,))]
+    ended = ProcessesEnded(now_ms=7_000, attempts=(HERE,), are_left=False)
+    assert agent.handle(ended) == [ReadDueEnds((HERE,), False)]
+    record = EndRecord(outcome=DONE, result=b"7")
+    assert agent.handle(due_ends_read(granted(POD), record=record)) == [
+        ReportEnds((a_report(DONE, result=b"7", replaces_horse=True),))
+    ]
+    agent.handle(EndsReported(now_ms=7_100, attempts=(HERE,)))
+    over = changed(granted(POD), phase=PodPhase.SUCCEEDED)
+    assert due(agent, over, now_ms=8_000) == [ConcludeEnds((HERE,), ())]
+    concluded = EndsConcluded(now_ms=8_000, attempts=(HERE,))
+    assert agent.handle(concluded) == [ForgetPods((HERE,))]
+    assert HERE not in agent
+
+
+def test_output_is_sent_once_the_server_shows_the_end_but_not_of_a_superseded_attempt() -> None:
+    agent = a_dead_pod()
+    over = changed(granted(POD), phase=PodPhase.EVICTED)
+    assert due(agent, over) == [ConcludeEnds((HERE,), (HERE,))]
+    assert due(a_dead_pod(), changed(POD, attempt=2)) == [ConcludeEnds((HERE,), ())]
+    assert due(a_dead_pod(), None) == [ConcludeEnds((HERE,), ())]
+
+
+def test_a_pod_has_not_ended_while_a_process_is_left_and_keeps_its_lease() -> None:
+    agent = a_dead_pod()
+    assert due(agent, granted(POD)) == [EndProcesses((HERE,))]
+    left = ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=True)
+    assert agent.handle(left) == [RenewLease(HERE, "u1 1 1")]
+    assert agent.state_of(HERE) == PodState.UNREPORTED
+
+
+def test_a_bound_pod_whose_work_horse_died_may_be_delivered_again() -> None:
+    agent = a_dead_pod()
+    due(agent, POD)
+    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(due_ends_read(POD)) == [ForgetPods((HERE,))]
+    assert HERE not in agent
+
+
+def test_a_bound_pod_whose_claim_may_yet_be_applied_is_not_delivered_again() -> None:
+    agent = a_dead_pod()
+    due(agent, POD)
+    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    [report] = agent.handle(due_ends_read(POD, posted=frozenset({HERE.id})))
+    assert report == ReportEnds((a_report(LOST, replaces_horse=True),))
+
+
+def test_an_attempt_unknown_here_is_lost_only_when_its_lease_is_over() -> None:
+    agent = an_agent()
+    listed = NodePodsRead(
+        now_ms=1_000, server_now_ms=1_000, pods=[granted(POD)], reported=frozenset(), leased=(HERE,)
+    )
+    assert agent.handle(listed) == [EnqueuePods(())]
+    due(agent, granted(POD))
+    ended = ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False)
+    assert agent.handle(ended) == [ReadDueEnds((HERE,), True)]
+    assert agent.handle(due_ends_read(granted(POD), lease_ms=9_000)) == []
+    assert due(agent, granted(POD), now_ms=11_599) == []
+    assert due(agent, granted(POD), now_ms=11_600) == [EndProcesses((HERE,))]
+    agent.handle(ProcessesEnded(now_ms=11_600, attempts=(HERE,), are_left=False))
+    [report] = agent.handle(due_ends_read(granted(POD), lease_ms=-1, now_ms=11_600))
+    assert report == ReportEnds((a_report(LOST, replaces_horse=True),))
+
+
+# --- what the server has on the node ------------------------------------------------------------
+
+
+def listing(*pods: Pod, now_ms: int = 1_000, leased: tuple[PodAttempt, ...] = ()) -> NodePodsRead:
+    return NodePodsRead(
+        now_ms=now_ms, server_now_ms=now_ms, pods=pods, reported=frozenset(), leased=leased
+    )
+
+
+def test_a_bound_pod_without_a_delivery_is_delivered_again_after_some_patience() -> None:
+    agent = an_agent()
+    assert agent.handle(listing(POD, now_ms=100)) == [EnqueuePods((HERE,))]
+    assert agent.handle(listing(POD, now_ms=9_999)) == [EnqueuePods(())]
+    assert agent.handle(listing(POD, now_ms=10_000)) == [EnqueuePods((HERE,))]
+
+
+def test_a_pod_whose_end_waits_to_be_applied_is_left_alone() -> None:
+    agent = an_agent()
+    listed = NodePodsRead(
+        now_ms=1_000, server_now_ms=99_000, pods=[POD], reported=frozenset({HERE.id}), leased=()
+    )
+    assert agent.handle(listed) == [EnqueuePods(())]
+    assert HERE not in agent
+
+
+def test_leases_of_attempts_that_are_unknown_here_are_ended() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    stray = PodAttempt("u2-1-0", 3)
+    assert agent.handle(listing(leased=(HERE, stray))) == [EndLeases((stray,)), EnqueuePods(())]
+
+
+# --- drain --------------------------------------------------------------------------------------
+
+
+def signalled(agent: AgentState, count: int, *, now_ms: int) -> list[Instruction]:
+    return agent.handle(SignalsReceived(now_ms=now_ms, count=count))
+
+
+def test_a_draining_agent_stops_its_pods_after_the_timeout_and_kills_them_on_a_second_signal() -> (
+    None
+):
+    agent = an_agent()
+    start(agent, POD)
+    assert signalled(agent, 0, now_ms=1_000) == []
+    assert not agent.is_draining
+    assert signalled(agent, 1, now_ms=2_000) == []
+    assert signalled(agent, 1, now_ms=11_999) == []
+    assert signalled(agent, 1, now_ms=12_000) == [StopHorses(kills=False)]
+    assert signalled(agent, 1, now_ms=12_500) == []
+    assert signalled(agent, 2, now_ms=13_000) == [StopHorses(kills=True)]
+    assert signalled(agent, 2, now_ms=13_500) == []
+    assert not agent.is_drained
+    horse_ended(agent, record=EndRecord(outcome=DONE))
+    assert agent.is_drained
+
+
+def test_a_draining_agent_gives_back_what_it_has_not_started() -> None:
+    agent = an_agent()
+    claim(agent, POD)
+    other = a_bound_pod(1)
+    signalled(agent, 1, now_ms=2_000)
+    agent.handle(ClaimsDue(now_ms=2_000))
+    declined, _ = agent.handle(ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: POD}))
+    assert declined == DeclinePod(HERE, "its node went away before it started")
+    [report] = agent.handle(UnstartedPodsRead(now_ms=2_000, pods=[POD, other, granted(other)]))
+    assert isinstance(report, ReportEnds)
+    assert [end.report.subject for end in report.ends] == ["u1-1-1-1"]
+    assert agent.is_drained
+    assert agent.handle(listing(POD, now_ms=99_000)) == []
+
+
+# --- unavailable servers ------------------------------------------------------------------------
+
+
+def failing_from(
+    place: int, told: list[Instruction], answer: Callable[[Instruction], Event | None]
+) -> Callable[[Instruction], Event | None]:
+    def carry_out(instruction: Instruction) -> Event | None:
+        told.append(instruction)
+        if len(told) > place:
+            raise StoreUnavailable("down")
+        return answer(instruction)
+
+    return carry_out
+
+
+def test_after_a_failure_only_instructions_that_need_no_server_are_carried_out() -> None:
+    agent = a_dead_pod()
+    told: list[Instruction] = []
+
+    def answer(instruction: Instruction) -> Event | None:
+        assert isinstance(instruction, ReadEndedPods)
+        return EndedPodsRead(now_ms=2_500, pods={HERE.pod: None})
+
+    with pytest.raises(StoreUnavailable):
+        agent.drive(EndsDue(now_ms=2_500), failing_from(1, told, answer))
+    assert told == [ReadEndedPods((HERE.pod,)), ConcludeEnds((HERE,), ())]
+    assert agent.state_of(HERE) == PodState.UNREPORTED
+    assert due(agent, None) == [ConcludeEnds((HERE,), ())]
+
+
+def test_starts_after_a_failed_start_fail_too_and_are_not_forgotten() -> None:
+    agent = an_agent()
+    second = a_bound_pod(1)
+    claim(agent, POD, second)
+    told: list[Instruction] = []
+
+    def answer(instruction: Instruction) -> Event | None:
+        pods = {HERE.pod: granted(POD), second.metadata.uid: granted(second)}
+        return ClaimedPodsRead(now_ms=1_500, pods=pods)
+
+    with pytest.raises(StoreUnavailable):
+        agent.drive(ClaimsDue(now_ms=1_500), failing_from(1, told, answer))
+    assert [type(one).__name__ for one in told] == ["ReadClaimedPods", "StartPod"]
+    assert agent.ended() == {HERE, attempt_of(second)}

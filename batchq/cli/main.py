@@ -82,7 +82,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "up": CommandEntry("stack", "up", "Start server, scheduler and agents on this machine."),
         "down": CommandEntry("stack", "down", "Stop what `up` has started; keep the data."),
         "scheduler": CommandEntry("config", "scheduler", "Run the scheduler, or show the leader."),
-        "worker": CommandEntry("nodes", "worker", "Make this machine a node and run its pods."),
+        "worker": CommandEntry("worker", "worker", "Make this machine a node and run its pods."),
         "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),

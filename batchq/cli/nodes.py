@@ -1,10 +1,8 @@
-"""`batchq nodes` and `batchq worker`: manage nodes, and run the agent of one."""
+"""`batchq nodes`: list, cordon and drain nodes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +10,12 @@ from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_op
 from batchq.cli.output.render import show_objects, show_table
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
-from batchq.cli.output.values import as_duration, as_pairs, name_of_kind, seconds_of
+from batchq.cli.output.values import as_duration, name_of_kind, seconds_of
 from batchq.client import Client
-from batchq.errors import InvalidInput, UsageError, WaitTimedOut
+from batchq.errors import WaitTimedOut
 
 if TYPE_CHECKING:
-    from batchq.api.objects import Taint
+    pass
 
 
 _EXAMPLES = examples(
@@ -105,205 +103,3 @@ def _found(client: Client, names: tuple[str, ...]) -> list[str]:
     for name in bare:
         client.get("Node", name)
     return list(dict.fromkeys(bare))
-
-
-#: A shorter lease could expire on a busy machine before it is renewed, so that its pods would be
-#: lost and bound again and again. A longer one would delay recovery after the loss of a machine.
-_SHORTEST_LEASE_S = 1.0
-_LONGEST_LEASE_S = 3600.0
-
-_TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
-
-
-@click.command(
-    epilog=examples(
-        "batchq worker",
-        "batchq worker --name gpu-01 --resources cpu=16,memory=64Gi,gpu=4 --label zone=a",
-        "batchq worker --taint dedicated=ml:NoSchedule",
-    )
-)
-@click.option("--name", help="The node's name.  [default: the host's]")
-@click.option(
-    "--resources",
-    metavar="NAME=QUANTITY,…",
-    help="What pods may use of this machine, as in cpu=16,memory=64Gi,gpu=4.  [default: detected]",
-)
-@click.option(
-    "--label",
-    "labels",
-    callback=as_pairs,
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A label of the node.",
-)
-@click.option(
-    "--taint",
-    "taints",
-    multiple=True,
-    metavar="KEY[=VALUE]:EFFECT",
-    help="Keeps pods away that do not tolerate it. EFFECT is NoSchedule, NoExecute or "
-    "PreferNoSchedule.",
-)
-@click.option(
-    "--slots",
-    type=click.IntRange(1, 10_000),
-    default=256,
-    show_default=True,
-    help="How many pods may run at the same time.",
-)
-@click.option(
-    "--drain-timeout",
-    callback=as_duration,
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="How long running pods may continue after the agent is asked to end.",
-)
-@click.option(
-    "--beat",
-    callback=as_duration,
-    metavar="DURATION",
-    default="5s",
-    show_default=True,
-    help="The heartbeat interval; a fraction of the scheduler's nodeTimeout.",
-)
-@click.option(
-    "--lease",
-    callback=as_duration,
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    help="How long a pod runs on without contact to the server; the scheduler's podLease. From 1s "
-    "and twice --beat to 1h.",
-)
-@click.option(
-    "--enforce",
-    type=click.Choice(("auto", "cgroup", "rlimit", "none")),
-    default="auto",
-    show_default=True,
-    help="How a pod's memory request is enforced: a cgroup limits all its processes together, an "
-    "rlimit each process separately, none does not limit them; auto is a cgroup if the machine has "
-    "one to use, else an rlimit.",
-)
-@click.option(
-    "--containment",
-    type=click.Choice(("auto", "cgroup", "pid-namespace", "subreaper")),
-    default="auto",
-    show_default=True,
-    envvar="BATCHQ_CONTAINMENT",
-    show_envvar=True,
-    help="What ends all processes of a pod with the pod: a cgroup, a PID namespace, or the "
-    "work-horse alone; auto is the first of these that works here.",
-)
-@pass_globals
-def worker(
-    shared: Globals,
-    name: str | None,
-    resources: str | None,
-    labels: dict[str, str],
-    taints: tuple[str, ...],
-    slots: int,
-    drain_timeout: str,
-    beat: str,
-    lease: str,
-    enforce: str,
-    containment: str,
-) -> int:
-    """Make this machine a node and run the pods that are bound to it; logs to stderr.
-
-    SIGTERM or Ctrl-C drains the node: no pods start, running pods may end within --drain-timeout
-    and are stopped after it. A second signal stops them at once. The command waits for a server
-    that does not answer yet.
-    """
-    from batchq.daemon.observability import logs
-    from batchq.paths import find_home, resolve_url
-    from batchq.worker.agent.agent import Agent, AgentSettings
-    from batchq.worker.host.containment import Containment
-    from batchq.worker.host.node_resources import Enforce, parse_resources
-
-    logs.configure()
-    home = find_home()
-    settings = AgentSettings(
-        node=_node_name(name),
-        url=resolve_url(shared.redis_url, home),
-        home=home.root,
-        resources=parse_resources(resources) if resources is not None else None,
-        labels=_checked_labels(labels),
-        taints=tuple(parse_taint(text) for text in taints),
-        slots=slots,
-        beat_s=_positive_s("--beat", beat),
-        lease_ms=checked_lease_ms(lease, beat),
-        drain_timeout_s=seconds_of(drain_timeout) or 0.0,
-        enforce=Enforce(enforce),
-        containment=Containment(containment),
-    )
-    home.prepare()
-    return Agent(settings).run()
-
-
-def parse_taint(text: str) -> Taint:
-    """Parse a taint such as `dedicated=ml:NoSchedule`.
-
-    Raises InvalidInput.
-    """
-    from batchq.api import notation
-    from batchq.api.objects import Taint
-
-    effects = get_args(get_type_hints(Taint)["effect"])
-    match = _TAINT.fullmatch(text)
-    effect = next((one for one in effects if match and match["effect"] == one), None)
-    if match is None or effect is None:
-        raise InvalidInput(
-            f"--taint: expected KEY=VALUE:EFFECT or KEY:EFFECT, found {text[:80]!r}",
-            hint=f"EFFECT is one of {', '.join(effects)}",
-        )
-    _refuse("--taint", match["key"], notation.qualified_problem)
-    _refuse("--taint", match["value"] or "", notation.label_value_problem)
-    return Taint(key=match["key"], value=match["value"] or "", effect=effect)
-
-
-def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    from batchq.api import notation
-
-    for key, value in labels.items():
-        _refuse("--label", key, notation.qualified_problem)
-        _refuse("--label", value, notation.label_value_problem)
-    return labels
-
-
-def _node_name(name: str | None) -> str:
-    from batchq.api import notation
-    from batchq.daemon.detached import node_names
-
-    if name is None:
-        # The host's name, which the agents of `batchq up` have, too, followed by a number.
-        return node_names(1)[0].removesuffix("-1")
-    _refuse("--name", name, notation.subdomain_problem)
-    return name
-
-
-def _refuse(option: str, text: str, problem_of: Callable[[str], str]) -> None:
-    problem = problem_of(text)
-    if problem:
-        raise InvalidInput(f"{option}: {problem}")
-
-
-def _positive_s(option: str, written: str) -> float:
-    found = seconds_of(written)
-    if not found:
-        raise InvalidInput(f"{option}: expected more than 0s, found {written!r}")
-    return found
-
-
-def checked_lease_ms(lease: str, beat: str) -> int:
-    """Return the lease in milliseconds; both arguments are durations as written.
-
-    Raises UsageError if it is too short for its beat, or out of its bounds.
-    """
-    found, beat_s = seconds_of(lease) or 0.0, seconds_of(beat) or 0.0
-    if not max(_SHORTEST_LEASE_S, 2 * beat_s) <= found <= _LONGEST_LEASE_S:
-        raise UsageError(
-            "--lease: expected at least 1s, at least twice --beat and at most 1h,"
-            f" found {lease!r} with a beat of {beat!r}"
-        )
-    return round(1000 * found)

@@ -55,11 +55,11 @@ from batchq.cli.output.values import (
     name_of_kind,
 )
 from batchq.client import Applied, Client, with_working_dir
-from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, Page, token_of_object
 from batchq.client.requests import Effect, capacity_warnings, leaves_stop_policy
 from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
+    from batchq.client.group_pages import GroupPage, Page
     from batchq.config.documents import Document
 
 STDIN = "-"
@@ -213,6 +213,8 @@ def _list(
     client: Client, kind: str, space: str, output: str, paging: Paging, *, color: bool
 ) -> None:
     """Write a list up to the limit, each page as soon as it is read."""
+    from batchq.client.group_pages import token_of_object
+
     data = ListWriter("List", output) if output in ("json", "yaml") else None
     table = TableWriter(wide=output == "wide", color=color)
     rows = _Tables(client, kind, namespaces=space == "")
@@ -244,6 +246,8 @@ def _list(
 
 def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Page]:
     """Return pages by key; a single page for small kinds, and with --chunk-size 0."""
+    from batchq.client.group_pages import Page
+
     if kind in ("PodGroup", "Pod") and paging.size:
         size = paging.size if paging.limit is None else min(paging.size, paging.limit + 1)
         return client.pages(kind, namespace=space, after=paging.after, size=size)
@@ -289,6 +293,8 @@ class _Tables:
 
 def _shown_as(client: Client) -> Callable[[Sequence[PodGroup]], GroupPage]:
     """Return a function that shows groups, with positions unless there are too many groups."""
+    from batchq.client.group_pages import WHOLE_UP_TO, GroupPage
+
     if client.count("PodGroup") > WHOLE_UP_TO:
         return client.look().views
     overview = client.overview()

@@ -35,13 +35,13 @@ from batchq.cli.output.terminal import (
 from batchq.cli.output.values import as_duration, ending_text, seconds_of
 from batchq.cli.request_options import mark_groups
 from batchq.client import Client
-from batchq.client.overview import GroupView
 from batchq.client.request import marked, with_working_dir
 from batchq.config.documents import read_bounded, read_documents
 from batchq.errors import InvalidInput, NotFound, UsageError, WaitTimedOut
 from batchq.paths import Home
 
 if TYPE_CHECKING:
+    from batchq.client.overview import GroupView
     from batchq.daemon.stack import StackReport
 
 

@@ -16,6 +16,8 @@ HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
 PARTS_OF_OTHERS = re.compile(
     r"batchq\.(daemon|worker|lab|http|client\.doctor|cli\.simulate)(\..+)?"
 )
+#: What decides: only commands that look ahead, and the scheduler, need it.
+SCHEDULER = re.compile(r"(batchq_actions|batchq\.(assembly|plugins|scheduler))(\..+)?|numpy")
 #: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
 ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
@@ -83,3 +85,24 @@ def test_a_list_and_a_submission_load_no_package_that_they_do_not_use(
     assert not too_much, report(
         too_much, f"`batchq {words[0]}` is typed most often; import inside the code that needs it:"
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["submit", "--dry-run", "--", "true"], ["wait", "--help"], ["logs", "--help"]]
+)
+def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Server) -> None:
+    loaded = modules_loaded_by("-m", "batchq.cli", "--redis-url", server.url, *words)
+    too_much = sorted(name for name in loaded if SCHEDULER.fullmatch(name))
+    assert "batchq.client" in loaded or "--help" in words
+    assert not too_much, report(
+        too_much, f"`batchq {words[0]}` decides nothing; import inside the code that needs it:"
+    )
+
+
+def test_an_agent_loads_neither_the_scheduler_nor_the_client() -> None:
+    loaded = modules_loaded_by("-c", "import batchq.cli.worker, batchq.worker.agent.agent")
+    strangers = re.compile(r"batchq\.(client(\..+)?|core\.session\.session)")
+    too_much = sorted(
+        name for name in loaded if SCHEDULER.fullmatch(name) or strangers.fullmatch(name)
+    )
+    assert not too_much, report(too_much, "an agent decides nothing about groups, and loads:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
@@ -29,8 +30,10 @@ from batchq.api.transaction import (
 )
 from batchq.cli.output.render import Table
 from batchq.cli.output.values import ending_text
-from batchq.client.overview import Awaited, GroupView
-from batchq.client.queues import QueueView
+
+if TYPE_CHECKING:
+    from batchq.client.overview import Awaited, GroupView
+    from batchq.client.queues import QueueView
 
 
 def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -> Table:

@@ -18,7 +18,6 @@ from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
 from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, echo
-from batchq.client import key_named
 from batchq.errors import NotFound, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ def group_key(word: str, namespace: str) -> str:
 
     Raises InvalidInput, or UsageError, also if -n names another namespace.
     """
+    from batchq.client import key_named
+
     key = key_named(name_of_kind("PodGroup", word), namespace)
     named = key.partition("/")[0]
     if named != namespace and _is_typed("namespace"):

@@ -24,8 +24,9 @@ from batchq.cli.output.render import one_line, show_data, show_fields, show_sect
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
 from batchq.client.connection import NO_LEADER
+from batchq.client.outcomes import ExpectedStart
 from batchq.client.overview import Backfilling, Others
-from batchq.client.why import Period, Reason, Start, Why
+from batchq.client.why import Period, Reason, Why
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (
@@ -165,7 +166,7 @@ def _at(why: Why, at: int) -> str:
     return f"{format_instant(at)} (in {describe_age(at - why.at)})"
 
 
-def _start(why: Why, start: Start) -> str:
+def _start(why: Why, start: ExpectedStart) -> str:
     if why.ever:
         return ""
     if why.reserved and not _counts_on_ends(why):
@@ -325,7 +326,7 @@ def _reason_row(reason: Reason) -> dict[str, object]:
     }
 
 
-def _start_row(start: Start | None) -> dict[str, object] | None:
+def _start_row(start: ExpectedStart | None) -> dict[str, object] | None:
     if start is None:
         return None
     return {"at": _instant(start.at), "ends": others_row(start.ends), "why": start.why}

@@ -35,7 +35,7 @@ from batchq.client.changes import explain_refusal
 from batchq.client.overview import Others, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.estimates import Expected, expected_starts, forecast
+from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.pending.eligibility import are_honoured, open_checks
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
@@ -197,10 +197,10 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     a node to the number of pods there. `blockers` are all reasons for waiting, the most fundamental
     first; `checks` the admission checks that have not passed. `position` is its position in the
     queue's line, None if it is not in line; `ahead` are the keys before it. `ending` says how it
-    ends, if the session ends it. `earliest_start` is when capacity will be free, once the groups
-    `after` have ended by their walltimes; None if unknown. `expected_start` is when it is expected
-    to start, counting the groups ahead; None if unknown or not computed. `never` says why not even
-    empty nodes would take its pods, if no limit excludes it.
+    ends, if the session ends it. `never` says why not even empty nodes would take its pods, if no
+    limit excludes it. `earliest_start` is when capacity will be free, once the groups `after` have
+    ended by their walltimes; `expected_start` is when it is expected to start, counting the groups
+    ahead; both are None if unknown, or not computed (`with_starts`).
     """
 
     key: str
@@ -220,9 +220,9 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     position: int | None
     ahead: tuple[str, ...]
     ending: str
-    earliest_start: int | None
-    after: tuple[str, ...]
     never: str
+    earliest_start: int | None = None
+    after: tuple[str, ...] = ()
     expected_start: int | None = None
     advice: tuple[Advice, ...] = ()
 
@@ -259,8 +259,6 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     waits = outcome in (Outcome.WAITS, Outcome.NEVER)
     line = line_of(session, group.queue) if waits else []
     place = line.index(key) if key in line else None
-    estimate = forecast(session, group) if waits and not never else None
-    later = estimate is not None and estimate.at is not None and estimate.at > session.now_ms
     return GroupPlan(
         key=key,
         queue=group.queue,
@@ -279,10 +277,30 @@ def group_plan(session: Session, key: str) -> GroupPlan:
         position=None if place is None else place + 1,
         ahead=() if place is None else tuple(line[:place]),
         ending=_ending(group),
-        earliest_start=estimate.at if estimate is not None and later else None,
-        after=estimate.ended if estimate is not None and later else (),
         never=never,
     )
+
+
+def with_starts(session: Session, groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
+    """Add the earliest and the expected start to each group that waits."""
+    waiting = {one.key: session.by_key[one.key] for one in groups if one.outcome is Outcome.WAITS}
+    uids = [group.uid for group in waiting.values()]
+    expected = expected_starts(session, wanted=uids) if uids else {}
+
+    def completed(one: GroupPlan) -> GroupPlan:
+        group = waiting.get(one.key)
+        if group is None:
+            return one
+        earliest = earliest_start(session, group)
+        later = earliest.at is not None and earliest.at > session.now_ms
+        return structs.replace(
+            one,
+            earliest_start=earliest.at if later else None,
+            after=earliest.ended if later else (),
+            expected_start=expected[group.uid].at if group.uid in expected else None,
+        )
+
+    return tuple(map(completed, groups))
 
 
 def victims(session: Session, without: Session, keys: Collection[str]) -> list[Victim]:
@@ -531,10 +549,10 @@ def as_seen_by_leader(snapshot: Snapshot) -> Snapshot:
 
 
 class ExpectedStart(Struct, frozen=True, kw_only=True, rename="camel"):
-    """When a group is expected to start, counting the groups ahead; None if that is unknown.
+    """When a group is expected to start; None if that is unknown.
 
-    `ends` are the groups that must end for it at that time, `behind` a group that must start
-    before it; `why` is what else delays it, or why the start is unknown.
+    `ends` are the groups that must end for it, `behind` a group that must start before it; `why` is
+    what else delays it, or why the start is unknown.
     """
 
     at: int | None

@@ -32,11 +32,11 @@ from batchq.client.outcomes import (
     ledger_of,
     victims,
     with_objects,
+    with_starts,
     writes_of,
 )
 from batchq.client.remedies import MOST_ADVISED, advice_for
 from batchq.client.requests import Applied, Effect, decoded, plan_steps
-from batchq.core.forecast.estimates import expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import InvalidInput
@@ -105,7 +105,7 @@ class Planner:
         )
         after = with_objects(before, writes_of(request.transaction))
         session, without = self._deciding.decide(after), self._deciding.decide()
-        groups = _with_expected(session, [group_plan(session, key) for key in keys])
+        groups = with_starts(session, [group_plan(session, key) for key in keys])
         evicted = victims(session, without, keys)
         gone = {victim.key for victim in evicted}
         return Plan(
@@ -140,22 +140,6 @@ class Planner:
             else one
             for one in groups
         )
-
-
-def _with_expected(session: Session, groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
-    """Add the expected start to each group that waits."""
-    waiting = {
-        one.key: session.by_key[one.key].uid for one in groups if one.outcome is Outcome.WAITS
-    }
-    if not waiting:
-        return tuple(groups)
-    starts = expected_starts(session, wanted=waiting.values())
-    return tuple(
-        structs.replace(one, expected_start=starts[waiting[one.key]].at)
-        if one.key in waiting and waiting[one.key] in starts
-        else one
-        for one in groups
-    )
 
 
 def _worst(groups: Sequence[GroupPlan], evicted: Sequence[Victim]) -> Outcome:

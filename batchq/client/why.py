@@ -45,7 +45,7 @@ from batchq.client.overview import (
 )
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
-from batchq.core.forecast.estimates import Forecast, expected_starts, forecast
+from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import NotFound
@@ -83,18 +83,6 @@ class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
     free: int | None = None
     remedy: str = ""
     revision: int = 0
-
-
-class Start(Struct, frozen=True, kw_only=True, rename="camel"):
-    """When capacity for a group will be free (`at`), once `ends` have ended; else `at` is None, and
-    `why` says why.
-
-    It is based on walltimes, and assumes that no group ahead takes the capacity.
-    """
-
-    at: int | None
-    ends: Others = Others()
-    why: str = ""
 
 
 class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -149,7 +137,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     position: int | None
     ahead: Others
     ever: str
-    start: Start | None
+    start: ExpectedStart | None
     expected: ExpectedStart | None
     backfilling: Backfilling | None
     spared: tuple[Spared, ...]
@@ -319,20 +307,22 @@ class _WaitReport:
                 return verdict.message()
         return no_node_ever(self._session, self._group)
 
-    def start(self) -> Start | None:
-        """Return when capacity will be free, for a group that is Pending and refused."""
-        if self._before.phase != PodGroupPhase.PENDING or not self._verdicts():
+    @property
+    def _is_refused(self) -> bool:
+        """Whether it is Pending, and not admitted by the next session."""
+        return self._before.phase == PodGroupPhase.PENDING and bool(self._verdicts())
+
+    def start(self) -> ExpectedStart | None:
+        """Return when capacity will be free, if no group ahead takes it."""
+        if not self._is_refused:
             return None
-        estimate: Forecast = forecast(self._session, self._group)
-        if never := self.ever:
-            estimate = Forecast(at=None, why=never)
-        ends = others(estimate.ended, self._group.namespace)
-        return Start(at=estimate.at, ends=ends, why=estimate.why)
+        if self.ever:
+            return ExpectedStart(at=None, why=self.ever)
+        return expected_of(earliest_start(self._session, self._group), self._group.namespace)
 
     def expected(self) -> ExpectedStart | None:
-        """Return the expected start of a group that is Pending, refused, and can run some day."""
-        waits = self._before.phase == PodGroupPhase.PENDING and self._verdicts()
-        if not waits or self.ever or self._group.phase in TERMINAL:
+        """Return the expected start of a group that can run some day."""
+        if not self._is_refused or self.ever or self._group.phase in TERMINAL:
             return None
         uid = self._group.uid
         estimate = expected_starts(self._session, wanted=[uid]).get(uid)

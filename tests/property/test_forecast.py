@@ -13,8 +13,9 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.estimates import forecast
+from batchq.core.forecast.estimates import earliest_start
 from batchq.core.forecast.expected_ends import ExpectedEnd, ends
+from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
@@ -82,7 +83,7 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
     for group in session.groups.values():
         if group.phase != PodGroupPhase.PENDING:
             continue
-        result = forecast(session, group)
+        result = earliest_start(session, group)
         others = [end for end in known if end.group is not group]
         reached = others if result.at is None else [end for end in others if end.at <= result.at]
         before = [end for end in reached if result.at is None or end.at < result.at]
@@ -91,6 +92,7 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
         if result.at is not None:
             later = after(session, [*own, *reached])
             assert over_any_limit(later, later.groups[group.uid]) == []
+            assert not refused_by_nodes(later, later.groups[group.uid])
         # Neither a preemptor nor its victims start before the victims have stopped.
         pledged = awaits_victims(session, group) or gives_way_to(session, group) is not None
         if result.at is None or (result.at > session.now_ms and not pledged):
@@ -98,7 +100,7 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
             then = sooner.groups[group.uid]
             # A group that exceeds the machines is refused whatever ends.
             against = over_any_limit(sooner, then) or sooner.refusals_at("admissible", then)
-            assert against != []
+            assert against or refused_by_nodes(sooner, then)
 
 
 @given(worlds_with_walltimes())
@@ -106,5 +108,5 @@ def test_a_forecast_does_not_change_the_session(world: list[Any]) -> None:
     session = decide(*world, now_ms=50_000).session
     before = dump(session)
     for group in session.groups.values():
-        forecast(session, group)
+        earliest_start(session, group)
     assert dump(session) == before

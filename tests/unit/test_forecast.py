@@ -10,7 +10,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.estimates import forecast
+from batchq.core.forecast.estimates import earliest_start
 from batchq.core.forecast.expected_ends import ends
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
@@ -94,9 +94,37 @@ def test_a_group_starts_when_enough_other_groups_have_ended() -> None:
         *a_running_group("middle", walltime=2 * HOUR),
         waits(cpu=2),
     )
-    found = forecast(session, session.by_key["default/g"])
+    found = earliest_start(session, session.by_key["default/g"])
     assert found.at == 2 * HOUR
     assert list(found.ended) == ["default/early", "default/middle"]
+
+
+def test_a_group_starts_when_one_node_has_room_for_its_pod() -> None:
+    """All nodes together have four cpus free from the beginning, but no node has three."""
+    session = opened(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4),
+        *a_running_group("late", cpu=2, node="n1", walltime=2 * HOUR),
+        *a_running_group("early", cpu=2, node="n2", walltime=HOUR),
+        waits(cpu=3),
+    )
+    found = earliest_start(session, session.by_key["default/g"])
+    assert (found.at, found.ended) == (HOUR, ("default/early",))
+
+
+def test_a_group_whose_nodes_are_never_known_to_be_free_has_no_start() -> None:
+    session = opened(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4),
+        *a_running_group("first", cpu=2, node="n1"),
+        *a_running_group("second", cpu=2, node="n2"),
+        waits(cpu=3),
+    )
+    found = earliest_start(session, session.by_key["default/g"])
+    assert (found.at, found.why) == (
+        None,
+        "nothing is known to end: it finds no nodes that have room for all its pods",
+    )
 
 
 def test_the_end_of_a_group_in_another_queue_does_not_free_a_queues_limit() -> None:
@@ -107,14 +135,14 @@ def test_the_end_of_a_group_in_another_queue_does_not_free_a_queues_limit() -> N
         *a_running_group("own", walltime=2 * HOUR, queue="mine"),
         waits(queue="mine"),
     )
-    found = forecast(session, session.by_key["default/g"])
+    found = earliest_start(session, session.by_key["default/g"])
     assert (found.at, found.ended) == (2 * HOUR, ("default/own",))
 
 
 def test_the_end_of_a_group_opens_no_gate() -> None:
     gated = waits(scheduling_gates=(SchedulingGate(name="data-ready"),))
     session = opened(a_node(cpu=4), gated)
-    found = forecast(session, session.by_key["default/g"])
+    found = earliest_start(session, session.by_key["default/g"])
     assert found.at is None
     assert found.why == (
         "SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data-ready"
@@ -124,9 +152,9 @@ def test_the_end_of_a_group_opens_no_gate() -> None:
 def test_a_group_in_backoff_waits_for_its_end_even_if_it_fits() -> None:
     paused = waits(status=PodGroupStatus(backoff_until=NOW + 20_000, backoff_count=1))
     session = opened(a_node(cpu=4), paused)
-    assert forecast(session, session.by_key["default/g"]).at == NOW + 20_000
+    assert earliest_start(session, session.by_key["default/g"]).at == NOW + 20_000
 
 
 def test_a_group_that_fits_starts_now() -> None:
     session = opened(a_node(cpu=4), waits())
-    assert forecast(session, session.by_key["default/g"]).at == NOW
+    assert earliest_start(session, session.by_key["default/g"]).at == NOW

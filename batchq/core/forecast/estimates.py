@@ -1,5 +1,5 @@
 """The expected starts of waiting groups, taking into account all groups ahead in line; and of a
-single group, as if no other were admitted (`forecast`).
+single group, as if no other were admitted (`earliest_start`).
 
 This is what Slurm's `squeue --start` shows. Waiting groups are planned one after another, in the
 order in which queues and their groups are served, each at the earliest instant at which the limits
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
-from batchq.api.transaction import queue_scope
+from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.forecast.expected_ends import ends, is_stopping, not_before_of
 from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
 from batchq.core.pending.eligibility import holds_off
@@ -403,42 +403,26 @@ def _sums_of(session: Session) -> LedgerView:
 # --- One group, without those ahead of it ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The earliest instant (ms) at which a group could be admitted if no other group is, and the
-    keys of the groups whose `ended` pods free what it lacks; or `at` None, with the reason in
-    `why`.
-    """
-
-    at: int | None
-    ended: tuple[str, ...] = ()
-    why: str = ""
-
-
-def forecast(session: Session, group: GroupState) -> Forecast:
-    """Return the earliest instant at which rules 2 to 4 of an admission hold for a group
-    (batchq/core/README.md), by the limits alone. Costs one check of the limits for each instant
-    with an end; leaves no trace in the session.
+def earliest_start(session: Session, group: GroupState) -> Expected:
+    """Return the earliest start of a group if no other group is admitted before. `ended` are all
+    groups whose ends until then free what it lacks. Leaves no trace in the session.
     """
     if group.phase != PodGroupPhase.PENDING:
-        return Forecast(at=session.now_ms)
+        return Expected(session.now_ms)
     firm = _firm(session, group)
     if firm is not None:
-        return Forecast(at=None, why=f"{firm.reason}: {firm.message()}")
+        return Expected(None, why=f"{firm.reason}: {firm.message()}")
     not_before = not_before_of(session, group)
     if not_before is None:
-        return Forecast(at=None, why=_UNKNOWN_VICTIMS)
-    if awaits_victims(session, group):
-        # The capacity of its victims is pledged to it already. They may not be evicted before its
-        # checks have passed.
-        if holds_off(session, group):
-            return Forecast(at=None, why=_UNKNOWN_VICTIMS)
-        victims = victims_left(session, group.status.pledge)
-        return Forecast(at=not_before, ended=tuple(victim.key for victim, _ in victims))
-    found = _first_fit(session, group)
-    if found.at is None or found.at >= not_before:
-        return found
-    return Forecast(at=not_before, ended=found.ended)
+        return Expected(None, why=_UNKNOWN_VICTIMS)
+    if not awaits_victims(session, group):
+        return _first_fit(session, group, not_before)
+    # The capacity of its victims is pledged to it already. They may not be evicted before its
+    # checks have passed.
+    if holds_off(session, group):
+        return Expected(None, why=_UNKNOWN_VICTIMS)
+    victims = victims_left(session, group.status.pledge)
+    return Expected(not_before, ended=tuple(victim.key for victim, _ in victims))
 
 
 def _firm(session: Session, group: GroupState) -> Verdict | None:
@@ -453,45 +437,43 @@ def _firm(session: Session, group: GroupState) -> Verdict | None:
     return firm[0] if firm else next(never, None)
 
 
-def _first_fit(session: Session, group: GroupState) -> Forecast:
+def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected:
     stopping = [pod for pod in group.pods.values() if is_stopping(group, pod)]
     with Statement(session) as trial:
         # Its own stopping pods are pledged to its preemptor, which will be charged for them then.
         for pod in stopping:
             trial.drop_pod(group, pod.metadata.uid)
         table = LedgerTimeline(session) if stopping else timeline_of(session)
-        at, ended, messages = _follow(session, group, table)
-    if at is not None:
-        return Forecast(at=at, ended=ended)
-    if len(messages) == 1 and not stopping:
-        return Forecast(at=None, why=f"nothing is known to end: it {messages[0]}")
+        lacking, left = (
+            over_any_limit(session.with_ledger(table.ledger_at(step, group)), group)
+            for step in (0, -1)
+        )
+        at = table.slot(group, None, not_before)
+        if at is not None:
+            return Expected(at, ended=_ended_until(session, table, group, at, lacking))
+    lacks = left[0].message() if left else "finds no nodes that have room for all its pods"
+    if len(table.instants()) == 1 and not stopping:
+        return Expected(None, why=f"nothing is known to end: it {lacks}")
     # Numbers for a later instant than now are marked as such.
-    is_same = messages[0] == messages[-1]
-    still = "" if is_same else "once all have ended whose end is known, "
+    is_now = bool(lacking) and lacking[0].message() == lacks
+    still = "" if is_now else "once all have ended whose end is known, "
     why = "no walltime says when what it lacks will be free"
-    return Forecast(at=None, why=f"{why}: {still}it {messages[-1]}")
+    return Expected(None, why=f"{why}: {still}it {lacks}")
 
 
-def _follow(
-    session: Session, group: GroupState, table: LedgerTimeline
-) -> tuple[int | None, tuple[str, ...], list[str]]:
-    """Return the first instant at which the limits hold, the keys of the groups whose ends led
-    there, and the first refusal of each instant before.
+def _ended_until(
+    session: Session, table: LedgerTimeline, group: GroupState, at: int, lacking: list[Verdict]
+) -> tuple[str, ...]:
+    """Return the keys of the groups whose ends until an instant free what a group lacks now: by the
+    limits, or else on nodes.
     """
-    ended: dict[str, None] = {}
-    lacking: set[str] = set()
-    subjects: set[str] = set()
-    messages: list[str] = []
-    for step, at in enumerate(table.instants()):
-        for uid, scopes, freed in table.freed_at(at):
-            helps = any(freed.get(name, 0) > 0 for name in lacking)
-            if helps and uid != group.uid and subjects & set(map(title_of, scopes)):
-                ended[session.groups[uid].key] = None
-        refused = over_any_limit(session.with_ledger(table.ledger_at(step, group)), group)
-        if not refused:
-            return at, tuple(ended), messages
-        # Once one limit holds, another may turn out to be exceeded.
-        lacking.update(verdict.resource for verdict in refused)
-        subjects.update(verdict.subject for verdict in refused)
-        messages.append(refused[0].message())
-    return None, (), messages
+    names = {verdict.resource for verdict in lacking} or set(group.reservation)
+    subjects = {verdict.subject for verdict in lacking} or {title_of(CLUSTER)}
+    ended = (
+        session.groups[uid].key
+        for uid, scopes, freed in table.freed_until(at)
+        if uid != group.uid
+        and subjects & set(map(title_of, scopes))
+        and any(freed.get(name, 0) > 0 for name in names)
+    )
+    return tuple(dict.fromkeys(ended))

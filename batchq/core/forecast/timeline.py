@@ -379,8 +379,8 @@ class LedgerTimeline:
         return keeps_guarantees(self.ledger_at(step, group), group, wanted)
 
     def ledger_at(self, step: int, group: GroupState) -> LedgerView:
-        """Return the ledger at a step, for questions about one waiting group; it has no head
-        reservations.
+        """Return the ledger at a step (-1: the last), for questions about one waiting group; it has
+        no head reservations.
         """
         held = self._held_at(group, self._at[step]) if group.uid in self._own else {}
         return _LedgerThen(self._ledger, self, step, group, held)
@@ -389,12 +389,12 @@ class LedgerTimeline:
         """Return the instant (ms) at which each step begins: now, expected ends, and bookings."""
         return self._at
 
-    def freed_at(self, instant: int) -> Iterator[tuple[str, tuple[str, ...], Amounts]]:
-        """Yield the uid, the scopes and the charge of each group that ends, or has pods that end,
-        at that instant.
+    def freed_until(self, instant: int) -> Iterator[tuple[str, tuple[str, ...], Amounts]]:
+        """Yield the uid, the scopes and the freed charge of each group that ends, or has pods that
+        end, until that instant, in the order of the ends.
         """
         for at, uid, scopes, amounts in self._moves:
-            if at == instant and uid:
+            if at <= instant and uid:
                 yield uid, scopes, _less(amounts)
 
     def sum_then(self, scope: str, resource: str, instant: int | None) -> int:

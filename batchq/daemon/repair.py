@@ -27,6 +27,7 @@ from batchq.store.inspection import (
     damaged_keys,
     damaged_keys_of_nodes,
     mend,
+    repaired_by_writes,
     take_out_deliveries,
 )
 from batchq.store.redis import RedisStore
@@ -99,11 +100,15 @@ class Mender:
         return True
 
     def _mend_keys(self, epoch: int) -> None:
-        of_all = damaged_keys(self._store.link)
+        mirror = self._store.mirror
+        highest = mirror.highest
+        of_all = damaged_keys(self._store.link, highest)
         damaged = [*of_all, *damaged_keys_of_nodes(self._store.link)]
-        if not damaged:
-            return
-        mend(self._store.link, damaged, epoch=epoch, now_ms=self._store.now_ms())
+        if damaged:
+            now_ms = self._store.now_ms()
+            mend(self._store.link, damaged, epoch=epoch, now_ms=now_ms, highest=highest)
+        noted = repaired_by_writes(mirror.repairs())
+        damaged += [one for one in noted if one not in damaged]
         for one in damaged:
             _log.error("key.mended", key=one.key, why=one.why)
         self._record_events(
@@ -209,9 +214,9 @@ def _is_stopping(pod: Pod) -> bool:
 def _end_of(pod: Pod, now_ms: int) -> Transaction:
     """Return the transaction that asks a pod on a node to stop, or deletes any other."""
     uid, value = pod.metadata.uid, None
-    message = f"Pod {full_name(pod)} has lost its group: it is  deleted"
+    message = f"Pod {full_name(pod)} has lost its group: it is deleted"
     if pod.status.phase in ON_NODE:
-        message = f"Pod {full_name(pod)} has lost its group: it is  asked to stop"
+        message = f"Pod {full_name(pod)} has lost its group: it is asked to stop"
         status = structs.replace(
             pod.status, terminating=True, terminating_at=now_ms, reason=GROUP_GONE
         )

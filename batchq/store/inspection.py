@@ -368,16 +368,18 @@ MENDED = ("Mended", "Recounted")
 _PAGE = 1_000
 
 _NO_COUNT = "it is not a count of writes"
-_AHEAD = f"its newest entry is ahead of the count of writes in {keys.REVISION}"
+_NO_STRING = "it is not a string"
+_BEHIND = "behind an earlier write"
 _NO_IDS_LEFT = "its last id is beyond any clock, so no entry can follow it"
 _GOES = "none: it is ignored, and trimmed after 10,000 newer ones"
 _BY_LEADER = "the leading scheduler repairs it within seconds; if it stays, start a scheduler"
 
 
-def damaged_keys(link: Link) -> list[Unreadable]:
-    """Return the shared keys of another type, and the count of writes if it is malformed.
+def damaged_keys(link: Link, highest: int = 0) -> list[Unreadable]:
+    """Return the shared keys of another type, and a malformed count of writes or one that is too
+    low.
 
-    Raises StoreUnavailable.
+    `highest`: a revision that was stored before. Raises StoreUnavailable.
     """
 
     def asked(client: Any) -> list[Any]:
@@ -401,8 +403,8 @@ def damaged_keys(link: Link) -> list[Unreadable]:
             found.append(_damaged(key.name, f"it is not a {key.type}"))
         elif key.name == keys.REVISION and not is_count(answer):
             found.append(_damaged(key.name, _NO_COUNT))
-    if not found and _is_ahead(answers):
-        found.append(_damaged(keys.CHANGES, _AHEAD))
+    if not found and (behind := _behind(answers, highest)) is not None:
+        found.append(damaged_count(behind))
     there = {one.key for one in found}
     streams = [key.name for key in SHARED if key.type == "stream" and key.name not in there]
     return [*found, *(_damaged(name, _NO_IDS_LEFT) for name in without_ids_left(link, streams))]
@@ -427,12 +429,26 @@ def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
     ]
 
 
-def _is_ahead(answers: Mapping[Key, Any]) -> bool:
-    """Whether the newest change is ahead of the count of writes."""
+def _behind(answers: Mapping[Key, Any], highest: int) -> int | None:
+    """Return the count of writes if the newest change or a stored revision is ahead of it."""
     by_name = {key.name: answer for key, answer in answers.items()}
     newest = by_name[keys.CHANGES]
     count = count_of_writes(by_name[keys.REVISION])
-    return bool(newest) and int(newest[0][0].split(b"-")[0]) > count
+    ahead = int(newest[0][0].split(b"-")[0]) if newest else 0
+    return count if max(ahead, highest) > count else None
+
+
+def damaged_count(was: int) -> Unreadable:
+    """Return the finding about a count of writes that was too low."""
+    return _damaged(keys.REVISION, f"it was {was}, {_BEHIND}")
+
+
+def repaired_by_writes(found: Sequence[tuple[str, int]]) -> list[Unreadable]:
+    """Return the findings about keys that writes have repaired (`Mirror.repairs`)."""
+    return [
+        damaged_count(was) if key == keys.REVISION else _damaged(key, _NO_IDS_LEFT)
+        for key, was in found
+    ]
 
 
 def _damaged(name: str, why: str) -> Unreadable:
@@ -484,16 +500,18 @@ def _note_bells(link: Link, nodes: Sequence[str]) -> None:
         link.found_damaged[name] = _NO_IDS_LEFT
 
 
-def mend(link: Link, damaged: list[Unreadable], *, epoch: int, now_ms: int) -> None:
+def mend(
+    link: Link, damaged: Sequence[Unreadable], *, epoch: int, now_ms: int, highest: int
+) -> None:
     """Delete the keys of another type, and repair the count of writes, as the leader.
 
-    Raises StoreUnavailable.
+    `highest`: as for `damaged_keys`. Raises StoreUnavailable.
     """
-    gone = [one.key for one in damaged if one.why not in (_NO_COUNT, _AHEAD)]
+    gone = [one.key for one in damaged if one.key != keys.REVISION or one.why == _NO_STRING]
     if gone:
         link.ask(lambda client: client.delete(*gone))
     again = (keys.EPOCH, keys.EPOCH, keys.REVISION, keys.CHANGES)
-    link.run(scripts.MEND, again, (epoch, now_ms))
+    link.run(scripts.MEND, again, (epoch, now_ms, highest))
 
 
 #: Nodes whose wake-up channels are checked in one step.

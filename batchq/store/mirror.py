@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
@@ -42,6 +42,11 @@ CHANGES_A_TRIP = 20_000
 #: How often a list is started again because the stream was trimmed meanwhile.
 LISTS = 5
 _LIST_LATER_S = 0.2
+#: The count of writes starts at 0 or at the time in milliseconds, so an object that states a later
+#: revision lies. If the count followed it, it could run out.
+IMPLAUSIBLE = 10**13
+#: Repairs are reported if they are not older; a standby collects them as well.
+REPORTED_WITHIN_S = 60.0
 #: How often heartbeats are read while pods wait for nodes to report.
 AWAIT_REPORTS_EVERY_MS = 50
 #: Heads of each kind checked in one step: this many in the server's order, and this many in the
@@ -62,7 +67,8 @@ class Trimmed(Exception):
 class Change(Struct, frozen=True, kw_only=True):
     """One write. `value` is None if the object was deleted; `id` is the entry's id in the stream.
 
-    `unreadable`: the written record is unreadable, and `value` is None.
+    `unreadable`: the written record is unreadable, and `value` is None. `repaired`: the key that
+    the write found damaged and repaired, and the number that it held.
     """
 
     kind: str
@@ -71,6 +77,7 @@ class Change(Struct, frozen=True, kw_only=True):
     value: Object | None
     id: str
     unreadable: Unreadable | None = None
+    repaired: tuple[str, int] | None = None
 
 
 class MirrorDifference(Struct, frozen=True, kw_only=True):
@@ -107,9 +114,21 @@ def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change
         raise ValueError(kind)
     revision, id_ = int(raw_id.split(b"-")[0]), raw_id.decode()
     item = read_record(kind, key, value, decode) if value else None
-    if isinstance(item, Unreadable):
-        return Change(kind=kind, key=key, revision=revision, value=None, id=id_, unreadable=item)
-    return Change(kind=kind, key=key, revision=revision, value=item, id=id_)
+    unreadable = item if isinstance(item, Unreadable) else None
+    return Change(
+        kind=kind,
+        key=key,
+        revision=revision,
+        value=None if isinstance(item, Unreadable) else item,
+        id=id_,
+        unreadable=unreadable,
+        repaired=_repair(fields) if b"repaired" in fields else None,
+    )
+
+
+def _repair(fields: dict[bytes, bytes]) -> tuple[str, int] | None:
+    key, was = fields[b"repaired"].decode(), codec.whole(fields.get(b"was"))
+    return (key, was) if key in (keys.REVISION, keys.CHANGES) and was is not None else None
 
 
 def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
@@ -161,6 +180,11 @@ class Mirror:
         self._unreadable: dict[tuple[str, str], Unreadable] = {}
         self._unreadable_in_order: tuple[Unreadable, ...] | None = ()
         self._revision: int | None = None
+        #: The count of writes at the end of the last list: it may contain changes up to this one.
+        self._listed_to = 0
+        #: The highest revision among the listed objects.
+        self._highest = 0
+        self._repairs: dict[tuple[str, int], float] = {}
         self._connections = -1
         self._run_id = ""
         self._turn = _ShardTurn()
@@ -234,6 +258,20 @@ class Mirror:
     def revision(self) -> int:
         """The revision of the last `drain`, 0 before the first."""
         return self._revision or 0
+
+    @property
+    def highest(self) -> int:
+        """The highest plausible revision among the objects of the last list."""
+        return self._highest
+
+    def repairs(self) -> list[tuple[str, int]]:
+        """Return, once, the keys that were found damaged and repaired by a write within the last
+        minute, and the numbers that they held.
+        """
+        since = monotonic() - REPORTED_WITHIN_S
+        found = [one for one, at in self._repairs.items() if at >= since]
+        self._repairs = {}
+        return found
 
     def unreadable(self) -> tuple[Unreadable, ...]:
         """Return the unreadable records as of the last `drain`, by kind and key; the same tuple
@@ -338,8 +376,10 @@ class Mirror:
         revision = read_revision(self._link)
         table = ObjectTable()
         self._unreadable, self._unreadable_in_order = {}, None
+        self._highest = 0
         for kind in keys.KIND_NAMES:
             table.fill(kind, self._listed(kind))
+        self._listed_to = read_revision(self._link)
         self._table, self._revision = table, revision
         if self._arrivals is not None:
             # Listed groups existed before: their order is that of the sessions.
@@ -359,6 +399,8 @@ class Mirror:
                     self._note_unreadable(kind, key, item)
                 else:
                     found[key] = item
+                    if self._highest < item.metadata.revision < IMPLAUSIBLE:
+                        self._highest = item.metadata.revision
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
@@ -371,8 +413,9 @@ class Mirror:
             assert self._revision is not None
             after = self._revision
             revision, reply, self._server = self._link.ask(partial(_pull, after=after))
-            # A fallen count: an older file was restored, or everything was deleted.
+            # A fallen count: it was set back, or everything was deleted.
             if revision < after:
+                self._repairs[keys.REVISION, revision] = monotonic()
                 raise Trimmed
             changes = read_changes(reply, after, self._reader.read)
             if not changes and revision != after:
@@ -386,6 +429,8 @@ class Mirror:
 
     def _take(self, change: Change) -> None:
         self._revision = change.revision
+        if change.repaired is not None:
+            self._repairs[change.repaired] = monotonic()
         if change.kind == "Pod":
             self._moved.add(change.key)
         if change.unreadable is not None:
@@ -397,7 +442,9 @@ class Mirror:
         if self._unreadable:
             self._forget_unreadable(change.kind, change.key)
         here = self.here(change.kind, change.key)
-        if here is not None and here.metadata.revision >= change.revision:
+        is_listed = change.revision <= self._listed_to
+        # Only then: an object may state a revision that is too high.
+        if is_listed and here is not None and here.metadata.revision >= change.revision:
             return
         if self._is_kept_back(change, here):
             return

@@ -538,7 +538,7 @@ class RedisStore:
         has_run_id = "yes" if self._link.run_id() else ""
         epoch = self._link.run(
             scripts.LEAD,
-            (keys.LEADER, keys.EPOCH, keys.REVISION, keys.CHANGES, keys.SERVER),
+            (keys.LEADER, keys.EPOCH, keys.SERVER),
             (identity, now, now + lease_ms, has_run_id),
         )
         return int(epoch) if epoch else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
 import pytest
 import redis
 from msgspec import structs
@@ -13,6 +14,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, NodeSpec, Pod, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
 from batchq.client.changes import apply
+from batchq.client.doctor import examine
 from batchq.daemon import repair
 from batchq.daemon.repair import Mender
 from batchq.store import books, keys, mirror
@@ -454,11 +456,82 @@ def test_pods_run_on_while_no_group_can_be_read(
         assert audit.lone_pods() == []
 
 
-def test_a_count_of_writes_that_was_set_back_is_named(booked: RedisStore, raw: redis.Redis) -> None:
-    booked.snapshot()
+def renewed(booked: RedisStore) -> None:
+    booked.lead("me", 60_000)
+
+
+def written(booked: RedisStore) -> None:
+    booked.commit([writing(put(group("late", uid="u9")))], request_id="late")
+
+
+def discarded(booked: RedisStore) -> None:
+    assert booked.discard("Pod", "poison")
+
+
+@pytest.mark.parametrize("count", ["1", None])
+@pytest.mark.parametrize("met_by", [None, renewed, written, discarded])
+def test_a_count_of_writes_that_was_set_back_is_reported_however_it_is_found(
+    booked: RedisStore,
+    raw: redis.Redis,
+    count: str | None,
+    met_by: Callable[[RedisStore], None] | None,
+) -> None:
+    raw.hset(keys.objects("Pod"), "poison", "garbage")
+    mender = Mender(booked, RandomIds())
+    mender.look(epoch(booked))
+    before = booked.snapshot().revision
+    raw.delete(keys.REVISION) if count is None else raw.set(keys.REVISION, count)
+    if met_by is None:
+        [named] = damaged_keys(booked.link)
+        assert named.key == keys.REVISION
+    else:
+        met_by(booked)
+    looked(mender, booked, 3)
+    [event] = [one for one in booked.events() if one.kind == "Key"]
+    assert (event.key, event.reason) == ("{bq}:revision", "Mended")
+    assert event.message == f"it was {count or 0}, behind an earlier write; it was repaired"
+    assert booked.snapshot().revision >= before
+
+
+def test_a_refused_write_does_not_hide_a_count_that_was_set_back(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
     raw.set(keys.REVISION, "1")
-    [named] = damaged_keys(booked.link)
-    assert keys.REVISION in named.why
+    refused = writing(put(group("default", namespace=""), expect=99))
+    assert booked.commit([refused], request_id="refused").refused
+    assert raw.get(keys.REVISION) == b"1"
+
+
+def test_a_count_of_writes_behind_an_object_is_reported_and_continues_above_it(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    highest = booked.snapshot().queues[0].metadata.revision
+    raw.delete(keys.CHANGES)
+    raw.set(keys.REVISION, "0")
+    booked.forget()
+    named = [one.subject for one in examine(booked.url).findings if one.check == "records"]
+    assert named[0] == "Key {bq}:revision"
+    looked(Mender(booked, RandomIds()), booked, 3)
+    [event] = [one for one in booked.events() if one.kind == "Key"]
+    assert (event.key, event.reason) == ("{bq}:revision", "Mended")
+    assert event.message == "it was 0, behind an earlier write; it was repaired"
+    assert booked.snapshot().revision >= highest
+
+
+def test_an_object_with_a_revision_from_the_future_is_followed_when_it_changes(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    [queue] = booked.snapshot().queues
+    far = structs.replace(queue, metadata=structs.replace(queue.metadata, revision=10**15))
+    raw.hset(keys.objects("Queue"), "default", msgspec.json.encode(far))
+    raw.hdel(keys.heads("Queue"), "default")
+    booked.forget()
+    mender = Mender(booked, RandomIds())
+    mender.look(epoch(booked))
+    assert booked.snapshot().queues == (far,)
+    removed = writing(gone(far, expect=10**15))
+    assert booked.commit([removed], request_id="late").refused == ()
+    assert booked.snapshot().queues == ()
 
 
 def test_with_many_false_heads_the_next_pages_are_checked_at_once(

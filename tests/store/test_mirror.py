@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from batchq.daemon.repair import Mender
 from batchq.store.redis import MirrorDifference, RedisStore, Trimmed
+from batchq.system import RandomIds
 from tests.contract.made import gone, put, queue, writing
 from tests.harness.server import Server
 
@@ -165,10 +167,11 @@ def test_a_foreign_change_is_ignored_and_does_not_stop_the_leader(
     redis_store: RedisStore, raw: redis.Redis, far: str, entry: dict[str, str]
 ) -> None:
     make(redis_store, "a")
-    redis_store.lead("one", 30_000)
+    epoch = redis_store.lead("one", 30_000)
+    assert epoch is not None
     assert names(redis_store) == ["a"]
     raw.xadd("{bq}:changes", entry, id=far)
-    redis_store.lead("one", 30_000)
+    Mender(redis_store, RandomIds()).look(epoch)
     assert names(redis_store) == ["a"]
     make(redis_store, "b")
     assert names(redis_store) == ["a", "b"]

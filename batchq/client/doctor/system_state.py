@@ -28,6 +28,7 @@ from batchq.store.inspection import (
     Books,
     ServerFacts,
     WaitingReport,
+    damaged_count,
     damaged_deliveries,
     damaged_events,
     damaged_in_nodes,
@@ -40,6 +41,7 @@ from batchq.store.inspection import (
     sizes_of_inboxes,
 )
 from batchq.store.link import is_damaged as is_about_damage
+from batchq.store.mirror import IMPLAUSIBLE
 from batchq.store.redis import RedisStore
 
 
@@ -227,6 +229,7 @@ def read_state(url: str | None, config: Path | None) -> State:
             damaged += _seen(lambda: damaged_in_nodes(store, names)) or []
             damaged += _seen(lambda: damaged_events(store, _EVENTS_LOOKED_AT)) or []
             if books is not None:
+                damaged += _count_behind(books)
                 damaged += (
                     _seen(lambda: false_heads(store.link, books.objects, books.unreadable)) or []
                 )
@@ -263,6 +266,13 @@ def _seen(question: Callable[[], T], *, is_damaged: bool = False) -> T | None:
         if is_damaged or is_about_damage(error):
             return None
         raise
+
+
+def _count_behind(books: Books) -> list[Unreadable]:
+    """Return the finding about a count of writes behind the revision of an object."""
+    revisions = [one.metadata.revision for some in books.objects.values() for one in some.values()]
+    highest = max((one for one in revisions if one < IMPLAUSIBLE), default=0)
+    return [damaged_count(books.revision)] if highest > books.revision else []
 
 
 def _unreadable(

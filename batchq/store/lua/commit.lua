@@ -54,7 +54,8 @@ local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop
   end
   set(KEYS[9 + 2 * place], key, value)
   set(KEYS[10 + 2 * place], key, head)
-  append(KEYS[4], ARGV[5], number .. '-0', 'kind', kind, 'key', key, 'value', value)
+  append(KEYS[4], ARGV[5], number .. '-0', 'kind', kind, 'key', key, 'value', value,
+    repair_fields())
 end
 
 -- Whether no leader has been elected since the server started: it may have lost writes, and a later
@@ -112,7 +113,7 @@ end
 local went_well, why = pcall(transact_all)
 set_sums()
 write_moved()
-if revision > former then redis.call('INCRBY', KEYS[3], text(revision - former)) end
+count_on(former, revision)
 if not went_well then error(why) end
 local reply = cjson.encode({text(revision), answers})
 redis.call('SET', KEYS[1], reply, 'EX', ARGV[4])

@@ -9,7 +9,7 @@ local error_reply = keep_in_step()
 if error_reply then return error_reply end
 local revision = string.format('%.0f', redis.call('INCR', KEYS[3]))
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], revision .. '-0',
-  'kind', ARGV[1], 'key', ARGV[2], 'value', '')
+  'kind', ARGV[1], 'key', ARGV[2], 'value', '', repair_fields())
 redis.call('HDEL', KEYS[1], ARGV[2])
 redis.call('HDEL', KEYS[2], ARGV[2])
 return 1

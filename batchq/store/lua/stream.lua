@@ -1,6 +1,6 @@
--- A part of commit, of discard and of lead: keeps the change stream from running ahead of the count
--- of writes, and reports keys that batchq has not written.
--- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all of them.
+-- A part of commit, of discard, of lead and of mend: keeps the change stream from running ahead of
+-- the count of writes, and reports keys that batchq has not written.
+-- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but lead.
 -- Answers: nothing of its own.
 
 -- The count of writes stays below this; Lua's numbers skip integers above 2^53.
@@ -51,9 +51,13 @@ local function unwritable(first)
   return nil
 end
 
--- Entries may have been appended past batchq. Then each append of a commit would fail, in this one
--- and in all later ones. So the count follows; where it cannot, the stream is deleted, and its
--- readers list again. Returns the error to answer with if the count is malformed.
+-- What keep_in_step repaired: the name of the key and its former number.
+local repaired, was
+
+-- The count may have been set back, or entries appended, past batchq. Then each append of a commit
+-- would fail, in this one and in all later ones. So the count follows; where it cannot, the stream
+-- is deleted, and its readers list again. Returns the error to answer with if the count is
+-- malformed.
 local function keep_in_step()
   local count = count_of_writes()
   if not count then return damaged(KEYS[3]) end
@@ -64,9 +68,28 @@ local function keep_in_step()
   local ahead = newest_in(info)
   if ahead <= count then return nil end
   if ahead < MOST_WRITES then
+    repaired, was = KEYS[3], string.format('%.0f', count)
     redis.call('SET', KEYS[3], string.format('%.0f', ahead))
   else
+    repaired, was = KEYS[4], string.format('%.0f', ahead)
     redis.call('DEL', KEYS[4])
   end
   return nil
+end
+
+-- Returns, once, the fields of the next entry of the stream that tell the leader what was repaired.
+local function repair_fields()
+  local key = repaired
+  repaired = nil
+  if key then return 'repaired', key, 'was', was end
+end
+
+-- Writes the count at the end of a call. Without an entry that reports the repair of the count, it
+-- is undone: the leader will repair and report it.
+local function count_on(former, revision)
+  if revision > former then
+    redis.call('INCRBY', KEYS[3], string.format('%.0f', revision - former))
+  elseif repaired == KEYS[3] then
+    redis.call('SET', KEYS[3], was)
+  end
 end

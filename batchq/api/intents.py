@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from batchq.api.resources import Amounts
+
 
 class AdmitGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`group` (a key) becomes InQueue for the `admission`-th time."""
@@ -160,3 +162,21 @@ Intent: TypeAlias = (
     | SetReasons
     | SetNodeReady
 )
+
+
+class Eviction(Struct, frozen=True, kw_only=True):
+    """A group that a session evicts at `at` (ms), wholly (`whole`) or only the pods named.
+
+    `by` is the preemptor and `action` the action; both are empty without a preemptor. `lost` is the
+    work lost, in resource-seconds.
+    """
+
+    at: int
+    key: str
+    queue: str
+    whole: bool
+    pods: tuple[str, ...]
+    by: str
+    action: str
+    reason: str
+    lost: Amounts

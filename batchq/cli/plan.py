@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from batchq.api.intents import Eviction
 from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, describe, format_quantity
@@ -17,7 +18,8 @@ from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
-from batchq.client.outcomes import Awaiting, GroupPlan, Outcome, Victim
+from batchq.client.outcomes import GroupPlan, Outcome
+from batchq.client.overview import Awaited
 from batchq.client.plan import Plan
 
 _MOST_AHEAD = 5
@@ -120,7 +122,7 @@ def _listed_checks(checks: Sequence[str]) -> str:
     return f"the check{'' if len(checks) == 1 else 's'} {', '.join(checks)}"
 
 
-def _awaited(awaits: Awaiting) -> str:
+def _awaited(awaits: Awaited) -> str:
     """Return e.g. `2 pods of default/a have ended, within 30s`."""
     whose = ", ".join(_few(awaits.groups, _MOST_AHEAD))
     victims_text = f"{counted(awaits.pods, 'pod')} of {whose}" if awaits.pods else whose
@@ -213,7 +215,7 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
 # --- others -----------------------------------------------------------------------------------
 
 
-def _victims(evicted: Sequence[Victim]) -> list[tuple[str, ...]]:
+def _victims(evicted: Sequence[Eviction]) -> list[tuple[str, ...]]:
     if not evicted:
         return []
     rows: list[tuple[str, ...]] = [("POD GROUP", "QUEUE", "BY", "GIVES", "WORK LOST")]
@@ -231,7 +233,7 @@ def _victims(evicted: Sequence[Victim]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _victim_row(victim: Victim) -> dict[str, object]:
+def _victim_row(victim: Eviction) -> dict[str, object]:
     return {
         "podGroup": victim.key,
         "queue": victim.queue,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from batchq.api import intents
+from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.objects import Object, Pod, key_of
-from batchq.api.reasons import NEVER_FITS, Leaving, Verdict, ranked
-from batchq.api.resources import Amounts, of_pod, plus, times
+from batchq.api.objects import Object, key_of
+from batchq.api.reasons import NEVER_FITS, Verdict, ranked
+from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     EVERY_NAMESPACE,
     ONE_GROUP,
@@ -32,7 +33,7 @@ from batchq.api.transaction import (
 )
 from batchq.assembly import assemble
 from batchq.client.changes import explain_refusal
-from batchq.client.overview import Others, others
+from batchq.client.overview import Awaited, Others, awaited_of, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
@@ -41,7 +42,7 @@ from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import refused_by_nodes
-from batchq.core.preemption.pledges import victims_left
+from batchq.core.preemption.evictions import evictions_of, preemptor_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState, is_admitted
@@ -166,17 +167,6 @@ class Outcome(StrEnum):
     NEVER = "Never"
 
 
-class Awaiting(Struct, frozen=True, kw_only=True):
-    """The victims that must end before a group starts: pods of these groups, within `within_ms`.
-
-    An external group has no pods to count.
-    """
-
-    pods: int
-    groups: tuple[str, ...]
-    within_ms: int
-
-
 class Advice(Struct, frozen=True, kw_only=True):
     """A change that was tried, and its outcome: `requests`, `minMember`, `queue`, `priorityClass`,
     or `released` (its gates, suspension and dependencies are removed).
@@ -214,7 +204,7 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     reserved: bool
     external: bool
     nodes: dict[str, int]
-    awaits: Awaiting | None
+    awaits: Awaited | None
     checks: tuple[str, ...]
     blockers: tuple[Verdict, ...]
     position: int | None
@@ -227,30 +217,10 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...] = ()
 
 
-class Victim(Struct, frozen=True, kw_only=True):
-    """A group that is evicted, wholly (`whole`) or only these pods.
-
-    `by` is the preemptor and `action` the action; both are empty if an edit in the request causes
-    the eviction. `lost` is the work of its pods, in resource-seconds.
-    """
-
-    key: str
-    queue: str
-    whole: bool
-    pods: tuple[str, ...]
-    by: str
-    action: str
-    reason: str
-    lost: Amounts
-
-
-_ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
-
-
 def group_plan(session: Session, key: str) -> GroupPlan:
     """Return what a decided session does with one group."""
     group = session.by_key[key]
-    awaits = _awaiting(session, group)
+    awaits = awaited_of(session, group)
     verdicts = () if _starts(group) else _verdicts(session, group)
     outcome = _outcome(session, group, awaits, verdicts)
     never = no_node_ever(session, group) if outcome is Outcome.WAITS else ""
@@ -303,27 +273,25 @@ def with_starts(session: Session, groups: Sequence[GroupPlan]) -> tuple[GroupPla
     return tuple(map(completed, groups))
 
 
-def victims(session: Session, without: Session, keys: Collection[str]) -> list[Victim]:
+def victims(session: Session, without: Session, keys: Collection[str]) -> list[Eviction]:
     """Return the victims in a session: those evicted for one of the groups `keys`, and all others
     that are not evicted in the session `without` them.
     """
     evicted_anyway = {one.uid for one in without.intents if isinstance(one, intents.Evict)}
     rolled_back_anyway = {one.group for one in without.intents if isinstance(one, intents.RollBack)}
-    evicted: dict[str, list[intents.Evict]] = {}
-    rolled_back: dict[str, intents.RollBack] = {}
-    for intent in session.intents:
-        match intent:
-            case intents.Evict() if intent.by in keys or intent.uid not in evicted_anyway:
-                evicted.setdefault(intent.group, []).append(intent)
-            case intents.RollBack(group=key):
-                if key not in rolled_back_anyway or _preemptor_of(session, key) in keys:
-                    rolled_back[key] = intent
-            case _:
-                pass
-    found_objects = [key for key in dict.fromkeys((*evicted, *rolled_back)) if key not in keys]
-    return [
-        _victim(session, key, evicted.get(key, []), rolled_back.get(key)) for key in found_objects
+    said = [
+        one
+        for one in session.intents
+        if (isinstance(one, intents.Evict) and (one.by in keys or one.uid not in evicted_anyway))
+        or (
+            isinstance(one, intents.RollBack)
+            and (
+                one.group not in rolled_back_anyway
+                or preemptor_of(session.by_key[one.group]) in keys
+            )
+        )
     ]
+    return [one for one in evictions_of(session, said) if one.key not in keys]
 
 
 def delayed(session: Session, without: Session, gone: Collection[str]) -> list[str]:
@@ -362,11 +330,11 @@ def _starts(group: GroupState) -> bool:
 
 
 def _outcome(
-    session: Session, group: GroupState, awaits: Awaiting | None, verdicts: tuple[Verdict, ...]
+    session: Session, group: GroupState, awaits: Awaited | None, verdicts: tuple[Verdict, ...]
 ) -> Outcome:
     if group.phase in TERMINAL or any(verdict.reason in NEVER_FITS for verdict in verdicts):
         return Outcome.NEVER
-    evicts = bool(_victims_of(session, group.key))
+    evicts = _evicts(session, group.key)
     # A group with open checks does not start when its victims have ended.
     passes = not (are_honoured(session) and _open_checks(group))
     if _starts(group) or (awaits is not None and evicts and passes):
@@ -374,42 +342,13 @@ def _outcome(
     return Outcome.WAITS
 
 
-def _victims_of(session: Session, key: str) -> list[str]:
-    """Return the groups from which this session evicts pods for the group."""
-    evicted = [
-        one.group for one in session.intents if isinstance(one, intents.Evict) and one.by == key
-    ]
-    rolled_back = [
-        one.group
+def _evicts(session: Session, key: str) -> bool:
+    """Return whether this session evicts pods for the group."""
+    return any(
+        one.by == key
+        if isinstance(one, intents.Evict)
+        else isinstance(one, intents.RollBack) and preemptor_of(session.by_key[one.group]) == key
         for one in session.intents
-        if isinstance(one, intents.RollBack) and _preemptor_of(session, one.group) == key
-    ]
-    return list(dict.fromkeys((*evicted, *rolled_back)))
-
-
-def _preemptor_of(session: Session, key: str) -> str:
-    """Return the preemptor of a group's last eviction, if that is of this session."""
-    group = session.by_key[key]
-    now, before = group.status.evictions, group.record.status.evictions
-    return now.last_by if now != before else ""
-
-
-def _awaiting(session: Session, group: GroupState) -> Awaiting | None:
-    if not group.status.pledge.stands or group.phase in TERMINAL:
-        return None
-    rolled_back = victims_left(session, group.status.pledge)
-    if not rolled_back:
-        return None
-    over_at = [
-        (pod.status.terminating_at or session.now_ms) + pod.spec.termination_grace
-        for _, pods in rolled_back
-        for pod in pods
-    ]
-    over_at += [one.status.claim.over_at or session.now_ms for one, pods in rolled_back if not pods]
-    return Awaiting(
-        pods=sum(len(pods) for _, pods in rolled_back),
-        groups=tuple(one.key for one, _ in rolled_back),
-        within_ms=max(0, max(over_at) - session.now_ms),
     )
 
 
@@ -448,37 +387,6 @@ def _ending(group: GroupState) -> str:
         return ""
     known = [one for one in group.status.conditions if one.type == "Finished"]
     return ": ".join(part for one in known for part in (one.reason, one.message) if part)
-
-
-# --- victims ----------------------------------------------------------------------------------
-
-
-def _victim(
-    session: Session, key: str, evicted: list[intents.Evict], rolled_back: intents.RollBack | None
-) -> Victim:
-    group = session.by_key[key]
-    reason = rolled_back.reason if rolled_back is not None else evicted[0].reason
-    by = _preemptor_of(session, key) if rolled_back is not None else evicted[0].by
-    return Victim(
-        key=key,
-        queue=group.queue,
-        whole=rolled_back is not None,
-        pods=tuple(one.pod for one in evicted),
-        by=by,
-        action=_ACTIONS.get(str(reason), ""),
-        reason=str(reason),
-        lost=_work_of(session, [group.pods[one.uid] for one in evicted if one.uid in group.pods]),
-    )
-
-
-def _work_of(session: Session, pods: list[Pod]) -> Amounts:
-    """Return the work of pods until now, in resource-seconds."""
-    lost: Amounts = {}
-    for pod in pods:
-        if pod.status.started_at is not None:
-            seconds = max(0, session.now_ms - pod.status.started_at) // 1000
-            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
-    return {name: units for name, units in lost.items() if units}
 
 
 _SOURCE = "the configuration of the scheduler that leads"

@@ -90,14 +90,15 @@ class Blocker(Struct, frozen=True, kw_only=True):
 class Awaited(Struct, frozen=True, kw_only=True):
     """What a preemptor waits for: the pods of its victims that have not ended.
 
-    `groups` are the keys of their groups. `until` is when the pledge expires; None until a victim
-    is asked to stop.
+    `groups` are the keys of their groups; an external group has no pods to count. All must have
+    stopped `within_ms`. `until` is when the pledge expires; None until a victim is asked to stop.
     """
 
     action: str
     pods: int
     groups: tuple[str, ...]
     until: int | None
+    within_ms: int = 0
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
@@ -296,22 +297,8 @@ class Overview:
             uid=group.uid,
             evicted=None if group.phase in TERMINAL else _evicted(group),
             evictions=status.evictions,
-            awaits=self._awaits(group),
+            awaits=awaited_of(self._session, group),
             gated=tuple(verdict.message() for verdict in gated_pods(group)),
-        )
-
-    def _awaits(self, group: GroupState) -> Awaited | None:
-        pledge = group.status.pledge
-        if not pledge.stands or group.phase in TERMINAL:
-            return None
-        left = victims_left(self._session, pledge)
-        if not left:
-            return None
-        return Awaited(
-            action=pledge.action,
-            pods=sum(len(pods) for _, pods in left),
-            groups=tuple(victim.key for victim, _ in left),
-            until=pledge.expires,
         )
 
     def _position(self, group: GroupState) -> int | None:
@@ -350,6 +337,29 @@ class Overview:
             )
             for verdict in stored
         )
+
+
+def awaited_of(session: Session, group: GroupState) -> Awaited | None:
+    """Return what a preemptor waits for; None for other groups."""
+    pledge = group.status.pledge
+    if not pledge.stands or group.phase in TERMINAL:
+        return None
+    left = victims_left(session, pledge)
+    if not left:
+        return None
+    over_at = [
+        (pod.status.terminating_at or session.now_ms) + pod.spec.termination_grace
+        for _, pods in left
+        for pod in pods
+    ]
+    over_at += [one.status.claim.over_at or session.now_ms for one, pods in left if not pods]
+    return Awaited(
+        action=pledge.action,
+        pods=sum(len(pods) for _, pods in left),
+        groups=tuple(victim.key for victim, _ in left),
+        until=pledge.expires,
+        within_ms=max(0, max(over_at) - session.now_ms),
+    )
 
 
 def shown_phase(group: GroupState) -> str:

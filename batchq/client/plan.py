@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
+from batchq.api.intents import Eviction
 from batchq.api.objects import Object, PodGroup, full_name, key_of, kind_of
 from batchq.api.transaction import Ledger, Transaction
 from batchq.client.changes import apply, create
@@ -25,7 +26,6 @@ from batchq.client.outcomes import (
     Outcome,
     SnapshotReader,
     TrialScheduler,
-    Victim,
     check_objects_allowed,
     delayed,
     group_plan,
@@ -62,7 +62,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     at: int
     outcome: Outcome
     groups: tuple[GroupPlan, ...]
-    evicted: tuple[Victim, ...]
+    evicted: tuple[Eviction, ...]
     delayed: tuple[str, ...]
     changes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -142,7 +142,7 @@ class Planner:
         )
 
 
-def _worst(groups: Sequence[GroupPlan], evicted: Sequence[Victim]) -> Outcome:
+def _worst(groups: Sequence[GroupPlan], evicted: Sequence[Eviction]) -> Outcome:
     """Return the worst outcome of the groups; a start that evicts other groups is not Now."""
     worst = max((group.outcome for group in groups), key=_ORDER.index)
     return Outcome.EVICTS if worst is Outcome.NOW and evicted else worst

@@ -8,12 +8,15 @@ from contextlib import redirect_stdout
 import pytest
 from msgspec import structs
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckSpec,
     Dependency,
+    GroupClaim,
     Metadata,
     PodGroup,
+    PodGroupStatus,
     SchedulingGate,
 )
 from batchq.cli.plan import show_plan
@@ -67,6 +70,30 @@ def test_a_group_of_higher_priority_names_its_victims_and_what_they_lose() -> No
     assert group.awaits.within_ms == 30_000
     # The nodes where it goes after its victims have ended.
     assert (group.nodes, group.reserved) == ({"n1": 1}, True)
+
+
+def test_an_external_victim_loses_what_it_has_held_since_its_start() -> None:
+    status = PodGroupStatus(
+        phase=PodGroupPhase.RUNNING,
+        admission=1,
+        reserved_at=0,
+        in_queue_at=0,
+        started_at=0,
+        reservation=amounts(cpu=3),
+        claim=GroupClaim(phase="Running", holder="render", claimed_at=0, holding=amounts(cpu=3)),
+    )
+    low = a_group(
+        "low", tasks=(), controller="external", min_resources=amounts(cpu=3), status=status
+    )
+    plan = plan_of(
+        a_request(cpu=3, priority_class_name="high"),
+        HIGH,
+        a_queue("default", capability={"cpu": 3}),
+        low,
+    )
+    [victim] = plan.evicted
+    assert (victim.key, victim.whole, victim.pods) == ("default/low", True, ())
+    assert victim.lost == {"cpu": 3000 * 300}
 
 
 def test_pods_beyond_min_member_go_before_whole_groups() -> None:

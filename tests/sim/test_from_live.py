@@ -248,7 +248,7 @@ def test_an_eviction_names_its_victim_time_preemptor_and_cost() -> None:
     [eviction] = future.evictions
     assert (eviction.at, eviction.key, eviction.by) == (NOW, "default/low", "default/top")
     assert (eviction.action, eviction.reason) == ("preempt", "Preempted")
-    assert (eviction.whole, eviction.pods) == (True, 1)
+    assert (eviction.whole, eviction.pods) == (True, ("default/low-w-0",))
     assert eviction.lost == amounts(cpu=4 * 3600, pods=3600)
     # After the victim's grace period; the victim starts over when the preemptor has ended.
     assert starts(future) == {"low": [30 + 3600], "top": [30]}

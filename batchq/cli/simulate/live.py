@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
+from batchq.api.intents import Eviction
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
@@ -27,7 +28,6 @@ from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError
 from batchq.lab.simulation.future import (
     ALL,
-    Eviction,
     Future,
     GroupFate,
     GroupFuture,
@@ -253,7 +253,7 @@ def _eviction(found: WhatIf, configuration: str, eviction: Eviction) -> dict[str
         "podGroup": eviction.key,
         "queue": eviction.queue,
         "whole": eviction.whole,
-        "pods": eviction.pods,
+        "pods": len(eviction.pods),
         "by": eviction.by or None,
         "action": eviction.action or None,
         "reason": eviction.reason,
@@ -437,7 +437,7 @@ def _evicted(found: WhatIf) -> list[tuple[str, ...]]:
             eviction.key,
             eviction.queue,
             _by(eviction),
-            ("all of it, " if eviction.whole else "") + counted(eviction.pods, "pod"),
+            ("all of it, " if eviction.whole else "") + counted(len(eviction.pods), "pod"),
             lost_text(eviction.lost) or "nothing",
         )
         for name, future in zip(found.names, found.futures, strict=True)

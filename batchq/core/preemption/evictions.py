@@ -6,12 +6,12 @@ the preemptor starts at once; otherwise it gets a pledge and waits. All of this 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
+from msgspec import structs
 
 from batchq.api import intents
-from batchq.api.intents import Intent
+from batchq.api.intents import Eviction, Intent
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pledge, Pod
@@ -39,6 +39,8 @@ from batchq.core.session.transitions import evict, reserve, roll_back
 #: A preemptor waits for its victims this much longer than their longest termination grace.
 PATIENCE_MS = 1 * MINUTE
 REASONS = {"preempt": Leaving.PREEMPTED, "reclaim": Leaving.RECLAIMED}
+#: Pods that stop for one of these reasons are evicted; pods of an ended group are not.
+_LEAVING = frozenset(map(str, Leaving))
 
 
 def action_against(preemptor: GroupState, victim: GroupState) -> str:
@@ -220,12 +222,6 @@ def _note_cost(
 ) -> None:
     """Count an eviction of the group, with the lost work in resource-seconds."""
     session, spent = statement.session, group.status.evictions
-    lost: Amounts = dict(spent.lost)
-    for pod in pods:
-        started_at = pod.status.started_at
-        if started_at is not None:
-            seconds = max(0, session.now_ms - started_at) // 1000
-            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
     window_ms = session.settings.eviction_window_ms
     recent = {
         at: count for at, count in spent.recent.items() if int(at) + window_ms > session.now_ms
@@ -234,17 +230,85 @@ def _note_cost(
         recent[str(session.now_ms)] = recent.get(str(session.now_ms), 0) + len(pods)
     statement.set_status(
         group,
-        evictions=msgspec.structs.replace(
+        evictions=structs.replace(
             spent,
             groups=spent.groups + whole,
             pods=spent.pods + len(pods),
-            lost={name: units for name, units in lost.items() if units},
+            lost=plus(spent.lost, _work_of(pods, session.now_ms)),
             recent=recent,
             last_by=by,
             last_reason=str(reason),
             last_at=session.now_ms,
         ),
     )
+
+
+def _work_of(pods: Iterable[Pod], now_ms: int) -> Amounts:
+    """Return the work of pods until now, in resource-seconds."""
+    work = total(
+        times(of_pod(pod.spec.requests), max(0, now_ms - pod.status.started_at) // 1000)
+        for pod in pods
+        if pod.status.started_at is not None
+    )
+    return {name: units for name, units in work.items() if units}
+
+
+def evictions_of(session: Session, said: Iterable[Intent]) -> list[Eviction]:
+    """Return the evictions among the intents of a session, in the order decided."""
+    stopped: dict[str, list[intents.Evict | intents.LosePod]] = {}
+    left: dict[str, intents.RollBack] = {}
+    for intent in said:
+        match intent:
+            case intents.Evict(group=key, reason=reason) if reason in _LEAVING:
+                stopped.setdefault(key, []).append(intent)
+            case intents.LosePod(group=key):
+                stopped.setdefault(key, []).append(intent)
+            case intents.RollBack(group=key):
+                left[key] = intent
+            case _:
+                pass
+    return [
+        _eviction(session, session.by_key[key], stopped.get(key, []), left.get(key))
+        for key in dict.fromkeys((*stopped, *left))
+    ]
+
+
+def _eviction(
+    session: Session,
+    group: GroupState,
+    stopped: Sequence[intents.Evict | intents.LosePod],
+    left: intents.RollBack | None,
+) -> Eviction:
+    pods = [group.pods[one.uid] for one in stopped if one.uid in group.pods]
+    if left is not None:
+        reason = left.reason
+    elif isinstance(stopped[0], intents.Evict):
+        reason = stopped[0].reason
+    else:
+        reason = (pods[0].status.reason if pods else "") or str(Leaving.NODE_LOST)
+    started_at = group.record.status.started_at
+    if group.is_external and started_at is not None:
+        seconds = max(0, session.now_ms - started_at) // 1000
+        lost = times(group.record.status.reservation, seconds)
+    else:
+        lost = _work_of(pods, session.now_ms)
+    return Eviction(
+        at=session.now_ms,
+        key=group.key,
+        queue=group.queue,
+        whole=left is not None,
+        pods=tuple(one.pod for one in stopped),
+        by=preemptor_of(group),
+        action=next((name for name, one in REASONS.items() if one == reason), ""),
+        reason=str(reason),
+        lost=lost,
+    )
+
+
+def preemptor_of(group: GroupState) -> str:
+    """Return the preemptor of a group's last eviction, if that is of this session."""
+    now, before = group.status.evictions, group.record.status.evictions
+    return now.last_by if now != before else ""
 
 
 def evicted_recently(session: Session) -> int:

@@ -12,6 +12,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from batchq.api.intents import Eviction
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, total
@@ -129,24 +130,6 @@ class Present(Struct, frozen=True, kw_only=True):
     def waits(self) -> bool:
         """Whether it has not started yet."""
         return self.phase not in _RUNS
-
-
-class Eviction(Struct, frozen=True, kw_only=True):
-    """An eviction of a whole group (`whole`), or of some of its pods.
-
-    `by` is the preemptor and `action` the action that evicted, both empty without a preemptor.
-    `lost` is the work lost, in resource-seconds.
-    """
-
-    at: int
-    key: str
-    queue: str
-    whole: bool
-    pods: int
-    by: str
-    action: str
-    reason: str
-    lost: Amounts
 
 
 class GroupFuture(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from batchq.api import intents
+from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.objects import (
@@ -33,18 +34,16 @@ from batchq.api.objects import (
     grace_of,
     is_claimable,
 )
-from batchq.api.reasons import Leaving
-from batchq.api.resources import Amounts, of_pod, plus, times
 from batchq.api.times import DAY, format_duration
 from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.client.changes.object_writes import put
+from batchq.core.preemption.evictions import evictions_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
 from batchq.lab.simulation.future import (
-    Eviction,
     Future,
     FutureReason,
     GroupFuture,
@@ -302,11 +301,6 @@ def _lapsed(claim: GroupClaim, now_ms: int) -> bool:
     return claim.expires_at is not None and claim.expires_at <= now_ms
 
 
-#: Leaving for one of these reasons is an eviction; removing pods of an ended group is not.
-_LEAVING = frozenset(str(reason) for reason in Leaving)
-_ACTIONS = {str(Leaving.PREEMPTED): "preempt", str(Leaving.RECLAIMED): "reclaim"}
-
-
 class FutureRecorder:
     """Records the futures of the groups that had not ended at the start."""
 
@@ -319,8 +313,6 @@ class FutureRecorder:
         """Record a session's decisions; return whether any group started or ended."""
         session = report.session
         changed = False
-        stopped: dict[str, list[intents.Evict | intents.LosePod]] = {}
-        left: dict[str, intents.RollBack] = {}
         for intent in report.intents:
             match intent:
                 case intents.MoveGroup(group=key, phase=phase):
@@ -330,17 +322,12 @@ class FutureRecorder:
                 case intents.FinishGroup(group=key, phase=phase, reason=reason):
                     self._ended(key, PodGroupPhase(phase), reason, session.now_ms)
                     changed = True
-                case intents.Evict(group=key, reason=reason) if reason in _LEAVING:
-                    stopped.setdefault(key, []).append(intent)
-                case intents.LosePod(group=key):
-                    stopped.setdefault(key, []).append(intent)
                 case intents.RollBack(group=key):
-                    left[key] = intent
                     self._set(key, phase=PodGroupPhase.PENDING)
                 case _:
                     pass
-        for key in dict.fromkeys((*stopped, *left)):
-            self._evicted(session.by_key[key], session, stopped.get(key, []), left.get(key))
+        for eviction in evictions_of(session, report.intents):
+            self._evicted(eviction, is_external=session.by_key[eviction.key].is_external)
         return changed
 
     def close(self, outcome: WorldOutcome) -> None:
@@ -373,70 +360,16 @@ class FutureRecorder:
         self.ended += 1
         self._set(key, phase=phase, ends_at=now_ms, ending=str(reason))
 
-    def _evicted(
-        self,
-        group: GroupState,
-        session: Session,
-        stopped: Sequence[intents.Evict | intents.LosePod],
-        left: intents.RollBack | None,
-    ) -> None:
-        if not stopped and not (left is not None and group.is_external):
+    def _evicted(self, eviction: Eviction, *, is_external: bool) -> None:
+        if not eviction.pods and not is_external:
             return
-        reason = left.reason if left is not None else _reason_of(group, stopped[0])
-        pods = [group.pods[one.uid] for one in stopped if one.uid in group.pods]
-        self.evictions.append(
-            Eviction(
-                at=session.now_ms,
-                key=group.key,
-                queue=group.queue,
-                whole=left is not None,
-                pods=len(stopped),
-                by=_taken_by(group),
-                action=_ACTIONS.get(str(reason), ""),
-                reason=str(reason),
-                lost=_claimed_work(group, session)
-                if group.is_external
-                else _work_of(pods, session),
-            )
-        )
-        if group.key in self.groups:
-            self._set(group.key, evictions=self.groups[group.key].evictions + 1)
+        self.evictions.append(eviction)
+        if eviction.key in self.groups:
+            self._set(eviction.key, evictions=self.groups[eviction.key].evictions + 1)
 
     def _set(self, key: str, **changes: object) -> None:
         if key in self.groups:
             self.groups[key] = structs.replace(self.groups[key], **changes)
-
-
-def _reason_of(group: GroupState, one: intents.Evict | intents.LosePod) -> str:
-    if isinstance(one, intents.Evict):
-        return one.reason
-    pod = group.pods.get(one.uid)
-    return (pod.status.reason if pod is not None else "") or str(Leaving.NODE_LOST)
-
-
-def _taken_by(group: GroupState) -> str:
-    """Return the preemptor that it was evicted for in this session."""
-    now, before = group.status.evictions, group.record.status.evictions
-    return now.last_by if now != before else ""
-
-
-def _work_of(pods: Sequence[Pod], session: Session) -> Amounts:
-    """Return the pods' work until now, in resource-seconds."""
-    lost: Amounts = {}
-    for pod in pods:
-        if pod.status.started_at is not None:
-            seconds = max(0, session.now_ms - pod.status.started_at) // 1000
-            lost = plus(lost, times(of_pod(pod.spec.requests), seconds))
-    return {name: units for name, units in lost.items() if units}
-
-
-def _claimed_work(group: GroupState, session: Session) -> Amounts:
-    """Return an external group's work: what it has held since it started, in resource-seconds."""
-    before = group.record.status
-    if not group.is_external or before.started_at is None:
-        return {}
-    seconds = max(0, session.now_ms - before.started_at) // 1000
-    return times(before.reservation, seconds)
 
 
 MOST_SESSIONS = 200_000

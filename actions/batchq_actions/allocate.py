@@ -218,8 +218,9 @@ def _place_pledged(session: Session) -> None:
     """Place pods for which victims have left, on the nodes that were kept for them.
 
     When all victims have ended, head reservations do not apply to these pods, because pledged
-    capacity is never reserved for a head. Before that, they apply, because the pods would start on
-    capacity that is not their victims'.
+    capacity is never reserved for a head, and neither do limits, because the group is charged for
+    it. Before that, both apply, because the pods would start on capacity that is not their
+    victims'.
     """
     heads = [reservation.head for reservation in session.ledger.head_reservations.values()]
     for group, pledge in list(standing_pledges(session)):
@@ -229,7 +230,8 @@ def _place_pledged(session: Session) -> None:
         with session.ledger.regarding(() if has_all else heads), Statement(session) as statement:
             end_pledge(statement, group)
             pods = max(0, sum(amounts.get(PODS, 0) for amounts in pledge.room.values())) // ONE_POD
-            bound, _ = start_extras(statement, group, pods, pledge.plan)
+            promised = pledge.extra if has_all else None
+            bound, _ = start_extras(statement, group, pods, pledge.plan, promised=promised)
             # The pledge ends as soon as the pods fit without the victims that are still awaited.
             if has_all or (pods and len(bound) == pods):
                 statement.commit()

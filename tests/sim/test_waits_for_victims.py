@@ -475,3 +475,26 @@ def test_no_pod_is_evicted_for_a_group_that_fits_in_the_pledge_of_a_lower_one() 
     by_ten = [pods for when, pods in evicted(came) if when <= 10]
     assert by_ten == [[("default/low-t-0", "Preempted")]]
     assert (10, ["default/first"]) in reserved(came)
+
+
+def test_a_pod_gets_what_its_victim_left_although_a_guarantee_was_lent_out_meanwhile() -> None:
+    """At 10 `lends` still uses 1 of the 3 cpus that are guaranteed to lab, and so `borrows` fits.
+    At 30 those 3 are unused, and 2 are free: grows-t-1 did not start, and `lends` came back.
+    """
+    runs = {"phase": "Running", "startedAt": 0}
+    came = outcome(
+        priority("high", 10),
+        node("n1", 6),
+        taker("a", deserved={"cpu": 2}),
+        queue("lab", guarantee={"cpu": 3}, deserved={"cpu": 3}),
+        queue("c", deserved={"cpu": 0}),
+        group("grows", 2, 1, queue="a", minMember=1, status=runs),
+        pod("grows-t-0", "grows", node="n1", **runs),
+        group("lends", 1, 1, queue="lab", grace="30s", status=runs),
+        pod("lends-t-0", "lends", node="n1", **runs),
+        group("ends", 1, 4, queue="lab", runtime="10s", priorityClassName="high", status=runs),
+        pod("ends-t-0", "ends", node="n1", **runs),
+        timeline(applies(10, group("borrows", 1, 2, queue="c"))),
+    )
+    assert evicted(came) == [(0, [("default/lends-t-0", "Reclaimed")])]
+    assert starts(came) == {"borrows-t-0": 10, "grows-t-1": 30, "lends-t-0": 30}

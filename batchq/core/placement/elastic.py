@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.resources import PODS
+from batchq.api.resources import PODS, Amounts, covers, minus
 from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
 from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
 from batchq.core.preemption.pledges import gives_way_to, release_to
@@ -147,12 +147,16 @@ def start_extras(
     group: GroupState,
     count: int,
     plan: Mapping[str, str] | None = None,
+    *,
+    promised: Amounts | None = None,
 ) -> tuple[list[Pod], frozenset[str]]:
     """Bind up to `count` more pods of a group; return the bound pods and the dimensions that the
-    next pod lacks.
+    next pod lacks. The group was charged for what is `promised`, so no limit refuses pods within
+    that.
     """
     session = statement.session
     bound: list[Pod] = []
+    promised = promised or {}
     lacking: frozenset[str] = frozenset()
     refused: set[str] = set()
     for extra in list(waiting_extras(session, group, most=count)):
@@ -161,7 +165,8 @@ def start_extras(
             break
         if shape.task.name in refused:
             continue
-        over = over_limit_with(session, group, shape)
+        is_promised = covers(promised, shape.requests)
+        over = [] if is_promised else over_limit_with(session, group, shape)
         ordinal = extra if isinstance(extra, int) else shape.first + extra.spec.index
         node = None if over else node_for_extra(session, group, shape, plan or {}, ordinal)
         if node is None:
@@ -173,6 +178,8 @@ def start_extras(
             continue
         pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
         bound.append(bind(statement, group, pod, node.name))
+        if is_promised:
+            promised = minus(promised, shape.requests)
     return bound, lacking
 
 

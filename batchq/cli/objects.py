@@ -12,6 +12,7 @@ import click
 from batchq.api.manifest import encode, has_status
 from batchq.api.notation import counted
 from batchq.api.objects import (
+    DEFAULT,
     KINDS,
     NAMESPACED,
     Node,
@@ -56,7 +57,7 @@ from batchq.cli.output.values import (
 )
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.requests import Effect, capacity_warnings, leaves_stop_policy
-from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
     from batchq.client.group_pages import GroupPage, Page
@@ -65,6 +66,51 @@ if TYPE_CHECKING:
 STDIN = "-"
 #: How many groups are named that are larger than the nodes; the others are counted.
 _CAPACITY_WARNINGS = 5
+
+
+#: A namespace's groups in a file are checked against its limit once there are more than this.
+#: Fewer are read faster than the limit is.
+_UNCHECKED = 10_000
+
+
+class GroupLimitCheck:
+    """Checks the limits of namespaces while a file is read, so that a file with far too many groups
+    is refused before all of it is in memory.
+
+    Nothing is checked without `shared`, which names the server, or if no server answers, which the
+    command will report.
+    """
+
+    def __init__(self, shared: Globals | None, source: str, content: bytes) -> None:
+        self._shared = shared
+        self._source = source
+        self._groups: dict[str, set[str]] = {}
+        self._check_at: dict[str, int] = {}
+        #: A quota in the file may raise the limit.
+        self._is_on = b"ResourceQuota" not in content
+
+    def __call__(self, data: object) -> None:
+        """Count a manifest. Raises Rejected."""
+        if self._shared is None or not self._is_on or not isinstance(data, dict):
+            return
+        meta = data.get("metadata")
+        if data.get("kind") != "PodGroup" or not isinstance(meta, dict):
+            return
+        namespace = str(meta.get("namespace", DEFAULT))
+        keys = self._groups.setdefault(namespace, set())
+        keys.add(f"{namespace}/{meta.get('name')}")
+        if len(keys) > self._check_at.get(namespace, _UNCHECKED):
+            self._check(self._shared, namespace)
+
+    def _check(self, shared: Globals, namespace: str) -> None:
+        keys = self._groups[namespace]
+        try:
+            with shared.connect() as client:
+                left = client.check_group_limit(keys, self._source)
+        except StoreUnavailable:
+            left = None
+        self._is_on = left is not None
+        self._check_at[namespace] = len(keys) + (left or 0)
 
 
 class Content(NamedTuple):
@@ -79,17 +125,21 @@ def read_objects(name: str, *, in_folder: bool) -> list[Object]:
     return read_content(name, in_folder=in_folder).objects
 
 
-def read_content(name: str, *, in_folder: bool) -> Content:
+def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None) -> Content:
     """Read the objects in the file `name`, or in standard input for `-`.
 
     With `in_folder`, the file's folder is the default workingDir of pods. A `status`, which only
-    batchq writes, causes a warning on stderr.
+    batchq writes, causes a warning on stderr. `limits_of` names the server whose limits of groups
+    are checked while the file is read.
+
     Raises InvalidInput, also if there is no object.
     """
     from batchq.config.documents import read_documents
 
     source = "standard input" if name == STDIN else name
-    documents = read_documents(_content(name), source)
+    content = _content(name)
+    check = GroupLimitCheck(limits_of, source, content)
+    documents = read_documents(content, source, check=check)
     if not documents:
         raise InvalidInput(
             f"{source}: expected at least one manifest, found nothing",
@@ -433,7 +483,7 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     Consequences that a queue's author may not intend (guarantees beyond the machines' capacity,
     limits below the current usage) cause warnings on stderr; the queue is applied.
     """
-    content = read_content(filename, in_folder=filename != STDIN)
+    content = read_content(filename, in_folder=filename != STDIN, limits_of=shared)
     apply_content(shared, content, dry_run=dry_run, output=output)
 
 

@@ -21,7 +21,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
-from batchq.cli.objects import queues_to_keep_stopped, warn, warn_of_capacity
+from batchq.cli.objects import GroupLimitCheck, queues_to_keep_stopped, warn, warn_of_capacity
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import (
@@ -67,16 +67,18 @@ class RunPlan(Struct, frozen=True, kw_only=True):
         return structs.replace(self, groups=groups)
 
 
-def read_plan(file: Path) -> RunPlan:
+def read_plan(file: Path, shared: Globals | None = None) -> RunPlan:
     """Read the objects of `file`; the default workingDir of pods is the folder of the file.
 
-    Raises InvalidInput, also if there is no PodGroup to run.
+    `shared` names the server whose limits are checked while the file is read. Raises InvalidInput,
+    also if there is no PodGroup to run.
     """
     try:
         content = read_bounded(file)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
-    documents = read_documents(content, str(file))
+    check = GroupLimitCheck(shared, str(file), content)
+    documents = read_documents(content, str(file), check=check)
     objects = [document.decode() for document in documents]
     groups = [item for item in objects if isinstance(item, PodGroup)]
     if not groups:
@@ -546,7 +548,7 @@ def run(
     from batchq.paths import find_home
 
     refuse_command(file, rest)
-    plan = read_plan(file).marked(labels, annotations)
+    plan = read_plan(file, shared).marked(labels, annotations)
     if exit_code:
         refuse_unless_single(plan)
     home = find_home()

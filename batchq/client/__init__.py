@@ -60,6 +60,8 @@ from batchq.client.requests import (
     decoded,
     plan_deletion,
     plan_steps,
+    refuse_groups_beyond_limits,
+    refuse_too_many_groups,
 )
 from batchq.client.submission import Accepted, Checker, Existing, Refused, Submission, Tally
 from batchq.errors import BatchqError, Conflict, NotFound
@@ -728,6 +730,14 @@ class Client:
         found = self._store.list("ResourceQuota", namespace=namespace)
         return [quota for quota in found if isinstance(quota, ResourceQuota)]
 
+    def check_group_limit(self, keys: Collection[str], file: str) -> int | None:
+        """Check the groups of one namespace that have been read from a file so far; return how many
+        more are permitted, None without a limit.
+
+        Raises Rejected if the new ones among them exceed the namespace's limit.
+        """
+        return refuse_too_many_groups(self._store, keys, file, what="the file", in_part=True)
+
     def object_limit(self) -> int | None:
         """Return the number of unfinished groups that a namespace may have by default.
 
@@ -754,6 +764,7 @@ class Client:
         self, objects: Objects, step: Step, dry_run: bool, keep_stop: Collection[str]
     ) -> Sequence[Applied]:
         wanted, silent = decoded(objects)
+        refuse_groups_beyond_limits(self._store, wanted)
         keep, held = silent.union(keep_stop), self._store.ledger
         build = partial(plan_steps, self._store, wanted, step, keep_stop=keep, held=held)
         return self._commit(build, dry_run=dry_run).applied

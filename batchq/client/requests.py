@@ -5,6 +5,7 @@ A request is planned against the stored objects and against the other objects of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from time import sleep
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct, structs
 
 from batchq.api import manifest
-from batchq.api.objects import KINDS, NAMESPACED, Node, Object, PodGroup, Queue, key_of, kind_of
+from batchq.api.objects import (
+    KINDS,
+    NAMESPACED,
+    Node,
+    Object,
+    PodGroup,
+    Queue,
+    ResourceQuota,
+    key_of,
+    kind_of,
+)
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Ledger, Limit, Transaction, Word
 from batchq.client.changes import (
@@ -24,11 +35,12 @@ from batchq.client.changes import (
     settled,
     warnings_of,
 )
-from batchq.client.changes.object_writes import find, title
+from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
+from batchq.store.schedulers import read_object_counts
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -293,6 +305,44 @@ def _check_once(objects: Sequence[Object]) -> None:
                 f"{title(item)} is given twice in one request", hint="keep one of the two"
             )
         seen.add(place)
+
+
+def refuse_groups_beyond_limits(store: RedisStore, objects: Sequence[Object]) -> None:
+    """Raise Rejected, before anything is planned, if the new groups of a request exceed the limit
+    of a namespace. A single group, and a quota in the same request, are left to the commit.
+    """
+    own = {one.metadata.namespace for one in objects if isinstance(one, ResourceQuota)}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for one in objects:
+        if isinstance(one, PodGroup) and one.metadata.namespace not in own:
+            groups[one.metadata.namespace].add(key_of(one))
+    for keys in groups.values():
+        if len(keys) > 1:
+            subject = f"the request of {len(objects)} objects"
+            refuse_too_many_groups(store, keys, subject, what="the request")
+
+
+def refuse_too_many_groups(
+    store: RedisStore, keys: Collection[str], subject: str, *, what: str, in_part: bool = False
+) -> int | None:
+    """Return how many more groups the namespace of these keys permits; None without a limit.
+
+    `what` is the request or the file that the keys are from, `in_part` whether more may follow.
+
+    Raises Rejected, without planning anything, if those that do not exist exceed the limit.
+    """
+    namespace = next(iter(keys)).partition("/")[0]
+    counts = read_object_counts(store, namespace)
+    if counts is None:
+        return None
+    limit, present = counts
+    new = len(keys)
+    if present + new > limit:
+        new -= len(store.get_many("PodGroup", list(keys)))
+    if present + new > limit:
+        added = f"{what} adds {new}{' or more' if in_part else ''}"
+        raise too_many_groups(subject, namespace, limit=limit, present=present, added=added)
+    return limit - present - new
 
 
 def capacity_warnings(groups: Iterable[PodGroup], nodes: Iterable[Node]) -> Iterator[str]:

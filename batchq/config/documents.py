@@ -114,17 +114,20 @@ def read_bounded(path: FilePath) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def read_documents(text: str | bytes, source: str) -> list[Document]:
+def read_documents(
+    text: str | bytes, source: str, *, check: Callable[[object], None] = lambda data: None
+) -> list[Document]:
     """Return the manifests in `text`, in the order of the file, without empty documents.
 
-    Messages call the file `source`. Raises InvalidInput.
+    `check` is called with each manifest, or what stands in its place, before the next one is read;
+    it may raise. Messages call the file `source`. Raises InvalidInput.
     """
     size = len(text) if isinstance(text, bytes) else len(text.encode("utf-8", "surrogatepass"))
     if size > MOST_BYTES:
         raise InvalidInput(f"{source}: expected at most 8 MiB, found more")
     content = _text_of(text, source)
     found: list[Document] = []
-    for data, mark in _roots(content, source):
+    for data, mark in _roots(content, source, check):
         for item, place in _items(data, mark, source):
             found.append(Document(item, source, len(found) + 1, place))
     return found
@@ -139,16 +142,27 @@ def _text_of(text: str | bytes, source: str) -> str:
     return content.removeprefix("\ufeff")
 
 
-def _roots(content: str, source: str) -> Iterator[tuple[object, Mark | None]]:
+def _roots(
+    content: str, source: str, check: Callable[[object], None]
+) -> Iterator[tuple[object, Mark | None]]:
     if content.lstrip()[:1] in ("{", "["):
         try:
-            yield _read_json(content, source), None
+            data = _read_json(content, source)
+            for item in _listed(data):
+                check(item)
+            yield data, None
             return
         except json.JSONDecodeError:
             pass  # It may be YAML in flow style; if not, YAML's message is better.
         except RecursionError:
             raise _too_deep(source) from None
-    yield from _read_yaml(content, source)
+    yield from _read_yaml(content, source, check)
+
+
+def _listed(data: object) -> list[object]:
+    """Return the items of a `kind: List`; any other manifest is alone."""
+    items = data.get("items") if isinstance(data, dict) and data.get("kind") == "List" else None
+    return items if isinstance(items, list) else [data]
 
 
 def _items(
@@ -223,10 +237,12 @@ def _depth_above(data: object, most: int) -> bool:
 # --- YAML -----------------------------------------------------------------------------------
 
 
-def _read_yaml(content: str, source: str) -> Iterator[tuple[object, Mark]]:
+def _read_yaml(
+    content: str, source: str, check: Callable[[object], None]
+) -> Iterator[tuple[object, Mark]]:
     loader = _Loader(content)
     try:
-        yield from _Builder(loader.get_event, source).documents()
+        yield from _Builder(loader.get_event, source, check).documents()
     except yaml.YAMLError as error:
         raise InvalidInput(_sentence(error, content, source)) from None
     finally:
@@ -261,9 +277,12 @@ class _Built(NamedTuple):
 class _Builder:
     """Builds the documents of one event stream; owns the anchors of the current document."""
 
-    def __init__(self, next_event: Callable[[], Any], source: str) -> None:
+    def __init__(
+        self, next_event: Callable[[], Any], source: str, check: Callable[[object], None]
+    ) -> None:
         self._next_event = next_event
         self._source = source
+        self._check = check
         self._anchors: dict[str, _Built] = {}
         self._expanded = 0
         self._manifests = 0
@@ -278,6 +297,7 @@ class _Builder:
                 event = self._next_event()
                 self._begin_manifest(event)
                 built = self._build(event, 1)
+                self._check(built.value)
                 yield built.value, built.mark
 
     def _begin_manifest(self, event: Any) -> None:
@@ -341,6 +361,8 @@ class _Builder:
             if of_manifests:
                 self._begin_manifest(event)
             built = self._build(event, depth + 1)
+            if of_manifests:
+                self._check(built.value)
             parts[len(values)] = built.mark
             values.append(built.value)
             size += built.size

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from msgspec import Struct
 
-from batchq.api.transaction import EVERY_NAMESPACE, ONE_GROUP, POD_GROUPS, Limit, Transaction
+from batchq.api.transaction import (
+    EVERY_NAMESPACE,
+    ONE_GROUP,
+    POD_GROUPS,
+    Limit,
+    Transaction,
+    objects_scope,
+)
 from batchq.store import codec, keys, scripts
 from batchq.store.link import read_revision
-from batchq.store.records import name_of
+from batchq.store.records import name_of, read_ledger, read_limits
 from batchq.store.redis import RedisStore
 
 
@@ -121,3 +128,29 @@ def read_object_limit(store: RedisStore) -> int | None:
     except codec.DAMAGE:
         return None
     return None if units is None else units // ONE_GROUP
+
+
+def read_object_counts(store: RedisStore, namespace: str) -> tuple[int, int] | None:
+    """Return the number of unfinished groups that a namespace may have, and the present number;
+    None if there is no limit, or one of the two is unreadable. Raises StoreUnavailable.
+    """
+    scope = objects_scope(namespace)
+    scopes, field = (scope, EVERY_NAMESPACE), f"{scope} {POD_GROUPS}"
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.hmget(keys.LIMITS, scopes)
+        pipeline.hget(keys.LEDGER, field)
+        return cast("list[Any]", pipeline.execute())
+
+    stored, counted = store.link.ask(asked)
+    stated = {
+        one.encode(): limit for one, limit in zip(scopes, stored, strict=True) if limit is not None
+    }
+    sums = {field.encode(): counted} if counted is not None else {}
+    (limits, damaged), (ledger, damaged_sums) = read_limits(stated, 0), read_ledger(sums)
+    found = (limits.get(one, {}).get(POD_GROUPS) for one in scopes)
+    limit = next((one for one in found if one is not None), None)
+    if limit is None or damaged or damaged_sums:
+        return None
+    return limit // ONE_GROUP, ledger.get(scope, {}).get(POD_GROUPS, 0) // ONE_GROUP

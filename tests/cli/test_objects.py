@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from batchq.cli import objects
 from batchq.client import Client
 from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq
@@ -51,6 +52,65 @@ def test_a_dry_run_of_apply_changes_nothing(batchq: Batchq, stage: Stage) -> Non
     done = batchq("apply", "-f", "-", "--dry-run", stdin=QUEUES)
     assert done.lines == ["queue a created (dry run)", "queue b created (dry run)"]
     assert stage.names() == before
+
+
+GROUP = """---
+apiVersion: batchq/v1
+kind: PodGroup
+metadata: {name: %s}
+spec: {tasks: [{name: main, replicas: 1, template: {command: ["true"]}}]}
+"""
+
+
+def groups_named(*names: str) -> str:
+    return "".join(GROUP % name for name in names)
+
+
+def test_a_request_above_the_limit_of_groups_names_what_is_present_and_what_it_adds(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.allow_groups(4)
+    batchq("apply", "-f", "-", stdin=groups_named("a", "b"))
+    refused = batchq("apply", "-f", "-", stdin=groups_named("b", "c", "d", "e"))
+    assert refused.code == 12
+    assert refused.err.splitlines()[0] == (
+        "error: the request of 4 objects: namespace default allows at most 4 unfinished pod groups,"
+        " has 2, and the request adds 3"
+    )
+    assert batchq("apply", "-f", "-", stdin=groups_named("a", "b", "c", "d")).code == 0
+
+
+def test_a_file_with_too_many_groups_is_refused_before_all_of_it_is_read(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(objects, "_UNCHECKED", 2)
+    stage.allow_groups(5)
+    batchq("apply", "-f", "-", stdin=groups_named("a", "b"))
+    file = tmp_path / "many.yaml"
+    # Its end is not YAML, which is found only by reading it.
+    file.write_text(groups_named("b", "c", "d", "e", "f", "g", "h") + "---\n}")
+    for command in (("apply", "-f", str(file)), ("run", str(file))):
+        refused = batchq(*command)
+        assert refused.code == 12
+        assert refused.err.splitlines()[0] == (
+            f"error: {file}: namespace default allows at most 5 unfinished pod groups, has 2, and"
+            " the file adds 4 or more"
+        )
+    assert batchq("apply", "-f", "-", stdin=groups_named("a", "b", "c", "d", "e")).code == 0
+
+
+def test_a_quota_in_the_file_may_raise_the_limit_of_groups(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_UNCHECKED", 2)
+    stage.allow_groups(2)
+    quota = """---
+apiVersion: batchq/v1
+kind: ResourceQuota
+metadata: {name: more}
+spec: {hard: {podgroups: 3}}
+"""
+    assert batchq("apply", "-f", "-", stdin=groups_named("a", "b", "c") + quota).code == 0
 
 
 @pytest.mark.parametrize("kind", ["queues", "nodes", "resourcequotas", "podgroups"])

@@ -211,7 +211,7 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
     subject = transaction.subject
     match answer.word:
         case Word.LIMIT:
-            return _over_limit(subject, answer)
+            return _over_limit(transaction, answer)
         case Word.CONFLICT if _forbids(transaction, answer):
             return Conflict(
                 f"{subject}: {answer.subject} exists, and its pods could have the same names",
@@ -235,16 +235,35 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
             )
 
 
-def _over_limit(subject: str, answer: Answer) -> Rejected:
+def too_many_groups(
+    subject: str, namespace: str, *, limit: int, present: int, added: str
+) -> Rejected:
+    """Return the error for a request that takes a namespace above its limit of unfinished groups.
+
+    `added` says what the request adds, if there is more than one group in it.
+    """
+    groups = counted(limit, "unfinished pod group")
+    more = f", has {present}, and {added}" if added else f", and has {present}"
+    return Rejected(
+        f"{subject}: namespace {namespace} allows at most {groups}{more}",
+        hint="wait for some to finish, cancel some, or have an operator raise podgroups in a"
+        " ResourceQuota of the namespace (`batchq quota --help`)",
+    )
+
+
+def _over_limit(transaction: Transaction, answer: Answer) -> Rejected:
+    subject = transaction.subject
     kind, _, name = answer.subject.partition(":")
     where = f"{_SCOPES.get(kind, kind)} {name}".strip()
     if answer.resource == POD_GROUPS:
-        limit, seen = answer.limit // 1000, answer.seen // 1000
-        return Rejected(
-            f"{subject}: {where} allows at most {counted(limit, 'unfinished pod group')},"
-            f" and has {seen}",
-            hint="wait for some to finish, cancel some, or have an operator raise podgroups in a"
-            " ResourceQuota of the namespace (`batchq quota --help`)",
+        # `seen` includes the other groups of the transaction.
+        added = sum(answer.subject in one.scopes for one in transaction.charges)
+        return too_many_groups(
+            subject,
+            name,
+            limit=answer.limit // ONE_GROUP,
+            present=(answer.seen + answer.need) // ONE_GROUP - added,
+            added=f"the request adds {added}" if added > 1 else "",
         )
     need, limit_text, seen_text = (
         describe_quantity(answer.resource, units)

@@ -83,6 +83,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "down": CommandEntry("stack", "down", "Stop what `up` has started; keep the data."),
         "scheduler": CommandEntry("config", "scheduler", "Run the scheduler, or show the leader."),
         "worker": CommandEntry("worker", "worker", "Make this machine a node and run its pods."),
+        "api": CommandEntry("api", "api", "Serve the HTTP API."),
         "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),

@@ -322,13 +322,17 @@ class Client:
         """
         return self._commit(partial(plan_deletion, self._store, places), dry_run=dry_run).applied
 
-    def cancel(self, group: str, *, reason: str = "", namespace: str = DEFAULT) -> None:
+    def cancel(
+        self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
+    ) -> None:
         """End a group: it becomes Cancelled at once, and its processes are asked to stop.
 
+        With `uid`, only the group of this uid is ended, not a later one of its name.
         Raises NotFound, or Conflict if it has ended already.
         """
         key = key_named(group, namespace)
-        self._change(lambda now: changes.cancel(self._store, key, now_ms=now, message=reason))
+        cancel = partial(changes.cancel, self._store, key, message=reason, uid=uid)
+        self._change(lambda now: cancel(now_ms=now))
 
     def suspend(self, group: str, *, namespace: str = DEFAULT) -> bool:
         """Suspend a group and stop its running pods. Return False if it was suspended already.
@@ -548,15 +552,10 @@ class Client:
         An empty batch comes every few seconds, so that the caller may stop. The iteration waits for
         a server that is away.
         """
-        from batchq.client.watch import WATCH_MS, EventWatch, event_filter
+        from batchq.client.watch import event_filter, followed_events
 
         wanted = event_filter(kind, key, namespace, reason, since_ms)
-        watch = EventWatch(self._store)
-        yield watch.latest(wanted, most)
-        while True:
-            with self.patiently():
-                events = watch.poll(wanted, WATCH_MS)
-            yield events
+        return followed_events(self._store, wanted, most, self.patiently)
 
     def plan(
         self, objects: Objects, *, keep_stop: Collection[str] = (), advise: bool = True
@@ -658,11 +657,13 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
         namespace: str = DEFAULT,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[LogLine]:
         """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
         `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last
-        lines of each pod. With `follow`, the iteration ends when the group's processes have ended.
+        lines of each pod. With `follow`, the iteration ends when the group's processes have ended,
+        or when `stop` returns True, which is asked several times a second.
         Raises NotFound.
         """
         from batchq.client import output
@@ -670,7 +671,7 @@ class Client:
         key = key_named(group, namespace)
         if not follow:
             return output.read_output(self._store, key, pod=pod, tail=tail)
-        lines = output.follow_output(self._store, key, pod=pod, tail=tail)
+        lines = output.follow_output(self._store, key, pod=pod, tail=tail, stop=stop)
         return output.patient(lines, self.patiently)
 
     def pods(self, group: PodGroup) -> Sequence[Pod]:

@@ -90,9 +90,15 @@ def read_output(
 
 
 def follow_output(
-    store: RedisStore, key: str, *, pod: str = "", tail: int | None = None
+    store: RedisStore,
+    key: str,
+    *,
+    pod: str = "",
+    tail: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[LogLine]:
-    """Yield what `read_output` yields, then each new line, until the group's processes have ended.
+    """Yield what `read_output` yields, then each new line, until the group's processes have ended
+    or `stop` returns True, which is asked several times a second.
 
     `tail` limits the lines that exist at the beginning.
     """
@@ -119,7 +125,7 @@ def follow_output(
                 reader = readers.setdefault(place, _Reader(store, one))
                 lines = reader.last_lines() if ended else reader.lines()
                 yield from _last(lines, tail if first else None)
-        if ended or store.get("PodGroup", key) is None:
+        if ended or stop() or store.get("PodGroup", key) is None:
             return
         block_ms, first = _LATE_MS, False
 

@@ -89,6 +89,21 @@ def latest_events(
     return found[-most:]
 
 
+def followed_events(
+    store: RedisStore,
+    wanted: Callable[[Event], bool],
+    most: int,
+    patiently: Callable[[], AbstractContextManager[None]],
+) -> Iterator[Sequence[Event]]:
+    """Yield the latest wanted events, then new ones, as `Client.follow_events` does."""
+    watch = EventWatch(store)
+    yield watch.latest(wanted, most)
+    while True:
+        with patiently():
+            events = watch.poll(wanted, WATCH_MS)
+        yield events
+
+
 class Watch:
     """A reader of changes. Belongs to one thread."""
 
@@ -100,7 +115,12 @@ class Watch:
         namespace: str = "",
         listing: bool = True,
     ) -> None:
-        """With `listing=False`, existing objects are not returned as changes."""
+        """With `listing=False`, existing objects are not returned as changes.
+
+        `lists` counts how often all objects were listed: changes from a list are those between two
+        states, in no particular order.
+        """
+        self.lists = 0
         self._store = store
         self._kinds = tuple(kinds)
         self._namespace = namespace
@@ -109,6 +129,11 @@ class Watch:
         self._connections = 0
         if not listing:
             self._list()
+
+    @property
+    def revision(self) -> int:
+        """The revision up to which changes have been returned; 0 before the first call."""
+        return int((self._cursor or "0").partition("-")[0])
 
     def poll(self, block_ms: int) -> Sequence[Change]:
         """Return what exists (first call) or what has changed; wait up to `block_ms` for a change.
@@ -140,6 +165,7 @@ class Watch:
                     found.append(_change(*place, revision, item))
         found += [_change(kind, key, revision, None) for (kind, key), revision in before.items()]
         self._cursor = cursor
+        self.lists += 1
         return found
 
     def _is_new(self, change: Change) -> bool:

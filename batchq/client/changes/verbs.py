@@ -35,13 +35,16 @@ from batchq.errors import Conflict, InvalidInput, NotFound
 from batchq.ports import Reader
 
 
-def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Transaction:
+def cancel(
+    reader: Reader, key: str, *, now_ms: int, message: str = "", uid: str = ""
+) -> Transaction:
     """Cancel a group at once; the next session stops its pods.
 
-    Raises NotFound, or Conflict if it has finished.
+    With `uid`, only the group of this uid. Raises NotFound, or Conflict if it has finished.
     """
     group = _unfinished(reader, key, "be cancelled")
-    uid = group.metadata.uid
+    if uid not in ("", group.metadata.uid):
+        raise NotFound(f"PodGroup {key} was deleted, and another has its name now")
     finished = Condition(
         type="Finished",
         status="True",
@@ -68,7 +71,7 @@ def cancel(reader: Reader, key: str, *, now_ms: int, message: str = "") -> Trans
         structs.replace(group, status=status),
         expect=group.metadata.revision,
         event=_event(group, "Cancelled", now_ms, message),
-        charges=(Charge(holder=f"object:{uid}"),),
+        charges=(Charge(holder=f"object:{group.metadata.uid}"),),
     )
 
 

@@ -1,0 +1,349 @@
+"""Who may do what: roles, bindings, scopes of tokens, and the one function that decides.
+
+A **binding** gives a subject (a user or a group of users) a role in one namespace, or in all of
+them (`*`). An **identity** is what a door of the API knows about a caller. A **target** is what the
+caller wants to touch. `decide` answers from these values alone, by the table `RULES`: what no rule
+permits is refused. A token's scope is intersected with the rights that its owner has at that
+moment, so it can only narrow them.
+
+Reading a group has three tiers, each of which includes the one before it: schedule *facts*, which
+explain to the others in the queue why they wait; the *spec*, which says what is run; and the
+*output*, with the values of environment variables. `batchq.api.sight` removes what a tier hides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from batchq.api.notation import label_problem
+from batchq.errors import InvalidInput
+
+EVERYWHERE = "*"
+
+
+class AccessRole(StrEnum):
+    """What a binding gives. Operators and auditors are bound in all namespaces only."""
+
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    AUDITOR = "auditor"
+
+
+class Verb(StrEnum):
+    """What is done to a target."""
+
+    READ = "read"
+    CREATE = "create"
+    CANCEL = "cancel"
+    DELETE = "delete"
+
+
+class TargetKind(StrEnum):
+    """What the API serves."""
+
+    GROUPS = "groups"
+    TOKENS = "tokens"
+    #: Bindings in one namespace, of the roles that namespaces have.
+    BINDINGS = "bindings"
+    #: All other bindings.
+    CLUSTER_BINDINGS = "cluster-bindings"
+    AUDIT = "audit"
+
+
+class Tier(StrEnum):
+    """How much of a group is read; other verbs and kinds do not distinguish tiers."""
+
+    FACTS = "facts"
+    SPEC = "spec"
+    OUTPUT = "output"
+
+
+class Visibility(StrEnum):
+    """Whose schedule facts a user with a role somewhere may read."""
+
+    OPEN = "open"
+    NAMESPACES = "namespaces"
+
+
+OF_NAMESPACES = frozenset({AccessRole.VIEWER, AccessRole.SUBMITTER, AccessRole.ADMIN})
+OF_CLUSTER = frozenset({AccessRole.OPERATOR, AccessRole.AUDITOR})
+_EVERY_ROLE = frozenset(AccessRole)
+
+
+class Binding(Struct, frozen=True, kw_only=True, rename="camel", order=True):
+    """Gives a role to `user:NAME` or `group:NAME`, in one namespace or everywhere (`*`)."""
+
+    subject: str
+    role: AccessRole
+    namespace: str = EVERYWHERE
+
+    @property
+    def key(self) -> str:
+        """The binding's name: a binding consists of nothing else."""
+        return f"{self.subject} {self.role} {self.namespace}"
+
+    def __str__(self) -> str:
+        place = "all namespaces" if self.namespace == EVERYWHERE else f"namespace {self.namespace}"
+        return f"{self.subject} is {self.role} in {place}"
+
+
+class Scope(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a token may be used for at most. An empty tuple does not narrow anything."""
+
+    verbs: tuple[Verb, ...] = ()
+    namespaces: tuple[str, ...] = ()
+
+    def permits(self, verb: Verb, namespace: str) -> bool:
+        """Whether the verb may be used there; `namespace` is "" for what has none."""
+        if self.verbs and verb not in self.verbs:
+            return False
+        return not self.namespaces or namespace in self.namespaces
+
+    def includes(self, other: Scope) -> bool:
+        """Whether `other` permits nothing that this scope does not permit."""
+        return _narrows(self.verbs, other.verbs) and _narrows(self.namespaces, other.namespaces)
+
+
+def _narrows(outer: Sequence[str], inner: Sequence[str]) -> bool:
+    return not outer or (bool(inner) and set(inner) <= set(outer))
+
+
+Via: TypeAlias = Literal["socket", "token"]
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """A caller as a door of the API knows it.
+
+    `groups` carry their origin (`unix:gpu`). `aliases` are other names under which this user's
+    groups are recorded: commands without the API record `alice@laptop`. `own` are bindings that
+    come with the door, such as those of the account that runs the server. `token` is the id of the
+    token that was used.
+    """
+
+    user: str
+    via: Via
+    groups: tuple[str, ...] = ()
+    aliases: frozenset[str] = frozenset()
+    own: tuple[Binding, ...] = ()
+    scope: Scope = Scope()
+    token: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names under which this identity owns things."""
+        return self.aliases | {self.user}
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """The subjects of bindings that apply to this identity."""
+        return frozenset({f"user:{self.user}", *(f"group:{name}" for name in self.groups)})
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What is touched: its kind, its namespace ("" if it has none) and its owner."""
+
+    kind: TargetKind
+    namespace: str = ""
+    owner: str = ""
+
+
+class AccessDecision(Struct, frozen=True, kw_only=True):
+    """Whether it is allowed. `because` names the binding that allows it, or what is missing."""
+
+    allowed: bool
+    because: str
+
+
+class AccessRule(Struct, frozen=True, kw_only=True):
+    """Which roles permit something.
+
+    `roles` permit it in their namespace, `of_owner` if the target is also the caller's own.
+    `anywhere` permit it in every namespace, under open visibility. `without_role`: the owner needs
+    no role.
+    """
+
+    roles: frozenset[AccessRole] = frozenset()
+    of_owner: frozenset[AccessRole] = frozenset()
+    anywhere: frozenset[AccessRole] = frozenset()
+    without_role: bool = False
+
+
+_V, _S, _A, _O, _AUDITOR = AccessRole
+_GROUPS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = TargetKind
+
+#: Every permission there is; for groups, reading by tier.
+RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
+    (Verb.READ, _GROUPS, Tier.FACTS): AccessRule(
+        roles=OF_NAMESPACES | {_O}, anywhere=OF_NAMESPACES
+    ),
+    (Verb.READ, _GROUPS, Tier.SPEC): AccessRule(roles=OF_NAMESPACES),
+    (Verb.READ, _GROUPS, Tier.OUTPUT): AccessRule(roles=frozenset({_A}), of_owner=OF_NAMESPACES),
+    (Verb.CREATE, _GROUPS, None): AccessRule(roles=frozenset({_S, _A})),
+    (Verb.CANCEL, _GROUPS, None): AccessRule(
+        roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A})
+    ),
+    (Verb.READ, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
+    (Verb.CREATE, _TOKENS, None): AccessRule(of_owner=_EVERY_ROLE),
+    (Verb.DELETE, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
+    (Verb.READ, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
+    (Verb.CREATE, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
+    (Verb.DELETE, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
+    (Verb.READ, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
+    (Verb.CREATE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
+    (Verb.DELETE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
+    (Verb.READ, _AUDIT, None): AccessRule(roles=frozenset({_O, _AUDITOR})),
+}
+
+
+def rule_of(verb: Verb, kind: TargetKind, tier: Tier) -> AccessRule:
+    """Return the rule for something; an empty rule, which permits nothing, if there is none."""
+    reads_group = verb is Verb.READ and kind is TargetKind.GROUPS
+    return RULES.get((verb, kind, tier if reads_group else None), AccessRule())
+
+
+def decide(
+    identity: Identity,
+    bindings: Iterable[Binding],
+    verb: Verb,
+    target: Target,
+    *,
+    tier: Tier = Tier.FACTS,
+    visibility: Visibility = Visibility.OPEN,
+) -> AccessDecision:
+    """Decide whether an identity may do something, from all bindings there are."""
+    rule = rule_of(verb, target.kind, tier)
+    what = _what(verb, target, tier)
+    if not identity.scope.permits(verb, target.namespace):
+        return AccessDecision(allowed=False, because=f"the token's scope does not include: {what}")
+    is_own = target.owner != "" and target.owner in identity.names
+    if is_own and rule.without_role:
+        return AccessDecision(allowed=True, because=f"it belongs to user {identity.user}")
+    for binding in bindings_of(identity, bindings):
+        is_here = binding.namespace in (EVERYWHERE, target.namespace)
+        if (
+            (is_here and binding.role in rule.roles)
+            or (is_own and binding.role in rule.of_owner and (is_here or not target.namespace))
+            or (visibility is Visibility.OPEN and binding.role in rule.anywhere)
+        ):
+            return AccessDecision(allowed=True, because=str(binding))
+    return AccessDecision(allowed=False, because=_missing(identity, rule, target, what))
+
+
+def bindings_of(identity: Identity, bindings: Iterable[Binding]) -> Iterator[Binding]:
+    """Yield the bindings that apply to an identity, those of its door first."""
+    yield from identity.own
+    subjects = identity.subjects
+    yield from (one for one in bindings if one.subject in subjects)
+
+
+def may_bind(
+    identity: Identity, bindings: Sequence[Binding], verb: Verb, wanted: Binding
+) -> AccessDecision:
+    """Decide whether an identity may create or delete a binding.
+
+    No one binds themselves, and admins bind roles of their own namespaces only: so no sequence of
+    grants adds a right to the one who grants.
+    """
+    if verb is Verb.CREATE and wanted.subject in identity.subjects:
+        return AccessDecision(allowed=False, because="a role cannot be given to oneself")
+    return decide(identity, bindings, verb, target_of(wanted))
+
+
+def target_of(binding: Binding) -> Target:
+    """Return a binding as a target."""
+    if binding.role in OF_NAMESPACES and binding.namespace != EVERYWHERE:
+        return Target(kind=TargetKind.BINDINGS, namespace=binding.namespace)
+    return Target(kind=TargetKind.CLUSTER_BINDINGS)
+
+
+def _what(verb: Verb, target: Target, tier: Tier) -> str:
+    of = f"the {tier} of " if verb is Verb.READ and target.kind is TargetKind.GROUPS else ""
+    place = f" in namespace {target.namespace}" if target.namespace else ""
+    return f"{verb} {of}{target.kind}{place}"
+
+
+def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) -> str:
+    roles = [str(role) for role in AccessRole if role in rule.roles | rule.anywhere]
+    needed = f"one of the roles {', '.join(roles)}" if roles else "ownership"
+    owners = " or, for its owner, a role there" if rule.of_owner and target.namespace else ""
+    return f"user {identity.user} may not {what}: it takes {needed}{owners}"
+
+
+# --- as people write them -------------------------------------------------------------------
+
+_SUBJECT = re.compile(r"(user|group):[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,127}")
+
+
+def parse_binding(subject: str, role: str, namespace: str) -> Binding:
+    """Return a binding. Raises InvalidInput if it could never apply."""
+    if not _SUBJECT.fullmatch(subject):
+        raise InvalidInput(
+            f"expected user:NAME or group:NAME, found {subject[:80]!r}",
+            hint="as in user:alice, or group:unix:gpu for the Unix group gpu",
+        )
+    try:
+        found = AccessRole(role)
+    except ValueError:
+        names = ", ".join(AccessRole)
+        raise InvalidInput(f"expected one of the roles {names}, found {role[:80]!r}") from None
+    if found in OF_CLUSTER and namespace != EVERYWHERE:
+        raise InvalidInput(
+            f"the role {found} is for the whole cluster, and was bound in namespace"
+            f" {namespace[:80]!r}",
+            hint="leave the namespace out",
+        )
+    if namespace != EVERYWHERE and (problem := label_problem(namespace)):
+        raise InvalidInput(f"namespace {namespace[:80]!r}: {problem}")
+    return Binding(subject=subject, role=found, namespace=namespace)
+
+
+class MatrixRow(Struct, frozen=True, kw_only=True):
+    """What each role permits of something: `all` (in every namespace), `yes` (where it is bound),
+    `own` (the caller's own, where it is bound) or `-`.
+    """
+
+    verb: Verb
+    kind: TargetKind
+    tier: Tier | None
+    cells: dict[AccessRole, str]
+
+
+def matrix(visibility: Visibility = Visibility.OPEN) -> list[MatrixRow]:
+    """Return every permission, as `decide` decides it."""
+    return [
+        MatrixRow(
+            verb=verb,
+            kind=kind,
+            tier=tier,
+            cells={
+                role: _cell(role, verb, kind, tier or Tier.FACTS, visibility) for role in AccessRole
+            },
+        )
+        for verb, kind, tier in RULES
+    ]
+
+
+def _cell(
+    role: AccessRole, verb: Verb, kind: TargetKind, tier: Tier, visibility: Visibility
+) -> str:
+    is_local = kind in (TargetKind.GROUPS, TargetKind.BINDINGS)
+    bound = "here" if role in OF_NAMESPACES and is_local else EVERYWHERE
+    identity = Identity(user="caller", via="token")
+    binding = Binding(subject="user:caller", role=role, namespace=bound)
+
+    def allows(owner: str, namespace: str) -> bool:
+        target = Target(kind=kind, namespace=namespace if is_local else "", owner=owner)
+        return decide(identity, [binding], verb, target, tier=tier, visibility=visibility).allowed
+
+    if allows("another", "elsewhere"):
+        return "all"
+    if allows("another", "here"):
+        return "yes"
+    return "own" if allows("caller", "here") else "-"

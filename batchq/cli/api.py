@@ -1,0 +1,130 @@
+"""`batchq api`: serve the HTTP API."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchq.api.access import Visibility
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.errors import InvalidInput, StoreUnavailable
+
+if TYPE_CHECKING:
+    from batchq.client import Client
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(
+    epilog=examples(
+        "batchq api --listen unix:/run/batchq/api.sock",
+        "batchq api --listen 0.0.0.0:8443 --tls-cert api.pem --tls-key api.key --name hpc.example",
+    )
+)
+@click.option(
+    "--listen",
+    "addresses",
+    multiple=True,
+    required=True,
+    metavar="unix:PATH|HOST:PORT",
+    help="Where to listen; repeatable. An address of other machines needs TLS.",
+)
+@click.option("--tls-cert", type=_FILE, help="The certificate (chain), in PEM.")
+@click.option("--tls-key", type=_FILE, help="Its key, in PEM, readable by this user only.")
+@click.option(
+    "--behind-proxy",
+    is_flag=True,
+    help="A proxy in front speaks TLS, and sets X-Forwarded-For.",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="A host name under which the API is reached; repeatable. Others are refused.",
+)
+@click.option(
+    "--agent-user",
+    "agent_users",
+    multiple=True,
+    metavar="USER",
+    help="An account that runs agents on this machine; repeatable. Its processes, and so all its"
+    " pods, need a token on the socket, too.",
+)
+@click.option(
+    "--visibility",
+    type=click.Choice([str(one) for one in Visibility]),
+    default=str(Visibility.OPEN),
+    show_default=True,
+    help="Whose schedule facts a user may read: of all namespaces, or of its own.",
+)
+@pass_globals
+def api(
+    shared: Globals,
+    addresses: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    behind_proxy: bool,
+    names: tuple[str, ...],
+    agent_users: tuple[str, ...],
+    visibility: str,
+) -> int:
+    """Serve the HTTP API; logs to stderr.
+
+    On a unix socket the kernel names each caller: the account that runs this command is operator
+    and admin, other accounts have the roles that they are given. Needs the packages of
+    batchq[http]. docs/http-api.md describes paths, rights and limits.
+    """
+    from batchq.client.delegation import Delegate
+    from batchq.daemon.observability import logs
+
+    try:
+        from batchq.http.server import ApiServer, ServeOptions, parse_listen
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
+            raise
+        raise InvalidInput(
+            f"the HTTP API needs the package {error.name}, which is not installed",
+            hint="pip install 'batchq[http]'",
+        ) from None
+    options = ServeOptions(
+        listen=tuple(parse_listen(text) for text in addresses),
+        certificate=tls_cert,
+        key=tls_key,
+        behind_proxy=behind_proxy,
+        names=names,
+        agent_uids=frozenset(_uid(name) for name in agent_users),
+        visibility=Visibility(visibility),
+    )
+    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why)
+    _check_url(shared)
+    logs.configure()
+    server.run()
+    return 0
+
+
+def _why(client: Client, key: str) -> object:
+    from batchq.cli.why import row_of
+
+    return row_of(client.why(key))
+
+
+def _check_url(shared: Globals) -> None:
+    """Refuse a malformed URL at once. A server that is away may come back: the API waits for it."""
+    try:
+        shared.connect().close()
+    except StoreUnavailable as error:
+        if error.lasts:
+            raise
+
+
+def _uid(name: str) -> int:
+    if name.isascii() and name.isdigit() and len(name) < 10:
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise InvalidInput(f"--agent-user: this machine has no account {name[:80]!r}") from None

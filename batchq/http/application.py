@@ -1,0 +1,388 @@
+"""From a request to an answer: doors, limits, parameters, the endpoint, and errors as problems.
+
+Endpoints are plain functions, because the client is: they run in a pool of threads, each with a
+connection of its own. Streams run in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from msgspec import Struct, structs
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from batchq.api.access import Identity, Verb, Visibility
+from batchq.client import Client
+from batchq.client.delegation import Delegate
+from batchq.errors import BatchqError
+from batchq.http.access_book import AccessBook
+from batchq.http.calls import (
+    EVENT_STREAM,
+    JSON,
+    NDJSON,
+    PLAIN,
+    ApiAnswer,
+    ApiCall,
+    ApiRoute,
+    CallContext,
+    StreamAnswer,
+)
+from batchq.http.change_feed import ChangeFeed
+from batchq.http.connections import PEER
+from batchq.http.identities import OwnNames, SocketAccounts
+from batchq.http.limits import (
+    FAILURES,
+    READS,
+    WRITES,
+    ExplanationTurns,
+    StreamPlaces,
+    TokenBuckets,
+)
+from batchq.http.problems import (
+    PROBLEM_JSON,
+    ApiProblem,
+    bad_request,
+    problem_of,
+    too_large,
+    unauthenticated,
+)
+from batchq.http.route_table import ROUTES, openapi_document
+
+_log = structlog.get_logger()
+
+#: Endpoints that run at the same time; more wait.
+THREADS = 16
+MOST_BODY_BYTES = 1024 * 1024
+LONGEST_BODY_S = 30.0
+#: An encoded slash, backslash or NUL, or a dot segment: a proxy before us would read it otherwise.
+_TRICKS = ("%2f", "%5c", "%00", "\\", "//", "/./", "/../", "%2e")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Connect = Callable[[], Delegate]
+
+
+class ApiSettings(Struct, frozen=True, kw_only=True):
+    """What an API serves. `names` are its host names besides those of this machine."""
+
+    accounts: SocketAccounts
+    names: tuple[str, ...] = ()
+    visibility: Visibility = Visibility.OPEN
+    #: Whether a proxy in front adds the caller's address to X-Forwarded-For.
+    behind_proxy: bool = False
+
+
+class ApiApplication:
+    """The application. `connect` opens a connection; `why` explains a group as a JSON document."""
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        connect: Connect,
+        why: Callable[[Client, str], object],
+    ) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._why = why
+        self._names = OwnNames(settings.names)
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
+        self._own = threading.local()
+        self._delegates: list[Delegate] = []
+        self._book = AccessBook()
+        self._feed = ChangeFeed(connect)
+        self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
+        self._failures = TokenBuckets(FAILURES)
+        self._places = StreamPlaces()
+        self._explanations = ExplanationTurns()
+        self._openapi = openapi_document()
+        self._is_ending = False
+        self.app = Starlette(
+            routes=[
+                Route(
+                    route.path, partial(self._answer, route), methods=[route.method],
+                    name=route.name,
+                )
+                for route in ROUTES
+            ],
+            exception_handlers={HTTPException: self._unrouted},
+        )  # fmt: skip
+
+    def end_streams(self) -> None:
+        """Let all streams end within a second."""
+        self._is_ending = True
+
+    async def close(self) -> None:
+        """End the threads and close their connections."""
+        self._is_ending = True
+        await self._feed.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+        for delegate in self._delegates:
+            delegate.close()
+
+    # --- one request --------------------------------------------------------------------------
+
+    async def _answer(self, route: ApiRoute, request: Request) -> Response:
+        instance = secrets.token_hex(8)
+        try:
+            return await self._checked(route, request)
+        except ApiProblem as problem:
+            return _refusal(problem, instance)
+        except BatchqError as error:
+            return _refusal(problem_of(error), instance)
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.BAD_REQUEST)
+        except Exception:  # a bug must not end the process, nor show its insides to the caller
+            _log.exception("api.failed", route=route.name, request=instance)
+            return _refusal(_FAILED, instance)
+
+    async def _checked(self, route: ApiRoute, request: Request) -> Response:
+        raw_path = request.scope.get("raw_path", b"").decode("latin-1").lower()
+        if any(trick in raw_path for trick in _TRICKS):
+            raise bad_request("the path: expected plain names between single slashes")
+        self._names.check(request.headers)
+        identity = _UNKNOWN if route.is_open else self._identity(request)
+        if not route.is_open:
+            self._take(route, identity)
+        query = _query(route, request)
+        body = await _body(route, request)
+        call = ApiCall(
+            route,
+            self._context(),
+            identity,
+            self._delegate,
+            path=request.path_params,
+            query=query,
+            body=body,
+            accept=request.headers.get("accept", ""),
+            last_event=request.headers.get("last-event-id", ""),
+        )
+        if route.is_explanation:
+            async with self._explanations:
+                answer = await self._run(route, call)
+        else:
+            answer = await self._run(route, call)
+        if isinstance(answer, StreamAnswer):
+            if request.method == "HEAD":
+                return Response(headers={"Content-Type": answer.content_type, **_HEADERS})
+            return await self._stream(answer, identity)
+        if isinstance(answer.document, str):
+            return Response(f"{answer.document}\n", media_type=PLAIN, headers=_HEADERS)
+        return Response(
+            msgspec.json.encode(answer.document),
+            int(answer.status),
+            {**_HEADERS, **answer.headers},
+            JSON,
+        )
+
+    def _identity(self, request: Request) -> Identity:
+        peer = request.scope.get(PEER)
+        written = request.headers.getlist("authorization")
+        if written:
+            address = self._address(request)
+            if self._failures.wait_s(address, 0.0) > 0:
+                raise unauthenticated("too many unknown tokens came from this address")
+            try:
+                return self._book.identity_of(written)
+            except ApiProblem:
+                self._failures.wait_s(address)
+                raise
+        if peer is None:
+            raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
+        return self._settings.accounts.identity_of(peer)
+
+    def _address(self, request: Request) -> str:
+        forwarded = request.headers.getlist("x-forwarded-for")
+        if self._settings.behind_proxy and forwarded:
+            # The proxy appends the address that it has seen; the caller may have set the rest.
+            return forwarded[-1].rpartition(",")[2].strip()[:64]
+        return request.client.host if request.client else "socket"
+
+    def _take(self, route: ApiRoute, identity: Identity) -> None:
+        if route.verb in (None, Verb.READ):
+            self._reads.take(f"user {identity.user}", "reads")
+        else:
+            self._writes.take(f"user {identity.user}", "writes")
+
+    def _context(self) -> CallContext:
+        return CallContext(
+            bindings=self._book.bindings,
+            visibility=self._settings.visibility,
+            feed=self._feed,
+            connect=self._connect,
+            recheck=self._book.recheck,
+            current=lambda: self._book.bindings,
+            is_ending=lambda: self._is_ending,
+            why=self._why,
+            openapi=lambda: self._openapi,
+        )
+
+    # --- in threads ---------------------------------------------------------------------------
+
+    async def _run(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, _run_endpoint, route, call
+        )
+
+    def _delegate(self) -> Delegate:
+        """Return this thread's connection. Raises StoreUnavailable."""
+        delegate: Delegate | None = getattr(self._own, "delegate", None)
+        if delegate is None:
+            delegate = self._own.delegate = self._connect()
+            self._delegates.append(delegate)
+        return delegate
+
+    # --- streams ------------------------------------------------------------------------------
+
+    async def _stream(self, answer: StreamAnswer, identity: Identity) -> Response:
+        """Return a streaming answer, once its first part is there."""
+        parts = self._placed(answer, identity)
+        try:
+            first = await anext(parts)
+        except StopAsyncIteration:
+            first = b""
+        return StreamingResponse(
+            _after(first, parts, answer.content_type),
+            media_type=answer.content_type,
+            headers={**_HEADERS, "X-Accel-Buffering": "no"},
+        )
+
+    async def _placed(self, answer: StreamAnswer, identity: Identity) -> AsyncIterator[bytes]:
+        with self._places.place(identity.user, answer.stream):
+            parts = answer.parts()
+            try:
+                async for part in parts:
+                    yield part
+            finally:
+                with suppress(RuntimeError):
+                    await parts.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+    async def _unrouted(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        detail = {
+            HTTPStatus.NOT_FOUND: "there is no such path",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible on this path",
+        }.get(status, status.phrase)
+        hint = "see /v1/openapi.json for all paths"
+        problem = ApiProblem(status, "NoSuchRoute", detail, hint=hint, headers=error.headers)
+        return _refusal(problem, secrets.token_hex(8))
+
+
+def _run_endpoint(route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+    answer = route.endpoint(call)
+    if not call.is_decided:
+        raise AssertionError(f"route {route.name} answers without a decision about it")
+    if isinstance(answer, ApiAnswer) and not route.is_open:
+        return structs.replace(answer, document=call.shown(answer.document))
+    return answer
+
+
+_UNKNOWN = Identity(user="", via="socket")
+_FAILED = ApiProblem(
+    HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError", "the API has failed: this is a bug",
+    hint="the log of `batchq api` has the details, under this request's id", exit_code=1,
+)  # fmt: skip
+
+
+async def _after(
+    first: bytes, rest: AsyncIterator[bytes], content_type: str
+) -> AsyncIterator[bytes]:
+    """Yield the parts; an error after the first one becomes the last part."""
+    try:
+        if first:
+            yield first
+        async for part in rest:
+            if part:
+                yield part
+    except ApiProblem as problem:
+        yield _last_part(problem, content_type)
+    except BatchqError as error:
+        yield _last_part(problem_of(error), content_type)
+    finally:
+        await rest.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+def _last_part(problem: ApiProblem, content_type: str) -> bytes:
+    if content_type == EVENT_STREAM:
+        return b"event: ERROR\ndata: " + problem.body() + b"\n\n"
+    if content_type == NDJSON:
+        return (
+            msgspec.json.encode({"type": "ERROR", "problem": msgspec.Raw(problem.body())}) + b"\n"
+        )
+    return b""
+
+
+def _refusal(problem: ApiProblem, instance: str) -> Response:
+    return Response(
+        problem.body(instance),
+        int(problem.status),
+        {**_HEADERS, **problem.headers},
+        PROBLEM_JSON,
+    )
+
+
+def _query(route: ApiRoute, request: Request) -> Mapping[str, str]:
+    """Return the parameters of a query. Raises ApiProblem for unknown and repeated ones."""
+    known = [parameter.name for parameter in route.parameters]
+    pairs = request.query_params.multi_items()
+    names = [name for name, _ in pairs]
+    for name in names:
+        if name not in known:
+            expected = f"expected {', '.join(known)}" if known else "expected none"
+            raise bad_request(f"there is no parameter {name[:80]!r} here; {expected}")
+        if names.count(name) > 1:
+            raise bad_request(f"{name}: expected once, found {names.count(name)} times")
+    return dict(pairs)
+
+
+async def _body(route: ApiRoute, request: Request) -> bytes:
+    """Read the body. Raises ApiProblem if it is too large, too slow or of another type."""
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > MOST_BODY_BYTES:
+        raise too_large(f"the body has {stated} bytes; expected at most {MOST_BODY_BYTES}")
+    parts: list[bytes] = []
+    length = 0
+    try:
+        async with asyncio.timeout(LONGEST_BODY_S):
+            async for part in request.stream():
+                length += len(part)
+                if length > MOST_BODY_BYTES:
+                    raise too_large(f"the body has more than {MOST_BODY_BYTES} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise ApiProblem(
+            HTTPStatus.REQUEST_TIMEOUT, "TooSlow",
+            f"the body did not arrive within {LONGEST_BODY_S:.0f} s",
+            exit_code=1, headers={"Connection": "close"},
+        ) from None  # fmt: skip
+    body = b"".join(parts)
+    if not body:
+        return b""
+    if not route.body:
+        raise bad_request("expected no body on this path")
+    # A page of another site may send a form, but no JSON, without being asked first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise ApiProblem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "InvalidInput",
+            f"Content-Type: expected {JSON}, found {kind[:80]!r}", exit_code=1,
+        )  # fmt: skip
+    return body

@@ -1,0 +1,261 @@
+"""One request as an endpoint sees it: the caller, the parameters, and the decision about it.
+
+An endpoint says what it touches (`require`, `tier_of`), and the route says what is done to it. An
+answer without a decision is never sent: see `batchq.http.application`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api.access import (
+    AccessDecision,
+    Binding,
+    Identity,
+    Target,
+    TargetKind,
+    Tier,
+    Verb,
+    Visibility,
+    bindings_of,
+    decide,
+)
+from batchq.api.objects import PodGroup, key_of
+from batchq.api.sight import without_names
+from batchq.client import Client
+from batchq.client.delegation import Delegate
+from batchq.http.limits import Stream
+from batchq.http.problems import ApiProblem, bad_request, forbidden
+
+if TYPE_CHECKING:
+    from batchq.http.change_feed import ChangeFeed
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
+PLAIN = "text/plain; charset=utf-8"
+
+
+class ApiAnswer(Struct, frozen=True, kw_only=True):
+    """A whole answer: a document for JSON."""
+
+    document: object
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = {}
+
+
+class StreamAnswer(Struct, frozen=True, kw_only=True):
+    """An answer in parts. The first part decides whether it is an error instead."""
+
+    stream: Stream
+    content_type: str
+    parts: Callable[[], AsyncIterator[bytes]]
+
+
+class QueryParameter(Struct, frozen=True, kw_only=True):
+    """A parameter of a route's query, and what it means."""
+
+    name: str
+    about: str
+    type: Literal["string", "integer", "boolean"] = "string"
+    most: int | None = None
+
+
+class ApiRoute(Struct, frozen=True, kw_only=True):
+    """One row of the route table: from it come the route, its right, and its page in OpenAPI.
+
+    `verb` None: every known caller may call it, and unknown ones, too, if it `is_open`.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    name: str
+    about: str
+    endpoint: Callable[[ApiCall], ApiAnswer | StreamAnswer]
+    verb: Verb | None = None
+    kind: TargetKind = TargetKind.GROUPS
+    tier: Tier = Tier.FACTS
+    parameters: Sequence[QueryParameter] = ()
+    body: str = ""
+    answer: str = ""
+    is_open: bool = False
+    is_explanation: bool = False
+    #: Whether the endpoint needs neither the server nor time, so that it answers without a thread.
+    is_immediate: bool = False
+
+
+class CallContext(Struct, frozen=True, kw_only=True):
+    """What all calls share, as it was when the request came."""
+
+    bindings: Sequence[Binding]
+    visibility: Visibility
+    feed: ChangeFeed
+    connect: Callable[[], Delegate]
+    #: Returns a problem if an identity is no longer valid; asked again and again during streams.
+    recheck: Callable[[Identity], ApiProblem | None]
+    #: The bindings as they are now.
+    current: Callable[[], Sequence[Binding]]
+    is_ending: Callable[[], bool]
+    why: Callable[[Client, str], object]
+    openapi: Callable[[], object]
+
+
+class ApiCall:
+    """A request. Belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        route: ApiRoute,
+        context: CallContext,
+        identity: Identity,
+        open_delegate: Callable[[], Delegate],
+        *,
+        path: Mapping[str, str],
+        query: Mapping[str, str],
+        body: bytes = b"",
+        accept: str = "",
+        last_event: str = "",
+    ) -> None:
+        self.route = route
+        self.context = context
+        self.identity = identity
+        self._open_delegate = open_delegate
+        self.path = path
+        self.accept = accept
+        self.last_event = last_event
+        #: Whether anything has been decided: the proof that an answer may be sent.
+        self.is_decided = route.verb is None
+        self._query = query
+        self._body = body
+        self._bindings = context.bindings
+        self._tiers: dict[tuple[str, bool], Tier | None] = {}
+
+    @property
+    def delegate(self) -> Delegate:
+        """This thread's connection. Raises StoreUnavailable."""
+        return self._open_delegate()
+
+    @cached_property
+    def client(self) -> Client:
+        """A client whose requests are recorded under the caller's name. Raises StoreUnavailable."""
+        return self.delegate.client_of(self.identity.user)
+
+    # --- parameters ---------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        """Return a parameter of the query; "" if it is not given."""
+        return self._query.get(name, "")
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter that is true or false."""
+        found = self.text(name)
+        if found not in ("", "true", "false"):
+            raise bad_request(f"{name}: expected true or false, found {found[:80]!r}")
+        return found == "true"
+
+    def number(self, name: str, default: int | None, most: int) -> int | None:
+        """Return a parameter that is a count, from 0 to `most`."""
+        found = self.text(name)
+        if not found:
+            return default
+        if not (found.isascii() and found.isdigit() and len(found) <= 16 and int(found) <= most):
+            raise bad_request(f"{name}: expected a number from 0 to {most}, found {found[:80]!r}")
+        return int(found)
+
+    def json(self) -> object:
+        """Return the body, decoded; None if it is empty."""
+        if not self._body:
+            return None
+        try:
+            return msgspec.json.decode(self._body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise bad_request(f"the body: expected JSON, found something else: {error}") from None
+
+    # --- rights -------------------------------------------------------------------------------
+
+    def renew_rights(self) -> None:
+        """Decide by the bindings of this moment from now on. Raises ApiProblem if the caller may do
+        nothing any more.
+        """
+        problem = self.context.recheck(self.identity)
+        if problem is not None:
+            raise problem
+        current = self.context.current()
+        if current is not self._bindings:
+            self._bindings = current
+            self._tiers.clear()
+
+    def decide(self, target: Target, verb: Verb, tier: Tier = Tier.FACTS) -> AccessDecision:
+        """Decide about something else than the route's own verb."""
+        visibility = self.context.visibility
+        return decide(self.identity, self._bindings, verb, target, tier=tier, visibility=visibility)
+
+    def require_a_role(self) -> None:
+        """Refuse callers without any role, whether or not there is something to see."""
+        self.is_decided = True
+        if next(bindings_of(self.identity, self._bindings), None) is None:
+            raise forbidden(f"user {self.identity.user} has no role")
+
+    def require(self, namespace: str, *, owner: str = "") -> None:
+        """Refuse the call unless the route's verb is permitted there."""
+        assert self.route.verb is not None
+        self.is_decided = True
+        target = Target(kind=self.route.kind, namespace=namespace, owner=owner)
+        decision = self.decide(target, self.route.verb, self.route.tier)
+        if not decision.allowed:
+            raise forbidden(decision.because)
+
+    def tier_of(self, group: PodGroup) -> Tier | None:
+        """Return how much of a group the caller sees; None for nothing."""
+        self.is_decided = True
+        owner = group.status.submitted_by
+        place = group.metadata.namespace, owner in self.identity.names
+        if place not in self._tiers:
+            self._tiers[place] = self._tier(group.metadata.namespace, owner)
+        return self._tiers[place]
+
+    def _tier(self, namespace: str, owner: str) -> Tier | None:
+        target = Target(kind=TargetKind.GROUPS, namespace=namespace, owner=owner)
+        for tier in reversed(Tier):
+            if self.decide(target, Verb.READ, tier).allowed:
+                return tier
+        return None
+
+    def sees(self, namespace: str) -> bool:
+        """Whether the caller sees the schedule facts of a namespace."""
+        target = Target(kind=TargetKind.GROUPS, namespace=namespace)
+        return self.decide(target, Verb.READ, Tier.FACTS).allowed
+
+    def group(self) -> PodGroup:
+        """Return the group of the path, if the caller may know that it exists, and may do to it
+        what the route says.
+        """
+        self.require_a_role()
+        namespace, name = self.path["namespace"], self.path["name"]
+        if not self.sees(namespace):
+            raise no_such_group(namespace, name)
+        found = self.client.get("PodGroup", f"{namespace}/{name}")
+        assert isinstance(found, PodGroup)
+        assert key_of(found) == f"{namespace}/{name}"
+        self.require(namespace, owner=found.status.submitted_by)
+        return found
+
+    def shown(self, document: object) -> object:
+        """Return a document without the names of groups that the caller may not know."""
+        if self.context.visibility is Visibility.OPEN:
+            return document
+        return without_names(document, self.sees)
+
+
+def no_such_group(namespace: str, name: str) -> ApiProblem:
+    """Return 404, in the words of the client."""
+    return ApiProblem(
+        HTTPStatus.NOT_FOUND, "NotFound", f"PodGroup {namespace}/{name} does not exist",
+        exit_code=6,
+    )  # fmt: skip

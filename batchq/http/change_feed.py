@@ -1,0 +1,258 @@
+"""Watching groups: one reader of the change stream for all watchers, and their event streams.
+
+A thread follows the server's changes and hands them to the event loop, which keeps the present
+groups and the latest changes. A watcher resumes after a revision if the changes since then are
+still kept; otherwise it gets `RESYNC` and lists again. The queue of each watcher is bounded: one
+that reads too slowly gets `RESYNC` as well, and the stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import StrEnum
+
+import structlog
+from msgspec import Struct
+
+from batchq.api.objects import PodGroup
+from batchq.client.delegation import Delegate
+from batchq.errors import StoreUnavailable
+
+_log = structlog.get_logger()
+
+#: Changes kept for watchers that resume.
+MOST_KEPT = 10_000
+#: Changes that a watcher may be behind.
+MOST_BEHIND = 2_000
+#: How long a read waits for a change, and so the longest delay of a stop.
+_BLOCK_MS = 500
+_RETRY_S = 0.5
+#: How long a watcher waits until the feed reaches the revision after which it resumes.
+_CATCH_UP_S = 5.0
+
+
+class ChangeType(StrEnum):
+    """The types of events in a watch."""
+
+    ADDED = "ADDED"
+    CHANGED = "CHANGED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+    RESYNC = "RESYNC"
+
+
+class GroupEvent(Struct, frozen=True, kw_only=True):
+    """One change; `group` is the last state of a deleted group, and None for a bookmark."""
+
+    type: ChangeType
+    revision: int
+    group: PodGroup | None = None
+
+
+class _Poll(Struct, frozen=True, kw_only=True):
+    """What one read of the stream returned: the state of each changed group, None if deleted.
+
+    `is_list`: all groups were listed, so that changes between two lists have no order. `is_whole`:
+    there are no other groups.
+    """
+
+    changed: Sequence[tuple[str, int, PodGroup | None]]
+    revision: int
+    is_list: bool
+    is_whole: bool
+
+
+class Watcher:
+    """One reader of the feed, in the event loop."""
+
+    def __init__(self, most: int) -> None:
+        self._events: deque[GroupEvent] = deque()
+        self._most = most
+        self._ready = asyncio.Event()
+        self._is_over = False
+
+    def push(self, events: Sequence[GroupEvent]) -> None:
+        """Add events; if there are too many, replace all by a RESYNC, which is the last."""
+        if self._is_over:
+            return
+        self._events.extend(events)
+        if len(self._events) > self._most:
+            self.end(events[-1].revision)
+        self._ready.set()
+
+    def end(self, revision: int) -> None:
+        """Let the watcher list again."""
+        self._events.clear()
+        self._events.append(GroupEvent(type=ChangeType.RESYNC, revision=revision))
+        self._is_over = True
+        self._ready.set()
+
+    async def next(self, timeout_s: float) -> Sequence[GroupEvent]:
+        """Return the events that are there; wait for one, at most so long."""
+        if not self._events:
+            self._ready.clear()
+            try:
+                await asyncio.wait_for(self._ready.wait(), timeout_s)
+            except TimeoutError:
+                return ()
+        found = tuple(self._events)
+        self._events.clear()
+        return found
+
+
+class ChangeFeed:
+    """The present groups and their latest changes. Everything but the thread is the event loop's.
+
+    The thread starts with the first watcher, and ends with `stop`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Delegate], *, kept: int = MOST_KEPT, behind: int = MOST_BEHIND
+    ) -> None:
+        self._connect = connect
+        self._kept = kept
+        self._behind = behind
+        self._groups: dict[str, PodGroup] = {}
+        self._latest: deque[GroupEvent] = deque()
+        #: Changes after this revision are kept.
+        self._floor = 0
+        self.revision = 0
+        self._polls = 0
+        self._polled = asyncio.Condition()
+        self._watchers: set[Watcher] = set()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def watch(self, since: int | None) -> AsyncIterator[Sequence[GroupEvent]]:
+        """Yield what exists (`since` None) or what has changed after a revision; then each change.
+
+        An empty batch comes twice a second, so that the caller can look at other things.
+        """
+        self._start()
+        if not await self._reaches(since or 0):
+            yield (GroupEvent(type=ChangeType.RESYNC, revision=self.revision),)
+            return
+        watcher = Watcher(self._behind)
+        if since is None:
+            first = [
+                GroupEvent(type=ChangeType.ADDED, revision=group.metadata.revision, group=group)
+                for _, group in sorted(self._groups.items())
+            ]
+            first.append(GroupEvent(type=ChangeType.BOOKMARK, revision=self.revision))
+        else:
+            first = [event for event in self._latest if event.revision > since]
+        self._watchers.add(watcher)
+        try:
+            yield first
+            while True:
+                yield await watcher.next(0.5)
+        finally:
+            self._watchers.discard(watcher)
+
+    async def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopping.is_set():
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._follow, args=(loop,), name="change-feed", daemon=False
+            )
+            self._thread.start()
+
+    async def _reaches(self, since: int) -> bool:
+        """Wait for the feed to reach a revision; return whether it has all changes after it."""
+
+        def is_settled() -> bool:
+            # A poll that began after this call has seen what was written before it.
+            return self._polls > 0 and (self.revision >= since or self._polls >= begun + 2)
+
+        begun = self._polls
+        try:
+            async with asyncio.timeout(_CATCH_UP_S), self._polled:
+                await self._polled.wait_for(is_settled)
+        except TimeoutError:
+            return False
+        return since == 0 or self._floor <= since <= self.revision
+
+    async def _apply(self, poll: _Poll) -> None:
+        if poll.is_whole:
+            self._groups.clear()
+        events = [event for one in poll.changed for event in self._events_of(*one)]
+        if poll.is_list:
+            # Between two lists there is no order, and there may have been more changes.
+            self._latest.clear()
+            self._floor = poll.revision
+            events = [event for event in events if event.revision > poll.revision]
+            for watcher in self._watchers:
+                watcher.end(poll.revision)
+        self._latest.extend(events)
+        while len(self._latest) > self._kept:
+            self._floor = self._latest.popleft().revision
+        if events and not poll.is_list:
+            for watcher in self._watchers:
+                watcher.push(events)
+        self.revision = max(poll.revision, *(event.revision for event in events), 0)
+        async with self._polled:
+            self._polls += 1
+            self._polled.notify_all()
+
+    def _events_of(self, key: str, revision: int, group: PodGroup | None) -> list[GroupEvent]:
+        before = self._groups.get(key)
+        events = []
+        if before is not None and (group is None or group.metadata.uid != before.metadata.uid):
+            events.append(GroupEvent(type=ChangeType.DELETED, revision=revision, group=before))
+            before = None
+        if group is None:
+            self._groups.pop(key, None)
+        else:
+            self._groups[key] = group
+            type_ = ChangeType.ADDED if before is None else ChangeType.CHANGED
+            events.append(GroupEvent(type=type_, revision=revision, group=group))
+        return events
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stopping.is_set():
+            try:
+                with self._connect() as delegate:
+                    self._read(delegate, loop)
+            except StoreUnavailable as error:
+                _log.warning("api.feed_interrupted", error=error.message)
+                self._stopping.wait(_RETRY_S)
+
+    def _read(self, delegate: Delegate, loop: asyncio.AbstractEventLoop) -> None:
+        watch = delegate.watcher("PodGroup")
+        lists = 0
+        while not self._stopping.is_set():
+            changes = watch.poll(_BLOCK_MS if watch.lists else 0)
+            changed = [
+                (
+                    change.key,
+                    change.revision,
+                    change.value if isinstance(change.value, PodGroup) else None,
+                )
+                for change in changes
+            ]
+            is_list = watch.lists != lists
+            lists = watch.lists
+            poll = _Poll(
+                changed=changed,
+                revision=watch.revision,
+                is_list=is_list,
+                is_whole=is_list and lists == 1,
+            )
+            done = asyncio.run_coroutine_threadsafe(self._apply(poll), loop)
+            while not self._stopping.is_set():
+                try:
+                    done.result(0.5)
+                    break
+                except TimeoutError:
+                    continue

@@ -1,0 +1,196 @@
+"""Connections: who is at the other end, how many there are, and how long they may do nothing.
+
+uvicorn has no timeout but that of idle keep-alive connections: a client that reads nothing would
+keep its answer for ever, and one that sends a byte a minute its place. So every connection is
+looked at once a second, and cut when it has made no progress for `STALLED_S`, in either direction.
+A stream that has nothing to say makes no progress either, but has nothing left to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import Server
+
+from batchq.http.identities import SocketPeer
+
+#: Without progress for this long, a connection with something left to do is cut.
+STALLED_S = 30.0
+#: From connecting to the last byte of a request's head, and between two requests.
+_IDLE_S = 15.0
+MOST_CONNECTIONS = 2_000
+#: File descriptors for everything else: connections to the server, files, the listening sockets.
+_KEPT_DESCRIPTORS = 128
+#: The longest request line and headers.
+MOST_HEAD_BYTES = 32 * 1024
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+#: The key of the peer in a request's scope; absent for TCP.
+PEER = "batchq.peer"
+
+
+def most_connections() -> int:
+    """Return how many connections may be open at a time; raises this process's own bound first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + _KEPT_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(16, min(MOST_CONNECTIONS, soft - _KEPT_DESCRIPTORS))
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection, which knows its peer and when it last made progress."""
+
+    most = MOST_CONNECTIONS
+    stalled_s = STALLED_S
+    idle_s = _IDLE_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._progress_at = time.monotonic()
+        self._unsent = 0
+        if len(self.connections) > self.most:
+            transport.abort()
+            return
+        peer = peer_of(transport)
+        if peer is not None:
+            self.app = _with_peer(self.app, peer)
+
+    def data_received(self, data: bytes) -> None:
+        # Only whole requests count for a client that has none under way: a byte now and then would
+        # keep its place for ever.
+        if self._is_busy:
+            self._progress_at = time.monotonic()
+        super().data_received(data)
+        if self._is_busy:
+            self._progress_at = time.monotonic()
+
+    def on_response_complete(self) -> None:
+        self._progress_at = time.monotonic()
+        super().on_response_complete()
+
+    @property
+    def _is_busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def cut_if_stalled(self, now: float) -> None:
+        """Cut the connection if it makes no progress."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._progress_at = unsent, now
+            return
+        if self._is_busy:
+            is_due = unsent > 0 or self.cycle.more_body
+            if is_due and now - self._progress_at > self.stalled_s:
+                self.transport.abort()
+            elif not is_due:
+                self._progress_at = now
+        elif now - self._progress_at > (self.stalled_s if unsent else self.idle_s):
+            self.transport.abort()
+
+
+def peer_of(transport: asyncio.BaseTransport) -> SocketPeer | None:
+    """Return the process that connected to a unix socket; None for TCP, and where the kernel does
+    not tell.
+    """
+    connection: Any = transport.get_extra_info("socket")
+    if sys.platform != "linux" or connection is None or connection.family != socket.AF_UNIX:
+        return None
+    form = "3i"
+    stored = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
+    pid, uid, _ = struct.unpack(form, stored)
+    return SocketPeer(uid=uid, pid=pid)
+
+
+def _with_peer(app: Any, peer: SocketPeer) -> ASGIApp:
+    async def with_peer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PEER] = peer
+        await app(scope, receive, send)
+
+    return with_peer
+
+
+class BoundedServer(Server):
+    """Serves on sockets that are open already, each with TLS or without."""
+
+    def __init__(
+        self,
+        config: Config,
+        listening: Sequence[tuple[socket.socket, bool]],
+        *,
+        most_connections: int = MOST_CONNECTIONS,
+        before_shutdown: Callable[[], None],
+    ) -> None:
+        """`listening`: the sockets, and whether the configured TLS is spoken on them."""
+        super().__init__(config)
+        self._most_connections = most_connections
+        self._before_shutdown = before_shutdown
+        self._listening = listening
+        self._watchman: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets=[])
+        loop = asyncio.get_running_loop()
+        for listening, secured in self._listening:
+            server = await loop.create_server(
+                self._protocol,
+                sock=listening,
+                ssl=self.config.ssl if secured else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+        self._watchman = loop.create_task(self._cut_stalled())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, and wait for the answers under way, for a bounded time."""
+        self._before_shutdown()
+        await super().shutdown(sockets)
+        if self._watchman is not None:
+            self._watchman.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGINT and SIGTERM, with the exit code of a process that ends as it should."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _ENDING}
+        try:
+            yield
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
+
+    def _protocol(self) -> BoundedProtocol:
+        protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.most = self._most_connections
+        return protocol
+
+    async def _cut_stalled(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.cut_if_stalled(now)

@@ -1,0 +1,458 @@
+"""The endpoints of pod groups: submit, list, watch, get, cancel, why and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api.access import Tier
+from batchq.api.manifest import decode, encode
+from batchq.api.objects import API_VERSION, PodGroup, Unreadable, kind_of
+from batchq.api.printable import printable
+from batchq.api.sight import seen
+from batchq.client import Accepted, Client
+from batchq.client.group_pages import token_of_object
+from batchq.client.output import LogLine
+from batchq.client.requests import Effect
+from batchq.errors import BatchqError, Conflict, NotFound
+from batchq.http.calls import (
+    EVENT_STREAM,
+    NDJSON,
+    PLAIN,
+    ApiAnswer,
+    ApiCall,
+    StreamAnswer,
+    no_such_group,
+)
+from batchq.http.change_feed import ChangeType, GroupEvent
+from batchq.http.problems import ApiProblem, bad_request, problem_of
+
+MOST_LISTED = 1_000
+USUALLY_LISTED = 50
+LONGEST_REASON = 1_000
+MOST_LINES = 100_000
+#: How often a watcher that has nothing to learn hears the present revision.
+BOOKMARK_S = 15.0
+_PAGE = 500
+
+
+# --- listing ----------------------------------------------------------------------------------
+
+
+class GroupFilter(Struct, frozen=True, kw_only=True):
+    """Which groups are wanted. It looks at what the reader sees, so it reveals nothing else."""
+
+    phases: frozenset[str]
+    queue: str
+    owner: str
+    reason: str
+    part: str
+    labels: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, call: ApiCall) -> GroupFilter:
+        """Read the filter of a request. Raises ApiProblem."""
+        owner = call.text("owner")
+        return cls(
+            phases=frozenset(filter(None, call.text("phase").split(","))),
+            queue=call.text("queue"),
+            owner=call.identity.user if owner == "me" else owner,
+            reason=call.text("reason"),
+            part=call.text("q"),
+            labels=_labels(call.text("label")),
+        )
+
+    def wants(self, group: PodGroup, names: frozenset[str]) -> bool:
+        """Whether a group, as the reader sees it, is wanted; `names` are the reader's own."""
+        status, meta = group.status, group.metadata
+        owners = names if self.owner in names else (self.owner,)
+        return (
+            (not self.phases or str(status.phase) in self.phases)
+            and self.queue in ("", group.spec.queue)
+            and (not self.owner or status.submitted_by in owners)
+            and (not self.reason or any(str(one.reason) == self.reason for one in status.reasons))
+            and self.part in meta.name
+            and all(meta.labels.get(key) == value for key, value in self.labels)
+        )
+
+
+def _labels(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, text.split(",")):
+        key, sign, value = part.partition("=")
+        if not sign or not key:
+            raise bad_request(
+                f"label: expected KEY=VALUE, or several with commas, found {part[:80]!r}"
+            )
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
+    """Return a page of groups by name, or follow their changes."""
+    call.require_a_role()
+    if call.flag("watch"):
+        return _watch(call)
+    wanted = GroupFilter.of(call)
+    limit = call.number("limit", USUALLY_LISTED, MOST_LISTED) or USUALLY_LISTED
+    revision = call.delegate.revision()
+    items: list[PodGroup] = []
+    unreadable: list[Unreadable] = []
+    following = ""
+    for group in _groups(call, unreadable):
+        tier = call.tier_of(group)
+        if tier is None:
+            continue
+        shown = seen(group, tier)
+        if not wanted.wants(shown, call.identity.names):
+            continue
+        if len(items) == limit:
+            following = _sealed(token_of_object(items[-1]))
+            break
+        items.append(shown)
+    return ApiAnswer(
+        document={
+            "apiVersion": API_VERSION,
+            "kind": "PodGroupList",
+            "revision": revision,
+            "continue": following,
+            "items": [encode(item) for item in items],
+            "unreadable": [
+                {"name": one.key, "why": one.why}
+                for one in unreadable
+                if call.sees(one.key.partition("/")[0])
+            ],
+        }
+    )
+
+
+def _groups(call: ApiCall, unreadable: list[Unreadable]) -> Iterator[PodGroup]:
+    namespace = call.path.get("namespace") or call.text("namespace")
+    after = _opened(call.text("continue"))
+    for page in call.client.pages("PodGroup", namespace=namespace, after=after, size=_PAGE):
+        unreadable += page.unreadable
+        yield from (item for item in page.objects if isinstance(item, PodGroup))
+
+
+def _sealed(token: str) -> str:
+    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def _opened(text: str) -> str:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise bad_request(
+            f"continue: expected the token of an earlier page, found {text[:80]!r}"
+        ) from None
+
+
+# --- watching ---------------------------------------------------------------------------------
+
+
+def _watch(call: ApiCall) -> StreamAnswer:
+    wanted = GroupFilter.of(call)
+    since = call.number("since", None, 2**53)
+    if call.last_event:
+        if not (call.last_event.isascii() and call.last_event.isdigit()):
+            raise bad_request(f"Last-Event-ID: expected a revision, found {call.last_event[:80]!r}")
+        since = int(call.last_event[:16])
+    as_lines = NDJSON in call.accept
+
+    async def parts() -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        told_at, told = loop.time(), -1
+        is_list = since is None
+        async for events in call.context.feed.watch(since):
+            call.renew_rights()
+            for place, event in enumerate(events):
+                # A reader resumes after the last id: so there is none within the list of what
+                # exists, and none between two events of one revision.
+                is_last = place + 1 == len(events) or (
+                    not is_list and events[place + 1].revision != event.revision
+                )
+                part = _event(call, wanted, event, as_lines=as_lines, has_id=is_last)
+                if part:
+                    yield part
+                    told_at, told = loop.time(), event.revision
+                if event.type is ChangeType.RESYNC:
+                    return
+            is_list = False
+            if call.context.is_ending():
+                return
+            if told < 0 or loop.time() - told_at > BOOKMARK_S:
+                now = GroupEvent(type=ChangeType.BOOKMARK, revision=call.context.feed.revision)
+                yield _event(call, wanted, now, as_lines=as_lines, has_id=True)
+                told_at, told = loop.time(), now.revision
+
+    content_type = NDJSON if as_lines else EVENT_STREAM
+    return StreamAnswer(stream="watches", content_type=content_type, parts=parts)
+
+
+def _event(
+    call: ApiCall, wanted: GroupFilter, event: GroupEvent, *, as_lines: bool, has_id: bool
+) -> bytes:
+    """Return an event as sent; nothing if the reader may not see it or does not want it."""
+    document: dict[str, object] = {"type": str(event.type), "revision": event.revision}
+    if event.group is not None:
+        group = event.group
+        namespace = call.path.get("namespace") or call.text("namespace")
+        tier = call.tier_of(group)
+        if tier is None or namespace not in ("", group.metadata.namespace):
+            return b""
+        shown = seen(group, tier)
+        if not wanted.wants(shown, call.identity.names):
+            if event.type is not ChangeType.CHANGED:
+                return b""
+            # It may have matched before: for this watcher, it is gone.
+            document["type"] = str(ChangeType.DELETED)
+        document["object"] = encode(shown)
+    data = msgspec.json.encode(call.shown(document))
+    if as_lines:
+        return data + b"\n"
+    named = f"id: {event.revision}\n" if has_id else ""
+    return f"{named}event: {document['type']}\ndata: ".encode() + data + b"\n\n"
+
+
+# --- one group --------------------------------------------------------------------------------
+
+
+def submit_group(call: ApiCall) -> ApiAnswer:
+    """Create a group; the same again is no error, so that a lost answer can be repeated."""
+    namespace = call.path["namespace"]
+    call.require(namespace)
+    group = _manifest(call.json(), namespace)
+    [outcome] = call.client.submit_many(
+        [group], existing="keep", dry_run=call.flag("dryRun"), keep_going=True
+    )
+    if not isinstance(outcome, Accepted):
+        if isinstance(outcome.error, NotFound):
+            # The queue, the priority class or a dependency: the path itself was right.
+            problem = problem_of(outcome.error)
+            raise ApiProblem(
+                HTTPStatus.UNPROCESSABLE_ENTITY, problem.code, problem.detail,
+                hint=problem.hint, exit_code=problem.exit_code,
+            )  # fmt: skip
+        raise outcome.error
+    stored = outcome.group
+    is_new = outcome.effect is not Effect.UNCHANGED
+    if not is_new and stored.status.submitted_by not in call.identity.names:
+        raise Conflict(
+            f"PodGroup {namespace}/{stored.metadata.name} exists already, and was submitted by"
+            f" {stored.status.submitted_by or 'another user'}",
+            hint="choose another name",
+        )
+    return ApiAnswer(
+        document=encode(seen(stored, Tier.OUTPUT)),
+        status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+        headers={"Location": f"/v1/namespaces/{namespace}/groups/{stored.metadata.name}"},
+    )
+
+
+def _manifest(data: object, namespace: str) -> PodGroup:
+    if not isinstance(data, dict):
+        raise bad_request("the body: expected the manifest of a PodGroup as a JSON object")
+    metadata = data.get("metadata")
+    if isinstance(metadata, dict) and data.get("kind") == "PodGroup":
+        stated = metadata.get("namespace")
+        if stated not in (None, "", namespace):
+            raise bad_request(
+                f"metadata.namespace: expected {namespace}, as in the path, found"
+                f" {str(stated)[:80]!r}"
+            )
+        data = {**data, "metadata": {**metadata, "namespace": namespace}}
+    item = decode(data)
+    if not isinstance(item, PodGroup):
+        raise bad_request(f"kind: expected PodGroup, found {kind_of(item)}")
+    return item
+
+
+def get_group(call: ApiCall) -> ApiAnswer:
+    """Return a group, as much of it as the caller may see."""
+    group = call.group()
+    tier = call.tier_of(group)
+    assert tier is not None
+    return ApiAnswer(
+        document=encode(seen(group, tier)),
+        headers={"ETag": f'"{group.metadata.revision}"'},
+    )
+
+
+def cancel_group(call: ApiCall) -> ApiAnswer:
+    """End a group."""
+    group = call.group()
+    reason = _reason(call.json())
+    by = f"by {call.identity.user}"
+    key = f"{group.metadata.namespace}/{group.metadata.name}"
+    call.client.cancel(key, reason=f"{by}: {reason}" if reason else by, uid=group.metadata.uid)
+    return get_ended(call, key)
+
+
+def get_ended(call: ApiCall, key: str) -> ApiAnswer:
+    """Return a group after its end, as much of it as the caller may see."""
+    group = call.client.get("PodGroup", key)
+    assert isinstance(group, PodGroup)
+    tier = call.tier_of(group)
+    if tier is None:
+        raise no_such_group(*key.split("/"))
+    return ApiAnswer(document=encode(seen(group, tier)))
+
+
+def _reason(body: object) -> str:
+    if body is None:
+        return ""
+    if not isinstance(body, dict) or not set(body) <= {"reason"}:
+        raise bad_request('the body: expected nothing, or {"reason": "…"}')
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > LONGEST_REASON:
+        raise bad_request(f"reason: expected text of at most {LONGEST_REASON} characters")
+    return printable(reason)
+
+
+def why_group(call: ApiCall) -> ApiAnswer:
+    """Explain why a group waits, in the words of `batchq why -o json`."""
+    group = call.group()
+    key = f"{group.metadata.namespace}/{group.metadata.name}"
+    return ApiAnswer(document=call.context.why(call.client, key))
+
+
+# --- output -----------------------------------------------------------------------------------
+
+
+def group_logs(call: ApiCall) -> StreamAnswer:
+    """Return the output of a group's pods, or follow it."""
+    group = call.group()
+    key = f"{group.metadata.namespace}/{group.metadata.name}"
+    pod, stream = call.text("pod"), call.text("stream")
+    if stream not in ("", "stdout", "stderr"):
+        raise bad_request(f"stream: expected stdout or stderr, found {stream[:80]!r}")
+    tail = call.number("tail", None, MOST_LINES)
+    follow = call.flag("follow")
+    form, written = _log_form(call.accept)
+
+    def read(client: Client, stop: Callable[[], bool]) -> Iterator[LogLine]:
+        lines = client.logs(key, pod=pod, follow=follow, tail=tail, stop=stop)
+        return (line for line in lines if stream in ("", line.stream))
+
+    async def parts() -> AsyncIterator[bytes]:
+        async for lines in _LogReader(call, read, follow=follow).batches():
+            call.renew_rights()
+            call.require(group.metadata.namespace, owner=group.status.submitted_by)
+            yield b"".join(written(line) for line in lines)
+
+    return StreamAnswer(stream="logs", content_type=form, parts=parts)
+
+
+def _log_form(accept: str) -> tuple[str, Callable[[LogLine], bytes]]:
+    if NDJSON in accept:
+        return NDJSON, lambda line: msgspec.json.encode(line) + b"\n"
+    if EVENT_STREAM in accept:
+        return (
+            EVENT_STREAM,
+            lambda line: b"event: line\ndata: " + msgspec.json.encode(line) + b"\n\n",
+        )
+    return PLAIN, lambda line: line.text.encode(errors="replace") + b"\n"
+
+
+#: A batch of lines is sent when it has this many characters.
+_BATCH = 32 * 1024
+#: Batches that a reader may be behind; then the thread waits.
+_MOST_BATCHES = 16
+_LOOK_S = 0.5
+
+
+class _LogReader:
+    """Reads lines in a thread of its own, and hands them to the event loop in batches."""
+
+    def __init__(
+        self,
+        call: ApiCall,
+        read: Callable[[Client, Callable[[], bool]], Iterator[LogLine]],
+        *,
+        follow: bool,
+    ) -> None:
+        self._call = call
+        self._read = read
+        self._follow = follow
+        self._loop = asyncio.get_running_loop()
+        self._batches: asyncio.Queue[Sequence[LogLine] | BatchqError | None] = asyncio.Queue(
+            _MOST_BATCHES
+        )
+        self._stopping = threading.Event()
+        self._lines: list[LogLine] = []
+        self._length = 0
+
+    async def batches(self) -> AsyncIterator[Sequence[LogLine]]:
+        """Yield lines; an empty batch comes twice a second if there are none.
+
+        Raises the error of the first read.
+        """
+        thread = threading.Thread(target=self._run, name="log-reader", daemon=False)
+        thread.start()
+        try:
+            while True:
+                try:
+                    found = await asyncio.wait_for(self._batches.get(), _LOOK_S)
+                except TimeoutError:
+                    if self._follow:
+                        yield ()
+                    continue
+                if found is None or self._call.context.is_ending():
+                    return
+                if isinstance(found, BatchqError):
+                    raise found
+                yield found
+        finally:
+            self._stopping.set()
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._call.context.connect() as delegate:
+                client = delegate.client_of(self._call.identity.user)
+                for line in self._read(client, self._is_over):
+                    self._lines.append(line)
+                    self._length += len(line.text) + 1
+                    if self._length >= _BATCH:
+                        self._hand_over()
+                    if self._stopping.is_set():
+                        return
+            self._hand_over()
+            self._put(None)
+        except BatchqError as error:
+            self._put(error)
+
+    def _is_over(self) -> bool:
+        # A reader that follows asks after each look at the output, and then waits.
+        self._hand_over()
+        return self._stopping.is_set()
+
+    def _hand_over(self) -> None:
+        if self._lines:
+            lines, self._lines, self._length = tuple(self._lines), [], 0
+            self._put(lines)
+
+    def _put(self, batch: Sequence[LogLine] | BatchqError | None) -> None:
+        putting = self._batches.put(batch)
+        try:
+            done = asyncio.run_coroutine_threadsafe(putting, self._loop)
+        except RuntimeError:
+            # The loop has ended.
+            putting.close()
+            self._stopping.set()
+            return
+        while not self._stopping.is_set():
+            try:
+                done.result(_LOOK_S)
+                return
+            except TimeoutError:
+                continue
+        done.cancel()

@@ -1,0 +1,125 @@
+"""How much one caller may ask: requests a second, streams at a time, and failed attempts.
+
+All of it lives in this process: several API processes each grant as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Literal, NamedTuple, TypeAlias
+
+from batchq.http.problems import too_many
+
+Stream: TypeAlias = Literal["watches", "logs"]
+
+#: Streams that one user may have open at a time.
+MOST_STREAMS: dict[Stream, int] = {"watches": 100, "logs": 10}
+#: Logs are read by threads, which are fewer than users.
+MOST_LOGS_OF_ALL = 64
+#: Callers remembered at a time; the one that asked least recently is forgotten first, and has its
+#: whole allowance again.
+MOST_REMEMBERED = 10_000
+
+
+class Rate(NamedTuple):
+    """An allowance that grows by `per_s` up to `burst`."""
+
+    per_s: float
+    burst: float
+
+
+READS = Rate(per_s=50.0, burst=200.0)
+WRITES = Rate(per_s=20.0, burst=100.0)
+#: Unknown tokens from one address. Guessing is hopeless anyway; this bounds what it costs.
+FAILURES = Rate(per_s=0.2, burst=20.0)
+
+
+class TokenBuckets:
+    """Allowances by caller. Used by one thread."""
+
+    def __init__(self, rate: Rate, *, clock: Callable[[], float] = monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, caller: str, cost: float = 1.0) -> float:
+        """Take `cost` from an allowance and return 0; or return how long until it suffices."""
+        now = self._clock()
+        left, since = self._left.pop(caller, (self._rate.burst, now))
+        left = min(self._rate.burst, left + (now - since) * self._rate.per_s)
+        missing = cost - left
+        self._left[caller] = (left if missing > 0 else left - cost, now)
+        if len(self._left) > MOST_REMEMBERED:
+            self._left.popitem(last=False)
+        return max(0.0, missing / self._rate.per_s)
+
+    def take(self, caller: str, what: str) -> None:
+        """Take one from an allowance. Raises ApiProblem with the time to wait."""
+        wait_s = self.wait_s(caller)
+        if wait_s > 0:
+            raise too_many(
+                f"{caller} has sent more than {self._rate.per_s:g} {what} a second for a while",
+                retry_s=wait_s,
+            )
+
+
+class StreamPlaces:
+    """Counts open streams by user. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, Stream], int] = {}
+
+    @contextmanager
+    def place(self, user: str, stream: Stream) -> Iterator[None]:
+        """Hold a place for a stream. Raises ApiProblem if there is none left."""
+        count = self._open.get((user, stream), 0)
+        if count >= MOST_STREAMS[stream]:
+            raise too_many(
+                f"user {user} has {count} {stream} open, which is the most there may be",
+                retry_s=10,
+            )
+        if stream == "logs" and self._logs() >= MOST_LOGS_OF_ALL:
+            raise too_many(
+                f"all {MOST_LOGS_OF_ALL} places for readers of logs are taken", retry_s=5
+            )
+        self._open[user, stream] = count + 1
+        try:
+            yield
+        finally:
+            left = self._open[user, stream] - 1
+            if left:
+                self._open[user, stream] = left
+            else:
+                del self._open[user, stream]
+
+    def _logs(self) -> int:
+        return sum(count for (_, stream), count in self._open.items() if stream == "logs")
+
+
+#: Explanations run a session of the scheduler, which takes a processor for up to seconds.
+MOST_EXPLANATIONS = 2
+MOST_EXPLANATIONS_WAITING = 16
+
+
+class ExplanationTurns:
+    """Lets few explanations run at a time, and few more wait."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(MOST_EXPLANATIONS)
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        if self._waiting >= MOST_EXPLANATIONS_WAITING:
+            raise too_many("too many groups are being explained at this moment", retry_s=2)
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(self, *error: object) -> None:
+        self._free.release()

@@ -1,0 +1,298 @@
+"""The API as a process: where it listens, with or without TLS, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+from uvicorn.config import Config
+
+from batchq.api.access import Visibility
+from batchq.client import Client
+from batchq.client.delegation import Delegate
+from batchq.errors import Conflict, InvalidInput
+from batchq.http.application import ApiApplication, ApiSettings
+from batchq.http.connections import (
+    MOST_HEAD_BYTES,
+    BoundedProtocol,
+    BoundedServer,
+    most_connections,
+)
+from batchq.http.identities import SocketAccounts, account_name
+from batchq.paths import LONGEST_SOCKET_PATH_BYTES
+
+_log = structlog.get_logger()
+
+_BACKLOG = 256
+_KEEP_ALIVE_S = 5
+#: How long answers under way may take when the API ends.
+_GRACE_S = 5
+_UNIX = "unix:"
+
+
+class ListenAddress(Struct, frozen=True, kw_only=True):
+    """Where to listen: a socket's path, or host and port (0: a free one)."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{_UNIX}{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen(text: str) -> ListenAddress:
+    """Parse `unix:PATH` or `HOST:PORT`; an IPv6 address is in brackets. Raises InvalidInput."""
+    if text.startswith(_UNIX):
+        path = text.removeprefix(_UNIX)
+        if path and len(os.fsencode(path)) <= LONGEST_SOCKET_PATH_BYTES:
+            return ListenAddress(path=str(Path(path).absolute()))
+    else:
+        host, colon, port = text.rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535
+        if colon and host and is_port and (is_bracketed or ":" not in host):
+            return ListenAddress(host=host[1:-1] if is_bracketed else host, port=int(port))
+    raise InvalidInput(
+        f"--listen: expected unix:PATH or HOST:PORT, found {text[:120]!r}",
+        hint=f"as in unix:/run/batchq/api.sock (a path of at most {LONGEST_SOCKET_PATH_BYTES}"
+        " bytes), 127.0.0.1:8443 or [::1]:8443",
+    )
+
+
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """How to serve. `certificate` and `key` are files in PEM; both or none."""
+
+    listen: tuple[ListenAddress, ...]
+    certificate: Path | None = None
+    key: Path | None = None
+    behind_proxy: bool = False
+    names: tuple[str, ...] = ()
+    #: Accounts under which agents of this machine run pods.
+    agent_uids: frozenset[int] = frozenset()
+    visibility: Visibility = Visibility.OPEN
+
+
+def check_options(options: ServeOptions) -> None:
+    """Raise InvalidInput for what would be unsafe, or could not work."""
+    if (options.certificate is None) != (options.key is None):
+        raise InvalidInput(
+            "TLS needs both a certificate and its key, and one of them was given",
+            hint="as in --tls-cert api.pem --tls-key api.key",
+        )
+    is_secured = options.certificate is not None or options.behind_proxy
+    for address in options.listen:
+        if not address.is_loopback and not is_secured:
+            raise InvalidInput(
+                f"--listen {address}: other machines could read tokens on the way, because there"
+                " is no TLS",
+                hint="give --tls-cert and --tls-key; or listen on a unix socket or 127.0.0.1; or"
+                " say --behind-proxy if a proxy in front speaks TLS",
+            )
+    if os.getuid() in options.agent_uids:
+        raise InvalidInput(
+            f"account {account_name(os.getuid())} runs this API, and was named as one that runs"
+            " pods",
+            hint="run the API under an account of its own: its account is operator",
+        )
+
+
+class ApiServer:
+    """An API that listens from its creation on, and answers in `run`.
+
+    Raises InvalidInput for unsafe options and for places where it cannot listen, and Conflict if
+    another process listens there.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        connect: Callable[[], Delegate],
+        why: Callable[[Client, str], object],
+    ) -> None:
+        check_options(options)
+        hosts = [_host_name(address) for address in options.listen if address.host]
+        settings = ApiSettings(
+            accounts=SocketAccounts(server_uid=os.getuid(), agent_uids=options.agent_uids),
+            names=(*options.names, *hosts),
+            visibility=options.visibility,
+            behind_proxy=options.behind_proxy,
+        )
+        self._options = options
+        secured = _tls_context(options) is not None
+        self._undo = ExitStack()
+        with ExitStack() as undo:
+            self._sockets = [_listening(address, undo) for address in options.listen]
+            self._undo = undo.pop_all()
+        self._application = ApiApplication(settings, connect, why)
+        config = Config(
+            self._application.app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.key,
+        )
+        # Strangers' malformed requests must not fill the log.
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        listening = [(one, secured and one.family != socket.AF_UNIX) for one in self._sockets]
+        self._server = BoundedServer(
+            config,
+            listening,
+            most_connections=most_connections(),
+            before_shutdown=self._application.end_streams,
+        )
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Where it listens, with the ports that the kernel chose."""
+        scheme = "https" if self._options.certificate is not None else "http"
+        found = []
+        for address, one in zip(self._options.listen, self._sockets, strict=True):
+            if address.path:
+                found.append(str(address))
+            else:
+                port = one.getsockname()[1]
+                place = ListenAddress(host=address.host, port=port)
+                found.append(f"{scheme}://{place}")
+        return found
+
+    def run(self) -> None:
+        """Answer until SIGINT or SIGTERM, or until `stop`."""
+        try:
+            asyncio.run(self._run())
+        finally:
+            self._undo.close()
+
+    def stop(self) -> None:
+        """End `run` from another thread."""
+        self._server.should_exit = True
+
+    async def _run(self) -> None:
+        for url in self.urls:
+            _log.info("api.listens", url=url)
+        try:
+            await self._server.serve()
+        finally:
+            await self._application.close()
+            _log.info("api.ended")
+
+
+def _host_name(address: ListenAddress) -> str:
+    return f"[{address.host}]" if ":" in address.host else address.host
+
+
+def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
+    """Load the certificate, to refuse it in a sentence. Raises InvalidInput."""
+    if options.certificate is None or options.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if options.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidInput(
+                f"--tls-key {options.key}: other users may read this key",
+                hint=f"chmod 600 {options.key}",
+            )
+        context.load_cert_chain(options.certificate, options.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(
+            f"--tls-cert {options.certificate}, --tls-key {options.key}: {why}",
+            hint="expected a certificate and its key without a password, both in PEM",
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _listening(address: ListenAddress, undo: ExitStack) -> socket.socket:
+    """Return a socket that listens there. Raises InvalidInput, Conflict."""
+    try:
+        if address.path:
+            return _unix_socket(Path(address.path), undo)
+        [(family, *_, place), *_] = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listening = socket.create_server(place, family=family, backlog=_BACKLOG)
+        undo.callback(listening.close)
+    except OSError as error:
+        # `create_server` appends the address to its message.
+        why = (error.strerror or str(error)).partition(" (while")[0]
+        raise InvalidInput(f"cannot listen on {address}: {why}") from error
+    return listening
+
+
+def _unix_socket(path: Path, undo: ExitStack) -> socket.socket:
+    """Bind a socket that every user of the machine may connect to: the kernel names each of them.
+
+    A socket that a killed process has left is replaced.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    undo.callback(listening.close)
+    if path.is_socket():
+        if _answers(path):
+            raise Conflict(
+                f"another process listens on {_UNIX}{path}",
+                hint="choose another path, or end that process",
+            )
+        path.unlink()
+    listening.bind(str(path))
+    made = path.stat()
+    undo.callback(_remove, path, made)
+    path.chmod(0o666)
+    listening.listen(_BACKLOG)
+    return listening
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(3.0)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+    return True
+
+
+def _remove(path: Path, made: os.stat_result) -> None:
+    """Remove our socket, but not one that another process has made in its place."""
+    try:
+        found = path.stat()
+        if (found.st_ino, found.st_dev) == (made.st_ino, made.st_dev):
+            path.unlink()
+    except FileNotFoundError:
+        pass

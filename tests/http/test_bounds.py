@@ -1,0 +1,219 @@
+"""Bounds: bodies, heads, slow readers and senders, rates, streams, and connections."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from batchq.http import connections, limits
+from batchq.http.limits import Rate, StreamPlaces, TokenBuckets
+from batchq.http.problems import ApiProblem
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.http.api_process import Caller, RunningApi
+from tests.http.manifests import groups_of, manifest
+
+DEFAULT = groups_of("default")
+HALF_A_BODY = (
+    b"POST /v1/namespaces/default/groups HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+)
+
+
+@pytest.fixture
+def hasty(server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApi]:
+    """An API that loses patience within a second."""
+    monkeypatch.setattr(connections.BoundedProtocol, "stalled_s", 1.0)
+    monkeypatch.setattr(connections.BoundedProtocol, "idle_s", 1.0)
+    with RunningApi(server.url) as api:
+        yield api
+
+
+def opened(api: RunningApi) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20)
+    connection.connect(str(api.socket))
+    return connection
+
+
+def wait_for_hangup(connection: socket.socket) -> None:
+    """Wait, without reading, until the other end has closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLHUP)
+    assert poll.poll(20_000), "the connection was not cut"
+
+
+def test_a_reader_that_reads_nothing_is_cut(hasty: RunningApi, stage: Stage) -> None:
+    requests = [manifest(f"group-{number}") for number in range(300)]
+    for request in requests:
+        request["metadata"]["annotations"] = {"note": "x" * 4000}
+    stage.client.submit_many(requests).all()
+    with opened(hasty) as idle, opened(hasty) as stream:
+        idle.sendall(b"GET /v1/groups?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stream.sendall(b"GET /v1/groups?watch=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_for_hangup(idle)
+        wait_for_hangup(stream)
+    assert hasty.caller()("GET", "/livez").status == 200
+
+
+def test_a_quiet_stream_is_not_cut(hasty: RunningApi, stage: Stage) -> None:
+    api = hasty.caller()
+    with api.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        # Longer than the patience for readers that leave something unread.
+        assert not threading.Event().wait(3.5)
+        stage.client.submit(manifest("late"))
+        assert events.until("ADDED")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /v1/groups HTTP/1.1\r\nHost: loc",
+        HALF_A_BODY,
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_a_sender_that_stops_is_cut(hasty: RunningApi, sent: bytes) -> None:
+    with opened(hasty) as connection:
+        connection.sendall(sent)
+        wait_for_hangup(connection)
+
+
+def test_a_head_of_a_byte_now_and_then_is_cut(hasty: RunningApi) -> None:
+    pause = threading.Event()
+    with opened(hasty) as connection:
+        for _ in range(200):
+            try:
+                connection.sendall(b"G")
+            except BrokenPipeError:
+                return
+            pause.wait(0.05)
+    raise AssertionError("it kept its place for ten seconds")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(running_api: RunningApi) -> None:
+    with opened(running_api) as connection:
+        connection.sendall(
+            b"POST /v1/namespaces/default/groups HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+        )
+        assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_body_that_turns_out_too_large_is_refused(running_api: RunningApi) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    with opened(running_api) as connection:
+        connection.sendall(
+            b"POST /v1/namespaces/default/groups HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        # The refusal may arrive while the rest is being sent.
+        with suppress(OSError):
+            for _ in range(100):
+                connection.sendall(chunk)
+        answer = b""
+        with suppress(ConnectionResetError):
+            answer = connection.recv(12)
+        assert answer in (b"HTTP/1.1 413", b"")
+    assert running_api.caller()("GET", "/livez").status == 200
+
+
+def test_a_head_that_is_too_large_is_refused(running_api: RunningApi) -> None:
+    with opened(running_api) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
+        assert connection.recv(12) == b"HTTP/1.1 400"
+
+
+def test_more_connections_than_there_may_be_are_closed(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.http.server.most_connections", lambda: 3)
+    with RunningApi(server.url) as api:
+        held = [opened(api) for _ in range(3)]
+        try:
+            with opened(api) as fourth:
+                wait_for_hangup(fourth)
+        finally:
+            for connection in held:
+                connection.close()
+        for connection in held:
+            del connection
+        pause = threading.Event()
+        for _ in range(200):
+            try:
+                if api.caller()("GET", "/livez").status == 200:
+                    return
+            except OSError:
+                pause.wait(0.02)
+    raise AssertionError("the places were not freed")
+
+
+class Hands:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_allowance_grows_with_time_up_to_its_bound() -> None:
+    clock = Hands()
+    buckets = TokenBuckets(Rate(per_s=2.0, burst=3.0), clock=clock)
+    assert [buckets.wait_s("alice") for _ in range(4)] == [0, 0, 0, 0.5]
+    assert buckets.wait_s("bob") == 0
+    clock.now += 0.5
+    assert buckets.wait_s("alice") == 0
+    clock.now += 3600
+    assert [buckets.wait_s("alice") for _ in range(4)] == [0, 0, 0, 0.5]
+    with pytest.raises(ApiProblem, match="alice has sent more than 2 reads a second") as raised:
+        buckets.take("alice", "reads")
+    assert raised.value.headers == {"Retry-After": "1"}
+
+
+def test_callers_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_REMEMBERED", 3)
+    buckets = TokenBuckets(Rate(per_s=1.0, burst=1.0), clock=Hands())
+    for caller in ("a", "b", "c", "d"):
+        assert buckets.wait_s(caller) == 0
+    assert [buckets.wait_s(caller) for caller in ("d", "a")] == [1.0, 0]
+
+
+def test_a_flood_of_one_caller_is_refused_and_says_when_to_come_again(
+    api: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = api.connection()
+    statuses = []
+    for _ in range(400):
+        connection.request("GET", "/v1/me")
+        answer = connection.getresponse()
+        statuses.append(answer.status)
+        answer.read()
+        if answer.status == 429:
+            assert int(answer.headers["Retry-After"]) >= 1
+            break
+    connection.close()
+    assert statuses[:200] == [200] * 200
+    assert statuses[-1] == 429
+
+
+def test_a_user_has_so_many_streams_and_a_place_is_free_again_after_one() -> None:
+    places = StreamPlaces()
+    held = [places.place("alice", "logs") for _ in range(10)]
+    for place in held:
+        place.__enter__()
+    with pytest.raises(ApiProblem, match="user alice has 10 logs open"):
+        places.place("alice", "logs").__enter__()
+    with places.place("bob", "logs"):
+        pass
+    held[0].__exit__(None, None, None)
+    with places.place("alice", "logs"):
+        pass

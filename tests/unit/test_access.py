@@ -1,0 +1,205 @@
+"""Rights: each cell of role, verb, kind and tier; scopes, doors, and grants that cannot rise."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchq.api.access import (
+    OF_NAMESPACES,
+    AccessRole,
+    Binding,
+    Identity,
+    Scope,
+    Target,
+    TargetKind,
+    Tier,
+    Verb,
+    Visibility,
+    decide,
+    matrix,
+    may_bind,
+    parse_binding,
+)
+from batchq.errors import InvalidInput
+
+#: `all`: of every namespace. `yes`: of the namespace where the role is bound. `own`: the caller's
+#: own there. What has no row here, no role permits.
+OPEN = """
+verb    kind              tier    viewer submitter admin operator auditor
+read    groups            facts   all    all       all   all      -
+read    groups            spec    yes    yes       yes   -        -
+read    groups            output  own    own       yes   -        -
+create  groups            -       -      yes       yes   -        -
+cancel  groups            -       -      own       yes   all      -
+read    tokens            -       own    own       own   all      own
+create  tokens            -       own    own       own   own      own
+delete  tokens            -       own    own       own   all      own
+read    bindings          -       -      -         yes   all      -
+create  bindings          -       -      -         yes   all      -
+delete  bindings          -       -      -         yes   all      -
+read    cluster-bindings  -       -      -         -     all      -
+create  cluster-bindings  -       -      -         -     all      -
+delete  cluster-bindings  -       -      -         -     all      -
+read    audit             -       -      -         -     all      all
+"""
+#: Under visibility `namespaces`, one row differs.
+FACTS = "read    groups            facts   yes    yes       yes   all      -"
+
+
+def table(visibility: Visibility) -> dict[tuple[str, str, str], dict[str, str]]:
+    """Return the cells by verb, kind and tier."""
+    titles, *lines = [line.split() for line in OPEN.strip().splitlines()]
+    if visibility is Visibility.NAMESPACES:
+        lines[0] = FACTS.split()
+    return {
+        (verb, kind, tier): dict(zip(titles[3:], cells, strict=True))
+        for verb, kind, tier, *cells in lines
+    }
+
+
+CELLS = list(itertools.product(Visibility, AccessRole, Verb, TargetKind, Tier))
+
+
+@pytest.mark.parametrize(("visibility", "role", "verb", "kind", "tier"), CELLS)
+def test_each_cell_of_the_matrix(
+    visibility: Visibility, role: AccessRole, verb: Verb, kind: TargetKind, tier: Tier
+) -> None:
+    has_tiers = (verb, kind) == (Verb.READ, TargetKind.GROUPS)
+    row = table(visibility).get((verb, kind, tier if has_tiers else "-"))
+    cell = "-" if row is None else row[role]
+    is_local = kind in (TargetKind.GROUPS, TargetKind.BINDINGS)
+    bound = "here" if role in OF_NAMESPACES and is_local else "*"
+    binding = Binding(subject="user:alice", role=role, namespace=bound)
+    alice = Identity(user="alice", via="token")
+    for owner, namespace in itertools.product(("alice", "bob"), ("here", "elsewhere")):
+        target = Target(kind=kind, namespace=namespace if is_local else "", owner=owner)
+        found = decide(alice, [binding], verb, target, tier=tier, visibility=visibility)
+        is_here = bound == "*" or namespace == "here"
+        expected = {"all": True, "yes": is_here, "own": owner == "alice" and is_here, "-": False}
+        assert found.allowed is expected[cell], (owner, namespace, found)
+
+
+@pytest.mark.parametrize("visibility", Visibility)
+def test_the_printed_matrix_says_what_is_decided(visibility: Visibility) -> None:
+    printed = {
+        (str(row.verb), str(row.kind), str(row.tier or "-")): {
+            str(role): cell for role, cell in row.cells.items()
+        }
+        for row in matrix(visibility)
+    }
+    assert printed == table(visibility)
+
+
+TARGETS = [
+    Target(kind=kind, namespace=namespace, owner=owner)
+    for kind in TargetKind
+    for namespace in ("here", "elsewhere", "")
+    for owner in ("alice", "bob", "")
+]
+EVERY_BINDING = [
+    Binding(subject=subject, role=role, namespace=namespace)
+    for subject in ("user:alice", "group:unix:lab", "user:bob")
+    for role in AccessRole
+    for namespace in ("here", "elsewhere", "*")
+    if role in OF_NAMESPACES or namespace == "*"
+]
+BINDINGS = st.lists(st.sampled_from(EVERY_BINDING), max_size=4)
+
+
+def rights(identity: Identity, bindings: list[Binding]) -> set[tuple[object, ...]]:
+    return {
+        (verb, target, tier)
+        for verb, target, tier in itertools.product(Verb, TARGETS, Tier)
+        if decide(identity, bindings, verb, target, tier=tier).allowed
+    }
+
+
+def test_no_binding_no_right_but_to_see_and_revoke_ones_own_tokens() -> None:
+    found = rights(Identity(user="alice", via="token"), [])
+    assert {(verb, target.kind, target.owner) for verb, target, _ in found} == {  # type: ignore[attr-defined]
+        (Verb.READ, TargetKind.TOKENS, "alice"),
+        (Verb.DELETE, TargetKind.TOKENS, "alice"),
+    }
+
+
+@given(
+    bindings=BINDINGS,
+    verbs=st.sets(st.sampled_from(Verb)),
+    namespaces=st.sets(st.sampled_from(["here", "elsewhere"])),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_scope_only_narrows(
+    bindings: list[Binding], verbs: set[Verb], namespaces: set[str]
+) -> None:
+    scope = Scope(verbs=tuple(verbs), namespaces=tuple(namespaces))
+    whole = rights(Identity(user="alice", via="token"), bindings)
+    scoped = rights(Identity(user="alice", via="token", scope=scope), bindings)
+    assert scoped <= whole
+    assert all(not verbs or verb in verbs for verb, _, _ in scoped)
+
+
+@given(bindings=BINDINGS, wanted=st.sampled_from(EVERY_BINDING), verb=st.sampled_from(Verb))
+@settings(max_examples=300, deadline=None)
+def test_a_grant_adds_no_right_to_the_one_who_grants(
+    bindings: list[Binding], wanted: Binding, verb: Verb
+) -> None:
+    alice = Identity(user="alice", via="token", groups=("unix:lab",))
+    before = rights(alice, bindings)
+    if verb is Verb.CREATE and may_bind(alice, bindings, verb, wanted).allowed:
+        assert rights(alice, [*bindings, wanted]) == before
+
+
+def test_an_admin_of_a_namespace_grants_its_roles_there_only() -> None:
+    alice = Identity(user="alice", via="token")
+    bindings = [Binding(subject="user:alice", role=AccessRole.ADMIN, namespace="ml")]
+
+    def may(role: AccessRole, namespace: str) -> bool:
+        wanted = Binding(subject="user:bob", role=role, namespace=namespace)
+        return may_bind(alice, bindings, Verb.CREATE, wanted).allowed
+
+    assert [may(role, "ml") for role in AccessRole] == [True, True, True, False, False]
+    assert not any(may(role, "*") for role in AccessRole)
+    assert not any(may(role, "cv") for role in AccessRole)
+
+
+def test_a_decision_names_the_binding_that_allows_or_what_is_missing() -> None:
+    bindings = [Binding(subject="group:unix:lab", role=AccessRole.VIEWER, namespace="ml")]
+    alice = Identity(user="alice", via="socket", groups=("unix:lab",))
+    target = Target(kind=TargetKind.GROUPS, namespace="ml", owner="bob")
+    assert decide(alice, bindings, Verb.READ, target).because == (
+        "group:unix:lab is viewer in namespace ml"
+    )
+    assert decide(alice, bindings, Verb.CANCEL, target).because == (
+        "user alice may not cancel groups in namespace ml: it takes one of the roles admin,"
+        " operator or, for its owner, a role there"
+    )
+
+
+def test_a_name_recorded_without_the_api_belongs_to_the_same_account() -> None:
+    alice = Identity(user="alice", via="socket", aliases=frozenset({"alice@laptop"}))
+    bindings = [Binding(subject="user:alice", role=AccessRole.SUBMITTER, namespace="ml")]
+    for owner, allowed in (("alice@laptop", True), ("alice@desk", False), ("", False)):
+        target = Target(kind=TargetKind.GROUPS, namespace="ml", owner=owner)
+        assert decide(alice, bindings, Verb.CANCEL, target).allowed is allowed
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("alice", "viewer", "*"), "expected user:NAME or group:NAME, found 'alice'"),
+        (("user:", "viewer", "*"), "expected user:NAME or group:NAME"),
+        (("user:a b", "viewer", "*"), "expected user:NAME or group:NAME"),
+        (("user:alice", "root", "*"), "expected one of the roles viewer, submitter, admin"),
+        (("user:alice", "operator", "ml"), "the role operator is for the whole cluster"),
+        (("user:alice", "viewer", "M L"), "namespace 'M L'"),
+    ],
+)
+def test_a_binding_that_could_never_apply_is_refused(
+    words: tuple[str, str, str], sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence.replace("*", r"\*")):
+        parse_binding(*words)

@@ -49,7 +49,7 @@ bench: $(VENV)/.installed-test  ## the benchmarks, each compared with an alterna
 
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
 	BATCHQ_EFFORT=swarm HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
-	BATCHQ_EFFORT=swarm $(BIN)/pytest tests/sim tests/client tests/days tests/traces
+	BATCHQ_EFFORT=swarm $(BIN)/pytest tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py
 	$(BIN)/python -m tests.faults --seeds 10000
 	$(BIN)/python -m tests.worlds --seeds 5000
 	$(BIN)/python -m tests.worlds --wide --seeds 5000

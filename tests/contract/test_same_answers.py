@@ -21,6 +21,7 @@ from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.store.memory import MemoryStore
 from batchq.store.redis import RedisStore
 from tests.contract.made import gone, group, node, pod, put, queue
+from tests.effort import usually
 
 MOST = 2**53 - 1
 
@@ -106,7 +107,7 @@ COMMITS: st.SearchStrategy[list[Asked]] = st.lists(
 
 
 @settings(
-    max_examples=200,
+    max_examples=usually(80, 200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -153,7 +154,7 @@ def counted(memory: MemoryStore) -> dict[str, dict[str, int]]:
     return sums
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=usually(40, 100), deadline=None)
 @given(commits=COMMITS)
 def test_a_refused_transaction_leaves_no_trace(
     commits: Sequence[Asked],

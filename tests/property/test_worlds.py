@@ -16,7 +16,7 @@ from tests.worlds.making import Described, described
 from tests.worlds.play import failure_of, failure_of_wide_seed, failures_of, play, world_of
 from tests.worlds.rules import Broken, Course
 
-SEEDS = usually(50, 150)
+SEEDS = usually(25, 150)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 25))

@@ -13,6 +13,7 @@ from batchq.config.load import read_config
 from batchq.lab.simulation.player import MOST_SESSIONS, WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
+from tests.effort import usually
 from tests.sim.worlds import Manifest, group, node, priority, queue, quota, timeline
 
 CONFIGS = ("", "actions: [enqueue, allocate]\novercommit: 1.5\n", "actions: [allocate]\n")
@@ -100,7 +101,10 @@ def played(
 
 
 PROFILE = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=usually(25, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
 )
 
 

@@ -21,6 +21,7 @@ from batchq.lab.workload.play import (
 )
 from batchq.lab.workload.schedule import Schedule
 from batchq.scheduler.cycle import Cycle, CycleReport
+from tests.effort import usually
 from tests.traces.loads import a_load, job
 
 
@@ -185,7 +186,7 @@ def test_skipping_sessions_does_not_change_the_schedule(
             schedule = play_load(load, POLICY_CONFIG, watch=watch, per_event=per_event)
         return structs.replace(schedule, sessions=0)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=usually(15, 40))
     @given(st.lists(SHAPES, min_size=1, max_size=25))
     def equal(shapes: list[tuple[int, ...]]) -> None:
         load = a_line(shapes, policy)

@@ -16,6 +16,7 @@ from batchq.api.manifest import decode, encode
 from batchq.api.objects import KINDS, NAMESPACED
 from batchq.api.resources import LARGEST
 from batchq.config.documents import print_documents, read_documents
+from tests.effort import usually
 
 LABEL = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
 SUBDOMAIN = st.lists(LABEL, min_size=1, max_size=3).map(".".join)
@@ -100,7 +101,7 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=usually(20, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_encoded_object_decodes_to_an_equal_one(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
@@ -112,7 +113,7 @@ def test_an_encoded_object_decodes_to_an_equal_one(kind: str, data: st.DataObjec
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=usually(20, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_object_printed_as_yaml_reads_as_an_equal_one(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
     text = print_documents([encode(obj)])

@@ -387,6 +387,39 @@ def _write(kind: inspect.Type, value: Any) -> object:
             return value.value if isinstance(value, Enum) else value
 
 
+def data_of(value: object) -> object:
+    """Return a view as programs read it: every field of its structs, in order; quantities,
+    durations and times as people write them.
+
+    Lists and maps may contain structs. Unlike `write`, it omits no defaults and sorts no amounts.
+    """
+    match value:
+        case Struct():
+            fields = _struct_type(type(value)).fields
+            return {
+                field.encode_name: _data(field.type, getattr(value, field.name)) for field in fields
+            }
+        case Mapping():
+            return {name: data_of(each) for name, each in value.items()}
+        case list() | tuple():
+            return [data_of(each) for each in value]
+        case _:
+            return value.value if isinstance(value, Enum) else value
+
+
+def _data(kind: inspect.Type, value: Any) -> object:
+    if value is None:
+        return None
+    if isinstance(kind, inspect.UnionType):
+        kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    if not isinstance(kind, inspect.Metadata) or not kind.extra:
+        return data_of(value)
+    form = kind.extra["form"]
+    if form == "amounts":
+        return {name: format_quantity(name, units) for name, units in value.items()}
+    return write_form(form, value)
+
+
 def write_form(form: str, value: Any) -> object:
     """Return an amount map, a duration, an instant or a factor as people write it."""
     match form:

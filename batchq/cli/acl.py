@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from batchq.cli.output.forms import Output
 from batchq.cli.output.options import examples, output_option
-from batchq.cli.output.render import show_data
 from batchq.cli.output.terminal import echo
 from batchq.errors import InvalidInput
 
@@ -39,7 +39,7 @@ def acl(
     user: str,
     password_file: Path | None,
     hash_: str,
-    output: str,
+    output: Output,
 ) -> None:
     """Print a user's line for the server's ACL file.
 
@@ -55,21 +55,16 @@ def acl(
     if password_file is not None:
         hash_ = hash_of(_password_in(password_file))
     found = access(role_named(role), nodes=nodes, user=user, hash_=hash_.lower())
-    if output == "json":
-        show_data(
-            {
-                "user": found.user,
-                "role": found.role.name,
-                "purpose": found.role.purpose,
-                "nodes": list(found.nodes),
-                "on": bool(found.hash),
-                "rules": list(found.rules),
-                "line": found.line,
-            },
-            output,
-        )
-        return
-    echo(found.line)
+    value = {
+        "user": found.user,
+        "role": found.role.name,
+        "purpose": found.role.purpose,
+        "nodes": found.nodes,
+        "on": bool(found.hash),
+        "rules": found.rules,
+        "line": found.line,
+    }
+    output.page(value, lambda: echo(found.line))
 
 
 def _password_in(path: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from batchq.api.manifest import encode
 from batchq.api.notation import counted
 from batchq.api.objects import AdmissionCheck, PodGroup, full_name, key_of
 from batchq.api.times import MINUTE, describe_age, format_duration, format_instant
+from batchq.cli.output.forms import Columns, Listing, Output, report, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -20,7 +20,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, report, show_data, show_fields, show_section, show_table
+from batchq.cli.output.render import Table, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_duration, group_key, name_of_kind, seconds_of
 from batchq.client import Client
@@ -29,28 +29,22 @@ from batchq.client.checks import CheckRequest, CheckView, CheckWatch, ListedChec
 _MOST_WAITING = 10
 
 
-def views_table(views: Sequence[CheckView], now_ms: int) -> Table:
-    """Return the table of `batchq checks list`."""
-    titles = (
-        *("GROUP", "QUEUE", "PHASE", "CHECK", "STATUS", "REASON", "SINCE", "RESERVED"),
-        *("CONTROLLER", "MESSAGE"),
-    )
-    rows = tuple(
-        (
-            key_of(view.group),
-            view.group.spec.queue,
-            str(view.group.status.phase),
-            view.state.name,
-            view.state.status,
-            view.state.reason,
-            _age(view.state.since, now_ms),
-            _age(view.group.status.reserved_at, now_ms),
-            controller_text(view.check, now_ms),
-            view.state.message,
-        )
-        for view in views
-    )
-    return Table(titles, rows, spare=("QUEUE", "SINCE", "PHASE"))
+def views_listing(now_ms: int, none: str) -> Listing[CheckView]:
+    """Return how `batchq checks list` shows the checks of groups."""
+    columns: Columns[CheckView] = {
+        "GROUP": lambda one: key_of(one.group),
+        "QUEUE": lambda one: one.group.spec.queue,
+        "PHASE": lambda one: str(one.group.status.phase),
+        "CHECK": lambda one: one.state.name,
+        "STATUS": lambda one: one.state.status,
+        "REASON": lambda one: one.state.reason,
+        "SINCE": lambda one: _age(one.state.since, now_ms),
+        "RESERVED": lambda one: _age(one.group.status.reserved_at, now_ms),
+        "CONTROLLER": lambda one: controller_text(one.check, now_ms),
+        "MESSAGE": lambda one: one.state.message,
+    }
+    spare = ("QUEUE", "SINCE", "PHASE")
+    return Listing(lambda views: tabled(views, columns, spare=spare), none, row=view_row)
 
 
 def view_row(view: CheckView) -> dict[str, object]:
@@ -218,7 +212,7 @@ def checks() -> None:
 @output_option("table", "json")
 @pass_globals
 def list_checks(
-    shared: Globals, name: str | None, namespace: str, queue: str, waiting: bool, output: str
+    shared: Globals, name: str | None, namespace: str, queue: str, waiting: bool, output: Output
 ) -> None:
     """List the checks of unfinished groups, or of the group NAME; the oldest reservation first.
 
@@ -234,12 +228,8 @@ def list_checks(
             waiting=waiting,
         )
         now_ms = client.now_ms()
-    if output == "json":
-        show_data({"items": [view_row(view) for view in views]}, "json")
-    elif views:
-        show_table(views_table(views, now_ms), color=shared.color)
-    else:
-        echo("no check waits for an answer" if waiting else "there are no checks", err=True)
+    none = "no check waits for an answer" if waiting else "there are no checks"
+    show_list(output, views, views_listing(now_ms, none))
 
 
 @checks.command(
@@ -248,7 +238,7 @@ def list_checks(
 @click.argument("name")
 @output_option("text", "json", "yaml")
 @pass_globals
-def show(shared: Globals, name: str, output: str) -> None:
+def show(shared: Globals, name: str, output: Output) -> None:
     """Show the AdmissionCheck NAME: its controller, its settings, and the groups that wait for it.
 
     Exit codes: 0 shown, 6 there is no such check.
@@ -256,18 +246,14 @@ def show(shared: Globals, name: str, output: str) -> None:
     with shared.connect() as client:
         page = client.checks.page(name_of_kind("AdmissionCheck", name))
         now_ms = client.now_ms()
-    if output == "text":
-        show_check(page.check, page.queues, page.views, now_ms)
-        return
     assert page.check.record is not None
-    waiting = [view_row(view) for view in page.views if view.waits]
-    data = {
+    value = {
         "object": encode(page.check.record),
         "active": page.check.active,
-        "queues": list(page.queues),
-        "waiting": waiting,
+        "queues": page.queues,
+        "waiting": [view_row(view) for view in page.views if view.waits],
     }
-    show_data(data, output)
+    output.page(value, lambda: show_check(page.check, page.queues, page.views, now_ms))
 
 
 @checks.command(
@@ -294,7 +280,7 @@ def set_check(
     reason: str | None,
     message: str,
     namespace: str,
-    output: str,
+    output: Output,
 ) -> None:
     """Answer CHECK of the group NAME.
 
@@ -332,7 +318,7 @@ def set_check(
 )
 @output_option("text", "json")
 @pass_globals
-def serve(shared: Globals, controller: str, holder: str | None, lease: str, output: str) -> None:
+def serve(shared: Globals, controller: str, holder: str | None, lease: str, output: Output) -> None:
     """Keep the checks of CONTROLLER active, for people to answer them with `batchq checks set`.
 
     CONTROLLER is a spec.controllerName. Without this command or a controller of yours, their queues
@@ -380,16 +366,11 @@ def _report_held(client: Client, watch: CheckWatch) -> tuple[str, ...]:
     return held
 
 
-def _show_request(request: CheckRequest, output: str) -> None:
+def _show_request(request: CheckRequest, output: Output) -> None:
     name = full_name(request.group).removeprefix("default/")
-    if output == "json":
-        row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
-        echo(json.dumps(row, ensure_ascii=False))
-        return
-    echo(
-        f"{request.key} (queue {request.queue}) waits: `batchq checks set {name} {request.check}"
-        " True`"
-    )
+    answer = f"`batchq checks set {name} {request.check} True`"
+    row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
+    output.line(row, f"{request.key} (queue {request.queue}) waits: {answer}")
 
 
 @contextmanager

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.api.times import describe_age
-from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.render import Table, show_data, show_table
+from batchq.cli.output.forms import Columns, Output, output_of, show_data, tabled
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    form_option,
+    metrics_option,
+    output_option,
+    pass_globals,
+)
+from batchq.cli.output.render import show_table
 from batchq.cli.output.terminal import EXIT_ERROR, echo
 from batchq.errors import InvalidInput, UsageError
 
@@ -80,7 +88,7 @@ config.add_command(reload)
 @config.command(epilog=examples("batchq config check conf/scheduler.yaml"))
 @click.argument("file", type=_FILE)
 @output_option("text", "json")
-def check(file: Path, output: str) -> None:
+def check(file: Path, output: Output) -> None:
     """Report what is wrong with FILE, reading it as the scheduler does.
 
     Settings without effect, and guarantees that a disabled plugin would have enforced, are reported
@@ -92,14 +100,13 @@ def check(file: Path, output: str) -> None:
     plugins = _on(found, expanded(found))
     for line in _without_effect(found):
         echo(line, err=True)
-    if output == "json":
-        data = {"file": str(file), "actions": list(found.actions), "plugins": plugins}
-        show_data(data, output)
-        return
-    names = ", ".join(plugins) or "none"
-    echo(f"{file} is a valid configuration")
-    echo(f"actions: {', '.join(found.actions)}")
-    echo(f"plugins: {names}")
+    value = {"file": str(file), "actions": found.actions, "plugins": plugins}
+    lines = (
+        f"{file} is a valid configuration",
+        f"actions: {', '.join(found.actions)}",
+        f"plugins: {', '.join(plugins) or 'none'}",
+    )
+    output.page(value, lambda: echo("\n".join(lines)))
 
 
 @config.command(
@@ -117,7 +124,7 @@ def check(file: Path, output: str) -> None:
 @click.option(
     "--effective", is_flag=True, help="Print the configuration that the scheduler uses now."
 )
-@output_option("yaml", "json")
+@form_option("yaml", "json")
 @pass_globals
 def print_(
     shared: Globals, file: Path | None, per_point: bool, effective: bool, output: str
@@ -150,7 +157,7 @@ def print_(
 @click.argument("a", type=_FILE)
 @click.argument("b", type=_FILE)
 @output_option("text", "json")
-def diff(a: Path, b: Path, output: str) -> int:
+def diff(a: Path, b: Path, output: Output) -> int:
     """Show how the effects of the configurations A and B differ, however they are written.
 
     Compares actions, times and factors, the plugins at each extension point and their settings.
@@ -160,14 +167,12 @@ def diff(a: Path, b: Path, output: str) -> int:
     from batchq.config.load import differences
 
     found = list(differences(_effect(a), _effect(b)))
-    if output == "json":
-        rows = [{"what": one.what, "a": one.a, "b": one.b} for one in found]
-        show_data({"equal": not found, "differences": rows}, output)
-    elif found:
-        echo(f"--- {a}\n+++ {b}")
-        for one in found:
-            for line in _difference(one):
-                echo(line)
+    rows = [{"what": one.what, "a": one.a, "b": one.b} for one in found]
+    lines = [f"--- {a}", f"+++ {b}", *(line for one in found for line in _difference(one))]
+    output.page(
+        {"equal": not found, "differences": rows},
+        lambda: echo("\n".join(lines)) if found else None,
+    )
     return _DIFFERENT if found else 0
 
 
@@ -313,7 +318,7 @@ def _words(value: object) -> str:
 @click.option(
     "--status", is_flag=True, help="Start nothing; show the leader and the schedulers on standby."
 )
-@output_option("table", "json")
+@form_option("table", "json")
 @pass_globals
 def scheduler(
     shared: Globals, config: Path | None, metrics: str | None, status: bool, output: str
@@ -329,7 +334,7 @@ def scheduler(
         if config is not None:
             raise UsageError("--config and --status exclude each other: --status starts nothing")
         with shared.connect() as client:
-            _show(client.schedulers(), output, color=shared.color)
+            _show(client.schedulers(), output_of(output))
         return None
     if output != "table":
         raise UsageError("-o needs --status; the daemon itself prints nothing")
@@ -341,12 +346,22 @@ def scheduler(
     return run_scheduler(SchedulerOptions(url=shared.redis_url, config=config, metrics=metrics))
 
 
-def _show(found: Schedulers, output: str, *, color: bool) -> None:
+_COLUMNS: Columns[SchedulerSeen] = {
+    "SCHEDULER": lambda one: one.identity,
+    "ROLE": lambda one: one.role,
+    "VERSION": lambda one: one.version,
+    "SEEN": lambda one: f"{describe_age(one.seen_ms_ago)} ago",
+    "MIRROR": lambda one: _mirror(one),
+}
+
+
+def _show(found: Schedulers, output: Output) -> None:
     if not found.led:
         echo(f"hint: {_how_to_be_led(found)}", err=True)
-    if output == "json":
-        show_data(_data(found), "json")
-        return
+    output.page(_data(found), lambda: _show_text(found))
+
+
+def _show_text(found: Schedulers) -> None:
     leader = found.leader
     if leader is not None and leader.left_ms > 0:
         left_s = leader.left_ms / 1000
@@ -360,18 +375,8 @@ def _show(found: Schedulers, output: str, *, color: bool) -> None:
     else:
         echo("no scheduler leads")
     if found.there:
-        rows = tuple(
-            (
-                one.identity,
-                one.role,
-                one.version,
-                f"{describe_age(one.seen_ms_ago)} ago",
-                _mirror(one),
-            )
-            for one in found.there
-        )
         echo()
-        show_table(Table(("SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"), rows), color=color)
+        show_table(tabled(found.there, _COLUMNS))
 
 
 def _how_to_be_led(found: Schedulers) -> str:

@@ -34,6 +34,7 @@ from batchq.cli.checks import show_checks_of_group
 from batchq.cli.gates import opened_text
 from batchq.cli.jobs import row_of
 from batchq.cli.output import tables
+from batchq.cli.output.forms import Output, show_data
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -41,7 +42,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import show_data, show_fields, show_section
+from batchq.cli.output.render import show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import (
     complete_kind,
@@ -361,7 +362,7 @@ _EVENTS = 15
 @namespace_option
 @output_option("text", "json", "yaml")
 @pass_globals
-def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: str) -> None:
+def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: Output) -> None:
     """Show everything about an object; without a KIND, about a pod group.
 
     For a waiting group: its position in line, the groups ahead, and all reasons, the most
@@ -372,8 +373,8 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: st
         item = _found(client, kind, name, namespace)
         explanation = client.explain(key_of(item)) if isinstance(item, PodGroup) else None
         events = client.events(kind=kind, key=key_of(item), most=_EVENTS)
-        if output != "text":
-            show_data(_data(client, item, explanation, events), output)
+        if not output.for_people:
+            output.page(_data(client, item, explanation, events), lambda: None)
             return
         match item:
             case PodGroup() if explanation is not None:

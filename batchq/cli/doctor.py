@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.cli.output.forms import Output
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import is_terminal, one_line, show_data
-from batchq.cli.output.terminal import EXIT_ERROR, EXIT_WARNINGS, paint
+from batchq.cli.output.render import is_terminal, one_line
+from batchq.cli.output.terminal import EXIT_ERROR, EXIT_WARNINGS, has_colors, paint
 
 if TYPE_CHECKING:
     from batchq.client.doctor import Finding, Report
@@ -31,7 +31,7 @@ _SHOWN = 10
 )
 @output_option("text", "json")
 @pass_globals
-def doctor(shared: Globals, config: Path | None, output: str) -> int:
+def doctor(shared: Globals, config: Path | None, output: Output) -> int:
     """Look for problems of the server, schedulers, nodes and ledger, and say what to do.
 
     The command only reads, and reports what this user may not read. Each line is a finding: ✓ is as
@@ -46,32 +46,16 @@ def doctor(shared: Globals, config: Path | None, output: str) -> int:
 
     checked_config(config)
     report = examine(shared.redis_url, config=config)
-    if output == "json":
-        show_data(_data(report), "json")
-    else:
-        color = shared.color and is_terminal() and not os.environ.get("NO_COLOR")
-        for line in _lines(report, color=color):
-            paint(line)
+    value = {"worst": report.worst, "findings": report.findings}
+    output.page(value, lambda: _show(report))
     if report.worst is Level.ERROR:
         return EXIT_ERROR
     return EXIT_WARNINGS if report.worst is Level.WARNING else 0
 
 
-def _data(report: Report) -> dict[str, object]:
-    return {
-        "worst": str(report.worst),
-        "findings": [
-            {
-                "check": finding.check,
-                "level": str(finding.level),
-                "subject": finding.subject,
-                "found": finding.found,
-                "expected": finding.expected,
-                "remedy": finding.remedy,
-            }
-            for finding in report.findings
-        ],
-    }
+def _show(report: Report) -> None:
+    for line in _lines(report, color=is_terminal() and has_colors()):
+        paint(line)
 
 
 def _lines(report: Report, *, color: bool) -> Iterator[str]:

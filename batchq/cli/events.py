@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from batchq.api.objects import NAMESPACED
 from batchq.api.times import format_instant
 from batchq.api.transaction import Event
+from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -16,11 +15,17 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, one_line, show_data, show_table
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.render import one_line
 from batchq.cli.output.values import as_duration, group_key, kind_of_word, seconds_of
 
 _MOST = 100
+_COLUMNS: Columns[Event] = {
+    "AT": lambda one: format_instant(one.at),
+    "KIND": lambda one: one.kind,
+    "OBJECT": lambda one: _name(one),
+    "REASON": lambda one: one.reason,
+    "MESSAGE": lambda one: one.message,
+}
 #: The kind of events about schedulers, which are no objects.
 _SCHEDULER = "Scheduler"
 
@@ -65,7 +70,7 @@ def events(
     since: str | None,
     reason: str,
     most: int,
-    output: str,
+    output: Output,
 ) -> None:
     """List events, the newest last: of the groups of a namespace, or of one GROUP.
 
@@ -93,19 +98,12 @@ def events(
         if watch:
             for some in client.follow_events(since_ms=since_ms, most=most, **wanted):
                 for event in some:
-                    echo(_line(event, output))
+                    output.line(_row(event), _line(event))
             return
         found = client.events(since_ms=since_ms, most=most, **wanted)
-    if output == "json":
-        show_data({"items": [_row(event) for event in found]}, "json")
-    elif found:
-        rows = tuple(
-            (format_instant(one.at), one.kind, _name(one), one.reason, one.message) for one in found
-        )
-        show_table(Table(("AT", "KIND", "OBJECT", "REASON", "MESSAGE"), rows), color=shared.color)
-    else:
-        where = "" if name or cluster_wide else f" in namespace {namespace}"
-        echo(f"there are no such events{where}", err=True)
+    where = "" if name or cluster_wide else f" in namespace {namespace}"
+    none = f"there are no such events{where}"
+    show_list(output, found, Listing(lambda some: tabled(some, _COLUMNS), none, row=_row))
 
 
 def _kind(word: str) -> str:
@@ -130,8 +128,5 @@ def _row(event: Event) -> dict[str, str]:
     }
 
 
-def _line(event: Event, output: str) -> str:
-    if output == "json":
-        return json.dumps(_row(event), ensure_ascii=False)
-    words = (format_instant(event.at), event.kind, _name(event), event.reason, event.message)
-    return one_line("  ".join(words)).rstrip()
+def _line(event: Event) -> str:
+    return one_line("  ".join(cell(event) for cell in _COLUMNS.values())).rstrip()

@@ -15,6 +15,7 @@ import click
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.resources import describe, format_quantity
 from batchq.api.times import describe_age, format_instant
+from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -22,7 +23,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
@@ -81,27 +81,19 @@ def external() -> None:
 @click.option("-q", "--queue", default="", help="Only this queue.")
 @output_option("table", "json")
 @pass_globals
-def list_groups(shared: Globals, namespace: str, queue: str, output: str) -> None:
+def list_groups(shared: Globals, namespace: str, queue: str, output: Output) -> None:
     """List the groups that can be claimed, the next one first."""
     with shared.connect() as client:
         groups = client.external.waiting(queue=queue, namespace=namespace)
         now_ms = client.now_ms()
-    if output == "json":
-        show_data({"items": [_group_row(group) for group in groups]}, "json")
-        return
-    if not groups:
-        echo("no external group can be claimed", err=True)
-        return
-    rows = tuple(
-        (
-            key_of(group),
-            group.spec.queue,
-            describe(group.status.reservation),
-            describe_age(max(0, now_ms - (group.status.in_queue_at or now_ms))),
-        )
-        for group in groups
-    )
-    show_table(Table(("NAME", "QUEUE", "RESERVED", "WAITS"), rows), color=shared.color)
+    columns: Columns[PodGroup] = {
+        "NAME": key_of,
+        "QUEUE": lambda one: one.spec.queue,
+        "RESERVED": lambda one: describe(one.status.reservation),
+        "WAITS": lambda one: describe_age(max(0, now_ms - (one.status.in_queue_at or now_ms))),
+    }
+    none = "no external group can be claimed"
+    show_list(output, groups, Listing(lambda some: tabled(some, columns), none, row=_group_row))
 
 
 @external.command(
@@ -133,7 +125,7 @@ def claim(
     ttl: str | None,
     wait: bool,
     timeout: str | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Claim the group NAME, or the first claimable one, for 60s or --ttl; print the token.
 
@@ -168,7 +160,7 @@ def claim(
 @_ttl
 @output_option("text", "json")
 @pass_globals
-def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
+def renew(shared: Globals, token: str, ttl: str | None, output: Output) -> int:
     """Renew a claim for its previous duration or --ttl, or learn that the work must stop.
 
     Exit codes: 0 renewed; 8 stop the work: `stop REASON` is printed, and `report evicted` is
@@ -178,14 +170,13 @@ def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
     with shared.connect() as client:
         renewed = client.external.renew(_given(token), ttl)
     until = "" if renewed.expires_at is None else format_instant(renewed.expires_at)
-    if output == "json":
-        over = "" if renewed.over_at is None else format_instant(renewed.over_at)
-        answer = {"stopReason": renewed.stop_reason, "expiresAt": until, "overAt": over}
-        show_data(answer, "json")
-    elif renewed.stop_reason:
-        echo(f"stop {renewed.stop_reason}")
-    else:
-        echo(f"renewed until {until}")
+    answer = {
+        "stopReason": renewed.stop_reason,
+        "expiresAt": until,
+        "overAt": "" if renewed.over_at is None else format_instant(renewed.over_at),
+    }
+    stops = renewed.stop_reason
+    output.page(answer, lambda: echo(f"stop {stops}" if stops else f"renewed until {until}"))
     return EXIT_STOP if renewed.stop_reason else 0
 
 
@@ -207,7 +198,7 @@ def renew(shared: Globals, token: str, ttl: str | None, output: str) -> int:
 @_token
 @output_option("text", "json")
 @pass_globals
-def report(shared: Globals, phase: str, pod: str, message: str, token: str, output: str) -> None:
+def report(shared: Globals, phase: str, pod: str, message: str, token: str, output: Output) -> None:
     """Report that the claimed group, or one pod, is in PHASE; the group's end ends the claim.
 
     `evicted`: all its processes have ended and its work is not done, as after a request to stop.
@@ -225,7 +216,7 @@ def report(shared: Globals, phase: str, pod: str, message: str, token: str, outp
 @_token
 @output_option("text", "json")
 @pass_globals
-def release(shared: Globals, message: str, token: str, output: str) -> None:
+def release(shared: Globals, message: str, token: str, output: Output) -> None:
     """Return the claimed group unfinished, so that it can be claimed at once."""
     with shared.connect() as client:
         is_new = client.external.release(_given(token), message=message)
@@ -250,7 +241,7 @@ def release(shared: Globals, message: str, token: str, output: str) -> None:
     help="How long each step may take.",
 )
 @output_option("text", "json")
-def check(command: tuple[str, ...], patience: str, output: str) -> int:
+def check(command: tuple[str, ...], patience: str, output: Output) -> int:
     """Check whether the consumer COMMAND fulfils the contract in docs/external.md.
 
     Starts a server and a scheduler of its own in a temporary folder, and runs one or two copies of
@@ -262,18 +253,18 @@ def check(command: tuple[str, ...], patience: str, output: str) -> int:
     from batchq.lab.consumer_check import check_consumer
 
     def tell(finding: object) -> None:
-        if output == "text":
+        if output.for_people:
             echo(str(finding))
 
     with on_interrupt("interrupted: all processes of the check were ended"):
         patience_s = seconds_of(patience) or 0.0
         findings = check_consumer(command, tell=tell, patience_s=patience_s)
-    if output == "json":
-        rows = [
-            {"promise": one.promise, "ok": one.ok, "why": one.why, "seconds": round(one.seconds, 1)}
-            for one in findings
-        ]
-        show_data({"items": rows}, "json")
+    rows = [
+        {"promise": one.promise, "ok": one.ok, "why": one.why, "seconds": round(one.seconds, 1)}
+        for one in findings
+    ]
+    if not output.for_people:
+        output.page({"items": rows}, lambda: None)
     return 0 if all(one.ok for one in findings) else 10
 
 
@@ -319,30 +310,24 @@ def _group_row(group: PodGroup) -> dict[str, object]:
     }
 
 
-def _show_claim(claim: Claim, output: str) -> None:
+def _show_claim(claim: Claim, output: Output) -> None:
+    from batchq.api.manifest import encode
+
     expires_at = format_instant(claim.group.status.claim.expires_at or 0)
-    if output == "json":
-        from batchq.api.manifest import encode
-
-        show_data(
-            {
-                "podGroup": claim.key,
-                "token": claim.token,
-                "expiresAt": expires_at,
-                "graceSeconds": claim.grace_s,
-                "spec": encode(claim.group)["spec"],
-            },
-            "json",
-        )
-        return
-    echo(claim.token)
-    echo(f"podgroup {claim.key} claimed until {expires_at}", err=True)
+    value = {
+        "podGroup": claim.key,
+        "token": claim.token,
+        "expiresAt": expires_at,
+        "graceSeconds": claim.grace_s,
+        "spec": encode(claim.group)["spec"],
+    }
+    output.page(value, lambda: echo(claim.token))
+    if output.for_people:
+        echo(f"podgroup {claim.key} claimed until {expires_at}", err=True)
 
 
-def _show_done(sentence: str, token: str, phase: str, pod: str, output: str) -> None:
-    if output == "json":
-        from batchq.client.external import read_token
+def _show_done(sentence: str, token: str, phase: str, pod: str, output: Output) -> None:
+    from batchq.client.external import read_token
 
-        show_data({"podGroup": read_token(token).key, "phase": phase, "pod": pod}, "json")
-    else:
-        echo(sentence)
+    value = {"podGroup": read_token(token).key, "phase": phase, "pod": pod}
+    output.page(value, lambda: echo(sentence))

@@ -8,6 +8,7 @@ import click
 
 from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age, format_instant
+from batchq.cli.output.forms import Columns, Listing, Output, report, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -15,8 +16,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, report, show_data, show_table
-from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_duration, group_key, name_of_kind
 from batchq.client.gates import GateView
 from batchq.client.queues import ROOT
@@ -60,7 +59,7 @@ def list_gates(
     queue: str,
     gate: str,
     older_than: str | None,
-    output: str,
+    output: Output,
 ) -> None:
     """List the closed gates of unfinished groups, oldest first.
 
@@ -80,13 +79,8 @@ def list_gates(
         if not views and queue not in ("", ROOT):
             client.get("Queue", queue)
         now_ms = client.now_ms()
-    if output == "json":
-        show_data({"items": [_row(view, now_ms) for view in views]}, "json")
-    elif views:
-        show_table(_table(views, now_ms), color=shared.color)
-    else:
-        where = "" if all_namespaces else f" in namespace {namespace}"
-        echo(f"there are no such gates{where}", err=True)
+    where = "" if all_namespaces else f" in namespace {namespace}"
+    show_list(output, views, _listing(now_ms, f"there are no such gates{where}"))
 
 
 @gates.command(
@@ -111,7 +105,7 @@ def open_gates(
     namespace: str,
     task: str,
     everything: bool,
-    output: str,
+    output: Output,
 ) -> None:
     """Open gates of the group NAME: its own gates, or if it has none of a name, those in the
     templates of its tasks.
@@ -138,38 +132,36 @@ def open_gates(
             done("PodGroup", key, action, f"podgroup {key}: {action}")
 
 
-def _row(view: GateView, now_ms: int) -> dict[str, object]:
-    return {
-        "podGroup": view.group,
-        "queue": view.queue,
-        "shown": view.shown,
-        "gate": view.gate,
-        "task": view.task or None,
-        "ageSeconds": (now_ms - view.set_at) // 1000,
-        "setAt": format_instant(view.set_at),
-        "setBy": view.set_by or None,
-        "opened": [
-            {
-                "gate": one.name,
-                "task": one.task or None,
-                "by": one.by or None,
-                "at": format_instant(one.at),
-            }
-            for one in view.opened
-        ],
+def _listing(now_ms: int, none: str) -> Listing[GateView]:
+    columns: Columns[GateView] = {
+        "GROUP": lambda one: one.group,
+        "GATE": lambda one: one.gate,
+        "TASK": lambda one: one.task,
+        "AGE": lambda one: describe_age(now_ms - one.set_at),
+        "QUEUE": lambda one: one.queue,
+        "SHOWN": lambda one: one.shown,
+        "SET BY": lambda one: one.set_by,
+        "OPENED": lambda one: opened_text(one.opened, now_ms),
     }
 
+    def row(view: GateView) -> dict[str, object]:
+        return {
+            "podGroup": view.group,
+            "queue": view.queue,
+            "shown": view.shown,
+            "gate": view.gate,
+            "task": view.task or None,
+            "ageSeconds": (now_ms - view.set_at) // 1000,
+            "setAt": format_instant(view.set_at),
+            "setBy": view.set_by or None,
+            "opened": [
+                {"gate": one.name, "task": one.task or None, "by": one.by or None}
+                | {"at": format_instant(one.at)}
+                for one in view.opened
+            ],
+        }
 
-def _table(views: Sequence[GateView], now_ms: int) -> Table:
-    rows = tuple(
-        (
-            *(view.group, view.gate, view.task, describe_age(now_ms - view.set_at), view.queue),
-            *(view.shown, view.set_by, opened_text(view.opened, now_ms)),
-        )
-        for view in views
-    )
-    titles = ("GROUP", "GATE", "TASK", "AGE", "QUEUE", "SHOWN", "SET BY", "OPENED")
-    return Table(titles, rows, spare=("QUEUE", "SHOWN"))
+    return Listing(lambda views: tabled(views, columns, spare=("QUEUE", "SHOWN")), none, row=row)
 
 
 def opened_text(opened: Sequence[OpenedGate], now_ms: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
@@ -10,11 +10,12 @@ from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
-from batchq.api.objects import API_VERSION, Unreadable
+from batchq.api.objects import Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.resources import format_quantity
 from batchq.api.times import SECOND, describe_age, format_instant
 from batchq.cli.objects import show_unreadable
+from batchq.cli.output.forms import Listing, Output, show_list, show_pages
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
@@ -25,14 +26,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.render import (
-    ListWriter,
-    Table,
-    TableWriter,
-    is_terminal,
-    show_data,
-    show_table,
-)
+from batchq.cli.output.render import Table, is_terminal
 from batchq.cli.output.tables import groups_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import name_of_kind, warn_no_leader
@@ -105,22 +99,6 @@ def _whole_seconds(at: int) -> int:
 # --- -o json ------------------------------------------------------------------------------------
 
 
-def starts_row(starts: Starts) -> dict[str, object]:
-    """Return the JSON form of the list; times in RFC 3339."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "StartList",
-        "at": format_instant(starts.at),
-        "notPlanned": starts.not_planned,
-        "items": [_item(view, starts.at) for view in starts.items],
-    }
-
-
-def names(starts: Starts) -> Sequence[str]:
-    """Return the keys of the groups, in the same order."""
-    return [view.key for view in starts.items]
-
-
 def _item(view: StartView, now_ms: int) -> dict[str, object]:
     namespace, _, name = view.key.partition("/")
     return {
@@ -157,7 +135,6 @@ def others_row(others: Others) -> dict[str, object]:
 _PHASES = (*map(str, PodGroupPhase), GATED)
 #: How many finished groups a terminal shows, so that they do not fill the screen.
 _RECENT = 20
-_DATA = ("json", "yaml", "name")
 
 
 @click.command(
@@ -206,7 +183,7 @@ def jobs(
     everything: bool,
     start: bool,
     paging: Paging,
-    output: str,
+    output: Output,
 ) -> None:
     """List pod groups, oldest first.
 
@@ -237,18 +214,19 @@ def jobs(
         space = "" if all_namespaces else namespace
         _list_starts(shared, space, name_of_kind("Queue", queue) if queue else "", output)
         return
+    shortens = is_terminal() and not (everything or phases)
     query = _Query(
         namespace="" if all_namespaces else namespace,
         queue=name_of_kind("Queue", queue) if queue else "",
         phases=_known(phases, _PHASES, "--phase"),
         reasons=frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason")),
         active=active,
-        finished=None if everything or phases or output in _DATA or not is_terminal() else _RECENT,
+        finished=_RECENT if output.for_people and shortens else None,
     )
     with shared.connect() as client:
         is_large = paging.size > 0 and client.count("PodGroup") > WHOLE_UP_TO
         listing = (_in_pages if is_large else _whole)(client, query, paging)
-        _Writer(client, query, output, color=shared.color).write(listing, paging)
+        _show(client, query, listing, paging, output)
 
 
 class _Query(NamedTuple):
@@ -305,71 +283,46 @@ def _in_pages(client: Client, query: _Query, paging: Paging) -> _Listing:
     return _Listing(pages, pages.hidden, is_whole=False)
 
 
-class _Writer:
-    """Writes a listing in the requested form, each page as soon as it is read."""
+def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, output: Output) -> None:
+    """Write the listing up to the limit, and notes about it for people."""
+    looked_at, waits = 0, False
 
-    def __init__(self, client: Client, query: _Query, output: str, *, color: bool) -> None:
-        self._client, self._query, self._output, self._color = client, query, output, color
-        self._data = ListWriter("JobList", output) if output in ("json", "yaml") else None
-        self._table = TableWriter(wide=output == "wide", color=color)
-        self._waits = False
-
-    def write(self, listing: _Listing, paging: Paging) -> None:
-        """Write the listing up to the limit."""
-        damaged: list[Unreadable] = []
-        token, following, count = "", "", 0
+    def chosen() -> Iterator[tuple[Sequence[GroupView], Sequence[Unreadable]]]:
+        nonlocal looked_at, waits
+        is_empty = True
         for page in listing.pages:
-            damaged += page.unreadable
-            views = [view for view in page.views if self._is_wanted(view)]
-            left = len(views) if paging.limit is None else paging.limit - count
-            shown = views[:left]
-            self._write_page(shown, page.at)
-            count += len(shown)
-            token = token_of_view(shown[-1]) if shown else token
-            if len(views) > left:
-                following = token
-                break
-        if not count and not listing.is_whole and self._query.queue not in ("", ROOT):
-            self._client.get("Queue", self._query.queue)
-        self._end(listing, following, count)
-        show_unreadable(damaged, tabled=self._output not in _DATA, color=self._color)
+            looked_at = page.at
+            views = [view for view in page.views if _is_wanted(view, query)]
+            waits = waits or any(view.phase not in TERMINAL for view in views)
+            is_empty = is_empty and not views
+            yield views, page.unreadable
+        if is_empty and not listing.is_whole and query.queue not in ("", ROOT):
+            client.get("Queue", query.queue)
 
-    def _is_wanted(self, view: GroupView) -> bool:
-        return not self._query.reasons or _waits_for(view, self._query.reasons)
+    where = f" in namespace {query.namespace}" if query.namespace else ""
+    shown: Listing[GroupView] = Listing(
+        lambda views: groups_table(views, looked_at, namespaces=not query.namespace),
+        f"there are no such pod groups{where}",
+        kind="JobList",
+        row=row_of,
+        name=lambda view: view.key,
+    )
+    done = show_pages(output, chosen(), shown, limit=paging.limit, token_of=token_of_view)
+    if output.for_people and done.written:
+        _show_notes(client, listing, waits=waits)
+    show_unreadable(done.unreadable, output)
 
-    def _write_page(self, views: Sequence[GroupView], at: int) -> None:
-        self._waits = self._waits or any(view.phase not in TERMINAL for view in views)
-        if not views:
-            return
-        if self._data is not None:
-            self._data.write([row_of(view) for view in views])
-        elif self._output == "name":
-            for view in views:
-                echo(view.key)
-        else:
-            self._table.write(groups_table(views, at, namespaces=not self._query.namespace))
 
-    def _end(self, listing: _Listing, following: str, count: int) -> None:
-        if self._data is not None:
-            self._data.end(following)
-            return
-        if following:
-            echo(f"… and more: --continue {following}", err=True)
-        if self._output == "name":
-            return
-        if not count:
-            where = f" in namespace {self._query.namespace}" if self._query.namespace else ""
-            echo(f"there are no such pod groups{where}", err=True)
-            return
-        if listing.hidden:
-            echo(f"… and {counted(listing.hidden, 'older finished group')} (--all)", err=True)
-        if self._waits and not listing.is_whole and is_terminal():
-            echo(
-                "… without positions in line, because of the number of groups: `batchq why NAME`",
-                err=True,
-            )
-        if self._waits and not self._client.schedulers().led:
-            warn_no_leader()
+def _show_notes(client: Client, listing: _Listing, *, waits: bool) -> None:
+    if listing.hidden:
+        echo(f"… and {counted(listing.hidden, 'older finished group')} (--all)", err=True)
+    if waits and not listing.is_whole and is_terminal():
+        echo(
+            "… without positions in line, because of the number of groups: `batchq why NAME`",
+            err=True,
+        )
+    if waits and not client.schedulers().led:
+        warn_no_leader()
 
 
 def _check_alone(**others: object) -> None:
@@ -382,29 +335,28 @@ def _check_alone(**others: object) -> None:
             )
 
 
-def _list_starts(shared: Globals, namespace: str, queue: str, output: str) -> None:
-
+def _list_starts(shared: Globals, namespace: str, queue: str, output: Output) -> None:
     with shared.connect() as client:
         starts = client.starts(namespace=namespace, queue=queue)
         led = client.schedulers().led
         if not starts.items and queue not in ("", ROOT):
             client.get("Queue", queue)
-    match output:
-        case "json" | "yaml":
-            show_data(starts_row(starts), output)
-        case "name":
-            for key in names(starts):
-                echo(key)
-        case _ if starts.items:
-            show_table(starts_table(starts, namespaces=not namespace), color=shared.color)
-            if starts.not_planned:
-                left = counted(starts.not_planned, "group")
-                echo(f"… {left} further behind in line not planned", err=True)
-            if not led:
-                warn_no_leader()
-        case _:
-            where = f" in namespace {namespace}" if namespace else ""
-            echo(f"no pod groups wait{where}", err=True)
+    where = f" in namespace {namespace}" if namespace else ""
+    shown: Listing[StartView] = Listing(
+        lambda views: starts_table(starts, namespaces=not namespace),
+        f"no pod groups wait{where}",
+        kind="StartList",
+        row=lambda view: _item(view, starts.at),
+        name=lambda view: view.key,
+    )
+    head = {"at": format_instant(starts.at), "notPlanned": starts.not_planned}
+    show_list(output, starts.items, shown, head=head)
+    if output.for_people and starts.items:
+        if starts.not_planned:
+            left = counted(starts.not_planned, "group")
+            echo(f"… {left} further behind in line not planned", err=True)
+        if not led:
+            warn_no_leader()
 
 
 def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
@@ -476,8 +428,8 @@ def _instant(at: int | None) -> str | None:
     return None if at is None else format_instant(at)
 
 
-def _waits_for(view: GroupView, reasons: Collection[str]) -> bool:
-    return any(blocker.reason in reasons for blocker in view.blockers)
+def _is_wanted(view: GroupView, query: _Query) -> bool:
+    return not query.reasons or any(one.reason in query.reasons for one in view.blockers)
 
 
 def _known(typed: Sequence[str], words: Sequence[str], option: str) -> list[str]:

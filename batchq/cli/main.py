@@ -25,6 +25,7 @@ from batchq.cli.output.terminal import (
     drop_stdout,
     echo,
     hide_password,
+    leave_out_colors,
     raw_option,
     replace_closed_streams,
     trouble_of,
@@ -271,7 +272,9 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     cancelled, 12 rejected, 124 timeout, 130 interrupted; `plan` also returns 3 with evictions, 4 it
     would wait, 5 never.
     """
-    ctx.obj = Globals(redis_url=redis_url or None, color=not no_color)
+    ctx.obj = Globals(redis_url=redis_url or None)
+    if no_color:
+        leave_out_colors(ctx)
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
 

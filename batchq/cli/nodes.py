@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.api.manifest import encode
+from batchq.api.objects import Node, full_name
+from batchq.cli.output.forms import Listing, Output, show_list
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import show_objects, show_table
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import as_duration, name_of_kind, seconds_of
@@ -26,7 +28,7 @@ _EXAMPLES = examples(
 @click.group(invoke_without_command=True, epilog=_EXAMPLES)
 @output_option(*LIST_FORMATS)
 @click.pass_context
-def nodes(ctx: click.Context, output: str) -> None:
+def nodes(ctx: click.Context, output: Output) -> None:
     """List, cordon, uncordon and drain nodes."""
     if ctx.invoked_subcommand is None:
         _list(ctx.ensure_object(Globals), output)
@@ -35,7 +37,7 @@ def nodes(ctx: click.Context, output: str) -> None:
 @nodes.command("list", epilog=examples("batchq nodes list", "batchq nodes list -o yaml"))
 @output_option(*LIST_FORMATS)
 @pass_globals
-def list_nodes(shared: Globals, output: str) -> None:
+def list_nodes(shared: Globals, output: Output) -> None:
     """List nodes: their state, capacity, usage, and last heartbeat."""
     _list(shared, output)
 
@@ -82,19 +84,19 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
     echo(f"node {name} drained")
 
 
-def _list(shared: Globals, output: str) -> None:
+def _list(shared: Globals, output: Output) -> None:
     with shared.connect() as client:
-        found = client.nodes()
-        if output in ("json", "yaml"):
-            show_objects(found, output)
-        elif output == "name":
-            for node in found:
-                echo(node.metadata.name)
-        elif found:
-            table = nodes_table(found, client.ledger(), client.now_ms())
-            show_table(table, wide=output == "wide", color=shared.color)
-        else:
-            echo("there are no nodes; `batchq up` or `batchq worker` adds one", err=True)
+        found, now_ms = client.nodes(), client.now_ms()
+        ledger = client.ledger() if output.for_people else {}
+    none = "there are no nodes; `batchq up` or `batchq worker` adds one"
+    listing: Listing[Node] = Listing(
+        lambda some: nodes_table(some, ledger, now_ms),
+        none,
+        kind="List",
+        row=encode,
+        name=full_name,
+    )
+    show_list(output, found, listing)
 
 
 def _found(client: Client, names: tuple[str, ...]) -> list[str]:

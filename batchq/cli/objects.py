@@ -27,6 +27,15 @@ from batchq.api.objects import (
 )
 from batchq.cli.checks import checks_table
 from batchq.cli.output import tables
+from batchq.cli.output.forms import (
+    Output,
+    manifests,
+    path_of,
+    reference,
+    report,
+    show_list,
+    show_pages,
+)
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
@@ -37,16 +46,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.render import (
-    ListWriter,
-    Table,
-    TableWriter,
-    is_terminal,
-    reference,
-    report,
-    show_objects,
-    show_table,
-)
+from batchq.cli.output.render import Table, is_terminal, show_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import (
     KIND_NAMES,
@@ -187,22 +187,19 @@ def _in_folder(item: Object, folder: str) -> Object:
 _SHOWN = 20
 
 
-def show_unreadable(found: Sequence[Unreadable], *, tabled: bool, color: bool = True) -> None:
+def show_unreadable(found: Sequence[Unreadable], output: Output) -> None:
     """Print a table of unreadable records if people read the output, and a line to stderr."""
     if not found:
         return
-    if tabled:
+    if output.for_people:
         rows = tuple((one.kind, one.key, "Unreadable", one.why) for one in found[:_SHOWN])
-        show_table(Table(("KIND", "NAME", "STATUS", "WHY"), rows), color=color)
+        show_table(Table(("KIND", "NAME", "STATUS", "WHY"), rows))
     what = counted(len(found), "record")
     echo(
         f"{what} unreadable: `batchq doctor` shows the reason, `batchq delete KIND NAME` deletes"
         f" {'it' if len(found) == 1 else 'one'}",
         err=True,
     )
-
-
-_DATA = ("json", "yaml", "name")
 
 
 @click.command(
@@ -228,7 +225,7 @@ def get(
     namespace: str,
     all_namespaces: bool,
     paging: Paging,
-    output: str,
+    output: Output,
 ) -> None:
     """List objects of a KIND by name, or print the one called NAME.
 
@@ -241,6 +238,8 @@ def get(
 
     Records that cannot be read are listed as Unreadable; `batchq delete` deletes them by name.
     """
+    from batchq.client.group_pages import token_of_object
+
     if name is None and "/" in kind:
         kind, name = kind_and_name(kind)
     else:
@@ -248,49 +247,16 @@ def get(
         name = None if name is None else name_of_kind(kind, name)
     space = "" if all_namespaces or kind not in NAMESPACED else namespace
     with shared.connect() as client:
-        if name is None:
-            _list(client, kind, space, output, paging, color=shared.color)
+        rows = _Tables(client, kind, namespaces=space == "")
+        shown = manifests(rows.of)
+        if name is not None:
+            item = client.get(kind, name, namespace=namespace)
+            output.page(encode(item), lambda: show_list(output, [item], shown), name=path_of(item))
             return
-        objects = [client.get(kind, name, namespace=namespace)]
-        if output in _DATA:
-            show_objects(objects, output, alone=True)
-        else:
-            table = _Tables(client, kind, namespaces=space == "").of(objects)
-            show_table(table, wide=output == "wide", color=shared.color)
-
-
-def _list(
-    client: Client, kind: str, space: str, output: str, paging: Paging, *, color: bool
-) -> None:
-    """Write a list up to the limit, each page as soon as it is read."""
-    from batchq.client.group_pages import token_of_object
-
-    data = ListWriter("List", output) if output in ("json", "yaml") else None
-    table = TableWriter(wide=output == "wide", color=color)
-    rows = _Tables(client, kind, namespaces=space == "")
-    damaged: list[Unreadable] = []
-    token, following, count = "", "", 0
-    for page in _pages(client, kind, space, paging):
-        damaged += page.unreadable
-        left = len(page.objects) if paging.limit is None else paging.limit - count
-        shown = page.objects[:left]
-        if data is not None:
-            data.write([encode(item) for item in shown])
-        elif output == "name":
-            show_objects(shown, output)
-        elif shown:
-            table.write(rows.of(shown))
-        count += len(shown)
-        token = token_of_object(shown[-1]) if shown else token
-        if len(page.objects) > left:
-            following = token
-            break
-    if data is not None:
-        data.end(following)
-    elif following:
-        echo(f"… and more: --continue {following}", err=True)
-    show_unreadable(damaged, tabled=output not in _DATA, color=color)
-    if output not in _DATA and not count and not damaged:
+        pages = ((page.objects, page.unreadable) for page in _pages(client, kind, space, paging))
+        done = show_pages(output, pages, shown, limit=paging.limit, token_of=token_of_object)
+    show_unreadable(done.unreadable, output)
+    if output.for_people and not done.written and not done.unreadable:
         echo(f"there are no objects of kind {kind}", err=True)
 
 
@@ -382,7 +348,7 @@ def delete(
     filename: str | None,
     namespace: str,
     dry_run: bool,
-    output: str,
+    output: Output,
 ) -> None:
     """Delete objects of a KIND by their names, or those of a file.
 
@@ -474,7 +440,7 @@ def _check_meant(client: Client, word: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
 @output_option("text", "json", "yaml", "name")
 @pass_globals
-def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
+def apply(shared: Globals, filename: str, dry_run: bool, output: Output) -> None:
     """Create the objects of a file that do not exist, and change the others.
 
     All objects are applied or, if one is refused, none. The file's folder is the default workingDir
@@ -487,14 +453,14 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
     apply_content(shared, content, dry_run=dry_run, output=output)
 
 
-def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: str) -> None:
+def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: Output) -> None:
     """Apply the content of a file, and print what was done to each object."""
     with shared.connect() as client:
         applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
         warn(applied)
         warn_of_capacity(client, applied)
-    if output != "text":
-        show_objects([one.object for one in applied], output)
+    if not output.for_people:
+        show_list(output, [one.object for one in applied], manifests(tables.plain_table))
         return
     suffix = " (dry run)" if dry_run else ""
     for one in applied:

@@ -12,8 +12,9 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, describe, format_quantity
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
+from batchq.cli.output.forms import Output
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import show_data, show_fields, show_section
+from batchq.cli.output.render import show_fields, show_section
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import warn_no_leader
@@ -267,7 +268,7 @@ def _written(amounts: Amounts) -> dict[str, str]:
 )
 @output_option("text", "json")
 @pass_globals
-def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
+def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options: Any) -> int:
     """Show what the scheduler would decide about COMMAND, a function or a file's groups, without
     submitting anything.
 
@@ -292,10 +293,8 @@ def plan(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
         led = client.schedulers().led
     for warning in found.warnings:
         echo(f"warning: {warning}", err=True)
-    if options["output"] == "json":
-        show_data({"apiVersion": API_VERSION, "kind": "Plan", **plan_row(found)}, "json")
-    else:
-        show_plan(found)
+    value = {"apiVersion": API_VERSION, "kind": "Plan", **plan_row(found)}
+    output.page(value, lambda: show_plan(found))
     if not led:
         warn_no_leader()
     return found.exit_code

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 
 import click
 
 from batchq.api.objects import PodGroup
+from batchq.cli.output.forms import Output
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -15,7 +17,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, show_data, show_table
+from batchq.cli.output.render import Table, show_table
 from batchq.cli.output.terminal import echo, on_interrupt, raw_option
 from batchq.cli.output.values import as_duration, group_key, interruption_of, left_of, seconds_of
 from batchq.client import Client
@@ -45,7 +47,7 @@ def logs(
     pod: str,
     tail: int | None,
     prefix: bool,
-    output: str,
+    output: Output,
 ) -> None:
     """Print the output of the group NAME's pods, at most the newest MiB of each.
 
@@ -58,11 +60,7 @@ def logs(
         count = 0
         for line in client.logs(key, follow=follow, pod=pod, tail=tail):
             count += 1
-            if output == "json":
-                fields = {"pod": line.pod, "attempt": line.attempt, "stream": line.stream}
-                echo(json.dumps({**fields, "text": line.text}, ensure_ascii=False))
-            else:
-                echo(f"{line.pod}: {line.text}" if prefix else line.text)
+            output.line(line, f"{line.pod}: {line.text}" if prefix else line.text)
             if follow:
                 sys.stdout.flush()
         if not count:
@@ -99,7 +97,7 @@ def _why_nothing(client: Client, key: str) -> str:
 @output_option("text", "json")
 @pass_globals
 def result(
-    shared: Globals, name: str, namespace: str, partial: bool, timeout: str | None, output: str
+    shared: Globals, name: str, namespace: str, partial: bool, timeout: str | None, output: Output
 ) -> None:
     """Print what the functions of the group NAME have returned, as JSON, after it has ended.
 
@@ -116,15 +114,17 @@ def result(
         left_s = left_of(timeout_s, client.waited_s)
         found = client.results(key, partial=partial, timeout_s=left_s)
         alone = _has_one_pod(client, key)
-    if output == "json":
-        items = [{"pod": pod, "result": value} for pod, value in found.items()]
-        show_data({"items": items}, "json")
-    elif alone:
+    items = [{"pod": pod, "result": value} for pod, value in found.items()]
+    output.page({"items": items}, lambda: _show(found, alone=alone))
+
+
+def _show(found: Mapping[str, object], *, alone: bool) -> None:
+    if alone:
         for value in found.values():
             echo(_text(value))
     else:
         rows = tuple((pod, _text(value)) for pod, value in found.items())
-        show_table(Table(("POD", "RESULT"), rows), color=shared.color)
+        show_table(Table(("POD", "RESULT"), rows))
 
 
 def _has_one_pod(client: Client, key: str) -> bool:

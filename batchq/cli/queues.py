@@ -8,24 +8,20 @@ import click
 
 from batchq.api.manifest import encode
 from batchq.api.notation import counted, label_problem
-from batchq.api.objects import API_VERSION, Queue
+from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.jobs import row_of
 from batchq.cli.objects import apply_content, read_content
 from batchq.cli.output import tables
+from batchq.cli.output.forms import Listing, Output, manifests, reference, report, show_list
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import (
     draws_lines,
     is_terminal,
-    reference,
-    report,
-    show_data,
     show_fields,
-    show_objects,
     show_section,
-    show_table,
 )
 from batchq.cli.output.tables import queues_table, quotas_table
 from batchq.cli.output.terminal import echo
@@ -322,7 +318,7 @@ _EXAMPLES = examples(
 @click.group(invoke_without_command=True, epilog=_EXAMPLES)
 @output_option(*LIST_FORMATS)
 @click.pass_context
-def queues(ctx: click.Context, output: str) -> None:
+def queues(ctx: click.Context, output: Output) -> None:
     """List queues as a tree; show, apply, stop and resume them.
 
     For each resource, USED/DESERVED is what pods of the queue and of those below it hold on nodes,
@@ -341,7 +337,7 @@ def queues(ctx: click.Context, output: str) -> None:
 @queues.command("list", epilog=examples("batchq queues list", "batchq queues list -o yaml"))
 @output_option(*LIST_FORMATS)
 @pass_globals
-def list_queues(shared: Globals, output: str) -> None:
+def list_queues(shared: Globals, output: Output) -> None:
     """List queues as a tree: weights, what they hold and deserve, and waiting groups."""
     _list_queues(shared, output)
 
@@ -352,7 +348,7 @@ def list_queues(shared: Globals, output: str) -> None:
 @click.argument("name")
 @output_option("text", "json", "yaml")
 @pass_globals
-def show_queue(shared: Globals, name: str, output: str) -> None:
+def show_queue(shared: Globals, name: str, output: Output) -> None:
     """Show one queue: its limits and usage, loans, waiting groups, and possible victims.
 
     The first victims are the groups that a preemptor would evict first, if it may: priorities,
@@ -371,11 +367,13 @@ def show_queue(shared: Globals, name: str, output: str) -> None:
         asked = client.checks.of_queue(name)
     if page is None:
         raise NotFound(f"Queue {name} was deleted just now")
-    if output == "text":
-        show_queue_page(page, overview.at)
+    found = page
+
+    def text() -> None:
+        show_queue_page(found, overview.at)
         show_checks_of_queue(name, asked, overview.at)
-    else:
-        show_data({"apiVersion": API_VERSION, "kind": "QueuePage", **page_row(page)}, output)
+
+    output.page({"apiVersion": API_VERSION, "kind": "QueuePage", **page_row(page)}, text)
 
 
 @queues.command(
@@ -388,7 +386,7 @@ def show_queue(shared: Globals, name: str, output: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
 @output_option("text", "json", "yaml", "name")
 @pass_globals
-def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
+def apply(shared: Globals, filename: str, dry_run: bool, output: Output) -> None:
     """Create the queues of a file that do not exist, and change the others.
 
     Like `batchq apply`, for files with queues only; the changes of each queue are printed behind
@@ -414,7 +412,7 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: str) -> None:
 @click.option("--drain", is_flag=True, help="Also evict admitted groups.")
 @output_option("text", "json")
 @pass_globals
-def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: str) -> None:
+def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: Output) -> None:
     """Stop admissions to queues and to those below them; running groups continue.
 
     With --drain, admitted groups return to the pending queue; their processes get SIGTERM, and
@@ -434,7 +432,7 @@ def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: str) -> N
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
 @output_option("text", "json")
 @pass_globals
-def resume(shared: Globals, names: tuple[str, ...], output: str) -> None:
+def resume(shared: Globals, names: tuple[str, ...], output: Output) -> None:
     """Resume stopped queues.
 
     A queue below a stopped one stays stopped with it; the command says so.
@@ -467,19 +465,16 @@ def _found(client: Client, names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(bare))
 
 
-def _list_queues(shared: Globals, output: str) -> None:
+def _list_queues(shared: Globals, output: Output) -> None:
     with shared.connect() as client:
         views = client.queues()
-    match output:
-        case "json" | "yaml":
-            items = [queue_row(view) for view in views]
-            show_data({"apiVersion": API_VERSION, "kind": "QueueList", "items": items}, output)
-        case "name":
-            for view in views:
-                echo(view.name)
-        case _:
-            table = queues_table(views, stacked=is_terminal(), lines=draws_lines())
-            show_table(table, wide=output == "wide", color=shared.color)
+    listing: Listing[QueueView] = Listing(
+        lambda some: queues_table(some, stacked=is_terminal(), lines=draws_lines()),
+        kind="QueueList",
+        row=queue_row,
+        name=lambda view: view.name,
+    )
+    show_list(output, views, listing)
 
 
 @click.group(
@@ -488,7 +483,7 @@ def _list_queues(shared: Globals, output: str) -> None:
 )
 @output_option(*LIST_FORMATS)
 @click.pass_context
-def quota(ctx: click.Context, output: str) -> None:
+def quota(ctx: click.Context, output: Output) -> None:
     """Show and set the quotas of namespaces."""
     if ctx.invoked_subcommand is None:
         _show_quotas(ctx.ensure_object(Globals), "", output)
@@ -498,7 +493,7 @@ def quota(ctx: click.Context, output: str) -> None:
 @click.argument("namespace", default="")
 @output_option(*LIST_FORMATS)
 @pass_globals
-def show_quota(shared: Globals, namespace: str, output: str) -> None:
+def show_quota(shared: Globals, namespace: str, output: Output) -> None:
     """Show the quotas of NAMESPACE, or of all namespaces, and their usage."""
     _show_quotas(shared, namespace, output)
 
@@ -527,17 +522,15 @@ def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
     echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
 
 
-def _show_quotas(shared: Globals, namespace: str, output: str) -> None:
+def _show_quotas(shared: Globals, namespace: str, output: Output) -> None:
     with shared.connect() as client:
         found = client.quotas(namespace)
-        if output in ("json", "yaml", "name"):
-            show_objects(found, output)
-        elif found:
-            table = quotas_table(found, client.ledger())
-            show_table(table, wide=output == "wide", color=shared.color)
-        else:
-            of = f" for namespace {namespace}" if namespace else ""
-            echo(f"there are no quotas{of}: {_by_default(client)}", err=True)
+        of = f" for namespace {namespace}" if namespace else ""
+        listing: Listing[ResourceQuota] = manifests(
+            lambda some: quotas_table(some, client.ledger()),
+            none=f"there are no quotas{of}: {_by_default(client)}" if not found else "",
+        )
+        show_list(output, found, listing)
 
 
 def _by_default(client: Client) -> str:

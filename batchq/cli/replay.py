@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.progress import Tell as Shown
+from batchq.cli.output.progress import progress
 from batchq.cli.output.terminal import (
     EXIT_GROUP_FAILED,
     EXIT_WARNINGS,
@@ -248,8 +248,8 @@ def replay(
     with on_interrupt("interrupted while the stack started; what was started is stopped again"):
         up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
     _note(_announcement(plan, log.dropped))
-    with Client(shared.redis_url) as client, _progress(len(log.jobs), color=shared.color) as tell:
-        live = LiveReplay(client, plan, own_queue=queue is None, tell=tell)
+    with Client(shared.redis_url) as client, progress("jobs", lines=_lines(len(log.jobs))) as tell:
+        live = LiveReplay(client, plan, own_queue=queue is None, tell=_telling(tell))
         ending = _play(live, plan, lambda: live.run(home, resolve_url(shared.redis_url, home)))
     comparison = _compared(shared, plan, ending) if against else None
     if starts is not None:
@@ -326,35 +326,18 @@ def _play(live: LiveReplay, plan: ReplayPlan, run: Callable[[], ReplayEnding]) -
             _note(left)
 
 
-@contextmanager
-def _progress(jobs: int, *, color: bool) -> Iterator[Tell]:
-    """Show progress on stderr: a bar on a terminal, else lines."""
-    if not sys.stderr.isatty():
-        yield _lines(jobs)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    console = Console(stderr=True, no_color=not color)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("replay", total=jobs, now="")
-        yield lambda now: bar.update(task, completed=now.finished, now=in_words(now))
+def _telling(shown: Shown) -> Tell:
+    return lambda now: shown("replay", now.finished, now.jobs, in_words(now))
 
 
-def _lines(jobs: int) -> Tell:
+def _lines(jobs: int) -> Shown:
     steps = {round(jobs * part / _PROGRESS_LINES) for part in range(1, _PROGRESS_LINES + 1)}
 
-    def tell(now: ReplayStanding) -> None:
-        passed = {step for step in steps if step <= now.finished}
+    def tell(name: str, done: int, total: int, note: str = "") -> None:
+        passed = {step for step in steps if step <= done}
         if passed:
             steps.difference_update(passed)
-            _note(f"{now.finished} of {now.jobs} jobs finished; {in_words(now)}")
+            _note(f"{done} of {total} jobs finished; {note}")
 
     return tell
 

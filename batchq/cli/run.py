@@ -29,6 +29,7 @@ from batchq.cli.output.terminal import (
     EXIT_GROUP_FAILED,
     Interrupted,
     echo,
+    has_colors,
     on_interrupt,
     raw_option,
 )
@@ -159,9 +160,7 @@ def taken_keys(client: Client) -> frozenset[str]:
     return frozenset(key_of(group) for group in client.list("PodGroup"))
 
 
-def follow(
-    client: Client, keys: Sequence[str], *, timeout_s: float | None, color: bool
-) -> list[GroupView]:
+def follow(client: Client, keys: Sequence[str], *, timeout_s: float | None) -> list[GroupView]:
     """Show the groups until all of them and their processes have ended; return the last views.
 
     Raises Interrupted at Ctrl-C and WaitTimedOut, which name the groups that keep running, and
@@ -170,7 +169,7 @@ def follow(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     views: list[GroupView] = []
     try:
-        with client.patiently(timeout_s), display(sys.stderr, color=color) as shown:
+        with client.patiently(timeout_s), display(sys.stderr) as shown:
             while True:
                 views = _look(client, keys)
                 shown.show(views)
@@ -269,10 +268,10 @@ class Display(Protocol):
         """Show the current state."""
 
 
-def display(stream: TextIO, *, color: bool) -> AbstractContextManager[Display]:
+def display(stream: TextIO) -> AbstractContextManager[Display]:
     """Return bars if `stream` is a terminal, else lines."""
     lively = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return _bars(stream, color=color) if lively else _lines(stream)
+    return _bars(stream) if lively else _lines(stream)
 
 
 # --- one group ------------------------------------------------------------------------------
@@ -335,7 +334,7 @@ def _lines(stream: TextIO) -> Iterator[Display]:
 
 
 @contextmanager
-def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
+def _bars(stream: TextIO) -> Iterator[Display]:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -358,7 +357,7 @@ def _bars(stream: TextIO, *, color: bool) -> Iterator[Display]:
                 table.add_row(name, bar, phase, Text(one_line(state_in_words(view)), "dim"))
             self._live.update(table, refresh=True)
 
-    console = Console(file=stream, no_color=not color)
+    console = Console(file=stream, no_color=not has_colors())
     with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
         yield Bars(live)
 
@@ -607,7 +606,7 @@ def _run(
         warn_of_capacity(client, applied)
         keys = [f"{group.metadata.namespace}/{group.metadata.name}" for group in groups]
         _note(f"Submitted {', '.join(short(key) for key in keys)}")
-        views = follow(client, keys, timeout_s=timeout_s, color=shared.color)
+        views = follow(client, keys, timeout_s=timeout_s)
         with on_interrupt("interrupted while collecting logs; the groups have all ended"):
             pods = pods_of(client, keys)
             folder = output_folder(home, groups[0].metadata.name)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.render import Table, show_data, show_table
 from batchq.cli.output.terminal import Interrupted, echo, on_interrupt
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
     from batchq.paths import Home
 
 
-def show(report: StackReport, *, color: bool, output: str = "table") -> None:
-    """Print the parts of the stack: a table, or `json`."""
-    if output == "json":
-        items = [
-            {
-                "kind": _kind(part.name),
-                "name": part.name,
-                "action": str(part.state),
-                "pid": part.pid,
-                "detail": part.detail,
-            }
-            for part in report.parts
-        ]
-        show_data({"items": items}, output)
-        return
-    rows = tuple(
-        (part.name, str(part.state), str(part.pid or ""), _detail(part)) for part in report.parts
-    )
-    show_table(Table(("PART", "STATE", "PID", "DETAIL"), rows), color=color)
+_COLUMNS: Columns[Part] = {
+    "PART": lambda one: one.name,
+    "STATE": lambda one: str(one.state),
+    "PID": lambda one: str(one.pid or ""),
+    "DETAIL": lambda one: _detail(one),
+}
+
+
+def show(report: StackReport, output: Output) -> None:
+    """Print the parts of the stack."""
+    show_list(output, report.parts, Listing(lambda parts: tabled(parts, _COLUMNS), row=_row))
+
+
+def _row(part: Part) -> dict[str, object]:
+    return {
+        "kind": _kind(part.name),
+        "name": part.name,
+        "action": str(part.state),
+        "pid": part.pid,
+        "detail": part.detail,
+    }
 
 
 def _kind(name: str) -> str:
@@ -115,7 +117,7 @@ def up(
     port: int | None,
     metrics: str | None,
     foreground: bool,
-    output: str,
+    output: Output,
 ) -> None:
     """Start the server, the scheduler and node agents on this machine, unless they run.
 
@@ -150,7 +152,7 @@ def up(
     )
     with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
         report = stack.up(home, options, say=_say)
-    show(report, color=shared.color, output=output)
+    show(report, output)
     found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
     if config is not None and found:
         _say("The scheduler was running already: --config takes effect after `batchq down`")
@@ -160,7 +162,7 @@ def up(
         _say(sentence)
     if foreground:
         _say("Ctrl-C stops everything")
-        show(stack.hold(home, report, say=_say), color=shared.color, output=output)
+        show(stack.hold(home, report, say=_say), output)
 
 
 def kept_offers(report: StackReport, resources: str | None) -> list[str]:
@@ -193,7 +195,7 @@ def _say(sentence: str) -> None:
 @click.option("--now", is_flag=True, help="Kill running pods instead of waiting for them.")
 @output_option("table", "json")
 @pass_globals
-def down(shared: Globals, keep_server: bool, now: bool, output: str) -> None:
+def down(shared: Globals, keep_server: bool, now: bool, output: Output) -> None:
     """Stop the node agents, the scheduler and the embedded server of this machine.
 
     The agents drain: running pods may end, and are stopped and requeued if they take too long. The
@@ -203,7 +205,7 @@ def down(shared: Globals, keep_server: bool, now: bool, output: str) -> None:
     from batchq.paths import find_home
 
     report = end_stack(find_home(), url=shared.redis_url, keep_server=keep_server, now=now)
-    show(report, color=shared.color, output=output)
+    show(report, output)
     if all(part.state in ("not running", "running") for part in report.parts):
         echo("There was nothing to stop", err=True)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 import signal
 import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
@@ -28,11 +27,13 @@ import msgspec
 from batchq.api import manifest
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted, shown
-from batchq.api.objects import PodGroup, key_of, kind_of
+from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.times import describe_age
 from batchq.cli.objects import warn, warn_of_capacity
-from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import reference, show_objects
+from batchq.cli.output.forms import manifests, output_of, reference, show_list
+from batchq.cli.output.options import Globals, examples, form_option, pass_globals
+from batchq.cli.output.progress import progress
+from batchq.cli.output.tables import plain_table
 from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
@@ -96,7 +97,7 @@ _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "
 @raw_option
 @click.option("--dry-run", is_flag=True, help="Check it and print the manifest; submit nothing.")
 @click.option("--quiet", is_flag=True, help="Print NAMESPACE/NAME only.")
-@output_option("text", "json", "yaml", "name")
+@form_option("text", "json", "yaml", "name")
 @pass_globals
 def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int | None:
     """Submit COMMAND or a function as a pod group, or all objects of a file; print its name.
@@ -138,18 +139,26 @@ def _submit(client: Client, command: Sequence[str], options: dict[str, Any]) -> 
 def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
     objects = [one.object for one in applied]
     form = options["output"]
-    if form in ("json", "yaml", "name"):
-        show_objects(objects, form, alone=len(objects) == 1)
+    if form == "text" and options["dry_run"] and not options["quiet"]:
+        form = "yaml"
+    if form != "text":
+        _show_objects(objects, form)
     elif options["quiet"]:
         for item in objects:
             if isinstance(item, PodGroup):
                 echo(key_of(item))
-    elif options["dry_run"]:
-        show_objects(objects, "yaml", alone=len(objects) == 1)
     else:
         for one in applied:
             submitted = isinstance(one.object, PodGroup)
             echo(f"{reference(one.object)} {'submitted' if submitted else one.effect}")
+
+
+def _show_objects(objects: Sequence[Object], form: str) -> None:
+    output, shown = output_of(form), manifests(plain_table)
+    if len(objects) == 1 and form != "name":
+        output.page(manifest.encode(objects[0]), lambda: None)
+    else:
+        show_list(output, objects, shown)
 
 
 def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, Any]) -> int:
@@ -159,7 +168,7 @@ def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, A
     sentence, hint = interruption_of(keys)
     with on_interrupt(sentence, hint=hint):
         if options["progress"]:
-            results = follow(client, keys, color=shared.color, err=True)
+            results = follow(client, keys, err=True)
         else:
             results = client.wait(keys, timeout_s=seconds_of(options["timeout"]))
             print_results(results, err=True)
@@ -333,54 +342,6 @@ def _set(data: dict[str, Any], part: str, field: str, value: object) -> None:
         return
     if inside is None or inside.get(field) is None:
         data[part] = {**(inside or {}), field: value}
-
-
-#: Called with the number of the last line.
-Tell = Callable[[int], None]
-
-#: The shortest time between two drawings of a bar.
-_BETWEEN_DRAWINGS_S = 0.1
-
-
-@contextmanager
-def progress(doing: str, lines: int, *, color: bool) -> Iterator[Tell]:
-    """Show the progress on stderr; `lines` is the total."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        from batchq.cli.simulate.job_logs import ProgressLines
-
-        print_progress = ProgressLines(monotonic, lambda line: echo(line, err=True), "lines")
-        yield lambda done: print_progress(doing, done, lines)
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}/s"),
-        TimeRemainingColumn(),
-    )
-    started = drawn_at = monotonic()
-    with Progress(
-        *columns, console=Console(stderr=True, no_color=not color), transient=True
-    ) as bar:
-        task = bar.add_task(doing, total=lines, rate="-")
-
-        def tell(done: int) -> None:
-            nonlocal drawn_at
-            now = monotonic()
-            if now - drawn_at >= _BETWEEN_DRAWINGS_S:
-                drawn_at = now
-                bar.update(task, completed=done, rate=f"{done / (now - started):,.0f}")
-
-        yield tell
 
 
 #: How many wrong lines are printed on stderr; -o json prints all.
@@ -643,8 +604,14 @@ class _Run:
         except KeyboardInterrupt:
             raise Interrupted("interrupted; nothing was submitted") from None
 
-    def _progress(self, doing: str) -> AbstractContextManager[Tell]:
-        return progress(doing, self._total, color=self._shared.color)
+    @contextmanager
+    def _progress(self, doing: str) -> Iterator[Callable[[int], None]]:
+        """Return a function that shows the number of the last line."""
+        started = monotonic()
+        with progress("lines") as tell:
+            yield lambda done: tell(
+                doing, done, self._total, f"{done / max(monotonic() - started, 0.001):,.0f}/s"
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -15,7 +16,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import report, show_data
 from batchq.cli.output.terminal import on_interrupt, raw_option
 from batchq.cli.output.values import (
     as_duration,
@@ -52,12 +52,10 @@ def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     keys = group_keys(names, namespace)
     sentence, hint = interruption_of(keys)
     with on_interrupt(sentence, hint=hint), shared.connect(patience_s=None) as client:
-        return exit_code_of(follow(client, keys, color=shared.color))
+        return exit_code_of(follow(client, keys))
 
 
-def follow(
-    client: Client, keys: Sequence[str], *, color: bool, err: bool = False
-) -> Sequence[Result]:
+def follow(client: Client, keys: Sequence[str], *, err: bool = False) -> Sequence[Result]:
     """Show groups until all have ended; return the results.
 
     Raises NotFound, also if a group is deleted meanwhile.
@@ -65,7 +63,7 @@ def follow(
     with client.patiently():
         for key in keys:
             client.get("PodGroup", key)
-    with client.patiently(), display(sys.stderr if err else sys.stdout, color=color) as shown:
+    with client.patiently(), display(sys.stderr if err else sys.stdout) as shown:
         while True:
             views_by_key = {view.key: view for view in client.overview().groups()}
             gone = [key for key in keys if key not in views_by_key]
@@ -110,7 +108,7 @@ def wait(
     namespace: str,
     goal: str,
     timeout: str | None,
-    output: str,
+    output: Output,
 ) -> int:
     """Wait for groups; a group is finished when its processes have ended, too.
 
@@ -123,22 +121,8 @@ def wait(
         left_s = left_of(timeout_s, client.waited_s)
         warn_if_no_leader(client, keys)
         results = client.wait(keys, for_=cast("Goal", goal), timeout_s=left_s)
-    if output == "json":
-        show_data({"items": [_row(result) for result in results]}, "json")
-    else:
-        print_results(results)
+    output.page({"items": results}, lambda: print_results(results))
     return exit_code_of(results)
-
-
-def _row(result: Result) -> dict[str, object]:
-    return {
-        "name": result.key,
-        "phase": str(result.phase),
-        "reached": result.reached,
-        "reason": result.reason,
-        "message": result.message,
-        "exitCode": result.exit_code,
-    }
 
 
 @click.command(
@@ -153,7 +137,7 @@ def _row(result: Result) -> dict[str, object]:
 @output_option("text", "json")
 @pass_globals
 def cancel(
-    shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: str
+    shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: Output
 ) -> None:
     """End groups: Cancelled at once; their processes get SIGTERM, then SIGKILL after their grace.
 
@@ -170,7 +154,7 @@ def cancel(
 @namespace_option
 @output_option("text", "json")
 @pass_globals
-def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
+def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
     """Suspend groups: their running pods are stopped, and they stay Pending until `resume`."""
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names, namespace):
@@ -183,7 +167,7 @@ def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: str
 @namespace_option
 @output_option("text", "json")
 @pass_globals
-def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: str) -> None:
+def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
     """Return suspended groups to the pending queue, at their former position."""
     with shared.connect() as client, report(output) as done:
         for name in _found(client, names, namespace):

@@ -13,6 +13,7 @@ from batchq.api.resources import Amounts, describe, describe_quantity, format_qu
 from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.cli.jobs import others_row, others_text, start_row, start_text, waits_for
 from batchq.cli.output import tables
+from batchq.cli.output.forms import Output
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -20,7 +21,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import one_line, show_data, show_fields, show_section
+from batchq.cli.output.render import one_line, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
 from batchq.client.connection import NO_LEADER
@@ -396,7 +397,7 @@ def _period_data(period: Period, now_ms: int) -> dict[str, object]:
 @click.option("--history", is_flag=True, help="Also show each change of phase and reasons.")
 @output_option("text", "json", "yaml")
 @pass_globals
-def why(shared: Globals, name: str, namespace: str, history: bool, output: str) -> None:
+def why(shared: Globals, name: str, namespace: str, history: bool, output: Output) -> None:
     """Explain why the group NAME waits, and what to do about it.
 
     Shows all reasons, the most fundamental first, with their numbers; its position in line, and the
@@ -413,7 +414,4 @@ def why(shared: Globals, name: str, namespace: str, history: bool, output: str) 
     """
     with shared.connect() as client:
         explanation = client.why(group_key(name, namespace))
-    if output == "text":
-        show_why(explanation, history=history)
-    else:
-        show_data(row_of(explanation), output)
+    output.page(row_of(explanation), lambda: show_why(explanation, history=history))

@@ -218,7 +218,7 @@ Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
 _LOOK_EVERY_MS = 5_000
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class Result(Struct, frozen=True, kw_only=True, rename={"key": "name", "exit_code": "exitCode"}):
     """The result of waiting for a group.
 
     `reached`: the group has reached the goal. `exit_code` is that of its first failed pod, 0 for a

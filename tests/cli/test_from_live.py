@@ -156,7 +156,7 @@ def test_people_read_two_configurations_side_by_side(capsys: pytest.CaptureFixtu
         a_group("wide", cpu=9, queue="team"),
         a_group("held", queue="team", suspend=True),
     )
-    show_tables(found, differences=False, color=False)
+    show_tables(found, differences=False)
     assert capsys.readouterr().out == TABLE
     assert list(notes(found, assumed_ms=None)) == [
         "note: 2 groups have no walltime and never end here; see --assume-runtime"
@@ -195,10 +195,10 @@ Sums:
 
 
 def test_an_empty_list_prints_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    show_tables(a_comparison(a_node(cpu=4)), differences=False, color=False)
+    show_tables(a_comparison(a_node(cpu=4)), differences=False)
     assert capsys.readouterr().out == "No group waits or runs\n"
     same = a_comparison(a_node(cpu=4), a_group("a", walltime=HOUR))
-    show_tables(same, differences=True, color=False)
+    show_tables(same, differences=True)
     assert capsys.readouterr().out.splitlines()[0] == "The outcome is the same for all groups"
 
 
@@ -215,9 +215,7 @@ def test_a_look_ahead_that_stops_early_says_so() -> None:
 def test_an_unanswered_check_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     checks = [AdmissionCheck(metadata=Metadata(name=name)) for name in ("budget", "disk")]
     asks = a_queue(admission_checks=("budget", "disk"))
-    show_tables(
-        a_comparison(a_node(cpu=4), *checks, asks, a_group("a")), differences=False, color=False
-    )
+    show_tables(a_comparison(a_node(cpu=4), *checks, asks, a_group("a")), differences=False)
     result = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     why = "waits for checks budget, disk, not answered in a simulation"
     assert ["", "default/a", "live, new.yaml", why] in result

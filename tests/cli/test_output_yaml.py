@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.cli.output.render import show_data
+from batchq.cli.output.forms import show_data
 from batchq.config.documents import read_documents
 
 

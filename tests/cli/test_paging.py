@@ -22,7 +22,7 @@ def many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     another namespace.
     """
     monkeypatch.setattr("batchq.cli.jobs.WHOLE_UP_TO", 0)
-    monkeypatch.setattr("batchq.cli.objects.WHOLE_UP_TO", 0)
+    monkeypatch.setattr("batchq.client.group_pages.WHOLE_UP_TO", 0)
     stage.furnish(a_queue("full", capability={"cpu": 1}), a_queue("other", capability={"cpu": 0}))
     client = stage.client
     for name in NAMES:

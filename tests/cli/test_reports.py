@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli import stack
+from batchq.cli.output.forms import output_of
 from batchq.daemon.stack import Part, PartState, StackReport
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
@@ -54,7 +55,7 @@ def test_the_parts_of_a_stack_are_listed_in_json(capsys: pytest.CaptureFixture[s
         Part(name="vm-1", state=PartState.STARTED, pid=13, detail="cpu=2"),
     )
     report = StackReport(home="/tmp/h", url="unix:///tmp/s", parts=parts)
-    stack.show(report, color=False, output="json")
+    stack.show(report, output_of("json"))
     assert items(capsys.readouterr().out) == [
         {"kind": "Server", "name": "server", "action": "started", "pid": 11, "detail": "9.1.2"},
         {"kind": "Scheduler", "name": "scheduler", "action": "running", "pid": 12, "detail": ""},

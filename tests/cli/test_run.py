@@ -216,7 +216,7 @@ def test_a_cancelled_group_has_ended_when_its_processes_have() -> None:
 
 def test_in_a_pipe_a_line_is_written_on_change_only() -> None:
     stream = io.StringIO()
-    with display(stream, color=False) as shown:
+    with display(stream) as shown:
         for group in (view("Pending"), view("Pending"), view("Running", running=2)):
             shown.show([group])
     assert stream.getvalue() == (

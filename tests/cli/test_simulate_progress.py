@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batchq.cli.simulate.job_logs import ProgressLines
+from batchq.cli.output.progress import ProgressLines
 from tests.cli.test_simulate_traces import log_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,6 +11,7 @@ import click
 from batchq.cli.output.terminal import echo
 
 if TYPE_CHECKING:
+    from batchq.cli.output.forms import Output
     from batchq.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,11 +21,9 @@ class Globals(NamedTuple):
     """The options given before the command.
 
     `redis_url` is --redis-url or BATCHQ_REDIS_URL; None means the embedded server of this machine.
-    `color` is False after --no-color.
     """
 
     redis_url: str | None = None
-    color: bool = True
 
     def connect(self, *, patience_s: float | None = 0.0) -> Client:
         """Return a client of the chosen server, to be used in a `with`.
@@ -108,13 +107,28 @@ def metrics_option(command: F) -> F:
 
 
 def output_option(*formats: str) -> Callable[[F], F]:
-    """Add -o/--output; the first format is the default."""
+    """Add -o/--output, as the argument `output`, an Output; the first format is the default."""
+
+    def chosen(ctx: click.Context, param: click.Parameter, value: str) -> Output:
+        # Its modules are not loaded for --help.
+        from batchq.cli.output.forms import output_of
+
+        return output_of(value)
+
+    return form_option(*formats, callback=chosen)
+
+
+def form_option(
+    *formats: str, callback: Callable[[click.Context, click.Parameter, str], object] | None = None
+) -> Callable[[F], F]:
+    """Add -o/--output, as the word itself unless a callback changes it."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(formats),
         default=formats[0],
         show_default=True,
+        callback=callback,
         help="The output format.",
     )
 

@@ -1,4 +1,4 @@
-"""Output formats: tables for people, plain rows in a pipe, JSON and YAML for programs.
+"""The layout of text: tables, fields and sections, on a terminal and in a pipe.
 
 Columns are aligned by spaces, and nothing is ever cut off. On a terminal some words have colours,
 and the last column, the prose, is wrapped if the line would be too long.
@@ -7,18 +7,14 @@ and the last column, the prose, is wrapped if the line would be too long.
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from batchq.api.manifest import encode
-from batchq.api.objects import API_VERSION, Object, full_name, kind_of
 from batchq.api.printable import printable
-from batchq.cli.output.terminal import echo, paint
+from batchq.cli.output.terminal import echo, has_colors, paint
 
 #: Columns are left out to give the prose this width. Below the second width the prose is not
 #: wrapped: one word per line is unreadable.
@@ -64,16 +60,29 @@ class Table(NamedTuple):
         )
 
 
-def show_table(table: Table, *, wide: bool = False, color: bool = True) -> None:
+def show_table(table: Table) -> None:
     """Write a table to stdout."""
-    shown = table.narrowed(wide=wide)
-    if is_terminal():
-        color = color and not os.environ.get("NO_COLOR")
-        for line in fitted(shown, shutil.get_terminal_size().columns, color=color):
-            paint(line)
-        return
-    for line in aligned([shown.titles, *shown.rows]):
-        echo(line)
+    TableWriter().write(table)
+
+
+class TableWriter:
+    """Writes a table page by page: the titles once, and columns as wide as a page needs."""
+
+    def __init__(self, *, wide: bool = False) -> None:
+        self._wide = wide
+        self._is_begun = False
+
+    def write(self, table: Table) -> None:
+        """Write the rows of a page."""
+        shown = table.narrowed(wide=self._wide)
+        begun, self._is_begun = self._is_begun, True
+        if is_terminal():
+            columns = shutil.get_terminal_size().columns
+            for line in fitted(shown, columns, color=has_colors())[begun:]:
+                paint(line)
+            return
+        for line in aligned([shown.titles, *shown.rows])[begun:]:
+            echo(line)
 
 
 def fitted(table: Table, columns: int, *, color: bool = False) -> list[str]:
@@ -145,129 +154,6 @@ def one_line(text: str) -> str:
     change the screen; in a pipe, too, where a row is a line.
     """
     return printable(text)
-
-
-def show_data(data: object, form: str) -> None:
-    """Write plain data as `json` or `yaml`."""
-    if form == "json":
-        echo(json.dumps(data, indent=2, ensure_ascii=False))
-        return
-    from batchq.config.documents import print_documents
-
-    # Through JSON, so that only plain types are left.
-    echo(print_documents([json.loads(json.dumps(data))]), nl=False)
-
-
-def show_objects(objects: Sequence[Object], form: str, *, alone: bool = False) -> None:
-    """Write manifests as `json` or `yaml`, one `alone` or else a List; or `kind/name` of each."""
-    if form == "name":
-        for item in objects:
-            echo(f"{kind_of(item).lower()}/{full_name(item)}")
-        return
-    if alone:
-        show_data(encode(objects[0]), form)
-        return
-    items = [encode(item) for item in objects]
-    show_data({"apiVersion": API_VERSION, "kind": "List", "items": items}, form)
-
-
-class ListWriter:
-    """Writes a list of plain data as `json` or `yaml` while it is read: its kind, then each item,
-    and at the end where the list continues, if there is more.
-    """
-
-    def __init__(self, kind: str, form: str) -> None:
-        self._form, self._count = form, 0
-        if form == "json":
-            echo(
-                f'{{\n  "apiVersion": "{API_VERSION}",\n  "kind": "{kind}",\n  "items": [', nl=False
-            )
-        else:
-            show_data({"apiVersion": API_VERSION, "kind": kind}, form)
-
-    def write(self, items: Sequence[object]) -> None:
-        """Write the next items."""
-        if self._form == "json":
-            for item in items:
-                text = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ")
-                echo(f"{',' if self._count else ''}\n    {text}", nl=False)
-                self._count += 1
-            return
-        from batchq.config.documents import print_documents
-
-        if items:
-            plain = json.loads(json.dumps(items))
-            text = print_documents([{"items": plain}])
-            echo(text if not self._count else text.partition("\n")[2], nl=False)
-            self._count += len(items)
-
-    def end(self, following: str = "") -> None:
-        """Finish the list; `following` is the token of the items that are left out."""
-        if self._form == "json":
-            close = "\n  ]" if self._count else "]"
-            more = {"metadata": {"continue": following}} if following else {}
-            tail = "".join(
-                f",\n  {json.dumps(name)}: {json.dumps(it)}" for name, it in more.items()
-            )
-            echo(f"{close}{tail}\n}}")
-            return
-        if not self._count:
-            echo("items: []")
-        if following:
-            show_data({"metadata": {"continue": following}}, self._form)
-
-
-class TableWriter:
-    """Writes a table page by page: the titles once, and columns as wide as a page needs."""
-
-    def __init__(self, *, wide: bool, color: bool) -> None:
-        self._wide, self._color = wide, color
-        self._is_begun = False
-
-    def write(self, table: Table) -> None:
-        """Write the rows of a page."""
-        shown = table.narrowed(wide=self._wide)
-        begun, self._is_begun = self._is_begun, True
-        if is_terminal():
-            color = self._color and not os.environ.get("NO_COLOR")
-            lines = fitted(shown, shutil.get_terminal_size().columns, color=color)
-            for line in lines[begun:]:
-                paint(line)
-            return
-        for line in aligned([shown.titles, *shown.rows])[begun:]:
-            echo(line)
-
-
-def reference(item: Object) -> str:
-    """Return e.g. `podgroup default/train` or `queue a`, for messages."""
-    return f"{kind_of(item).lower()} {full_name(item)}"
-
-
-class Done(Protocol):
-    """Reports what was done to an object; `sentence` replaces the text for people."""
-
-    def __call__(self, kind: str, name: str, action: str, sentence: str = "") -> None: ...
-
-
-@contextmanager
-def report(form: str) -> Iterator[Done]:
-    """Report what is done in this context: a line each at once, or one `json` at the end.
-
-    If a step fails, the earlier steps are reported nevertheless.
-    """
-    items: list[dict[str, str]] = []
-
-    def done(kind: str, name: str, action: str, sentence: str = "") -> None:
-        if form == "json":
-            items.append({"kind": kind, "name": name, "action": action})
-        else:
-            echo(sentence or f"{kind.lower()} {name} {action}")
-
-    try:
-        yield done
-    finally:
-        if items:
-            show_data({"items": items}, "json")
 
 
 def show_fields(fields: Iterable[tuple[str, str]]) -> None:

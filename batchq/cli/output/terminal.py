@@ -27,6 +27,7 @@ from batchq.errors import BatchqError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RAW = f"{__name__}.raw"
+_PLAIN = f"{__name__}.plain"
 
 
 def raw_option(command: F) -> F:
@@ -58,8 +59,22 @@ def _remember(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 def _is_raw() -> bool:
+    return _is_wanted(_RAW)
+
+
+def leave_out_colors(context: click.Context) -> None:
+    """Let `has_colors` return False in this context."""
+    context.meta[_PLAIN] = True
+
+
+def has_colors() -> bool:
+    """Return whether a terminal gets colours: not after --no-color or with NO_COLOR."""
+    return not _is_wanted(_PLAIN) and not os.environ.get("NO_COLOR")
+
+
+def _is_wanted(key: str) -> bool:
     context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(_RAW))
+    return context is not None and bool(context.meta.get(key))
 
 
 #: A full disk, or a stdout that was closed before the program started.

@@ -231,7 +231,7 @@ def simulate(
     if pods is not None:
         from batchq.cli.simulate.gpus import simulate_pods
 
-        simulate_pods(found, pods, color=shared.color)
+        simulate_pods(found, pods)
         return
     refuse_for(found, context.params)
     if found.kind is InputKind.WORLD:
@@ -250,4 +250,4 @@ def simulate(
         starts=starts,
         plot=plot,
     )
-    simulate_log(found, request, color=shared.color)
+    simulate_log(found, request)

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import click
 import msgspec
 
-from batchq.cli.output.render import show_data
+from batchq.cli.output.forms import show_data
+from batchq.cli.output.progress import progress
 from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.simulate.inputs import (
     STDIN,
@@ -27,7 +28,6 @@ from batchq.cli.simulate.job_logs import (
     RequestedRun,
     Run,
     RunProgress,
-    progress,
     requested_runs,
     runs_of,
     side_by_side,
@@ -410,7 +410,7 @@ class _GpuTables:
         self.pods: tuple[OpenbPod, ...] = read_pods(found.path, most=asked.jobs)
 
 
-def simulate_pods(found: Given, asked: PodsRequest, *, color: bool) -> None:
+def simulate_pods(found: Given, asked: PodsRequest) -> None:
     """Simulate a table of pods, print the report, and write the requested files.
 
     All inputs are checked before the first run. Raises InvalidInput, UsageError; Interrupted after
@@ -419,7 +419,7 @@ def simulate_pods(found: Given, asked: PodsRequest, *, color: bool) -> None:
     _check_files(found, asked)
     tables = _GpuTables(found, asked)
     schedules: list[Schedule] = []
-    views = _run(tables, schedules, color=color)
+    views = _run(tables, schedules)
     starts = ""
     if asked.starts is not None:
         starts = starts_csv([one.number for one in schedules[0].jobs], schedules)
@@ -449,13 +449,13 @@ def _check_files(found: Given, asked: PodsRequest) -> None:
 # --- simulation -----------------------------------------------------------------------------
 
 
-def _run(tables: _GpuTables, schedules: list[Schedule], *, color: bool) -> list[Viewed]:
+def _run(tables: _GpuTables, schedules: list[Schedule]) -> list[Viewed]:
     """Simulate one run after the other; append its schedule, if it has one."""
     views: list[Viewed] = []
     noun = "pods" if tables.asked.inflate is None else "GPUs"
-    with progress(len(tables.runs), color=color, noun=noun) as tell:
+    with progress(noun) as tell:
         for run in tables.runs:
-            progressed = RunProgress(run.name, tell)
+            progressed = RunProgress(run.name, len(tables.runs), len(views), tell)
             try:
                 views.append(
                     _inflated(tables, run, progressed)

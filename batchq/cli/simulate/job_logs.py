@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TypeAlias
@@ -25,7 +22,9 @@ from batchq.api.objects import Queue, Strategy, kind_of
 from batchq.api.times import describe_age
 from batchq.cli.config import checked_config
 from batchq.cli.objects import read_objects
-from batchq.cli.output.render import aligned, one_line, show_data
+from batchq.cli.output.forms import show_data
+from batchq.cli.output.progress import Tell, progress
+from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.simulate.inputs import (
     STDIN,
@@ -178,84 +177,19 @@ def _names(asked: Sequence[RequestedRun]) -> list[str]:
     return names
 
 
-#: Called with the number of finished jobs, and of all jobs.
-Tell = Callable[[int, int], None]
-
-#: A shorter run prints no progress line.
-_FIRST_LINE_S = 5.0
-_MOST_BETWEEN_S = 120.0
-#: The shortest time between two drawings of a bar.
-_BETWEEN_DRAWINGS_S = 0.1
-
-
 class RunProgress:
-    """Passes on the progress of one run, and remembers it for the message of an interrupt."""
+    """Passes on the progress of one of `runs`, after `before` of them, and remembers it for the
+    message of an interrupt.
+    """
 
-    def __init__(self, run: str, tell: Callable[[str, int, int], None]) -> None:
-        self.run = run
+    def __init__(self, run: str, runs: int, before: int, tell: Tell) -> None:
+        self._name = f"{run} ({before + 1} of {runs})" if runs > 1 else run
         self.finished = 0
         self._tell = tell
 
     def __call__(self, finished: int, jobs: int) -> None:
         self.finished = finished
-        self._tell(self.run, finished, jobs)
-
-
-@contextmanager
-def progress(
-    runs: int, *, color: bool, noun: str = "jobs"
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Return a function that shows progress: run, finished jobs (or `noun`), all jobs."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield ProgressLines(monotonic, lambda line: echo(line, err=True), noun)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True, no_color=not color)
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, int] = {}
-        drawn_at = 0.0
-
-        def tell(run: str, finished: int, jobs: int) -> None:
-            nonlocal drawn_at
-            if run not in tasks:
-                place = f" ({len(tasks) + 1} of {runs})" if runs > 1 else ""
-                tasks[run] = bars.add_task(f"{run}{place}", total=jobs)
-            elif finished < jobs and monotonic() - drawn_at < _BETWEEN_DRAWINGS_S:
-                return
-            drawn_at = monotonic()
-            bars.update(tasks[run], completed=finished)  # type: ignore[arg-type] # rich's TaskID
-
-        yield tell
-
-
-class ProgressLines:
-    """Prints a line after some seconds, then less and less often."""
-
-    def __init__(
-        self, clock: Callable[[], float], say: Callable[[str], None], noun: str = "jobs"
-    ) -> None:
-        self._clock = clock
-        self._say = say
-        self._noun = noun
-        self._started = clock()
-        self._between = _FIRST_LINE_S
-        self._due = self._started + _FIRST_LINE_S
-
-    def __call__(self, run: str, finished: int, jobs: int) -> None:
-        now = self._clock()
-        if now < self._due:
-            return
-        self._say(f"{run}: {finished:,} of {jobs:,} {self._noun} after {now - self._started:.0f} s")
-        self._between = min(2 * self._between, _MOST_BETWEEN_S)
-        self._due = now + self._between
+        self._tell(self._name, finished, jobs)
 
 
 class LogResult(NamedTuple):
@@ -512,7 +446,7 @@ class LogRequest(NamedTuple):
     plot: Path | None
 
 
-def simulate_log(log: Given, request: LogRequest, *, color: bool) -> None:
+def simulate_log(log: Given, request: LogRequest) -> None:
     """Simulate a log, print the report, and write the requested files.
 
     All inputs are checked before the first run. Raises InvalidInput, UsageError; Interrupted after
@@ -528,7 +462,7 @@ def simulate_log(log: Given, request: LogRequest, *, color: bool) -> None:
             trace, title=log.path.name, strategy=run.strategy, by=request.by, queues=queues
         )
 
-    schedules = _play(runs, load, per_event=request.per_event, color=color)
+    schedules = _play(runs, load, per_event=request.per_event)
     results = [result_of(one, by_tenant=request.by is not None) for one in schedules]
     starts = starts_csv([job.number for job in trace.jobs], schedules) if request.starts else ""
     try:
@@ -561,14 +495,12 @@ def _check_files(log: Given, request: LogRequest) -> None:
 # --- simulation -----------------------------------------------------------------------------
 
 
-def _play(
-    runs: Sequence[Run], load: Callable[[Run], Load], *, per_event: bool, color: bool
-) -> list[Schedule]:
+def _play(runs: Sequence[Run], load: Callable[[Run], Load], *, per_event: bool) -> list[Schedule]:
     """Simulate one run after the other. Raises Interrupted, which reports the progress."""
     schedules: list[Schedule] = []
-    with progress(len(runs), color=color) as tell:
+    with progress("jobs") as tell:
         for run in runs:
-            progressed = RunProgress(run.name, tell)
+            progressed = RunProgress(run.name, len(runs), len(schedules), tell)
             try:
                 schedules.append(
                     play_load(

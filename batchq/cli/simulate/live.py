@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -18,13 +15,15 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
+from batchq.cli.output.forms import output_of
 from batchq.cli.output.options import Globals
-from batchq.cli.output.render import Table, show_data, show_section, show_table
+from batchq.cli.output.progress import Tell as Shown
+from batchq.cli.output.progress import progress
+from batchq.cli.output.render import Table, show_section, show_table
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.simulate.inputs import check_output, write_whole
-from batchq.cli.simulate.job_logs import ProgressLines
 from batchq.errors import UsageError
 from batchq.lab.simulation.future import (
     ALL,
@@ -299,11 +298,11 @@ def _written(amounts: Amounts) -> dict[str, str]:
     return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
-def show_tables(found: WhatIf, *, differences: bool, color: bool) -> None:
+def show_tables(found: WhatIf, *, differences: bool) -> None:
     """Print each group, the victims, the groups that do not start and why, and the sums."""
     fates = [fate for fate in found.fates if fate.differs or not differences]
     if fates:
-        show_table(_groups(found, fates), color=color)
+        show_table(_groups(found, fates))
     elif differences:
         echo("The outcome is the same for all groups")
     else:
@@ -539,14 +538,13 @@ def simulate_live(shared: Globals, asked: LiveRequest) -> None:
     if asked.save is not None:
         _save(deciding, lasting, asked.save)
     with on_interrupt("interrupted; nothing was changed"):
-        futures = _futures(shared, asked, deciding, lasting, others)
-    _show(shared, asked, compared(deciding.session(), futures), lasting)
+        futures = _futures(asked, deciding, lasting, others)
+    _show(asked, compared(deciding.session(), futures), lasting)
     if not led:
         warn_no_leader()
 
 
 def _futures(
-    shared: Globals,
     asked: LiveRequest,
     deciding: TrialScheduler,
     lasting: Lasting,
@@ -558,7 +556,7 @@ def _futures(
 
     schedulers = {LIVE: deciding.scheduler}
     schedulers |= {name: assemble(config) for name, config in others.items()}
-    with _progress(deciding, shared) as telling:
+    with progress("groups") as tell:
         return {
             name: look_ahead(
                 deciding.snapshot,
@@ -566,19 +564,16 @@ def _futures(
                 now_ms=deciding.now_ms,
                 lasting=lasting,
                 until_ms=asked.until_ms,
-                tell=telling(name),
+                tell=_telling(deciding, name, tell),
             )
             for name, scheduler in schedulers.items()
         }
 
 
-def _show(shared: Globals, asked: LiveRequest, found: WhatIf, lasting: Lasting) -> None:
-
-    if asked.output == "json":
-        until_ms, differences = asked.until_ms, asked.differences
-        show_data(as_data(found, lasting, until_ms=until_ms, differences=differences), "json")
-    else:
-        show_tables(found, differences=asked.differences, color=shared.color)
+def _show(asked: LiveRequest, found: WhatIf, lasting: Lasting) -> None:
+    differences = asked.differences
+    value = as_data(found, lasting, until_ms=asked.until_ms, differences=differences)
+    output_of(asked.output).page(value, lambda: show_tables(found, differences=differences))
     for note in notes(found, assumed_ms=asked.assumed_ms):
         echo(note, err=True)
 
@@ -608,36 +603,11 @@ def _configurations(configs: Sequence[Path]) -> dict[str, SchedulerConfig]:
     return found
 
 
-@contextmanager
-def _progress(deciding: TrialScheduler, shared: Globals) -> Iterator[Callable[[str], Tell]]:
-    """Show the progress of each future on stderr: a bar on a terminal, else a line after some
-    seconds.
-    """
-    groups = [one for one in deciding.snapshot.groups if one.status.phase not in TERMINAL]
-    if not sys.stderr.isatty():
-        say = ProgressLines(monotonic, lambda line: echo(line, err=True), "groups")
-        yield lambda name: lambda ended, now_ms: say(name, ended, len(groups))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _telling(deciding: TrialScheduler, name: str, shown: Shown) -> Tell:
+    """Return a function that shows the progress of a future."""
+    count = sum(one.status.phase not in TERMINAL for one in deciding.snapshot.groups)
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[ahead]}"),
-    )
-    console = Console(stderr=True, no_color=not shared.color)
-    with Progress(*columns, console=console, transient=True) as bar:
+    def tell(ended: int, now_ms: int) -> None:
+        shown(name, ended, count, f"{describe_age(now_ms - deciding.now_ms)} ahead")
 
-        def telling(name: str) -> Tell:
-            task = bar.add_task(name, total=len(groups), ahead="")
-
-            def tell(ended: int, now_ms: int) -> None:
-                ahead = f"{describe_age(now_ms - deciding.now_ms)} ahead"
-                bar.update(task, completed=ended, ahead=ahead)
-
-            return tell
-
-        yield telling
+    return tell

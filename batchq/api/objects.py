@@ -597,7 +597,9 @@ class Unreadable(Struct, frozen=True, kw_only=True):
     @property
     def deletion(self) -> str:
         """The command that deletes it, for one in an object's place."""
-        return f"batchq delete {self.kind.lower()} {shlex.quote(self.key)}"
+        # A name may look like an option.
+        options_end = "-- " if self.key.startswith("-") else ""
+        return f"batchq delete {self.kind.lower()} {options_end}{shlex.quote(self.key)}"
 
 
 # --- consumer leases ------------------------------------------------------------------------

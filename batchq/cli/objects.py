@@ -404,14 +404,15 @@ def _wanted(
     if len(words) == 1 or "/" in words[0]:
         return [(*kind_and_name(word), namespace) for word in words]
     kind = kind_of_word(words[0])
-    return [(kind, name_of_kind(kind, name), namespace) for name in words[1:]]
+    return [(kind, name, namespace) for name in words[1:]]
 
 
 def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unreadable:
     """Return the object or the unreadable record of this name, which may be an invalid name."""
     try:
-        return client.get(kind, name, namespace=namespace)
-    except (UnreadableRecord, NotFound, InvalidInput):
+        name_of_object = name_of_kind(kind, name)
+        return client.get(kind, name_of_object, namespace=namespace)
+    except (UnreadableRecord, NotFound, InvalidInput, UsageError):
         for one in client.listing(kind).unreadable:
             if one.key in (name, f"{namespace}/{name}"):
                 return one

@@ -26,7 +26,7 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.resources import describe_quantity
-from batchq.api.transaction import Ledger, Limit, Transaction, Word
+from batchq.api.transaction import Ledger, Limit, Refusal, Transaction, Word
 from batchq.client.changes import (
     delete,
     differences,
@@ -40,15 +40,14 @@ from batchq.client.connection import refuse_live_nodes
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
-from batchq.store.schedulers import read_object_counts
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 #: How often a request is planned again because another client was faster.
 TRIES = 16
-#: Wait between two tries while the leader repairs an unreadable ledger.
-_RECOUNTED_WITHIN_S = 0.3
+#: Wait between two tries while the leader recounts the ledger, which may take some seconds.
+_RECOUNTED_WITHIN_S = 0.6
 
 
 class Effect(StrEnum):
@@ -236,9 +235,14 @@ def commit_planned(
         refusal = commit.refused[0]
         if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
             raise explain_refusal(refusal)
-        if refusal.answer.subject == THE_LEDGER:
-            sleep(_RECOUNTED_WITHIN_S)
+        wait_for_recount(commit.refused)
     raise AssertionError("the last try returns or raises")
+
+
+def wait_for_recount(refused: Iterable[Refusal]) -> None:
+    """Wait a little before the next try if an unreadable sum or charge is the cause."""
+    if any(one.answer.subject == THE_LEDGER for one in refused):
+        sleep(_RECOUNTED_WITHIN_S)
 
 
 def merged(transactions: Sequence[Transaction]) -> Transaction:
@@ -331,6 +335,9 @@ def refuse_too_many_groups(
 
     Raises Rejected, without planning anything, if those that do not exist exceed the limit.
     """
+    # A client that sends nothing need not load the store.
+    from batchq.store.schedulers import read_object_counts
+
     namespace = next(iter(keys)).partition("/")[0]
     counts = read_object_counts(store, namespace)
     if counts is None:

@@ -20,7 +20,7 @@ from batchq.api.transaction import Commit, Refusal, Transaction, Word
 from batchq.client.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
-from batchq.client.requests import TRIES, Effect
+from batchq.client.requests import TRIES, Effect, wait_for_recount
 from batchq.errors import (
     BatchqError,
     InvalidInput,
@@ -397,6 +397,7 @@ class Submission(Iterator[Outcome]):
                 else:
                     item.outcome = Refused(place=item.place, error=explain_refusal(refusal))
                 refusal = next(refusals, None)
+        wait_for_recount(refusal for _, refusal in in_conflict)
         if in_conflict:
             self._read_rivals(
                 [item for item, refusal in in_conflict if _is_of_another(item, refusal)]

@@ -264,7 +264,7 @@ def false_heads(
         item = objects.get(kind, {}).get(key)
         if item is not None:
             return head_of_object(item)
-        return None if (kind, records.name_of(field_of_key(key))) in left_out else b""
+        return None if (kind, records.name_of_record(field_of_key(key))) in left_out else b""
 
     found = []
     for kind in KINDS:
@@ -314,8 +314,8 @@ def _damaged_heads(kind: str, stored: Mapping[bytes, bytes], books: Books) -> It
     # A head without an object prevents the object's creation.
     unreadable = {one.key for one in books.unreadable if one.kind == kind}
     for field, head in stored.items():
-        is_damaged = records.name_of(field) in unreadable and not records.is_head(head)
-        is_of_none = records.name_of(field) not in unreadable
+        is_damaged = records.name_of_record(field) in unreadable and not records.is_head(head)
+        is_of_none = records.name_of_record(field) not in unreadable
         if records.key_of_field(field) not in objects and (is_damaged or is_of_none):
             yield _Field(kind, field, head, b"")
 

@@ -36,11 +36,12 @@ from batchq.store.link import (
     is_wrong_type,
 )
 from batchq.store.liveness import damaged_in
-from batchq.store.mirror import Change, Trimmed, read_changes
+from batchq.store.mirror import Change, Trimmed, after_change, read_changes
 from batchq.store.records import (
     field_named,
     field_of_key,
     name_of,
+    name_of_record,
     read_charges,
     read_event,
     read_ledger,
@@ -213,7 +214,7 @@ def read_books(store: RedisStore) -> Books | None:
 def _pull(client: Any, after: int) -> tuple[int, Any, dict[bytes, bytes], Any, Any]:
     pipeline = client.pipeline(transaction=True)
     pipeline.get(keys.REVISION)
-    pipeline.xread({keys.CHANGES: f"{after}-0"}, count=_CHANGES_BETWEEN)
+    pipeline.xread({keys.CHANGES: after_change(after)}, count=_CHANGES_BETWEEN)
     for key in (keys.LEDGER, keys.CHARGES, keys.LIMITS):
         pipeline.hgetall(key)
     revision, *rest = pipeline.execute()
@@ -240,7 +241,7 @@ def _unreadable_after(
     """Return the unreadable records, after the changes since the snapshot."""
     found = {(one.kind, one.key): one for one in of_snapshot}
     for change in changes:
-        place = change.kind, name_of(field_of_key(change.key))
+        place = change.kind, name_of_record(field_of_key(change.key))
         found.pop(place, None)
         if change.unreadable is not None:
             found[place] = change.unreadable

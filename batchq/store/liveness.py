@@ -288,7 +288,7 @@ class LastSeen:
     """The last change that was read, to be looked up again after a restart of the server."""
 
     def __init__(self) -> None:
-        self._revision = 0
+        self._id = b""
         self._trace = 0
 
     def note_latest(self, link: Link) -> None:
@@ -299,14 +299,14 @@ class LastSeen:
 
     def note(self, raw_id: bytes, fields: Mapping[bytes, bytes]) -> None:
         """Note this change as the last one."""
-        self._revision = int(raw_id.split(b"-")[0])
+        self._id = raw_id
         self._trace = _trace_of(fields)
 
     def is_forgotten(self, link: Link) -> bool:
         """Whether the server has lost that change, or has another with its number."""
-        if not self._revision:
+        if not self._id:
             return False
-        place = f"{self._revision}-0"
+        place = self._id.decode()
         found = link.ask(lambda client: cast(_Entries, client.xrange(keys.CHANGES, place, place)))
         if not found:
             return True

@@ -89,6 +89,13 @@ class MirrorDifference(Struct, frozen=True, kw_only=True):
     stored: int
 
 
+def after_change(revision: int) -> str:
+    """Return the id after which later changes are read: the highest with this revision, since
+    another program may have appended an entry to it.
+    """
+    return f"{revision}-{2**64 - 1}"
+
+
 def read_changes(reply: Any, after: int, decode: Decode = codec.read_object) -> list[Change]:
     """Return the changes in an XREAD's reply, decoding objects by `decode`.
 
@@ -179,6 +186,8 @@ class Mirror:
         #: The unreadable records on the server, by kind and key.
         self._unreadable: dict[tuple[str, str], Unreadable] = {}
         self._unreadable_in_order: tuple[Unreadable, ...] | None = ()
+        #: The kinds whose objects are not in a hash.
+        self._damaged_kinds: set[str] = set()
         self._revision: int | None = None
         #: The count of writes at the end of the last list: it may contain changes up to this one.
         self._listed_to = 0
@@ -328,8 +337,7 @@ class Mirror:
 
     def is_unreadable(self, kind: str, key: str) -> bool:
         """Whether the record was unreadable at the last look."""
-        # The empty key marks a whole kind as unreadable.
-        return not self._unreadable.keys().isdisjoint(((kind, key), (kind, "")))
+        return kind in self._damaged_kinds or (kind, key) in self._unreadable
 
     def _head(self, kind: str, key: str) -> bytes | None:
         here = self.here(kind, key)
@@ -376,6 +384,7 @@ class Mirror:
         revision = read_revision(self._link)
         table = ObjectTable()
         self._unreadable, self._unreadable_in_order = {}, None
+        self._damaged_kinds = set()
         self._highest = 0
         for kind in keys.KIND_NAMES:
             table.fill(kind, self._listed(kind))
@@ -405,6 +414,7 @@ class Mirror:
             if not is_wrong_type(error.__cause__):
                 raise
             why = f"{keys.objects(kind)} is not a hash"
+            self._damaged_kinds.add(kind)
             self._note_unreadable(kind, "", Unreadable(kind=kind, key="", why=why))
         return found
 
@@ -567,7 +577,7 @@ def _pull(client: Any, after: int) -> tuple[int, Any, ServerHash]:
     """Read in one round trip; the revision comes first, so the stream reaches at least to it."""
     pipeline = client.pipeline(transaction=False)
     pipeline.get(keys.REVISION)
-    pipeline.xread({keys.CHANGES: f"{after}-0"}, count=CHANGES_A_TRIP)
+    pipeline.xread({keys.CHANGES: after_change(after)}, count=CHANGES_A_TRIP)
     pipeline.hmget(keys.SERVER, ("run", "generation", "since"))
     revision, reply, server = pipeline.execute()
     return count_of_writes(revision), reply, tuple(server)

@@ -8,6 +8,7 @@ metric), until a user deletes it by name.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from sys import intern
@@ -43,6 +44,10 @@ from batchq.store.keys import LAST_CHANGE, heads
 from batchq.store.rules import Held
 
 _LONGEST_REASON = 200
+#: Longer than any valid key of an object.
+_LONGEST_KEY, _SHOWN_OF_KEY = 1024, 40
+#: No name contains these otherwise: `name_of` escapes backslashes as `\\x5c`.
+_EMPTY, _SHORTENED = "\\x", "\\..."
 _LONGEST_NAME = 120
 
 Decode: TypeAlias = Callable[[str, bytes], Object]
@@ -94,7 +99,23 @@ def _names_no_scope(item: Object) -> bool:
 
 
 def _unreadable(kind: str, key: str, why: str) -> Unreadable:
-    return Unreadable(kind=kind, key=name_of(field_of_key(key)), why=why)
+    return Unreadable(kind=kind, key=name_of_record(field_of_key(key)), why=why)
+
+
+def name_of_record(field: bytes) -> str:
+    """Return the name of an object's record: as `name_of`, but the end of a key that is too long
+    for a command line is replaced by the digest of the key.
+    """
+    if len(field) <= _LONGEST_KEY:
+        return name_of(field)
+    # No secret depends on it.
+    digest = hashlib.sha1(field, usedforsecurity=False).hexdigest()
+    return f"{name_of(field[:_SHOWN_OF_KEY])}{_SHORTENED}{digest}"
+
+
+def is_shortened(name: str) -> bool:
+    """Whether `name_of_record` has shortened this name, so that no key can be read from it."""
+    return _SHORTENED in name
 
 
 #: Kinds of records other than objects, for `Unreadable.kind`.
@@ -202,7 +223,7 @@ def false_head(kind: str, key: str) -> Unreadable:
     """Return the report on a missing head, or one that does not match its object."""
     return Unreadable(
         kind=HEAD,
-        key=f"{kind} {name_of(field_of_key(key))}",
+        key=f"{kind} {name_of_record(field_of_key(key))}",
         why=f"its field in {heads(kind)} does not match the object",
         remedy=_RECOUNTED,
     )
@@ -250,13 +271,17 @@ def field_of_key(key: str) -> bytes:
 
 def name_of(field: bytes) -> str:
     """Return a key for people, with all but plain ASCII characters escaped. Distinct keys have
-    distinct names.
+    distinct names; the empty one's is a lone escape.
     """
+    if not field:
+        return _EMPTY
     return _NO_PLAIN.sub(lambda found: b"\\x%02x" % found[0][0], field).decode()
 
 
 def field_named(name: str) -> bytes:
     """Return the field from which `name_of` made this name."""
+    if name == _EMPTY:
+        return b""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), name.encode())
 
 

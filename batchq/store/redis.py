@@ -40,6 +40,7 @@ from batchq.store.mirror import (
     Mirror,
     MirrorDifference,
     Trimmed,
+    after_change,
     read_changes,
     read_many,
     read_one,
@@ -57,8 +58,11 @@ from batchq.store.outage import Backoff, Outage
 from batchq.store.records import (
     error_of,
     field_named,
+    field_of_key,
+    is_shortened,
     key_of_field,
     name_of,
+    name_of_record,
     read_charges,
     read_event,
     read_ledger,
@@ -323,8 +327,8 @@ class RedisStore:
         """Delete an unreadable record, named as in `Unreadable.key`; return False if it does not
         exist or can be read. Raises StoreUnavailable.
         """
-        field = field_named(name)
-        key = key_of_field(field)
+        key = self._key_named(kind, name) if is_shortened(name) else key_of_field(field_named(name))
+        field = field_of_key(key)
         stored = read_one(self._link, kind, key)
         if stored is None or not isinstance(read_record(kind, key, stored), Unreadable):
             return False
@@ -337,6 +341,15 @@ class RedisStore:
             if not is_forbidden(error):
                 raise
             raise forbidden(error, kinds=(kind,), leads=False) from error.__cause__
+
+    def _key_named(self, kind: str, name: str) -> str:
+        """Return the key of a record whose name is shortened; "" if there is none."""
+        found = (
+            key
+            for key, _ in scan_objects(self._link, kind)
+            if name_of_record(field_of_key(key)) == name
+        )
+        return next(found, "")
 
     def snapshot(self) -> Snapshot:
         """Return everything that a session reads, with all earlier commits applied; from one thread
@@ -682,7 +695,7 @@ class RedisStore:
         if after is None:
             return f"{self._revision()}-0", []
         revision = int(after.split("-")[0])
-        reply = self._read_stream(keys.CHANGES, after, block_ms)
+        reply = self._read_stream(keys.CHANGES, after_change(revision), block_ms)
         changes = read_changes(reply, revision)
         if changes:
             return changes[-1].id, changes
@@ -704,7 +717,7 @@ class RedisStore:
                 return True
             if block_ms <= 0:
                 return False
-            self._read_stream(keys.CHANGES, f"{revision}-0", block_ms, count=1)
+            self._read_stream(keys.CHANGES, after_change(revision), block_ms, count=1)
             left -= block_ms
 
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:

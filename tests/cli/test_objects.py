@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 
 from batchq.cli import objects
 from batchq.client import Client
+from batchq.store import keys
 from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -179,6 +182,33 @@ def test_delete_takes_all_or_nothing(batchq: Batchq, stage: Stage) -> None:
     assert batchq("delete", "pg", "x").out == "podgroup default/x deleted\n"
     assert batchq("get", "pods", "-o", "name").out == ""
     assert batchq("delete", "-f", "-", stdin=QUEUES).lines == ["queue a deleted", "queue b deleted"]
+
+
+HOSTILE_NAMES = (
+    *(b"poison", b"default/poison", b"queue/poison", b"pod/poison", b"default/../..", b"/", b""),
+    *(b"--help", b"-n", b"a b'c", b"\xff", b"\x1b[2J", b"a\nb", b"x" * 200_000),
+)
+
+
+@pytest.mark.parametrize("kind", ["PodGroup", "Pod", "Queue"])
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: repr(name[:20]))
+def test_the_command_that_the_doctor_prints_deletes_an_unreadable_record(
+    batchq: Batchq, stage: Stage, raw: redis.Redis, kind: str, name: bytes
+) -> None:
+    raw.hset(keys.objects(kind), name, "garbage")
+    [remedy] = remedies(batchq)
+    done = batchq(*remedy)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(kind.lower())
+    assert done.out.endswith(" deleted, unreadable\n")
+    assert remedies(batchq) == []
+
+
+def remedies(batchq: Batchq) -> list[list[str]]:
+    """Return the commands that the doctor prints for unreadable records."""
+    findings = json.loads(batchq("doctor", "-o", "json").out)["findings"]
+    printed = [one["remedy"].split("`")[1] for one in findings if "`batchq del" in one["remedy"]]
+    return [shlex.split(command)[1:] for command in printed]
 
 
 def test_a_file_of_a_group_and_its_queue_can_be_deleted(batchq: Batchq, stage: Stage) -> None:

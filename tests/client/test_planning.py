@@ -378,8 +378,6 @@ def test_a_plan_respects_the_limit_on_groups_of_a_namespace() -> None:
         Rejected, match="namespace default allows at most 1 unfinished pod group, and has 1"
     ):
         plan_of(a_request(), quota, a_group("other"))
-    with pytest.raises(
-        Rejected, match="namespace default allows at most 1 unfinished pod group, and has 1"
-    ):
+    with pytest.raises(Rejected, match="pod group, has 0, and the request adds 2"):
         plan_on(a_snapshot(CPU_8, quota), a_request("a"), a_request("b"))
     assert plan_of(a_request(), quota).outcome == "Now"

@@ -13,10 +13,12 @@ from msgspec import structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, NodeSpec, Pod, Queue, QueueSpec
 from batchq.api.transaction import Transaction, Word
+from batchq.client import Accepted, Client, requests
 from batchq.client.changes import apply
 from batchq.client.doctor import examine
 from batchq.daemon import repair
 from batchq.daemon.repair import Mender
+from batchq.errors import Conflict
 from batchq.store import books, keys, mirror
 from batchq.store.books import BooksAudit, false_heads, mend_heads, recount
 from batchq.store.inspection import damaged_keys, read_books
@@ -187,6 +189,36 @@ def test_only_transactions_charging_an_unreadable_sum_are_refused(
     assert [one.answer.word for one in commit.refused] == [Word.CONFLICT]
     assert commit.refused[0].answer.subject == "the ledger"
     assert booked.ledger()["ns:y"] == {"cpu": 1}
+
+
+def test_submissions_wait_until_an_unreadable_sum_is_recounted(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = "objects:default podgroups"
+    recounts = 0
+
+    def recounted(_: float) -> None:
+        nonlocal recounts
+        recounts += 1
+        raw.hdel(keys.LEDGER, field)
+
+    monkeypatch.setattr(requests, "sleep", recounted)
+    client = Client(store=booked)
+    raw.hset(keys.LEDGER, field, "NaN")
+    client.submit(name="first", command=("true",))
+    raw.hset(keys.LEDGER, field, "NaN")
+    [one] = client.submit_many([{"name": "second", "command": ["true"]}])
+    assert isinstance(one, Accepted)
+    assert recounts == 2
+
+
+def test_an_unreadable_sum_that_remains_is_the_reason_of_the_refusal(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "sleep", lambda _: None)
+    raw.hset(keys.LEDGER, "objects:default podgroups", "NaN")
+    with pytest.raises(Conflict, match="a sum or charge in the ledger is unreadable"):
+        Client(store=booked).submit(name="first", command=("true",))
 
 
 @pytest.mark.parametrize("damage", NO_LIMITS)

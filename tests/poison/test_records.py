@@ -104,7 +104,13 @@ def test_a_readable_record_is_not_discarded(redis_store: RedisStore) -> None:
     assert redis_store.get("Queue", "q") is not None
 
 
-@pytest.mark.parametrize("field", [b"\xff", b"default/\xffa", b"a b", b"a\x1b[2J", b"a\\xff", b""])
+#: Longer than one word of a command line may be.
+LONG = b"x" * 200_000
+
+
+@pytest.mark.parametrize(
+    "field", [b"\xff", b"default/\xffa", b"a b", b"a\x1b[2J", b"a\\xff", b"", b"\\x", LONG]
+)
 def test_a_key_that_is_not_a_name_is_shown_and_deleted_in_escaped_form(
     redis_store: RedisStore, raw: redis.Redis, field: bytes
 ) -> None:
@@ -114,6 +120,7 @@ def test_a_key_that_is_not_a_name_is_shown_and_deleted_in_escaped_form(
     [one] = redis_store.unreadable()
     assert one.key.isascii()
     assert one.key.isprintable()
+    assert 0 < len(one.key) < 256
     assert field_named(name_of(field)) == field
     assert redis_store.discard("Queue", one.key)
     is_healthy(redis_store)

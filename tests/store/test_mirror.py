@@ -154,7 +154,7 @@ def test_waiting_for_a_change_ends_with_the_change_or_in_time(
     assert not waiter.wait_for_change(0)
 
 
-@pytest.mark.parametrize("far", ["99999999-0", f"{2**64 - 1}-1"])
+@pytest.mark.parametrize("far", ["99999999-0", "99999999-7", "1-7", f"{2**64 - 1}-1"])
 @pytest.mark.parametrize(
     "entry",
     [

@@ -45,6 +45,7 @@ from batchq.api.transaction import (
 )
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.ports import Reader
+from batchq.store.rules import THE_LEDGER
 
 
 def put(
@@ -212,6 +213,12 @@ def explain_refusal(refusal: Refusal) -> BatchqError:
     match answer.word:
         case Word.LIMIT:
             return _over_limit(transaction, answer)
+        case Word.CONFLICT if answer.subject == THE_LEDGER:
+            return Conflict(
+                f"{subject}: a sum or charge in the ledger is unreadable",
+                hint="the leading scheduler recounts it within seconds; try again, and if it"
+                " remains, look at `batchq doctor`",
+            )
         case Word.CONFLICT if _forbids(transaction, answer):
             return Conflict(
                 f"{subject}: {answer.subject} exists, and its pods could have the same names",

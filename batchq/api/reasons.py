@@ -69,6 +69,9 @@ class Finish(StrEnum):
 #: present nodes.
 NEVER_FITS = frozenset({Waiting.MISCONFIGURED, Waiting.EXCEEDS_MAX_QUOTA, Waiting.EXCEEDS_CAPACITY})
 
+#: The same, and a queue that does not exist: a group with such a reason needs a person.
+UNSATISFIABLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
+
 _RANK = {reason: place for place, reason in enumerate(Waiting)}
 
 

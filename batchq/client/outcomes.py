@@ -17,7 +17,7 @@ from batchq.api import intents
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Object, key_of
-from batchq.api.reasons import NEVER_FITS, Verdict, ranked
+from batchq.api.reasons import NEVER_FITS, Verdict
 from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     EVERY_NAMESPACE,
@@ -33,15 +33,14 @@ from batchq.api.transaction import (
 )
 from batchq.assembly import assemble
 from batchq.client.changes import explain_refusal
-from batchq.client.overview import Awaited, Others, awaited_of, others
+from batchq.client.overview import Awaited, Others, awaited_of, line_of, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.pending.eligibility import are_honoured, open_checks
-from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
-from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.evictions import evictions_of, preemptor_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
@@ -221,7 +220,7 @@ def group_plan(session: Session, key: str) -> GroupPlan:
     """Return what a decided session does with one group."""
     group = session.by_key[key]
     awaits = awaited_of(session, group)
-    verdicts = () if _starts(group) else _verdicts(session, group)
+    verdicts = () if _starts(group) else verdicts_of(session, group)
     outcome = _outcome(session, group, awaits, verdicts)
     never = no_node_ever(session, group) if outcome is Outcome.WAITS else ""
     if never:
@@ -350,25 +349,6 @@ def _evicts(session: Session, key: str) -> bool:
         else isinstance(one, intents.RollBack) and preemptor_of(session.by_key[one.group]) == key
         for one in session.intents
     )
-
-
-def _verdicts(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    known = session.refusals.get(group.uid) or group.status.reasons
-    if known or group.phase != PodGroupPhase.PENDING:
-        return known
-    return ranked(list(blockers(session, group) or refused_by_nodes(session, group)))
-
-
-def line_of(session: Session, queue: str) -> list[str]:
-    """Return the keys of the groups in a queue's line after the session, in order."""
-    waiting = [
-        group
-        for group in session.groups.values()
-        if group.queue == queue
-        and group.phase == PodGroupPhase.PENDING
-        and waits_in_line(_verdicts(session, group))
-    ]
-    return [group.key for group in sorted(waiting, key=session.group_key)]
 
 
 def _nodes(group: GroupState) -> dict[str, int]:

@@ -39,7 +39,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
-from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.pledges import victims_left
 from batchq.core.quota.head_reservation import length_of, still_waits
 from batchq.core.quota.queue_tree import ROOT
@@ -309,12 +309,7 @@ class Overview:
     def _line(self, queue: str) -> dict[str, int]:
         """Return the positions (from 1) of a queue's groups that are in line, by key, in order."""
         if queue not in self._places:
-            state = self._session.queues.get(queue)
-            keys = [
-                group.key
-                for group in (state.line if state else ())
-                if _in_line(blockers(self._session, group))
-            ]
+            keys = line_of(self._session, queue)
             self._places[queue] = {key: place for place, key in enumerate(keys, start=1)}
         return self._places[queue]
 
@@ -329,7 +324,7 @@ class Overview:
             return tuple(Blocker(stored=verdict, now=verdict) for verdict in stored)
         session = self._session
         asked = pending and bool(stored)
-        fresh = blockers(session, group) or refused_by_nodes(session, group) if asked else ()
+        fresh = verdicts_of(session, group) if asked else ()
         return tuple(
             Blocker(
                 stored=verdict,
@@ -375,7 +370,20 @@ def shown_phase(group: GroupState) -> str:
     return GATED if gated else str(group.phase)
 
 
-def _in_line(verdicts: tuple[Verdict, ...]) -> bool:
+def line_of(session: Session, queue: str) -> list[str]:
+    """Return the keys of the groups in a queue's line, in order, before or after the session has
+    decided.
+    """
+    state = session.queues.get(queue)
+    return [
+        group.key
+        for group in (state.line if state else ())
+        if group.phase == PodGroupPhase.PENDING and _is_in_line(session, group)
+    ]
+
+
+def _is_in_line(session: Session, group: GroupState) -> bool:
+    verdicts = session.refusals.get(group.uid) or blockers(session, group)
     return not verdicts or waits_in_line(verdicts)
 
 

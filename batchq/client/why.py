@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.objects import Condition, PodGroup
-from batchq.api.reasons import NEVER_FITS, UNSEEN, Leaving, Verdict, Waiting
+from batchq.api.reasons import UNSATISFIABLE, UNSEEN, Leaving, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.client.changes.object_writes import find
@@ -46,6 +46,7 @@ from batchq.client.overview import (
 from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
+from batchq.core.placement.trial import verdicts_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import NotFound
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 
-_IMPOSSIBLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 _EVICTING_ACTIONS = ("preempt", "reclaim")
 _NOT_CONFIGURED = "the scheduler is configured without this action"
 _LACKS_CAPACITY = (
@@ -229,11 +229,8 @@ class _WaitReport:
 
     def _verdicts(self) -> tuple[Verdict, ...]:
         """Return the current reasons against it; for a running group, that it lacks pods."""
-        if not self._unfinished or self.plan.outcome is Outcome.NOW:
-            return ()
-        if self._group.phase in ADMITTED or self.plan.outcome is Outcome.EVICTS:
-            return self._session.refusals.get(self._group.uid, ())
-        return self.plan.blockers
+        waits = self._unfinished and self.plan.outcome is not Outcome.NOW
+        return verdicts_of(self._session, self._group) if waits else ()
 
     def reasons(self) -> tuple[Reason, ...]:
         found: list[Reason] = []
@@ -303,7 +300,7 @@ class _WaitReport:
         if not self._unfinished:
             return ""
         for verdict in self._verdicts():
-            if verdict.reason in _IMPOSSIBLE:
+            if verdict.reason in UNSATISFIABLE:
                 return verdict.message()
         return no_node_ever(self._session, self._group)
 

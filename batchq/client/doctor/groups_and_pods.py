@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import Condition, Pod, PodGroup, full_name
-from batchq.api.reasons import NEVER_FITS, Leaving, Waiting
+from batchq.api.reasons import UNSATISFIABLE, Leaving
 from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.api.transaction import capacity_of
@@ -22,7 +22,6 @@ PATIENCE_MS = 1 * MINUTE
 UNSATISFIABLE_MS = 10 * MINUTE
 #: After how many rollbacks in a row a group is reported.
 MANY_ROLLBACKS = 3
-_UNSATISFIABLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
 
@@ -176,7 +175,7 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
         case PodGroupPhase.PENDING:
             waits = state.now_ms - (group.metadata.creation_timestamp or state.now_ms)
             unsatisfiable = [
-                verdict for verdict in status.reasons if verdict.reason in _UNSATISFIABLE
+                verdict for verdict in status.reasons if verdict.reason in UNSATISFIABLE
             ]
             if unsatisfiable and waits > UNSATISFIABLE_MS:
                 yield _group(

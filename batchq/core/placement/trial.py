@@ -16,11 +16,17 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
 from batchq.core.forecast.node_timeline import AmountsByNode, nodes_decide
 from batchq.core.forecast.timeline import timeline_of
-from batchq.core.pending.queue import is_in_class, out_of_line_refusals, unpark_class, waits_in_line
+from batchq.core.pending.queue import (
+    blockers,
+    is_in_class,
+    out_of_line_refusals,
+    unpark_class,
+    waits_in_line,
+)
 from batchq.core.placement.feasibility import (
     NODE_REFUSALS,
     fits_when_empty,
@@ -165,6 +171,16 @@ def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]
         session.nodes.put_back_places(found)
         return ()
     return (found,)
+
+
+def verdicts_of(session: Session, group: GroupState) -> tuple[Verdict, ...]:
+    """Return why a group does not run, the most fundamental reason first: for what the actions have
+    refused it; if they have not seen it, what keeps a Pending group from being admitted now.
+    """
+    known = session.refusals.get(group.uid)
+    if known is not None or group.phase != PodGroupPhase.PENDING:
+        return known or ()
+    return ranked(blockers(session, group) or refused_by_nodes(session, group))
 
 
 def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from batchq.api import intents
 from batchq.api.lifecycle import ADMITTED, PodGroupPhase
-from batchq.api.reasons import UNSEEN, Verdict, Waiting, ranked
+from batchq.api.reasons import UNSEEN, Verdict, Waiting
 from batchq.api.resources import (
     PODS,
     UNLIMITED_PODS,
@@ -24,8 +24,7 @@ from batchq.api.resources import (
     parse_quantity,
     total,
 )
-from batchq.core.pending.queue import blockers
-from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -226,8 +225,7 @@ def _blockers(
         return ()
     if seen is not None or group.phase != PodGroupPhase.PENDING:
         return seen or ()
-    found = blockers(session, group) or refused_by_nodes(session, group)
-    return ranked(list(found)) or (UNSEEN,)
+    return verdicts_of(session, group) or (UNSEEN,)
 
 
 def _finish_reason(group: GroupState) -> list[WorldReason]:

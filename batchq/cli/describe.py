@@ -24,7 +24,6 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.reasons import Waiting
 from batchq.api.resources import MEMORY, PODS, describe_quantity
 from batchq.api.resources import describe as describe_amounts
 from batchq.api.times import describe_age, format_duration, format_instant
@@ -53,8 +52,10 @@ from batchq.cli.output.values import (
 )
 from batchq.cli.queues import show_queue_page
 from batchq.client import Client
-from batchq.client.overview import Explanation, GroupView
+from batchq.client.connection import NO_LEADER
+from batchq.client.overview import GroupView
 from batchq.client.queues import ROOT
+from batchq.client.why import Why
 from batchq.errors import NotFound, UsageError
 
 _MOST_AHEAD = 5
@@ -64,9 +65,9 @@ _MOST_IN_LINE = 10
 # --- a group --------------------------------------------------------------------------------
 
 
-def show_group(client: Client, group: PodGroup, explanation: Explanation) -> None:
+def show_group(client: Client, group: PodGroup, why: Why) -> None:
     """Print its state, its tasks, why it waits, its pods and its conditions."""
-    show_fields(_group_fields(group, explanation, client.now_ms()))
+    show_fields(_group_fields(group, why.view, client.now_ms()))
     tasks = [("NAME", "REPLICAS", "MIN", "REQUESTS", "COMMAND")]
     for task in group.spec.tasks:
         least, template = str(task.min_available or ""), task.template
@@ -74,7 +75,7 @@ def show_group(client: Client, group: PodGroup, explanation: Explanation) -> Non
         requests = tables.listed(task.template.requests)
         tasks.append((task.name, str(task.replicas), least, requests, command))
     show_section("Tasks", tasks)
-    show_section("Why it waits", [*_reasons(group, explanation), *_leaderless(client, group)])
+    show_section("Why it waits", list(_reasons(why)))
     if group.status.checks:
         show_checks_of_group(group, client.checks.views(group=key_of(group)), client.now_ms())
     pods = client.pods(group)
@@ -93,8 +94,8 @@ def show_group(client: Client, group: PodGroup, explanation: Explanation) -> Non
     )
 
 
-def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> list[tuple[str, str]]:
-    view, spec = explanation.group, group.spec
+def _group_fields(group: PodGroup, view: GroupView, now_ms: int) -> list[tuple[str, str]]:
+    spec = group.spec
     return [
         ("PodGroup", view.key),
         ("Uid", group.metadata.uid),
@@ -122,24 +123,19 @@ def _group_fields(group: PodGroup, explanation: Explanation, now_ms: int) -> lis
     ]
 
 
-def _reasons(group: PodGroup, explanation: Explanation) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (f"{place}. {blocker.reason}", blocker.message)
-        for place, blocker in enumerate(explanation.blockers, start=1)
-    ]
-    if explanation.ahead:
-        shown = ", ".join(explanation.ahead[-_MOST_AHEAD:])
-        more = len(explanation.ahead) - _MOST_AHEAD
-        rows.append(("Ahead in line", f"{shown}{f' and {more} more' if more > 0 else ''}"))
-    rows += [("What to do", f"`{command}`") for command in _what_to_do(group, explanation)]
-    return rows
-
-
-def _leaderless(client: Client, group: PodGroup) -> Iterator[tuple[str, ...]]:
-    """Say that no scheduler leads, which prolongs every wait."""
-    from batchq.client.connection import NO_LEADER
-
-    if group.status.phase not in TERMINAL and not client.schedulers().led:
+def _reasons(why: Why) -> Iterator[tuple[str, ...]]:
+    """Yield each reason with its remedy, and what the next session does."""
+    for place, reason in enumerate(why.reasons, start=1):
+        yield f"{place}. {reason.reason}", reason.message
+        if reason.remedy:
+            yield "What to do", reason.remedy
+    if why.line_ahead:
+        more = len(why.line_ahead) - _MOST_AHEAD
+        shown = ", ".join(why.line_ahead[-_MOST_AHEAD:])
+        yield "Ahead in line", f"{shown}{f' and {more} more' if more > 0 else ''}"
+    if why.next:
+        yield "Next", why.next
+    if not why.led and why.phase not in TERMINAL:
         yield "No scheduler", NO_LEADER
 
 
@@ -164,23 +160,6 @@ def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]
             amount = describe_quantity(MEMORY, pod.spec.requests[MEMORY])
             rows.append((pod.metadata.name, f"its memory was limited to {amount} per process"))
     return rows
-
-
-def _what_to_do(group: PodGroup, explanation: Explanation) -> Iterator[str]:
-    """Yield the commands that end waits which only a person can end."""
-    name = explanation.group.key.removeprefix("default/")
-    words = {blocker.reason for blocker in explanation.blockers}
-    if Waiting.SCHEDULING_GATED in words:
-        own = [gate.name for gate in group.spec.scheduling_gates]
-        if own:
-            yield f"batchq gates open {name} {' '.join(own)}"
-        # Gates of tasks hold the group back only if too few other pods are left.
-        elif gates := gates_of(group.spec):
-            yield f"batchq gates open {name} {' '.join(dict.fromkeys(one.name for one in gates))}"
-    if Waiting.SUSPENDED in words:
-        yield f"batchq resume {name}"
-    if {Waiting.WAITING_FOR_CHECKS, Waiting.CHECK_INACTIVE} & words:
-        yield f"batchq checks list {name}"
 
 
 def _gate(gate: Gate) -> str:
@@ -371,14 +350,15 @@ def describe(shared: Globals, words: tuple[str, ...], namespace: str, output: Ou
     kind, name = _what(words)
     with shared.connect() as client:
         item = _found(client, kind, name, namespace)
-        explanation = client.explain(key_of(item)) if isinstance(item, PodGroup) else None
+        is_group = isinstance(item, PodGroup)
+        why = client.why(key_of(item), or_defaults=True) if is_group else None
         events = client.events(kind=kind, key=key_of(item), most=_EVENTS)
         if not output.for_people:
-            output.page(_data(client, item, explanation, events), lambda: None)
+            output.page(_data(client, item, why, events), lambda: None)
             return
         match item:
-            case PodGroup() if explanation is not None:
-                show_group(client, item, explanation)
+            case PodGroup() if why is not None:
+                show_group(client, item, why)
             case Queue():
                 _show_queue(client, item)
             case Node():
@@ -430,13 +410,16 @@ def _what(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _data(
-    client: Client, item: Object, explanation: Explanation | None, events: Sequence[Event]
+    client: Client, item: Object, why: Why | None, events: Sequence[Event]
 ) -> dict[str, object]:
     data: dict[str, object] = {"object": encode(item)}
-    if explanation is not None and isinstance(item, PodGroup):
-        data |= row_of(explanation.group)
-        data["ahead"] = list(explanation.ahead)
-        data["verdicts"] = [to_builtins(one.now or one.stored) for one in explanation.blockers]
+    if why is not None and isinstance(item, PodGroup):
+        data |= row_of(why.view)
+        data["reasons"] = [
+            {"reason": str(one.reason), "message": one.message} for one in why.reasons
+        ]
+        data["ahead"] = list(why.line_ahead)
+        data["verdicts"] = [to_builtins(one) for one in why.verdicts]
         data["podList"] = [encode(pod) for pod in client.pods(item)]
     data["events"] = [
         {"at": format_instant(event.at), "reason": event.reason, "message": event.message}

@@ -503,17 +503,18 @@ class Client:
             raise NotFound(f"PodGroup {key_named(group, namespace)} was deleted just now")
         return explanation
 
-    def why(self, group: str, *, namespace: str = DEFAULT) -> Why:
+    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
         """Explain why a group waits: every reason with current numbers and a remedy, its position,
         the groups ahead, why no victims are evicted for it, whether it can ever run, and when it
         may start. For a group that no longer waits: how long it waited, and why.
 
         The scheduler's own session runs here on the current state; nothing is written.
-        Raises NotFound, and InvalidInput if this machine cannot use the scheduler's configuration.
+        Raises NotFound, and InvalidInput if this machine cannot use the scheduler's configuration,
+        unless the default one may replace it (`or_defaults`).
         """
         from batchq.client.why import explain_stored
 
-        return explain_stored(self._store, key_named(group, namespace))
+        return explain_stored(self._store, key_named(group, namespace), or_defaults=or_defaults)
 
     def events(
         self,

@@ -380,15 +380,21 @@ class TrialScheduler(Struct, frozen=True, kw_only=True):
     now_ms: int
 
     @classmethod
-    def open(cls, store: RedisStore) -> TrialScheduler:
-        """Read the server's current state.
+    def open(cls, store: RedisStore, *, or_defaults: bool = False) -> TrialScheduler:
+        """Read the server's current state. With `or_defaults`, the default configuration replaces
+        one that this machine cannot use.
 
         Raises StoreUnavailable, and InvalidInput if this machine lacks a plugin or an action that
         is configured there.
         """
         from batchq.store.schedulers import read_config_text
 
-        scheduler = scheduler_of(read_config_text(store))
+        try:
+            scheduler = scheduler_of(read_config_text(store))
+        except InvalidInput:
+            if not or_defaults:
+                raise
+            scheduler = scheduler_of(None)
         return cls(
             snapshot=as_seen_by_leader(store.snapshot()),
             scheduler=scheduler,

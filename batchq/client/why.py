@@ -112,7 +112,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     cannot. `start` is when capacity will be free; `expected` when it starts, counting the groups
     ahead. `backfilling` is its position in a backfilled queue. `spared` says why it has no victims.
     `waited` maps reason -> total time, as far as events go back; `history` is the same as a time
-    series.
+    series. `view` is the group as lists show it, `line_ahead` has the keys of the groups ahead, and
+    `verdicts` has what `reasons` were made of.
     """
 
     key: str
@@ -149,6 +150,9 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     conditions: tuple[Condition, ...]
     waited: dict[str, int]
     history: tuple[Period, ...]
+    view: GroupView
+    line_ahead: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
 
 
 def explain(
@@ -159,7 +163,9 @@ def explain(
     group = opened.by_key.get(key)
     if group is None:
         return None
-    view = _view(deciding, opened, group)
+    explanation = Overview(deciding.snapshot, deciding.now_ms, opened).explain(key)
+    assert explanation is not None
+    view = explanation.group
     decided = deciding.decide()
     waits = _WaitReport(deciding.scheduler, decided, decided.by_key[key], group, led=led)
     history = periods_of(events, view.created_at)
@@ -199,6 +205,9 @@ def explain(
         conditions=group.status.conditions,
         waited=waited_for(history, deciding.now_ms),
         history=tuple(history),
+        view=view,
+        line_ahead=explanation.ahead,
+        verdicts=waits.shown_verdicts(),
     )
 
 
@@ -232,20 +241,23 @@ class _WaitReport:
         waits = self._unfinished and self.plan.outcome is not Outcome.NOW
         return verdicts_of(self._session, self._group) if waits else ()
 
+    def shown_verdicts(self) -> tuple[Verdict, ...]:
+        """Return the reasons that are shown: also that its pods wait for gates, and that no session
+        has seen it.
+        """
+        gated = gated_pods(self._group) if self._before.phase in ADMITTED else ()
+        is_pending = self._before.phase == PodGroupPhase.PENDING
+        unseen = is_pending and not self._before.record.status.reasons
+        return (*self._verdicts(), *gated, *((UNSEEN,) if unseen else ()))
+
     def reasons(self) -> tuple[Reason, ...]:
         found: list[Reason] = []
-        for verdict in (*self._verdicts(), *self._gated()):
+        for verdict in self.shown_verdicts():
             reason = self._reason(verdict)
             # If it can never run, several reasons have the same remedy: show it once.
             repeated = self.ever and any(reason.remedy == other.remedy for other in found)
             found.append(structs.replace(reason, remedy="") if repeated else reason)
-        if self._before.phase == PodGroupPhase.PENDING and not self._before.record.status.reasons:
-            found.append(self._reason(UNSEEN))
         return tuple(found)
-
-    def _gated(self) -> tuple[Verdict, ...]:
-        """Return which pods of an admitted group wait for gates."""
-        return gated_pods(self._group) if self._before.phase in ADMITTED else ()
 
     def former(self) -> tuple[Reason, ...]:
         """Return the stored reasons that no longer apply."""
@@ -356,12 +368,6 @@ def _joined(*parts: str) -> str:
     return ": ".join(part for part in parts if part)
 
 
-def _view(deciding: TrialScheduler, session: Session, group: GroupState) -> GroupView:
-    explanation = Overview(deciding.snapshot, deciding.now_ms, session).explain(group.key)
-    assert explanation is not None
-    return explanation.group
-
-
 def _since(group: GroupState, history: Sequence[Period]) -> int:
     """Return when its phase began, by its own record or else by its events."""
     status, created_at = group.status, group.record.metadata.creation_timestamp or 0
@@ -401,14 +407,14 @@ def _queue_share(session: Session, name: str) -> QueueShare | None:
 _MOST_OF_HISTORY = 1_000
 
 
-def explain_stored(store: RedisStore, key: str) -> Why:
+def explain_stored(store: RedisStore, key: str, *, or_defaults: bool) -> Why:
     """Explain a stored group; see `Client.why`. Raises NotFound, InvalidInput, StoreUnavailable."""
     from batchq.client.connection import schedulers
 
     find(store, PodGroup, key)
     events = store.events(kind="PodGroup", key=key, most=_MOST_OF_HISTORY)
     led = schedulers(store).led
-    explanation = explain(TrialScheduler.open(store), key, events, led=led)
+    explanation = explain(TrialScheduler.open(store, or_defaults=or_defaults), key, events, led=led)
     if explanation is None:
         raise NotFound(f"PodGroup {key} was deleted just now")
     return explanation

@@ -146,7 +146,7 @@ def test_show_is_the_page_of_a_check(batchq: Batchq, watch: CheckWatch) -> None:
 def test_groups_and_queues_show_their_checks(batchq: Batchq, watch: CheckWatch) -> None:
     group = batchq("describe", "first").out
     assert "\nChecks:\n  NAME      STATUS   REASON  SINCE" in group
-    assert "`batchq checks list first`" in group
+    assert "`batchq checks set first approval True`" in group
     for words in (("describe", "queue", "q"), ("queues", "show", "q")):
         page = batchq(*words).out
         assert "\nChecks:\n  approval  boss, active for " in page

@@ -151,13 +151,33 @@ def test_describe_has_all_reasons_and_the_groups_ahead(batchq: Batchq, busy: Sta
     assert done.code == 0
     assert "Phase:       Pending, position 2 in queue a" in done.lines
     place = done.lines.index("Why it waits:")
-    assert [cells(line) for line in done.lines[place + 1 : place + 4]] == [
+    assert [cells(line) for line in done.lines[place + 1 : place + 6]] == [
         ["1. WaitingForQuota", "needs cpu 4, and queue a has 2 free (6 of 8 in use)"],
+        [
+            "What to do",
+            "wait until others of queue a end, ask for at most cpu 2 in all, or have its capability"
+            " raised",
+        ],
         ["2. WaitingForResources", "needs cpu 4, and the cluster has 2 free (6 of 8 in use)"],
+        [
+            "What to do",
+            "wait until others end, ask for at most cpu 2 in all, or have nodes added",
+        ],
         ["Ahead in line", "default/jumps"],
     ]
     submitted = ["Submitted", f"to queue a by {busy.client.user}"]
     assert any(cells(line)[1:] == submitted for line in done.lines[-4:])
+
+
+def test_describe_says_that_a_stored_reason_no_longer_applies(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_quota("research", cpu=1))
+    batchq("submit", "-n", "research", "--name", "x", "--cpus", "2", "--", "true")
+    stage.turn()
+    place = batchq("describe", "research/x").lines.index("Why it waits:")
+    stage.furnish(a_quota("research", cpu=2))
+    done = batchq("describe", "research/x")
+    assert cells(done.lines[place + 1]) == ["Next", "the next session admits it"]
+    assert json.loads(batchq("describe", "research/x", "-o", "json").out)["verdicts"] == []
 
 
 def test_a_second_tenant_waits_without_pods_and_says_why(batchq: Batchq, stage: Stage) -> None:
@@ -227,7 +247,7 @@ def test_describe_says_what_ends_a_wait_that_only_a_person_can_end(
     stage.turn()
     lines = [cells(line) for line in batchq("describe", "x").lines]
     result = [line[1] for line in lines if line[:1] == ["What to do"]]
-    assert result == ["`batchq gates open x data money`", "`batchq resume x`"]
+    assert result == ["`batchq resume x`", "`batchq gates open x data money`"]
     assert "  What to do    `batchq resume lab/y`" in batchq("describe", "lab/y").lines
     verdicts = json.loads(batchq("describe", "lab/y", "-o", "json").out)["verdicts"]
     assert [one["reason"] for one in verdicts] == ["Suspended"]

@@ -352,21 +352,25 @@ def refuse_too_many_groups(
     return limit - present - new
 
 
-def capacity_warnings(groups: Iterable[PodGroup], nodes: Iterable[Node]) -> Iterator[str]:
-    """Return a sentence for each group that could not run even if all `nodes` were ready and empty.
+def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
+    """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
+    as far as amounts tell; `batchq plan` also checks selectors, taints and quotas.
+    """
+    for group in groups:
+        if why := exceeds_nodes(group, nodes):
+            yield f"{title(group)} cannot start on the nodes there are: {why}"
 
-    Only amounts are compared: a group that passes may still be kept off by a node selector, a
-    taint or a quota, which `batchq plan` checks.
+
+def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
+    """Return which amounts of a group exceed the nodes even if all are ready and empty; '' if none
+    do, or if there are no nodes.
+
+    It needs no session, unlike `why_no_known_node`, which the scheduler asks.
     """
     offers = [node.spec.resources for node in nodes]
-    if not offers:
-        return
-    for group in groups:
-        if group.spec.controller == "external":
-            continue
-        why = _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
-        if why:
-            yield f"{title(group)} cannot start on the nodes there are: {why}"
+    if not offers or group.spec.controller == "external":
+        return ""
+    return _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
 
 
 def _too_large_a_pod(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:

@@ -155,8 +155,10 @@ def test_describe_has_all_reasons_and_the_groups_ahead(batchq: Batchq, busy: Sta
         ["1. WaitingForQuota", "needs cpu 4, and queue a has 2 free (6 of 8 in use)"],
         [
             "What to do",
-            "wait until others of queue a end, ask for at most cpu 2 in all, or have its capability"
-            " raised",
+            (
+                "wait until others of queue a end, ask for at most cpu 2 in all, or have its"
+                " capability raised"
+            ),
         ],
         ["2. WaitingForResources", "needs cpu 4, and the cluster has 2 free (6 of 8 in use)"],
         [

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import Condition, Pod, PodGroup, full_name
 from batchq.api.reasons import UNSATISFIABLE, Leaving
-from batchq.api.resources import Amounts, describe, larger, of_pod
 from batchq.api.times import MINUTE, SECOND, describe_age
-from batchq.api.transaction import capacity_of
 from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
+from batchq.client.requests import exceeds_nodes
 
 _READS = "reading (`+@read`) of batchq's keys"
 
@@ -23,12 +23,34 @@ UNSATISFIABLE_MS = 10 * MINUTE
 #: After how many rollbacks in a row a group is reported.
 MANY_ROLLBACKS = 3
 
+#: After the first of several groups with the same finding, so many more are named.
+_MOST_NAMED = 2
+
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"
 
 
 def groups(state: State) -> tuple[Finding, ...]:
     """No group stays InQueue or Unknown too long, or waits for the impossible."""
-    return _all(state, "groups", state.groups(), _of_group, "none is stuck")
+    return _once(_all(state, "groups", state.groups(), _of_group, "none is stuck"))
+
+
+def _once(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Merge findings that say the same of several groups."""
+    alike: dict[tuple[Level, str, str], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.level, finding.found, finding.expected), []).append(finding)
+    return tuple(
+        structs.replace(first, subject=f"{first.subject}{_and_others(others)}")
+        for first, *others in alike.values()
+    )
+
+
+def _and_others(others: Sequence[Finding]) -> str:
+    """Return e.g. `, default/b, default/c and 7 more`."""
+    names = [one.subject.removeprefix("PodGroup ") for one in others]
+    more = len(names) - _MOST_NAMED
+    listed = "".join(f", {name}" for name in names[:_MOST_NAMED])
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def dependencies(state: State) -> tuple[Finding, ...]:
@@ -156,12 +178,12 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
                 _SEE_LOG if late else f"see `nodes` above, and `batchq describe {name}`",
                 level=Level.WARNING if late else Level.NOTE,
             )
-        case PodGroupPhase.PENDING if too_large := _too_large(state, group):
+        case PodGroupPhase.PENDING if too_large := exceeds_nodes(group, state.nodes()):
             yield _group(
                 name,
                 too_large,
-                "a node that is large enough for each of its pods",
-                f"add such a node, or cancel it (`batchq cancel {name}`) and ask for less per pod",
+                "nodes that are large enough for its pods",
+                f"add such nodes, or cancel it (`batchq cancel {name}`) and ask for less",
             )
         case PodGroupPhase.PENDING if _left_unschedulable(group):
             times = status.backoff_count
@@ -180,36 +202,13 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
             if unsatisfiable and waits > UNSATISFIABLE_MS:
                 yield _group(
                     name,
-                    f"waits for {describe_age(waits)}: {unsatisfiable[0].reason}:"
-                    f" {unsatisfiable[0].message()}",
+                    f"waits for more than {describe_age(UNSATISFIABLE_MS)}:"
+                    f" {unsatisfiable[0].reason}: {unsatisfiable[0].message()}",
                     "a request that can be met",
                     f"edit or cancel it (`batchq cancel {name}`), or give its queue more",
                 )
         case _:
             return
-
-
-def _too_large(state: State, group: PodGroup) -> str:
-    """Return which of its pods exceeds every node, even an empty one; '' if each fits on some."""
-    capacities = [capacity_of(node) for node in state.nodes()]
-    if not capacities or group.spec.controller == "external":
-        return ""
-    for task in group.spec.tasks:
-        request = of_pod(task.template.requests)
-        if any(not _lacking(request, capacity) for capacity in capacities):
-            continue
-        largest = functools.reduce(larger, capacities)
-        lacking = _lacking(request, largest)
-        asks = f"a pod of task {task.name} asks for {describe(lacking or request)}"
-        if not lacking:
-            return f"{asks}, and no single node has all of that"
-        most = describe({name: largest.get(name, 0) for name in lacking})
-        return f"{asks}, and the largest node has {most}"
-    return ""
-
-
-def _lacking(request: Amounts, capacity: Amounts) -> Amounts:
-    return {name: units for name, units in request.items() if units > capacity.get(name, 0)}
 
 
 def _left_unschedulable(group: PodGroup) -> bool:

@@ -314,7 +314,7 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     ),
     "a group waits for the impossible": (
         with_hopeless(Waiting.EXCEEDS_MAX_QUOTA, age_ms=11 * MINUTE),
-        *("groups", WARNING, "PodGroup default/big", "waits for 11m: ExceedsMaxQuota"),
+        *("groups", WARNING, "PodGroup default/big", "waits for more than 10m: ExceedsMaxQuota"),
     ),
     "a group waits for a deleted group": (
         depending("ok"),

@@ -40,21 +40,36 @@ def finding_of(state: State) -> Finding:
 def test_a_pod_that_fits_no_single_node_is_reported_even_if_the_sum_suffices() -> None:
     found = finding_of(on_nodes(waiting_for(cpu=10), a=4, b=4, c=2, d=1))
     assert (found.level, found.subject) == (Level.WARNING, "PodGroup default/wide")
-    assert found.found == "a pod of task w asks for cpu 10, and the largest node has cpu 4"
+    assert found.found == "a pod asks for cpu 10, and the largest node has 4"
     assert "`batchq cancel default/wide`" in found.remedy
 
 
 def test_a_resource_that_no_node_has_is_reported() -> None:
     found = finding_of(on_nodes(waiting_for(gpu=1), a=4))
-    assert found.found == "a pod of task w asks for gpu 1, and the largest node has gpu 0"
+    assert found.found == "a pod asks for gpu 1, and the largest node has 0"
 
 
 def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:
     nodes = (a_node("n1", cpu=4), a_node("n2", memory="8Gi"))
     found = finding_of(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))
-    assert found.found == (
-        "a pod of task w asks for cpu 3, memory 1Gi, and no single node has all of that"
+    assert found.found == ("a pod asks for cpu 3, memory 1Gi, and no node has all of it")
+
+
+def test_a_gang_that_all_nodes_together_could_not_hold_is_reported() -> None:
+    wide = waiting("wide", age_ms=0, spec={"tasks": (a_task("w", 5, requests={"cpu": 2}),)})
+    assert finding_of(on_nodes(wide, a=4, b=4)).found == (
+        "its 5 pods ask for cpu 10, and all nodes together have 8"
     )
+
+
+def test_groups_with_the_same_finding_are_reported_together() -> None:
+    wide = waiting_for(cpu=10)
+    many = [
+        structs.replace(wide, metadata=structs.replace(wide.metadata, name=name, uid=name))
+        for name in ("a", "b", "c", "d", "e")
+    ]
+    found = finding_of(a_state(a_queue(), a_node("n", cpu=4), *many))
+    assert found.subject == "PodGroup default/a, default/b, default/c and 2 more"
 
 
 def test_a_group_rolled_back_repeatedly_is_reported() -> None:

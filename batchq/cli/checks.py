@@ -11,8 +11,8 @@ import click
 from batchq.api.manifest import encode
 from batchq.api.notation import counted
 from batchq.api.objects import AdmissionCheck, PodGroup, full_name, key_of
-from batchq.api.times import MINUTE, describe_age, format_duration, format_instant
-from batchq.cli.output.forms import Columns, Listing, Output, report, show_list, tabled
+from batchq.api.times import MINUTE, describe_age, format_duration
+from batchq.cli.output.forms import Columns, ListForm, Output, instant, report, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -29,7 +29,7 @@ from batchq.client.checks import CheckRequest, CheckView, CheckWatch, ListedChec
 _MOST_WAITING = 10
 
 
-def views_listing(now_ms: int, none: str) -> Listing[CheckView]:
+def views_listing(now_ms: int, none: str) -> ListForm[CheckView]:
     """Return how `batchq checks list` shows the checks of groups."""
     columns: Columns[CheckView] = {
         "GROUP": lambda one: key_of(one.group),
@@ -44,7 +44,7 @@ def views_listing(now_ms: int, none: str) -> Listing[CheckView]:
         "MESSAGE": lambda one: one.state.message,
     }
     spare = ("QUEUE", "SINCE", "PHASE")
-    return Listing(lambda views: tabled(views, columns, spare=spare), none, row=view_row)
+    return ListForm(lambda views: tabled(views, columns, spare=spare), none, row=view_row)
 
 
 def view_row(view: CheckView) -> dict[str, object]:
@@ -58,12 +58,12 @@ def view_row(view: CheckView) -> dict[str, object]:
         "status": view.state.status,
         "reason": view.state.reason,
         "message": view.state.message,
-        "since": _instant(view.state.since),
-        "reservedAt": _instant(status.reserved_at),
+        "since": instant(view.state.since) or "",
+        "reservedAt": instant(status.reserved_at) or "",
         "waits": view.waits,
         "controller": "" if record is None else record.spec.controller_name,
         "active": view.check.active,
-        "activeUntil": _instant(view.check.active_until),
+        "activeUntil": instant(view.check.active_until) or "",
     }
 
 
@@ -160,10 +160,6 @@ def _active(check: ListedCheck, now_ms: int) -> str:
 
 def _age(at: int | None, now_ms: int) -> str:
     return "" if at is None else describe_age(now_ms - at)
-
-
-def _instant(at: int | None) -> str:
-    return "" if at is None else format_instant(at)
 
 
 def _pairs(check: AdmissionCheck) -> list[tuple[str, str]]:

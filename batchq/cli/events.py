@@ -7,7 +7,7 @@ import click
 from batchq.api.objects import NAMESPACED
 from batchq.api.times import format_instant
 from batchq.api.transaction import Event
-from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
+from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -103,7 +103,7 @@ def events(
         found = client.events(since_ms=since_ms, most=most, **wanted)
     where = "" if name or cluster_wide else f" in namespace {namespace}"
     none = f"there are no such events{where}"
-    show_list(output, found, Listing(lambda some: tabled(some, _COLUMNS), none, row=_row))
+    show_list(output, found, ListForm(lambda some: tabled(some, _COLUMNS), none, row=_row))
 
 
 def _kind(word: str) -> str:

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from batchq.api.objects import PodGroup, key_of
-from batchq.api.resources import describe, format_quantity
+from batchq.api.resources import describe
 from batchq.api.times import describe_age, format_instant
-from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
+from batchq.cli.output.forms import (
+    Columns,
+    ListForm,
+    Output,
+    instant,
+    quantities,
+    show_list,
+    tabled,
+)
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -93,7 +101,7 @@ def list_groups(shared: Globals, namespace: str, queue: str, output: Output) -> 
         "WAITS": lambda one: describe_age(max(0, now_ms - (one.status.in_queue_at or now_ms))),
     }
     none = "no external group can be claimed"
-    show_list(output, groups, Listing(lambda some: tabled(some, columns), none, row=_group_row))
+    show_list(output, groups, ListForm(lambda some: tabled(some, columns), none, row=_group_row))
 
 
 @external.command(
@@ -169,11 +177,11 @@ def renew(shared: Globals, token: str, ttl: str | None, output: Output) -> int:
     """
     with shared.connect() as client:
         renewed = client.external.renew(_given(token), ttl)
-    until = "" if renewed.expires_at is None else format_instant(renewed.expires_at)
+    until = instant(renewed.expires_at) or ""
     answer = {
         "stopReason": renewed.stop_reason,
         "expiresAt": until,
-        "overAt": "" if renewed.over_at is None else format_instant(renewed.over_at),
+        "overAt": instant(renewed.over_at) or "",
     }
     stops = renewed.stop_reason
     output.page(answer, lambda: echo(f"stop {stops}" if stops else f"renewed until {until}"))
@@ -303,10 +311,8 @@ def _group_row(group: PodGroup) -> dict[str, object]:
         "name": key_of(group),
         "queue": group.spec.queue,
         "phase": str(status.phase),
-        "reserved": {
-            name: format_quantity(name, units) for name, units in status.reservation.items()
-        },
-        "inQueueAt": "" if status.in_queue_at is None else format_instant(status.in_queue_at),
+        "reserved": quantities(status.reservation),
+        "inQueueAt": instant(status.in_queue_at) or "",
     }
 
 

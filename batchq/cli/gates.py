@@ -8,7 +8,7 @@ import click
 
 from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age, format_instant
-from batchq.cli.output.forms import Columns, Listing, Output, report, show_list, tabled
+from batchq.cli.output.forms import Columns, ListForm, Output, report, show_list, tabled
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -132,7 +132,7 @@ def open_gates(
             done("PodGroup", key, action, f"podgroup {key}: {action}")
 
 
-def _listing(now_ms: int, none: str) -> Listing[GateView]:
+def _listing(now_ms: int, none: str) -> ListForm[GateView]:
     columns: Columns[GateView] = {
         "GROUP": lambda one: one.group,
         "GATE": lambda one: one.gate,
@@ -161,7 +161,7 @@ def _listing(now_ms: int, none: str) -> Listing[GateView]:
             ],
         }
 
-    return Listing(lambda views: tabled(views, columns, spare=("QUEUE", "SHOWN")), none, row=row)
+    return ListForm(lambda views: tabled(views, columns, spare=("QUEUE", "SHOWN")), none, row=row)
 
 
 def opened_text(opened: Sequence[OpenedGate], now_ms: int) -> str:

@@ -12,10 +12,9 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Unreadable
 from batchq.api.reasons import Waiting
-from batchq.api.resources import format_quantity
 from batchq.api.times import SECOND, describe_age, format_instant
 from batchq.cli.objects import show_unreadable
-from batchq.cli.output.forms import Listing, Output, show_list, show_pages
+from batchq.cli.output.forms import ListForm, Output, instant, quantities, show_list, show_pages
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
@@ -300,7 +299,7 @@ def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, outp
             client.get("Queue", query.queue)
 
     where = f" in namespace {query.namespace}" if query.namespace else ""
-    shown: Listing[GroupView] = Listing(
+    shown: ListForm[GroupView] = ListForm(
         lambda views: groups_table(views, looked_at, namespaces=not query.namespace),
         f"there are no such pod groups{where}",
         kind="JobList",
@@ -342,7 +341,7 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: Output) ->
         if not starts.items and queue not in ("", ROOT):
             client.get("Queue", queue)
     where = f" in namespace {namespace}" if namespace else ""
-    shown: Listing[StartView] = Listing(
+    shown: ListForm[StartView] = ListForm(
         lambda views: starts_table(starts, namespaces=not namespace),
         f"no pod groups wait{where}",
         kind="StartList",
@@ -381,11 +380,11 @@ def row_of(view: GroupView) -> dict[str, object]:
             {"reason": str(blocker.reason), "message": blocker.message} for blocker in view.blockers
         ],
         "pods": structs.asdict(view.pods),
-        "request": {name: format_quantity(name, units) for name, units in view.request.items()},
+        "request": quantities(view.request),
         "nodes": list(view.nodes),
         "submittedAt": format_instant(view.created_at),
-        "startedAt": _instant(view.started_at),
-        "finishedAt": _instant(view.finished_at),
+        "startedAt": instant(view.started_at),
+        "finishedAt": instant(view.finished_at),
         "finishReason": view.reason,
         "message": view.message,
         "evicted": _evicted(view),
@@ -393,9 +392,7 @@ def row_of(view: GroupView) -> dict[str, object]:
             "groups": view.evictions.groups,
             "pods": view.evictions.pods,
             # Units of the resource times seconds, written like the resource.
-            "lost": {
-                name: format_quantity(name, units) for name, units in view.evictions.lost.items()
-            },
+            "lost": quantities(view.evictions.lost),
         },
         "awaits": _awaits(view),
         "gated": list(view.gated),
@@ -420,12 +417,8 @@ def _awaits(view: GroupView) -> dict[str, object] | None:
         "action": awaits.action,
         "pods": awaits.pods,
         "podGroups": list(awaits.groups),
-        "until": _instant(awaits.until),
+        "until": instant(awaits.until),
     }
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
 
 
 def _is_wanted(view: GroupView, query: _Query) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from batchq.api.manifest import encode
 from batchq.api.objects import Node, full_name
-from batchq.cli.output.forms import Listing, Output, show_list
+from batchq.cli.output.forms import ListForm, Output, show_list
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
@@ -89,7 +89,7 @@ def _list(shared: Globals, output: Output) -> None:
         found, now_ms = client.nodes(), client.now_ms()
         ledger = client.ledger() if output.for_people else {}
     none = "there are no nodes; `batchq up` or `batchq worker` adds one"
-    listing: Listing[Node] = Listing(
+    listing: ListForm[Node] = ListForm(
         lambda some: nodes_table(some, ledger, now_ms),
         none,
         kind="List",

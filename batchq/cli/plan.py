@@ -10,9 +10,9 @@ import click
 from batchq.api.intents import Eviction
 from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
-from batchq.api.resources import Amounts, describe, format_quantity
+from batchq.api.resources import describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
-from batchq.cli.output.forms import Output
+from batchq.cli.output.forms import Output, instant, quantities
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields, show_section
 from batchq.cli.output.tables import lost_text
@@ -173,7 +173,7 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
         "namespace": namespace,
         "queue": group.queue,
         "priority": group.priority,
-        "request": _written(group.request),
+        "request": quantities(group.request),
         "outcome": str(group.outcome),
         "phase": str(group.phase),
         "reserved": group.reserved,
@@ -192,12 +192,8 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
         ],
         "position": group.position,
         "ahead": list(group.ahead),
-        "expectedStart": None
-        if group.expected_start is None
-        else format_instant(group.expected_start),
-        "earliestStart": None
-        if group.earliest_start is None
-        else format_instant(group.earliest_start),
+        "expectedStart": instant(group.expected_start),
+        "earliestStart": instant(group.earliest_start),
         "after": list(group.after),
         "neverBecause": group.never,
         "ending": group.ending,
@@ -244,12 +240,8 @@ def _victim_row(victim: Eviction) -> dict[str, object]:
         "action": victim.action or None,
         "reason": victim.reason,
         # Units of the resource times seconds, written like the resource.
-        "lost": _written(victim.lost),
+        "lost": quantities(victim.lost),
     }
-
-
-def _written(amounts: Amounts) -> dict[str, str]:
-    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 @click.command(

@@ -9,13 +9,22 @@ import click
 from batchq.api.manifest import encode
 from batchq.api.notation import counted, label_problem
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
-from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity, format_quantity
-from batchq.api.times import describe_age, format_instant
+from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
+from batchq.api.times import describe_age
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.jobs import row_of
 from batchq.cli.objects import apply_content, read_content
 from batchq.cli.output import tables
-from batchq.cli.output.forms import Listing, Output, manifests, reference, report, show_list
+from batchq.cli.output.forms import (
+    ListForm,
+    Output,
+    instant,
+    manifests,
+    quantities,
+    reference,
+    report,
+    show_list,
+)
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import (
     draws_lines,
@@ -69,16 +78,16 @@ def queue_row(view: QueueView) -> dict[str, object]:
         "parent": view.parent,
         "children": list(view.children),
         "queue": encode(view.queue),
-        "deserved": {**_written(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
-        "guarantee": _written(view.guarantee),
-        "capability": _written(view.queue.spec.capability),
-        "used": _written(view.used),
-        "reserved": _written(view.reserved),
-        "charged": _written(view.charged),
-        "borrowed": _written(view.borrowed),
+        "deserved": {**quantities(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
+        "guarantee": quantities(view.guarantee),
+        "capability": quantities(view.queue.spec.capability),
+        "used": quantities(view.used),
+        "reserved": quantities(view.reserved),
+        "charged": quantities(view.charged),
+        "borrowed": quantities(view.borrowed),
         "share": view.share,
         "pendingGroups": view.pending_groups,
-        "pending": _written(view.pending),
+        "pending": quantities(view.pending),
         "admittedGroups": view.admitted_groups,
         "runningGroups": view.running_groups,
         "stops": [{"queue": stop.queue, "stopPolicy": stop.policy} for stop in view.stops],
@@ -104,8 +113,8 @@ def page_row(page: QueuePage) -> dict[str, object]:
                 "priority": one.priority,
                 "whole": one.whole,
                 "pods": one.pods,
-                "gives": _written(one.gives),
-                "startedAt": None if one.started_at is None else format_instant(one.started_at),
+                "gives": quantities(one.gives),
+                "startedAt": instant(one.started_at),
             }
             for one in page.first_to_go[:_MOST_NAMED]
         ],
@@ -294,16 +303,12 @@ def _victims_in_order(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str
 
 
 def _loan_row(loan: Loan) -> dict[str, object]:
-    return {"queue": loan.queue, "amounts": _written(loan.amounts)}
+    return {"queue": loan.queue, "amounts": quantities(loan.amounts)}
 
 
 def _unlimited(amounts: Amounts) -> list[str]:
     """Return the resources without a limit: pods, if nodes do not limit their number."""
     return [name for name, units in amounts.items() if name == PODS and units >= UNLIMITED_PODS]
-
-
-def _written(amounts: Amounts) -> dict[str, str]:
-    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 _EXAMPLES = examples(
@@ -468,7 +473,7 @@ def _found(client: Client, names: tuple[str, ...]) -> list[str]:
 def _list_queues(shared: Globals, output: Output) -> None:
     with shared.connect() as client:
         views = client.queues()
-    listing: Listing[QueueView] = Listing(
+    listing: ListForm[QueueView] = ListForm(
         lambda some: queues_table(some, stacked=is_terminal(), lines=draws_lines()),
         kind="QueueList",
         row=queue_row,
@@ -526,7 +531,7 @@ def _show_quotas(shared: Globals, namespace: str, output: Output) -> None:
     with shared.connect() as client:
         found = client.quotas(namespace)
         of = f" for namespace {namespace}" if namespace else ""
-        listing: Listing[ResourceQuota] = manifests(
+        listing: ListForm[ResourceQuota] = manifests(
             lambda some: quotas_table(some, client.ledger()),
             none=f"there are no quotas{of}: {_by_default(client)}" if not found else "",
         )

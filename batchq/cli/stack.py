@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.output.forms import Columns, Listing, Output, show_list, tabled
+from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.output.terminal import Interrupted, echo, on_interrupt
 from batchq.daemon.stack import Part, StackReport
@@ -28,7 +28,7 @@ _COLUMNS: Columns[Part] = {
 
 def show(report: StackReport, output: Output) -> None:
     """Print the parts of the stack."""
-    show_list(output, report.parts, Listing(lambda parts: tabled(parts, _COLUMNS), row=_row))
+    show_list(output, report.parts, ListForm(lambda parts: tabled(parts, _COLUMNS), row=_row))
 
 
 def _row(part: Part) -> dict[str, object]:

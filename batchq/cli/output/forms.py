@@ -15,6 +15,8 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from batchq.api.manifest import encode
 from batchq.api.notation import data_of
 from batchq.api.objects import API_VERSION, Object, Unreadable, full_name, kind_of
+from batchq.api.resources import Amounts, format_quantity
+from batchq.api.times import format_duration, format_instant
 from batchq.cli.output.render import Table, TableWriter
 from batchq.cli.output.terminal import echo
 
@@ -34,7 +36,7 @@ def tabled(
     return Table(tuple(columns), rows, wide=frozenset(wide), spare=tuple(spare))
 
 
-class Listing(NamedTuple, Generic[T]):
+class ListForm(NamedTuple, Generic[T]):
     """How a list is shown: as a `table`, with `none` on stderr if it is empty; as a `row` of each
     item under `items`, in an object of this `kind`; or as each item's `name`.
     """
@@ -65,7 +67,7 @@ class Output(Protocol):
     def page(self, value: object, text: Callable[[], object], *, name: str = "") -> None:
         """Write one answer: `value` for programs, its `name`, or what `text` writes for people."""
 
-    def listing(self, shown: Listing[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
+    def listing(self, shown: ListForm[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
         """Begin a list; programs also get the fields of the `head`."""
 
     def line(self, value: object, text: str) -> None:
@@ -73,7 +75,7 @@ class Output(Protocol):
 
 
 def show_list(
-    output: Output, items: Sequence[T], shown: Listing[T], *, head: Mapping[str, object] = {}
+    output: Output, items: Sequence[T], shown: ListForm[T], *, head: Mapping[str, object] = {}
 ) -> None:
     """Write a whole list; programs also get the fields of the `head`."""
     writer = output.listing(shown, head)
@@ -91,7 +93,7 @@ class Shown(NamedTuple):
 def show_pages(
     output: Output,
     pages: Iterable[tuple[Sequence[T], Sequence[Unreadable]]],
-    shown: Listing[T],
+    shown: ListForm[T],
     *,
     limit: int | None,
     token_of: Callable[[T], str],
@@ -124,7 +126,7 @@ class TextOutput:
     def page(self, value: object, text: Callable[[], object], *, name: str = "") -> None:
         text()
 
-    def listing(self, shown: Listing[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
+    def listing(self, shown: ListForm[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
         return _Rows(shown, TableWriter(wide=self._wide))
 
     def line(self, value: object, text: str) -> None:
@@ -142,7 +144,7 @@ class DataOutput:
     def page(self, value: object, text: Callable[[], object], *, name: str = "") -> None:
         show_data(data_of(value), self._form)
 
-    def listing(self, shown: Listing[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
+    def listing(self, shown: ListForm[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
         if shown.kind:
             head = {"apiVersion": API_VERSION, "kind": shown.kind, **head}
         return (_Json if self._form == "json" else _Yaml)(head, shown.row)
@@ -159,7 +161,7 @@ class NameOutput:
     def page(self, value: object, text: Callable[[], object], *, name: str = "") -> None:
         echo(name)
 
-    def listing(self, shown: Listing[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
+    def listing(self, shown: ListForm[T], head: Mapping[str, object] = {}) -> ListWriter[T]:
         return _Names(shown.name)
 
     def line(self, value: object, text: str) -> None:
@@ -183,7 +185,7 @@ def output_of(form: str) -> Output:
 class _Rows(Generic[T]):
     """The titles once, and columns as wide as a page needs."""
 
-    def __init__(self, shown: Listing[T], table: TableWriter) -> None:
+    def __init__(self, shown: ListForm[T], table: TableWriter) -> None:
         self._shown, self._table, self._count = shown, table, 0
 
     def write(self, items: Sequence[T]) -> None:
@@ -266,12 +268,27 @@ def _yaml(data: object) -> str:
     return print_documents([json.loads(json.dumps(data))])
 
 
+def instant(at: int | None) -> str | None:
+    """Return an instant as programs read it."""
+    return None if at is None else format_instant(at)
+
+
+def duration(length_ms: int | None) -> str | None:
+    """Return a duration as programs read it."""
+    return None if length_ms is None else format_duration(length_ms)
+
+
+def quantities(amounts: Amounts) -> dict[str, str]:
+    """Return amounts as programs read them."""
+    return {name: format_quantity(name, units) for name, units in amounts.items()}
+
+
 # --- objects --------------------------------------------------------------------------------
 
 
-def manifests(table: Callable[[Sequence[Stored]], Table], *, none: str = "") -> Listing[Stored]:
+def manifests(table: Callable[[Sequence[Stored]], Table], *, none: str = "") -> ListForm[Stored]:
     """Return how objects are listed: as manifests in a List, or as `kind/name`."""
-    return Listing(table, none=none, kind="List", row=encode, name=path_of)
+    return ListForm(table, none=none, kind="List", row=encode, name=path_of)
 
 
 def path_of(item: Object) -> str:

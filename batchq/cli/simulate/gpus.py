@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -12,27 +10,23 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import click
 import msgspec
 
-from batchq.cli.output.forms import show_data
-from batchq.cli.output.progress import progress
-from batchq.cli.output.terminal import Interrupted, echo
-from batchq.cli.simulate.inputs import (
-    STDIN,
-    Given,
-    InputKind,
-    check_output,
-    check_plot,
-    write_whole,
-)
-from batchq.cli.simulate.job_logs import (
-    ComparisonRow,
+from batchq.cli.simulate.inputs import Given, InputKind
+from batchq.cli.simulate.job_logs import starts_csv
+from batchq.cli.simulate.runs import (
+    Destination,
+    Figure,
     RequestedRun,
     Run,
     RunProgress,
+    Values,
+    numbered,
+    percent,
+    play_each,
     requested_runs,
     runs_of,
     side_by_side,
     span,
-    starts_csv,
+    whole,
 )
 from batchq.errors import UsageError
 from batchq.lab.workload.gpu_usage import (
@@ -86,9 +80,7 @@ class PodsRequest(NamedTuple):
     seed: int
     walltimes: Literal["none", "runtime"]
     jobs: int | None
-    output: str
-    starts: Path | None
-    plot: Path | None
+    to: Destination
 
 
 def pods_options(command: F) -> F:
@@ -163,9 +155,7 @@ def pods_request(context: click.Context, found: Given) -> PodsRequest | None:
         seed=_DEFAULT_SEED if given["seed"] is None else given["seed"],
         walltimes=given["walltimes"] or "none",
         jobs=given["jobs"],
-        output=given["output"],
-        starts=given["starts"],
-        plot=given["plot"],
+        to=Destination(given["output"], given["starts"], given["plot"]),
     )
 
 
@@ -174,12 +164,6 @@ def _refuse(given: dict[str, Any], options: dict[str, str], why: str) -> None:
         if given[name] not in (None, ()):
             raise UsageError(f"{option} {why}")
 
-
-Values: TypeAlias = Mapping[str, float | None]
-#: A figure's name, its title in the table, how to write it, and which value is the best.
-_Line: TypeAlias = tuple[
-    str, str, Callable[[float], str], Callable[[Sequence[float]], float] | None
-]
 
 _DAY_S = 86_400
 
@@ -211,38 +195,6 @@ class Played(NamedTuple):
         """Return the figures for JSON."""
         return dict(self.values())
 
-    @staticmethod
-    def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
-        """Return the lines of the table, with a value for each run."""
-        lines: list[_Line] = [
-            ("jobs", "Pods", _count, None),
-            ("placed", "Placed", _count, max),
-            ("waiting", "Never placed", _count, min),
-            ("mean_wait_s", "Wait, mean", span, min),
-            ("median_wait_s", "Wait, median", span, min),
-            ("p95_wait_s", "Wait, 95 % within", span, min),
-            ("max_wait_s", "Wait, longest", span, min),
-            ("gpu_allocation_mean", "GPUs allocated, mean", _percent, None),
-            ("gpu_allocation_peak", "GPUs allocated, peak", _percent, None),
-            ("gpu_allocation_final", "GPUs allocated, at last arrival", _percent, None),
-            ("gpu_fragmentation_mean", "Fragments of all GPUs, mean", _percent, min),
-            ("gpu_fragmentation_peak", "Fragments of all GPUs, peak", _percent, min),
-            ("gpu_fragmentation_final", "Fragments of all GPUs, at last arrival", _percent, min),
-            ("gpu_fragmentation_of_free_mean", "Fragments of free GPUs, mean", _percent, min),
-            ("gpu_fragmentation_of_free_peak", "Fragments of free GPUs, peak", _percent, min),
-            (
-                "gpu_fragmentation_of_free_final",
-                "Fragments of free GPUs, at last arrival",
-                _percent,
-                min,
-            ),
-            ("stranded_nodes_mean", "Stranded nodes, mean", _decimal, min),
-            ("stranded_nodes_peak", "Stranded nodes, peak", _count, min),
-            ("makespan_s", "Makespan", span, min),
-            ("evictions", "Evictions", _count, min),
-        ]
-        return _rows(lines, columns)
-
     def picture(self) -> GpuPicture:
         """Return what to plot over the days since the first pod came."""
         use = self.use
@@ -254,8 +206,8 @@ class Played(NamedTuple):
 
         return GpuPicture(
             name=self.name,
-            words=f"{_percent(use.allocation.mean)} allocated and"
-            f" {_percent(use.fragmentation.mean)} fragmented on average,"
+            words=f"{percent(use.allocation.mean)} allocated and"
+            f" {percent(use.fragmentation.mean)} fragmented on average,"
             f" mean wait {span(figures_of(self.schedule).mean_wait_s or 0)}",
             along="days since the first pod came",
             allocation=curve([use.allocated(one) for one in use.over_time]),
@@ -297,24 +249,6 @@ class Inflated(NamedTuple):
         ]
         return {**self.values(), "points": points}
 
-    @staticmethod
-    def rows(columns: Sequence[Values]) -> list[ComparisonRow]:
-        """Return the lines of the table, with a value for each run."""
-        lines: list[_Line] = [
-            ("pods", "Pods that came", _count, None),
-            ("arrived", "GPUs asked for", _percent, None),
-            ("placed", "Placed", _count, max),
-            ("failed", "Not placed", _count, min),
-            ("first_failed_at", "First not placed at", _percent, max),
-            ("gpu_allocation_at_100", "GPUs allocated at 100 %", _hundredths, max),
-            ("gpu_allocation", "GPUs allocated", _hundredths, max),
-            ("gpu_fragmentation", "Fragments of all GPUs", _hundredths, min),
-            ("gpu_fragmentation_of_free", "Fragments of free GPUs", _hundredths, min),
-            ("stranded_nodes", "Stranded nodes", _count, min),
-            ("stranded_gpus", "GPUs free on them", _decimal, min),
-        ]
-        return _rows(lines, columns)
-
     def picture(self) -> GpuPicture:
         """Return what to plot over the requested percentage of the cluster's GPUs."""
         run, last = self.inflation, self.inflation.last.reading
@@ -340,27 +274,6 @@ class Inflated(NamedTuple):
 Viewed: TypeAlias = Played | Inflated
 
 
-def as_data(views: Sequence[Viewed]) -> dict[str, object]:
-    """Return the JSON form: one run's figures, or those of all runs under `runs`."""
-    if len(views) == 1:
-        return views[0].data()
-    return {"runs": [{"name": one.name, **one.data()} for one in views]}
-
-
-def as_csv(views: Sequence[Viewed]) -> str:
-    """Return a row for each run; a missing figure is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *views[0].values()])
-    writer.writerows([one.name, *one.values().values()] for one in views)
-    return text.getvalue()
-
-
-def counted(count: int, noun: str) -> str:
-    """Return e.g. `1 pod` or `8,152 pods`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _of_reading(point: Point) -> dict[str, float]:
     reading = point.reading
     return {
@@ -376,27 +289,51 @@ def _parts(level: GpuLevel) -> tuple[tuple[str, float], ...]:
     return (("mean", level.mean), ("peak", level.peak), ("final", level.final))
 
 
-def _rows(lines: Sequence[_Line], columns: Sequence[Values]) -> list[ComparisonRow]:
-    return [
-        ComparisonRow(title, [values[name] for values in columns], text, best)
-        for name, title, text, best in lines
-    ]
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _decimal(value: float) -> str:
     return f"{value:,.1f}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
 def _hundredths(value: float) -> str:
     return f"{100 * value:.2f} %"
+
+
+_PLAYED = (
+    Figure("jobs", "Pods", whole),
+    Figure("placed", "Placed", whole, max),
+    Figure("waiting", "Never placed", whole, min),
+    Figure("mean_wait_s", "Wait, mean", span, min),
+    Figure("median_wait_s", "Wait, median", span, min),
+    Figure("p95_wait_s", "Wait, 95 % within", span, min),
+    Figure("max_wait_s", "Wait, longest", span, min),
+    Figure("gpu_allocation_mean", "GPUs allocated, mean", percent),
+    Figure("gpu_allocation_peak", "GPUs allocated, peak", percent),
+    Figure("gpu_allocation_final", "GPUs allocated, at last arrival", percent),
+    Figure("gpu_fragmentation_mean", "Fragments of all GPUs, mean", percent, min),
+    Figure("gpu_fragmentation_peak", "Fragments of all GPUs, peak", percent, min),
+    Figure("gpu_fragmentation_final", "Fragments of all GPUs, at last arrival", percent, min),
+    Figure("gpu_fragmentation_of_free_mean", "Fragments of free GPUs, mean", percent, min),
+    Figure("gpu_fragmentation_of_free_peak", "Fragments of free GPUs, peak", percent, min),
+    Figure(
+        "gpu_fragmentation_of_free_final", "Fragments of free GPUs, at last arrival", percent, min
+    ),
+    Figure("stranded_nodes_mean", "Stranded nodes, mean", _decimal, min),
+    Figure("stranded_nodes_peak", "Stranded nodes, peak", whole, min),
+    Figure("makespan_s", "Makespan", span, min),
+    Figure("evictions", "Evictions", whole, min),
+)
+_INFLATED = (
+    Figure("pods", "Pods that came", whole),
+    Figure("arrived", "GPUs asked for", percent),
+    Figure("placed", "Placed", whole, max),
+    Figure("failed", "Not placed", whole, min),
+    Figure("first_failed_at", "First not placed at", percent, max),
+    Figure("gpu_allocation_at_100", "GPUs allocated at 100 %", _hundredths, max),
+    Figure("gpu_allocation", "GPUs allocated", _hundredths, max),
+    Figure("gpu_fragmentation", "Fragments of all GPUs", _hundredths, min),
+    Figure("gpu_fragmentation_of_free", "Fragments of free GPUs", _hundredths, min),
+    Figure("stranded_nodes", "Stranded nodes", whole, min),
+    Figure("stranded_gpus", "GPUs free on them", _decimal, min),
+)
 
 
 class _GpuTables:
@@ -416,79 +353,50 @@ def simulate_pods(found: Given, asked: PodsRequest) -> None:
     All inputs are checked before the first run. Raises InvalidInput, UsageError; Interrupted after
     Ctrl-C.
     """
-    _check_files(found, asked)
-    tables = _GpuTables(found, asked)
-    schedules: list[Schedule] = []
-    views = _run(tables, schedules)
-    starts = ""
-    if asked.starts is not None:
-        starts = starts_csv([one.number for one in schedules[0].jobs], schedules)
-    try:
-        _write_files(tables, starts, views)
-    finally:
-        # If a file cannot be written after all, the report is printed nevertheless.
-        _show(tables, starts, views)
-
-
-def _check_files(found: Given, asked: PodsRequest) -> None:
     configs = [Path(one.value) for one in asked.asked if one.option == "--config"]
-    inputs = [found.path, asked.nodes, *configs]
-    if asked.starts is not None and str(asked.starts) == STDIN:
-        if asked.output != "table":
-            raise UsageError(
-                f"--starts - writes to standard output, but so does -o {asked.output}",
-                hint="give --starts a file's name, or leave out -o",
-            )
-    elif asked.starts is not None:
-        check_output(asked.starts, "--starts", inputs=inputs)
-        inputs.append(asked.starts)
-    if asked.plot is not None:
-        check_plot(asked.plot, inputs=inputs)
+    asked.to.check([found.path, asked.nodes, *configs])
+    tables = _GpuTables(found, asked)
+    noun = "pods" if asked.inflate is None else "GPUs"
+
+    def play(run: Run, progressed: RunProgress) -> Viewed:
+        return (_played if asked.inflate is None else _inflated)(tables, run, progressed)
+
+    def draw(form: str) -> bytes:
+        from batchq.lab.workload.plot import drawn_gpus
+
+        return drawn_gpus(_title(tables), [one.picture() for one in views], form)
+
+    views = play_each(tables.runs, play, noun=noun, reached=lambda count: f"after {count:,} {noun}")
+    schedules = [one.schedule for one in views if isinstance(one, Played)]
+    asked.to.write(
+        views,
+        starts=starts_csv([one.number for one in schedules[0].jobs], schedules)
+        if schedules
+        else "",
+        draw=draw,
+        title=_title(tables),
+        notes=list(_notes(tables, views)),
+        table=side_by_side(views, _PLAYED if asked.inflate is None else _INFLATED),
+    )
 
 
 # --- simulation -----------------------------------------------------------------------------
 
 
-def _run(tables: _GpuTables, schedules: list[Schedule]) -> list[Viewed]:
-    """Simulate one run after the other; append its schedule, if it has one."""
-    views: list[Viewed] = []
-    noun = "pods" if tables.asked.inflate is None else "GPUs"
-    with progress(noun) as tell:
-        for run in tables.runs:
-            progressed = RunProgress(run.name, len(tables.runs), len(views), tell)
-            try:
-                views.append(
-                    _inflated(tables, run, progressed)
-                    or _played(tables, run, progressed, schedules)
-                )
-            except KeyboardInterrupt:
-                place = f" ({len(views) + 1} of {len(tables.runs)})" if len(tables.runs) > 1 else ""
-                raise Interrupted(
-                    f"interrupted in run {run.name}{place}, after"
-                    f" {progressed.finished:,} {noun}; nothing was written"
-                ) from None
-    return views
-
-
-def _inflated(tables: _GpuTables, run: Run, progressed: RunProgress) -> Inflated | None:
-    """Simulate an inflation; None without --inflate."""
-    if tables.asked.inflate is None:
-        return None
+def _inflated(tables: _GpuTables, run: Run, progressed: RunProgress) -> Inflated:
     inflation = inflate(
         tables.nodes,
         tables.pods,
         run.config,
         name=run.name,
-        percent=tables.asked.inflate,
+        percent=tables.asked.inflate or 0,
         seed=tables.asked.seed,
         tell=lambda arrived, most: progressed(arrived // WHOLE_GPU, most // WHOLE_GPU),
     )
     return Inflated(run.name, inflation)
 
 
-def _played(
-    tables: _GpuTables, run: Run, progressed: RunProgress, schedules: list[Schedule]
-) -> Played:
+def _played(tables: _GpuTables, run: Run, progressed: RunProgress) -> Played:
     load = openb_load(
         tables.nodes,
         tables.pods,
@@ -500,52 +408,16 @@ def _played(
     schedule = play_load(
         load, run.config, name=run.name, tell=progressed, stopwatch=monotonic, look=watch
     )
-    schedules.append(schedule)
     return Played(run.name, schedule, watch.use(run.name))
 
 
 # --- report ---------------------------------------------------------------------------------
 
 
-def _write_files(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:
-    path, plot = tables.asked.starts, tables.asked.plot
-    if path is not None and str(path) != STDIN:
-        write_whole(path, starts.encode(), "--starts")
-    if plot is not None:
-        from batchq.lab.workload.plot import drawn_gpus
-
-        form = plot.suffix[1:].lower()
-        pictures = [one.picture() for one in views]
-        write_whole(plot, drawn_gpus(_title(tables), pictures, form), "--plot")
-
-
-def _show(tables: _GpuTables, starts: str, views: Sequence[Viewed]) -> None:
-    output = tables.asked.output
-    if tables.asked.starts is not None and str(tables.asked.starts) == STDIN:
-        echo(starts, nl=False)
-    elif output == "json":
-        show_data(as_data(views), "json")
-    elif output == "csv":
-        echo(as_csv(views), nl=False)
-    else:
-        echo("\n".join(_report(tables, views)))
-        return
-    for note in _notes(tables, views):
-        echo(note, err=True)
-
-
-def _report(tables: _GpuTables, views: Sequence[Viewed]) -> Iterator[str]:
-    yield _title(tables)
-    yield from _notes(tables, views)
-    yield ""
-    rows = views[0].rows([one.values() for one in views])
-    yield from side_by_side([one.name for one in views], rows)
-
-
 def _title(tables: _GpuTables) -> str:
-    gpus = counted(sum(node.gpus for node in tables.nodes), "GPU")
-    there = f"{counted(len(tables.nodes), 'node')} with {gpus}"
-    pods = counted(len(tables.pods), "pod")
+    gpus = numbered(sum(node.gpus for node in tables.nodes), "GPU")
+    there = f"{numbered(len(tables.nodes), 'node')} with {gpus}"
+    pods = numbered(len(tables.pods), "pod")
     if tables.asked.inflate is None:
         return f"{tables.title}: {pods} on {there}"
     return (
@@ -560,8 +432,8 @@ def _notes(tables: _GpuTables, views: Sequence[Viewed]) -> Iterator[str]:
         return
     unrun = sum(pod.run_s == 0 for pod in tables.pods)
     if unrun:
-        yield f"{counted(unrun, 'pod')} left out: deleted in the second of their creation"
+        yield f"{numbered(unrun, 'pod')} left out: deleted in the second of their creation"
     for one in views:
         waiting = one.values()["waiting"]
         if waiting:
-            yield f"{one.name}: {counted(int(waiting), 'pod')} never placed, and not in the means"
+            yield f"{one.name}: {numbered(int(waiting), 'pod')} never placed, and not in the means"

@@ -13,9 +13,8 @@ from batchq.api.intents import Eviction
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
-from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
-from batchq.cli.output.forms import output_of
+from batchq.cli.output.forms import duration, instant, output_of, quantities
 from batchq.cli.output.options import Globals
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
@@ -186,10 +185,10 @@ def as_data(
         "apiVersion": API_VERSION,
         "kind": "WhatIf",
         "at": format_instant(found.at),
-        "until": _duration(until_ms),
+        "until": duration(until_ms),
         "assumptions": {
             "runtimeFraction": lasting.thousandths / 1000,
-            "assumedRuntime": _duration(lasting.assumed_ms),
+            "assumedRuntime": duration(lasting.assumed_ms),
             "endless": found.endless,
         },
         "configurations": [_configuration(name, future) for name, future in each],
@@ -220,7 +219,7 @@ def _group(found: WhatIf, fate: GroupFate) -> dict[str, object]:
         "namespace": namespace,
         "queue": present.queue,
         "phase": str(present.phase),
-        "startedAt": _instant(present.started_at),
+        "startedAt": instant(present.started_at),
         "differs": fate.differs,
         "futures": [
             _future(found, configuration, future)
@@ -232,10 +231,10 @@ def _group(found: WhatIf, fate: GroupFate) -> dict[str, object]:
 def _future(found: WhatIf, configuration: str, future: GroupFuture) -> dict[str, object]:
     return {
         "configuration": configuration,
-        "startsAt": _instant(future.starts_at),
+        "startsAt": instant(future.starts_at),
         "startsInSeconds": None if future.starts_at is None else _seconds(found, future.starts_at),
         "startsAgainAt": [format_instant(at) for at in future.starts[1:]],
-        "endsAt": _instant(future.ends_at),
+        "endsAt": instant(future.ends_at),
         "phase": str(future.phase),
         "ending": future.ending,
         "evictions": future.evictions,
@@ -257,7 +256,7 @@ def _eviction(found: WhatIf, configuration: str, eviction: Eviction) -> dict[str
         "action": eviction.action or None,
         "reason": eviction.reason,
         # Units of the resource times seconds, whose form is that of the resource.
-        "lost": _written(eviction.lost),
+        "lost": quantities(eviction.lost),
     }
 
 
@@ -276,26 +275,14 @@ def _figures(configuration: str, figures: QueueFigures) -> dict[str, object]:
         "started": figures.started,
         "medianWaitSeconds": None if wait_ms is None else wait_ms / 1000,
         "evictions": figures.evictions,
-        "lost": _written(figures.lost),
-        "lastEndAt": _instant(figures.last_end_at),
+        "lost": quantities(figures.lost),
+        "lastEndAt": instant(figures.last_end_at),
         "unended": figures.unended,
     }
 
 
 def _seconds(found: WhatIf, at: int) -> float:
     return (at - found.at) / 1000
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
-
-
-def _duration(length_ms: int | None) -> str | None:
-    return None if length_ms is None else format_duration(length_ms)
-
-
-def _written(amounts: Amounts) -> dict[str, str]:
-    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 def show_tables(found: WhatIf, *, differences: bool) -> None:

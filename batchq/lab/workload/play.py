@@ -29,7 +29,7 @@ from batchq.lab.simulation import player
 from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.lab.workload.jobs import Load, Submitter, empty_cluster, removal_of
-from batchq.lab.workload.schedule import Look, Progress, Request, Schedule
+from batchq.lab.workload.schedule import GroupRequest, Look, Progress, Schedule
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at
@@ -449,7 +449,7 @@ class LoadRun:
         fitting = [request for request in asked if progress.free.fits(request)]
         return bool(fitting) and self._may_pass_head(fitting)
 
-    def _may_pass_head(self, fitting: Sequence[Request]) -> bool:
+    def _may_pass_head(self, fitting: Sequence[GroupRequest]) -> bool:
         """Return whether a group with one of these requests, which fit now, may start: the head of
         a queue in which all others wait for it, or one that does not delay the head of a Backfill
         queue, as far as the last session knows that head.

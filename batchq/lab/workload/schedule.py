@@ -154,7 +154,7 @@ class Meter:
             sums[:] = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
 
 
-class Request(NamedTuple):
+class GroupRequest(NamedTuple):
     """What all pods of a group request together, as (resource, units), and its walltime (ms)."""
 
     amounts: tuple[tuple[str, int], ...]
@@ -182,13 +182,13 @@ class FreeResources:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = total(map(capacity_of, nodes))
         #: Request of a waiting group -> number of such groups.
-        self._asked: Counter[Request] = Counter()
+        self._asked: Counter[GroupRequest] = Counter()
 
-    def comes(self, request: Request) -> None:
+    def comes(self, request: GroupRequest) -> None:
         """Add a waiting group with this request."""
         self._asked[request] += 1
 
-    def starts(self, request: Request) -> None:
+    def starts(self, request: GroupRequest) -> None:
         """Remove a waiting group with this request."""
         self._asked[request] -= 1
         if not self._asked[request]:
@@ -204,7 +204,7 @@ class FreeResources:
         for name, units in of_pod(pod.spec.requests).items():
             self._free[name] = self._free.get(name, 0) + units
 
-    def after(self, ended: Iterable[Request], beside: Request) -> Amounts:
+    def after(self, ended: Iterable[GroupRequest], beside: GroupRequest) -> Amounts:
         """Return the most that is free once groups with these requests have ended, beside one more
         group.
         """
@@ -216,20 +216,20 @@ class FreeResources:
                 free[name] = free.get(name, 0) + units
         return free
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, request: GroupRequest) -> bool:
         """Return whether all pods of a group with this request may fit now."""
         return request.is_within(self._free)
 
-    def asked(self) -> Iterable[Request]:
+    def asked(self) -> Iterable[GroupRequest]:
         """Return the different requests of waiting groups."""
         return self._asked
 
 
-def request_of(group: PodGroup) -> Request:
+def request_of(group: PodGroup) -> GroupRequest:
     """Return the request of a group."""
     tasks = group.spec.tasks
     whole = total(times(of_pod(task.template.requests), task.replicas) for task in tasks)
-    return Request(tuple(whole.items()), group.spec.walltime)
+    return GroupRequest(tuple(whole.items()), group.spec.walltime)
 
 
 #: Called for each pod that takes a node (1) or leaves it (-1), with the time in seconds.
@@ -241,7 +241,7 @@ class _Job:
     """One job so far. `live`: how many of its pods hold a node."""
 
     arrival: Arrival
-    request: Request
+    request: GroupRequest
     live: int = 0
     admission: int = 0
     start_s: int | None = None
@@ -272,7 +272,7 @@ class Progress:
         self.changes = 0
         self.last_change_s = start_s
 
-    def request(self, uid: str) -> Request:
+    def request(self, uid: str) -> GroupRequest:
         """Return the request of a group."""
         return self._jobs[int(uid)].request
 

@@ -1,0 +1,340 @@
+"""The runs of a simulation, which logs and tables of pods share: which runs are requested, their
+progress, the files that are written, and the report that compares them.
+
+click collects the values of --policy, --placement and --config in a tuple each; this module keeps
+their common order.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+import click
+from msgspec import Struct
+
+from batchq.api.notation import nearest, shown
+from batchq.api.objects import Strategy
+from batchq.api.times import describe_age
+from batchq.cli.config import checked_config
+from batchq.cli.output.forms import show_data
+from batchq.cli.output.progress import Tell, progress
+from batchq.cli.output.render import one_line
+from batchq.cli.output.terminal import Interrupted, echo
+from batchq.cli.simulate.inputs import STDIN, check_output, check_plot, write_whole
+from batchq.config.model import SchedulerConfig
+from batchq.errors import UsageError
+from batchq.lab.workload.gpu_usage import PLACEMENTS
+from batchq.lab.workload.jobs import DEFAULT_POLICY, POLICIES, POLICY_CONFIG
+
+T = TypeVar("T")
+
+#: Parameter -> option, of the options that request a run.
+_RUNS = {"policies": "--policy", "placements": "--placement", "configs": "--config"}
+#: The key in click's context of the requested runs, in the order of their options.
+_ORDER = f"{__name__}.order"
+
+
+class RequestedRun(NamedTuple):
+    """A run as requested: the option, and its value."""
+
+    option: str
+    value: str
+
+
+class RunsInOrder(click.Command):
+    """A command that remembers the order of the options that request a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse twice, the first time only for the order."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.meta[_ORDER] = [param.name for param in order if param.name in _RUNS]
+        return super().parse_args(ctx, args)
+
+
+def requested_runs(context: click.Context) -> tuple[RequestedRun, ...]:
+    """Return the requested runs, in the order of the command line."""
+    values = {name: iter(context.params[name]) for name in _RUNS}
+    return tuple(
+        RequestedRun(_RUNS[name], str(next(values[name]))) for name in context.meta[_ORDER]
+    )
+
+
+#: Each run is a row, a colour, and some minutes.
+MOST_RUNS = 20
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One run. `strategy` is for queues that do not set one; None leaves them unchanged."""
+
+    name: str
+    config: SchedulerConfig
+    strategy: Strategy | None = None
+
+
+def runs_of(asked: Sequence[RequestedRun]) -> tuple[Run, ...]:
+    """Return the runs in their order, with unique names.
+
+    Raises UsageError for an unknown policy, InvalidInput for a wrong configuration.
+    """
+    asked = asked or (RequestedRun("--policy", DEFAULT_POLICY),)
+    if len(asked) > MOST_RUNS:
+        raise UsageError(f"expected at most {MOST_RUNS} runs in one comparison, found {len(asked)}")
+    names = _names(asked)
+    return tuple(_run(one, name) for one, name in zip(asked, names, strict=True))
+
+
+def _run(asked: RequestedRun, name: str) -> Run:
+    if asked.option == "--config":
+        return Run(name=name, config=checked_config(Path(asked.value)))
+    if asked.option == "--placement":
+        return Run(name=name, config=PLACEMENTS[asked.value])
+    if asked.value not in POLICIES:
+        near = nearest(asked.value, POLICIES)
+        meant = f"; did you mean {near}?" if near else ""
+        raise UsageError(
+            f"--policy: expected one of {', '.join(POLICIES)}, found {shown(asked.value)}{meant}"
+        )
+    return Run(name=name, config=POLICY_CONFIG, strategy=POLICIES[asked.value])
+
+
+def _names(asked: Sequence[RequestedRun]) -> list[str]:
+    """Return the policies' names and the files' base names; repeated names are numbered."""
+    names: list[str] = []
+    for one in asked:
+        plain = Path(one.value).name if one.option == "--config" else one.value
+        choices = (plain, *(f"{plain} ({number})" for number in range(2, MOST_RUNS + 1)))
+        names.append(next(name for name in choices if name not in names))
+    return names
+
+
+class RunProgress:
+    """Passes on the progress of one of `runs`, after `before` of them, and remembers it for the
+    message of an interrupt.
+    """
+
+    def __init__(self, run: str, runs: int, before: int, tell: Tell) -> None:
+        self._name = f"{run} ({before + 1} of {runs})" if runs > 1 else run
+        self.finished = 0
+        self._tell = tell
+
+    def __call__(self, finished: int, jobs: int) -> None:
+        self.finished = finished
+        self._tell(self._name, finished, jobs)
+
+
+def play_each(
+    runs: Sequence[Run],
+    play: Callable[[Run, RunProgress], T],
+    *,
+    noun: str,
+    reached: Callable[[int], str],
+) -> list[T]:
+    """Simulate one run after the other.
+
+    Raises Interrupted, which says what each run had `reached`; `noun` is what a run counts.
+    """
+    done: list[T] = []
+    with progress(noun) as tell:
+        for run in runs:
+            progressed = RunProgress(run.name, len(runs), len(done), tell)
+            try:
+                done.append(play(run, progressed))
+            except KeyboardInterrupt:
+                place = f" ({len(done) + 1} of {len(runs)})" if len(runs) > 1 else ""
+                raise Interrupted(
+                    f"interrupted in run {run.name}{place}, {reached(progressed.finished)};"
+                    " nothing was written"
+                ) from None
+    return done
+
+
+# --- files and report -----------------------------------------------------------------------
+
+Values: TypeAlias = Mapping[str, float | None]
+
+
+class Figured(Protocol):
+    """A run that has ended."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+
+    def values(self) -> Values:
+        """Return every figure by its name; None if it is missing."""
+
+    def data(self) -> dict[str, object]:
+        """Return the figures for JSON, and what else JSON has."""
+
+
+class Destination(NamedTuple):
+    """Where results go: the form of the report, and the files for starts and plot."""
+
+    output: str
+    starts: Path | None
+    plot: Path | None
+
+    @property
+    def prints_starts(self) -> bool:
+        """Whether the starts replace the report."""
+        return self.starts is not None and str(self.starts) == STDIN
+
+    def check(self, inputs: Sequence[Path]) -> None:
+        """Check the files before a long run. Raises InvalidInput, UsageError."""
+        if self.prints_starts and self.output != "table":
+            raise UsageError(
+                f"--starts - writes to standard output, but so does -o {self.output}",
+                hint="give --starts a file's name, or leave out -o",
+            )
+        if self.starts is not None and not self.prints_starts:
+            check_output(self.starts, "--starts", inputs=inputs)
+        if self.plot is not None:
+            check_plot(self.plot, inputs=inputs)
+            if self.starts is not None and self.plot.resolve() == self.starts.resolve():
+                raise UsageError(f"--plot {self.plot}: --starts writes the same file")
+
+    def write(
+        self,
+        runs: Sequence[Figured],
+        *,
+        starts: str,
+        draw: Callable[[str], bytes],
+        title: str,
+        notes: Sequence[str],
+        table: Iterable[str],
+    ) -> None:
+        """Write the requested files, and print the report: a `table` under a `title` and `notes`.
+
+        `draw` returns the plot in a format. Raises InvalidInput.
+        """
+        try:
+            if self.starts is not None and not self.prints_starts:
+                write_whole(self.starts, starts.encode(), "--starts")
+            if self.plot is not None:
+                write_whole(self.plot, draw(self.plot.suffix[1:].lower()), "--plot")
+        finally:
+            # If a file cannot be written after all, the report is printed nevertheless.
+            if self.output == "table" and not self.prints_starts:
+                echo("\n".join([title, *notes, "", *table]))
+            else:
+                self._print_data(runs, starts)
+                for note in notes:
+                    echo(note, err=True)
+
+    def _print_data(self, runs: Sequence[Figured], starts: str) -> None:
+        if self.prints_starts:
+            echo(starts, nl=False)
+        elif self.output == "csv":
+            rows = ([one.name, *one.values().values()] for one in runs)
+            echo(as_csv(["run", *runs[0].values()], rows), nl=False)
+        elif len(runs) == 1:
+            show_data(runs[0].data(), "json")
+        else:
+            show_data({"runs": [{"name": one.name, **one.data()} for one in runs]}, "json")
+
+
+def as_csv(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return CSV for programs; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+# --- runs side by side ----------------------------------------------------------------------
+
+#: The longest line; runs that do not fit are in a further block.
+_WIDTH = 80
+_GAP = 2
+_BEST = "*"
+
+
+class Figure(NamedTuple):
+    """A figure of every run: its name and title, how to write it, and which value is the best."""
+
+    name: str
+    title: str
+    text: Callable[[float], str]
+    best: Callable[[Sequence[float]], float] | None = None
+
+
+def side_by_side(runs: Sequence[Figured], figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield lines with a column for each run and a line for each figure; a star marks the best
+    value of a line, unless all are equal.
+    """
+    titles = ["", *(figure.title for figure in figures)]
+    columns = _columns(runs, figures)
+    starred = any(cell.endswith(_BEST) for column in columns for cell in column)
+    first = max(map(len, titles))
+    for place, block in enumerate(_blocks(columns, _WIDTH - first)):
+        if place:
+            yield ""
+        widths = [max(map(len, column)) for column in block]
+        for line, title in enumerate(titles):
+            cells = (column[line].rjust(size) for column, size in zip(block, widths, strict=True))
+            yield (" " * _GAP).join((title.ljust(first), *cells)).rstrip()
+    if starred:
+        yield f"{_BEST} the best of its line"
+
+
+def _columns(runs: Sequence[Figured], figures: Sequence[Figure]) -> list[list[str]]:
+    """Return a column per run, headed by its name; cells are padded if the column has a star."""
+    values = [run.values() for run in runs]
+    marked = [_marked(figure, [one[figure.name] for one in values]) for figure in figures]
+    columns = []
+    for place, run in enumerate(runs):
+        cells = [one_line(run.name), *(row[place] for row in marked)]
+        if len(runs) > 1:
+            cells = [cell if cell.endswith(_BEST) else f"{cell} " for cell in cells]
+        columns.append(cells)
+    return columns
+
+
+def _marked(figure: Figure, values: Sequence[float | None]) -> list[str]:
+    known = [value for value in values if value is not None]
+    best = figure.best(known) if figure.best and known and len(set(values)) > 1 else None
+    return [
+        "-" if value is None else figure.text(value) + (_BEST if value == best else "")
+        for value in values
+    ]
+
+
+def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
+    """Group columns that fit side by side, at least one per group."""
+    block: list[list[str]] = []
+    left = room
+    for column in columns:
+        size = _GAP + max(map(len, column))
+        if block and size > left:
+            yield block
+            block, left = [], room
+        block.append(column)
+        left -= size
+    yield block
+
+
+def span(seconds: float) -> str:
+    """Return a duration for people: `0s`, `4.5s`, `12m5s`, `2h37m`, `3d4h`."""
+    if seconds < 60 and seconds != int(seconds):
+        return f"{seconds:.1f}s"
+    return describe_age(round(seconds) * 1000)
+
+
+def whole(value: float) -> str:
+    """Return a count for people: `5,000`."""
+    return f"{value:,.0f}"
+
+
+def percent(value: float) -> str:
+    """Return a share for people: `12.3 %`."""
+    return f"{100 * value:.1f} %"
+
+
+def numbered(count: int, noun: str) -> str:
+    """Return e.g. `1 job` or `5,000 jobs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -303,7 +303,8 @@ def removals(request: str, acknowledged: Sequence[AcknowledgedReport | None]) ->
 def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> QueuedReport | None:
     """Return the report; None, after logging it, for an unreadable one."""
     if not subject:
-        _log().error("fact.unreadable", node=node, why=f"{int(raw)} bytes long")
+        why = f"{int(raw)} bytes long, or without a subject"
+        _log().error("fact.unreadable", node=node, why=why)
         return None
     name = subject.decode(errors="replace")
     try:

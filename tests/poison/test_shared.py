@@ -342,7 +342,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("damage", FACTS)
-@pytest.mark.parametrize("subject", [b"node", b"u1-1-0-1", b"\xff"])
+@pytest.mark.parametrize("subject", [b"node", b"u1-1-0-1", b"\xff", b"", b"x" * 100_000], ids=len)
 def test_an_unreadable_report_is_removed(
     small: Small, raw: redis.Redis, subject: bytes, damage: str
 ) -> None:

@@ -4,8 +4,8 @@
 --       4 bytes of pods after which no more pods are read.
 -- Answers: for each queue [reports left in it, subject, report, pod, subject, report, pod ...] with
 --       the pod that the subject names, or '' if it does not exist or the bytes of pods are used up;
---       a longer report is removed unread and answered as ['', size, '']. [-1] for a queue of another
---       type.
+--       a longer report, or one without a subject, is removed unread and answered as
+--       ['', size, '']. [-1] for a queue of another type.
 local refused = refuse_size()
 if refused then return refused end
 local answers = {}
@@ -29,7 +29,7 @@ for place = 2, #KEYS do
   for _, subject in ipairs(subjects) do
     if bytes <= 0 then break end
     local size, report, pod = math.max(#subject, redis.call('HSTRLEN', queue, subject)), '', ''
-    if size > tonumber(ARGV[2]) then
+    if size > tonumber(ARGV[2]) or subject == '' then
       redis.call('HDEL', queue, subject)
       subject, report = '', string.format('%.0f', size)
     else

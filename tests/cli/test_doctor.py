@@ -149,7 +149,7 @@ def test_only_ten_of_many_findings_are_shown_to_people() -> None:
 def test_the_operators_page_has_a_row_for_every_check() -> None:
     page = Path(__file__).parents[2] / "docs" / "operations.md"
     rows = re.findall(r"^\| `([a-z]+)` \| .+ \| .+ \|$", page.read_text("utf-8"), re.MULTILINE)
-    assert rows == [check.name for check in CHECKS]
+    assert rows == [check.__name__ for check in CHECKS]
 
 
 def test_the_status_names_leader_and_followers(batchq: Batchq, stage: Stage) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import structs
 
 from batchq.client.doctor.groups_and_pods import dependencies, groups, inboxes, outbox, pods
 from batchq.client.doctor.nodes import (
@@ -61,47 +62,49 @@ def examine(url: str | None = None, *, config: Path | None = None) -> Report:
     return diagnose(read_state(url, config))
 
 
-class Check(Struct, frozen=True):
-    """`run` is a pure function; its docstring says what holds on a healthy system."""
-
-    name: str
-    run: Callable[[State], tuple[Finding, ...]]
-
+#: A pure function, named as its check; its docstring says what holds on a healthy system.
+Check: TypeAlias = Callable[[State], tuple[Finding, ...]]
 
 CHECKS: tuple[Check, ...] = (
-    Check("version", version),
-    Check("role", role),
-    Check("eviction", eviction),
-    Check("evicted", evicted),
-    Check("persistence", persistence),
-    Check("writing", writing),
-    Check("memory", memory),
-    Check("connections", connections),
-    Check("latency", latency),
-    Check("uptime", uptime),
-    Check("clock", clock),
-    Check("permissions", permissions),
-    Check("leader", leader),
-    Check("schedulers", schedulers),
-    Check("nodes", nodes),
-    Check("reported", reported),
-    Check("agents", agents),
-    Check("protocols", protocols),
-    Check("guarantees", guarantees),
-    Check("groups", groups),
-    Check("dependencies", dependencies),
-    Check("pods", pods),
-    Check("outbox", outbox),
-    Check("inboxes", inboxes),
-    Check("records", records),
-    Check("ledger", ledger),
-    Check("limits", limits),
-    Check("home", home),
-    Check("libraries", libraries),
-    Check("batchq", batchq),
+    version,
+    role,
+    eviction,
+    evicted,
+    persistence,
+    writing,
+    memory,
+    connections,
+    latency,
+    uptime,
+    clock,
+    permissions,
+    leader,
+    schedulers,
+    nodes,
+    reported,
+    agents,
+    protocols,
+    guarantees,
+    groups,
+    dependencies,
+    pods,
+    outbox,
+    inboxes,
+    records,
+    ledger,
+    limits,
+    home,
+    libraries,
+    batchq,
 )
 
 
 def diagnose(state: State) -> Report:
     """Return the findings of all checks."""
-    return Report(findings=tuple(finding for check in CHECKS for finding in check.run(state)))
+    return Report(
+        findings=tuple(
+            structs.replace(finding, check=check.__name__)
+            for check in CHECKS
+            for finding in check(state)
+        )
+    )

@@ -63,7 +63,6 @@ def dependencies(state: State) -> tuple[Finding, ...]:
         for dependency in group.spec.depends_on:
             if dependency.uid not in uids and dependency.condition != "any":
                 yield Finding(
-                    check="dependencies",
                     level=Level.WARNING,
                     subject=f"PodGroup {full_name(group)}",
                     found=f"waits for {dependency.name}, which was deleted",
@@ -82,9 +81,8 @@ def pods(state: State) -> tuple[Finding, ...]:
 
 def outbox(state: State) -> tuple[Finding, ...]:
     """Every binding was delivered to its node."""
-    check = "outbox"
     if state.outbox is None or state.books is None:
-        return unseen(check, "the outbox", _READS)
+        return unseen("the outbox", _READS)
     pods = {pod.metadata.uid: pod for pod in state.pods()}
     findings = []
     for delivery in state.outbox:
@@ -93,7 +91,6 @@ def outbox(state: State) -> tuple[Finding, ...]:
         if bound_at is not None and state.now_ms - bound_at > PATIENCE_MS:
             findings.append(
                 Finding(
-                    check=check,
                     level=Level.WARNING,
                     subject=f"Pod {full_name(pod)}" if pod else delivery.pod,
                     found=f"bound {describe_age(state.now_ms - bound_at)} ago, and not yet handed"
@@ -102,19 +99,17 @@ def outbox(state: State) -> tuple[Finding, ...]:
                     remedy=_SEE_LOG,
                 )
             )
-    return or_ok(findings, check, f"{len(state.outbox)} on their way")
+    return or_ok(findings, f"{len(state.outbox)} on their way")
 
 
 def inboxes(state: State) -> tuple[Finding, ...]:
     """Node reports are applied."""
-    check = "inboxes"
     if state.stuck_reports is None:
-        return unseen(check, "the nodes' report queues", _READS)
+        return unseen("the nodes' report queues", _READS)
     read = Counter(node for node, _ in state.stuck_reports)
     nodes = sorted(read)
     findings = [
         Finding(
-            check=check,
             level=Level.WARNING,
             subject=f"Node {node}",
             found=f"{max(read[node], state.report_counts.get(node, 0))} reports are in its"
@@ -128,7 +123,6 @@ def inboxes(state: State) -> tuple[Finding, ...]:
     if unreadable:
         findings.append(
             Finding(
-                check=check,
                 level=Level.NOTE,
                 found=f"{unreadable} node reports could not be read so far, and were dropped",
                 expected="0",
@@ -137,21 +131,21 @@ def inboxes(state: State) -> tuple[Finding, ...]:
             )
         )
     late = state.counts.get("superseded", 0)
-    return or_ok(findings, check, f"all node reports are applied ({late} came too late, ever)")
+    return or_ok(findings, f"all node reports are applied ({late} came too late, ever)")
 
 
 def _all(
     state: State,
-    check: str,
+    what: str,
     items: list[PodGroup] | list[Pod],
     judge: Callable[[State, PodGroup], Iterator[Finding]]
     | Callable[[State, Pod], Iterator[Finding]],
     fine: str,
 ) -> tuple[Finding, ...]:
     if state.books is None:
-        return unseen(check, f"the {check}", _READS)
+        return unseen(f"the {what}", _READS)
     findings = [finding for item in items for finding in judge(state, item)]  # type: ignore[arg-type]
-    return or_ok(findings, check, f"{len(items)} there, {fine}")
+    return or_ok(findings, f"{len(items)} there, {fine}")
 
 
 def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
@@ -230,7 +224,6 @@ def _group(
     name: str, found: str, expected: str, remedy: str, *, level: Level = Level.WARNING
 ) -> Finding:
     return Finding(
-        check="groups",
         level=level,
         subject=f"PodGroup {name}",
         found=found,
@@ -249,7 +242,6 @@ def _of_pod(state: State, pod: Pod) -> Iterator[Finding]:
         since = state.now_ms - (status.terminating_at or state.now_ms)
         if since > grace + 10 * SECOND:
             yield Finding(
-                check="pods",
                 level=Level.WARNING,
                 subject=subject,
                 found=f"asked to stop {describe_age(since)} ago, and still on node {status.node}",
@@ -261,7 +253,6 @@ def _of_pod(state: State, pod: Pod) -> Iterator[Finding]:
         since = state.now_ms - (status.bound_at or state.now_ms)
         if since > PATIENCE_MS:
             yield Finding(
-                check="pods",
                 level=Level.WARNING,
                 subject=subject,
                 found=f"bound to node {status.node} {describe_age(since)} ago, and not started",

@@ -18,14 +18,12 @@ SILENT_MS = 15 * SECOND
 
 def nodes(state: State) -> tuple[Finding, ...]:
     """Nodes exist, are ready, send heartbeats and accept pods."""
-    check = "nodes"
     if state.books is None:
-        return unseen(check, "the nodes", _READS)
+        return unseen("the nodes", _READS)
     found = state.nodes()
     if not found:
         return (
             Finding(
-                check=check,
                 level=Level.WARNING,
                 found="there are no nodes: everything waits",
                 expected="one at least",
@@ -38,21 +36,19 @@ def nodes(state: State) -> tuple[Finding, ...]:
         findings.insert(
             0,
             Finding(
-                check=check,
                 level=Level.ERROR,
                 found=f"none of {len(found)} nodes is ready: nothing can start",
                 expected="one at least",
                 remedy="see whether their agents run (`batchq worker`) and reach the server",
             ),
         )
-    return or_ok(findings, check, f"{len(ready)} ready")
+    return or_ok(findings, f"{len(ready)} ready")
 
 
 def protocols(state: State) -> tuple[Finding, ...]:
     """Agents use a protocol at most one version away from this batchq's."""
-    check = "protocols"
     if state.books is None:
-        return unseen(check, "the nodes", _READS)
+        return unseen("the nodes", _READS)
     findings = []
     for node in state.nodes():
         version = node.metadata.annotations.get(PROTOCOL_ANNOTATION, "")
@@ -60,7 +56,6 @@ def protocols(state: State) -> tuple[Finding, ...]:
         if node.status.ready and apart:
             findings.append(
                 Finding(
-                    check=check,
                     level=Level.NOTE if apart == 1 else Level.ERROR,
                     subject=f"Node {node.metadata.name}",
                     found=f"its agent uses protocol {version}, this batchq {PROTOCOL}",
@@ -68,22 +63,20 @@ def protocols(state: State) -> tuple[Finding, ...]:
                     remedy="upgrade the older of the two, step by step if they are further apart",
                 )
             )
-    return or_ok(findings, check, f"all agents understand protocol {PROTOCOL}")
+    return or_ok(findings, f"all agents understand protocol {PROTOCOL}")
 
 
 def reported(state: State) -> tuple[Finding, ...]:
     """Every ready node has reported its pods since the server's last start."""
-    check = "reported"
     if state.books is None:
-        return unseen(check, "what nodes have reported since the server's start", _READS)
+        return unseen("what nodes have reported since the server's start", _READS)
     standing = state.books.standing
     if standing.restarted_at is None:
-        return ok(check, "no start of the server is on record")
+        return ok("no start of the server is on record")
     since_ms = max(0, state.now_ms - standing.restarted_at)
     late = since_ms > state.settings.pod_lease_ms
     findings = [
         Finding(
-            check=check,
             level=Level.WARNING if late else Level.NOTE,
             subject=f"Node {node.metadata.name}",
             found=f"has not reported its pods since the server's start {describe_age(since_ms)}"
@@ -94,14 +87,13 @@ def reported(state: State) -> tuple[Finding, ...]:
         for node in state.nodes()
         if node.status.ready and node.metadata.name not in standing.reported
     ]
-    return or_ok(findings, check, "every ready node has reported since the server's start")
+    return or_ok(findings, "every ready node has reported since the server's start")
 
 
 def agents(state: State) -> tuple[Finding, ...]:
     """No agent serves two nodes, and no node is claimed by two agents."""
-    check = "agents"
     if state.books is None:
-        return unseen(check, "the nodes", _READS)
+        return unseen("the nodes", _READS)
     served: dict[str, list[str]] = defaultdict(list)
     for node in state.nodes():
         agent = node.metadata.annotations.get(AGENT_ANNOTATION, "")
@@ -109,7 +101,6 @@ def agents(state: State) -> tuple[Finding, ...]:
             served[agent].append(node.metadata.name)
     findings = [
         Finding(
-            check=check,
             level=Level.ERROR,
             subject=", ".join(f"Node {name}" for name in names),
             found=f"{len(names)} names are served by one agent, {agent}",
@@ -122,7 +113,6 @@ def agents(state: State) -> tuple[Finding, ...]:
     for name, agent, other in state.contested:
         findings.append(
             Finding(
-                check=check,
                 level=Level.ERROR,
                 subject=f"Node {name}",
                 found=f"two agents serve it: {agent} and {other}",
@@ -130,7 +120,7 @@ def agents(state: State) -> tuple[Finding, ...]:
                 remedy="stop one, or start it under another name: `batchq worker --name NAME`",
             )
         )
-    return or_ok(findings, check, "each node has one agent")
+    return or_ok(findings, "each node has one agent")
 
 
 _TO_PROCESSES = "look at these processes on its machine; restart the machine if they stay"
@@ -152,7 +142,6 @@ def _of_node(state: State, node: Node) -> Finding | None:
     )
     if node.status.reason and not node.status.ready:
         return Finding(
-            check="nodes",
             level=Level.WARNING,
             subject=subject,
             found=f"out of service: {node.status.reason}",
@@ -161,7 +150,6 @@ def _of_node(state: State, node: Node) -> Finding | None:
         )
     if not node.status.ready:
         return Finding(
-            check="nodes",
             level=Level.WARNING,
             subject=subject,
             found=f"not ready, {heartbeat}",
@@ -170,7 +158,6 @@ def _of_node(state: State, node: Node) -> Finding | None:
         )
     if silent_ms is not None and silent_ms > SILENT_MS:
         return Finding(
-            check="nodes",
             level=Level.WARNING,
             subject=subject,
             found=f"silent, {heartbeat}",
@@ -179,7 +166,6 @@ def _of_node(state: State, node: Node) -> Finding | None:
         )
     if node.spec.unschedulable:
         return Finding(
-            check="nodes",
             level=Level.NOTE,
             subject=subject,
             found="cordoned: no pods are placed on it",
@@ -198,7 +184,7 @@ _ROLES = ("scheduler", "worker", "submitter", "operator", "readonly", "read-only
 
 def permissions(state: State) -> tuple[Finding, ...]:
     """The user may read everything that the doctor reads."""
-    check, server = "permissions", state.server
+    server = state.server
     who = f"user {server.user}" if server.user else "this user (ACL WHOAMI is refused)"
     looks = _looks_like(server.user)
     hidden = [
@@ -214,10 +200,9 @@ def permissions(state: State) -> tuple[Finding, ...]:
         if not seen
     ]
     if not hidden:
-        return ok(check, f"{who}{looks} may read everything that is checked")
+        return ok(f"{who}{looks} may read everything that is checked")
     return (
         Finding(
-            check=check,
             level=Level.NOTE,
             subject=server.user or "",
             found=f"{who}{looks} may not read: {', '.join(hidden)}",
@@ -229,13 +214,12 @@ def permissions(state: State) -> tuple[Finding, ...]:
 
 def leader(state: State) -> tuple[Finding, ...]:
     """A scheduler leads."""
-    check, found = "leader", state.schedulers
+    found = state.schedulers
     if found is None:
-        return unseen(check, "who leads", _READS)
+        return unseen("who leads", _READS)
     now = found.leader
     if now is not None and now.left_ms > 0:
         return ok(
-            check,
             f"{now.identity} leads, epoch {now.epoch}; its lease ends in"
             f" {now.left_ms / 1000:.1f} s unless renewed",
         )
@@ -249,7 +233,6 @@ def leader(state: State) -> tuple[Finding, ...]:
         remedy = "see the logs of the schedulers on standby, then restart one"
     return (
         Finding(
-            check=check,
             level=Level.ERROR,
             found=last + waiting,
             expected="one leads",
@@ -260,24 +243,23 @@ def leader(state: State) -> tuple[Finding, ...]:
 
 def schedulers(state: State) -> tuple[Finding, ...]:
     """The followers have the leader's version and a mirror that is up to date."""
-    check, found = "schedulers", state.schedulers
+    found = state.schedulers
     if found is None:
-        return unseen(check, "which schedulers there are", _READS)
+        return unseen("which schedulers there are", _READS)
     leads = next((one for one in found.there if one.leads), None)
     findings = [
         finding
         for one in found.followers
-        for finding in (_of_version(check, one, leads), _of_mirror(check, one))
+        for finding in (_of_version(one, leads), _of_mirror(one))
         if finding is not None
     ]
-    findings += [_silent(check, one) for one in found.there if one.role == "silent"]
+    findings += [_silent(one) for one in found.there if one.role == "silent"]
     count = len(found.followers)
-    return or_ok(findings, check, f"{count} stand by" if count != 1 else "1 stands by")
+    return or_ok(findings, f"{count} stand by" if count != 1 else "1 stands by")
 
 
-def _silent(check: str, one: SchedulerSeen) -> Finding:
+def _silent(one: SchedulerSeen) -> Finding:
     return Finding(
-        check=check,
         level=Level.NOTE,
         subject=process_of(one.identity),
         found=f"has not reported itself for {describe_age(one.seen_ms_ago)}",
@@ -286,11 +268,10 @@ def _silent(check: str, one: SchedulerSeen) -> Finding:
     )
 
 
-def _of_version(check: str, one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | None:
+def _of_version(one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | None:
     if leads is None or one.version == leads.version:
         return None
     return Finding(
-        check=check,
         level=Level.WARNING,
         subject=process_of(one.identity),
         found=f"batchq {one.version} stands by, the leader is {leads.version}",
@@ -299,12 +280,11 @@ def _of_version(check: str, one: SchedulerSeen, leads: SchedulerSeen | None) -> 
     )
 
 
-def _of_mirror(check: str, one: SchedulerSeen) -> Finding | None:
+def _of_mirror(one: SchedulerSeen) -> Finding | None:
     if one.behind is not None and one.behind < FAR_BEHIND:
         return None
     cold = "has no mirror yet" if one.behind is None else f"is {one.behind} writes behind"
     return Finding(
-        check=check,
         level=Level.NOTE if one.behind is None else Level.WARNING,
         subject=process_of(one.identity),
         found=f"stands by and {cold}: it would list everything before its first session",
@@ -327,16 +307,14 @@ def _looks_like(user: str | None) -> str:
 
 def guarantees(state: State) -> tuple[Finding, ...]:
     """The guarantees of all queues together fit on the ready nodes."""
-    check = "guarantees"
     if state.books is None:
-        return unseen(check, "the queues and nodes", _READS)
+        return unseen("the queues and nodes", _READS)
     over = overpromised(state.queues(), state.nodes())
-    return or_ok((_finding(check, one) for one in over), check, "within what the ready nodes have")
+    return or_ok((_finding(one) for one in over), "within what the ready nodes have")
 
 
-def _finding(check: str, one: Overpromised) -> Finding:
+def _finding(one: Overpromised) -> Finding:
     return Finding(
-        check=check,
         level=Level.WARNING,
         subject=one.resource,
         found=f"{one.sentence()}: no queue gets more of it than it is guaranteed",

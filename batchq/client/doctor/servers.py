@@ -26,174 +26,168 @@ _INFO = "INFO (`+info`)"
 
 def version(state: State) -> tuple[Finding, ...]:
     """Redis 6.2 or later, or Valkey, not part of a cluster."""
-    server, check = state.server, "version"
+    server = state.server
     if not server.informed:
-        return unseen(check, "the server's version", _INFO)
+        return unseen("the server's version", _INFO)
     if server.cluster:
         found = f"{server.version}, part of a cluster"
         remedy = "connect to a single server: RQ does not work on a cluster"
-        return _one(check, Level.ERROR, found, "a single server", remedy)
+        return _one(Level.ERROR, found, "a single server", remedy)
     if server.numbers < OLDEST:
         remedy = "upgrade Redis, or use Valkey, or the server that comes with batchq"
-        return _one(check, Level.ERROR, server.version, "Redis 6.2 or later, or Valkey", remedy)
+        return _one(Level.ERROR, server.version, "Redis 6.2 or later, or Valkey", remedy)
     if server.numbers < ACL_FILES:
         remedy = "upgrade before you create separate users for schedulers, workers and people"
         expected = "7.0 or later, for the ACL files of conf/acl"
-        return _one(check, Level.NOTE, server.version, expected, remedy)
-    return ok(check, server.version)
+        return _one(Level.NOTE, server.version, expected, remedy)
+    return ok(server.version)
 
 
 def role(state: State) -> tuple[Finding, ...]:
     """The server is a primary, which accepts writes."""
-    check, found = "role", state.server.role
+    found = state.server.role
     if not found:
-        return unseen(check, "whether the server is a primary", _INFO)
+        return unseen("whether the server is a primary", _INFO)
     if found == "primary":
-        return ok(check, found)
+        return ok(found)
     remedy = "connect to the primary; with sentinels, by a redis+sentinel:// URL"
-    return _one(check, Level.ERROR, found, "primary", remedy)
+    return _one(Level.ERROR, found, "primary", remedy)
 
 
 def eviction(state: State) -> tuple[Finding, ...]:
     """A full server refuses writes instead of evicting keys."""
-    check, found = "eviction", state.server.maxmemory_policy
+    found = state.server.maxmemory_policy
     if found is None:
-        return unseen(check, "maxmemory-policy", _INFO)
+        return unseen("maxmemory-policy", _INFO)
     if found == "noeviction":
-        return ok(check, "maxmemory-policy noeviction")
+        return ok("maxmemory-policy noeviction")
     remedy = "CONFIG SET maxmemory-policy noeviction, and write it into the server's file"
-    return _one(
-        check, Level.ERROR, f"maxmemory-policy {found}: groups may vanish", "noeviction", remedy
-    )
+    return _one(Level.ERROR, f"maxmemory-policy {found}: groups may vanish", "noeviction", remedy)
 
 
 def evicted(state: State) -> tuple[Finding, ...]:
     """No key was evicted."""
-    check, count = "evicted", state.server.evicted_keys
+    count = state.server.evicted_keys
     if count is None:
-        return unseen(check, "evicted_keys", _INFO)
+        return unseen("evicted_keys", _INFO)
     if count == 0:
-        return ok(check, "no key was evicted")
+        return ok("no key was evicted")
     remedy = "set maxmemory-policy noeviction; then see `ledger` below for what is missing"
-    return _one(check, Level.ERROR, f"{count} keys were evicted since the start", "0", remedy)
+    return _one(Level.ERROR, f"{count} keys were evicted since the start", "0", remedy)
 
 
 def persistence(state: State) -> tuple[Finding, ...]:
     """Acknowledged writes are in a file."""
-    check, server = "persistence", state.server
+    server = state.server
     if server.aof is None:
-        return unseen(check, "whether there is an append-only file", _INFO)
+        return unseen("whether there is an append-only file", _INFO)
     if not server.aof:
         remedy = "CONFIG SET appendonly yes, and write it into the server's file"
         found = "appendonly no: a restart loses all since the last RDB file"
-        return _one(check, Level.WARNING, found, "appendonly yes", remedy)
+        return _one(Level.WARNING, found, "appendonly yes", remedy)
     match server.appendfsync:
         case "always":
-            return ok(check, "appendonly yes, appendfsync always")
+            return ok("appendonly yes, appendfsync always")
         case "everysec":
             found = "appendfsync everysec: a power cut loses up to two seconds"
             remedy = "nothing, or CONFIG SET appendfsync always, which makes each write wait"
-            return _one(check, Level.NOTE, found, "always, where nothing may be lost", remedy)
+            return _one(Level.NOTE, found, "always, where nothing may be lost", remedy)
         case "no":
             found = "appendfsync no: a power cut loses what the kernel has not written, ~30 s"
             remedy = "CONFIG SET appendfsync everysec (or always), and write it into its file"
-            return _one(check, Level.WARNING, found, "everysec or always", remedy)
+            return _one(Level.WARNING, found, "everysec or always", remedy)
         case _:
-            return unseen(check, "appendfsync", "CONFIG GET (`+config|get`)")
+            return unseen("appendfsync", "CONFIG GET (`+config|get`)")
 
 
 def writing(state: State) -> tuple[Finding, ...]:
     """The server's last writes to its files succeeded."""
-    check, server = "writing", state.server
+    server = state.server
     if server.aof_write_ok is None and server.rdb_save_ok is None:
-        return unseen(check, "whether the server's last writes to disk succeeded", _INFO)
+        return unseen("whether the server's last writes to disk succeeded", _INFO)
     remedy = "see the server's log; free its disk, or correct its permissions"
     findings: tuple[Finding, ...] = ()
     if server.aof_write_ok is False:
         found = "the last write failed: writes are refused until one succeeds"
-        findings += _one(check, Level.ERROR, found, "ok", remedy, "append-only file")
+        findings += _one(Level.ERROR, found, "ok", remedy, "append-only file")
     if server.rdb_save_ok is False:
         level = Level.WARNING if server.aof else Level.ERROR
-        findings += _one(check, level, "the last save failed", "ok", remedy, "RDB file")
-    return or_ok(findings, check, "the last writes to its files succeeded")
+        findings += _one(level, "the last save failed", "ok", remedy, "RDB file")
+    return or_ok(findings, "the last writes to its files succeeded")
 
 
 def memory(state: State) -> tuple[Finding, ...]:
     """The server has free memory."""
-    check, server = "memory", state.server
+    server = state.server
     if server.used_bytes is None or server.maxmemory_bytes is None:
-        return unseen(check, "how much memory the server uses", _INFO)
+        return unseen("how much memory the server uses", _INFO)
     used = describe_quantity("memory", server.used_bytes)
     if not server.maxmemory_bytes:
-        return ok(check, f"{used} used, no limit")
+        return ok(f"{used} used, no limit")
     found = f"{used} used of {describe_quantity('memory', server.maxmemory_bytes)}"
     if server.used_bytes < NEARLY_FULL * server.maxmemory_bytes:
-        return ok(check, found)
+        return ok(found)
     remedy = "raise maxmemory, or delete finished groups (`batchq delete`, a shorter ttl)"
-    return _one(check, Level.WARNING, found, f"below {NEARLY_FULL:.0%}", remedy)
+    return _one(Level.WARNING, found, f"below {NEARLY_FULL:.0%}", remedy)
 
 
 def connections(state: State) -> tuple[Finding, ...]:
     """The server has free connections and has rejected none."""
-    check, server = "connections", state.server
+    server = state.server
     if server.clients is None:
-        return unseen(check, "how many clients the server has", _INFO)
+        return unseen("how many clients the server has", _INFO)
     most = server.maxclients
     found = f"{server.clients} clients" + (f" of {most}" if most else "")
     remedy = "raise maxclients (and the server's limit of open files)"
     if most and server.clients >= NEARLY_ALL * most:
-        return _one(check, Level.WARNING, found, f"below {NEARLY_ALL:.0%}", remedy)
+        return _one(Level.WARNING, found, f"below {NEARLY_ALL:.0%}", remedy)
     if server.rejected_connections:
         found = f"{server.rejected_connections} connections were rejected since the start"
-        return _one(check, Level.WARNING, found, "0", remedy)
-    return ok(check, found)
+        return _one(Level.WARNING, found, "0", remedy)
+    return ok(found)
 
 
 def latency(state: State) -> tuple[Finding, ...]:
     """The server answers quickly."""
-    check = "latency"
     pings = sorted(state.server.pings_us)
     median = pings[len(pings) // 2]
     found = f"PING takes {median / 1000:.1f} ms, at most {pings[-1] / 1000:.1f} ms"
     remedy = "see SLOWLOG GET and LATENCY DOCTOR on the server, its swap, and the network to it"
     if median >= HANGING_US:
-        return _one(check, Level.WARNING, found, "below 500 ms", remedy)
+        return _one(Level.WARNING, found, "below 500 ms", remedy)
     if median >= SLOW_US:
-        return _one(check, Level.NOTE, found, "below 20 ms", remedy)
-    return ok(check, found)
+        return _one(Level.NOTE, found, "below 20 ms", remedy)
+    return ok(found)
 
 
 def uptime(state: State) -> tuple[Finding, ...]:
     """The server was not restarted recently."""
-    check, seconds = "uptime", state.server.uptime_s
+    seconds = state.server.uptime_s
     if seconds is None:
-        return unseen(check, "the server's uptime", _INFO)
+        return unseen("the server's uptime", _INFO)
     found = f"up for {describe_age(seconds * SECOND)}"
     if seconds * SECOND >= RESTARTED_MS:
-        return ok(check, found)
+        return ok(found)
     remedy = "nothing if you started it; else see its log, and the kernel's for a killed process"
-    return _one(
-        check, Level.NOTE, f"{found}: it was restarted recently", "10 minutes or more", remedy
-    )
+    return _one(Level.NOTE, f"{found}: it was restarted recently", "10 minutes or more", remedy)
 
 
 def clock(state: State) -> tuple[Finding, ...]:
     """The clocks of this machine and the server agree."""
-    check, skew = "clock", state.server.skew_ms
+    skew = state.server.skew_ms
     if abs(skew) <= SKEW_MS:
-        return ok(check, f"this machine's clock is within {SKEW_MS} ms of the server's ({skew} ms)")
+        return ok(f"this machine's clock is within {SKEW_MS} ms of the server's ({skew} ms)")
     side = "ahead of" if skew > 0 else "behind"
     found = f"this machine's clock is {describe_age(abs(skew))} {side} the server's"
     remedy = "synchronise both (NTP). Leases do not depend on it; times in logs would mislead"
-    return _one(check, Level.WARNING, found, "at most 1 s apart", remedy)
+    return _one(Level.WARNING, found, "at most 1 s apart", remedy)
 
 
 def _one(
-    check: str, level: Level, found: str, expected: str, remedy: str, subject: str = ""
+    level: Level, found: str, expected: str, remedy: str, subject: str = ""
 ) -> tuple[Finding, ...]:
     return (
         Finding(
-            check=check,
             level=level,
             subject=subject,
             found=found,
@@ -209,15 +203,14 @@ NOTHING_BYTES = 100 * 1024**2
 
 def home(state: State) -> tuple[Finding, ...]:
     """The embedded server's data has free disk space and is private."""
-    check, facts = "home", state.home
+    facts = state.home
     if facts is None:
-        return ok(check, "the server is not this machine's embedded one")
+        return ok("the server is not this machine's embedded one")
     free = describe_quantity("memory", facts.free_bytes)
     findings = []
     if facts.free_bytes < LITTLE_BYTES:
         findings.append(
             Finding(
-                check=check,
                 level=Level.ERROR if facts.free_bytes < NOTHING_BYTES else Level.WARNING,
                 subject=facts.path,
                 found=f"{free} are free on its disk",
@@ -228,7 +221,6 @@ def home(state: State) -> tuple[Finding, ...]:
         )
     findings += [
         Finding(
-            check=check,
             level=Level.WARNING,
             subject=path,
             found=f"its mode is {mode:o}: other users may read it",
@@ -237,15 +229,13 @@ def home(state: State) -> tuple[Finding, ...]:
         )
         for path, mode in facts.open_to.items()
     ]
-    return or_ok(findings, check, f"{facts.path}: {free} free, closed to others")
+    return or_ok(findings, f"{facts.path}: {free} free, closed to others")
 
 
 def libraries(state: State) -> tuple[Finding, ...]:
     """The versions of RQ and redis-py are supported."""
-    check = "libraries"
     findings = [
         Finding(
-            check=check,
             level=Level.ERROR,
             subject=one.name,
             found=f"{one.version} is installed",
@@ -256,21 +246,19 @@ def libraries(state: State) -> tuple[Finding, ...]:
         if not one.least <= _numbers(one.version) < one.below
     ]
     installed = ", ".join(f"{one.name} {one.version}" for one in state.libraries)
-    return or_ok(findings, check, installed)
+    return or_ok(findings, installed)
 
 
 def batchq(state: State) -> tuple[Finding, ...]:
     """The schedulers have this batchq's version."""
-    check = "batchq"
     others = sorted(
         {one.version for one in (state.schedulers.there if state.schedulers else ())}
         - {state.version}
     )
     if not others:
-        return ok(check, f"batchq {state.version}")
+        return ok(f"batchq {state.version}")
     return (
         Finding(
-            check=check,
             level=Level.NOTE,
             found=f"this is batchq {state.version}, schedulers are {', '.join(others)}",
             expected="one version",
@@ -296,24 +284,23 @@ _REMEDY = (
 
 def ledger(state: State) -> tuple[Finding, ...]:
     """The ledger's sums match its charges, and the charges match the objects."""
-    check, books = "ledger", state.books
+    books = state.books
     if books is None:
-        return _not_compared(state, check)
+        return _not_compared(state)
     counted = sums_of(books.charges)
     findings = list(_differing_sums(books.ledger, counted))
     findings += _differing_charges(charges_of(books.objects), books.charges, _titles(state))
-    return or_ok(findings, check, f"{len(books.charges)} charges recounted, all agree")
+    return or_ok(findings, f"{len(books.charges)} charges recounted, all agree")
 
 
 def limits(state: State) -> tuple[Finding, ...]:
     """The limits of admissions match queues, quotas and nodes."""
-    check, books = "limits", state.books
+    books = state.books
     if books is None:
-        return _not_compared(state, check)
+        return _not_compared(state)
     stated = limits_of(books.objects) | of_every_namespace(books.limits)
     findings = [
         _difference(
-            check,
             f"{scope} {name}",
             _limit_text(name, books.limits.get(scope, {}).get(name)),
             _limit_text(name, stated.get(scope, {}).get(name)),
@@ -324,7 +311,7 @@ def limits(state: State) -> tuple[Finding, ...]:
         for name in sorted({*stated.get(scope, {}), *books.limits.get(scope, {})})
         if stated.get(scope, {}).get(name) != books.limits.get(scope, {}).get(name)
     ]
-    return or_ok(findings, check, f"{len(books.limits)} limits, all as their objects state them")
+    return or_ok(findings, f"{len(books.limits)} limits, all as their objects state them")
 
 
 def _differing_sums(kept: Ledger, counted: Ledger) -> Iterator[Finding]:
@@ -333,7 +320,6 @@ def _differing_sums(kept: Ledger, counted: Ledger) -> Iterator[Finding]:
         for name in sorted({*ours, *theirs}):
             if ours.get(name, 0) != theirs.get(name, 0):
                 yield _difference(
-                    "ledger",
                     f"{scope} {name}",
                     f"the sum is {describe_quantity(name, ours.get(name, 0))}",
                     f"{describe_quantity(name, theirs.get(name, 0))}, as its charges add up",
@@ -354,7 +340,6 @@ def _differing_charges(
         for name in sorted({*should, *does}):
             if should.get(name, 0) != does.get(name, 0):
                 yield _difference(
-                    "ledger",
                     f"{subject} {name}",
                     f"is charged {describe_quantity(name, does.get(name, 0))}",
                     f"{describe_quantity(name, should.get(name, 0))}, as its object says",
@@ -362,7 +347,6 @@ def _differing_charges(
                 )
         if should and does and set(scopes) != set(in_scopes):
             yield _difference(
-                "ledger",
                 subject,
                 f"is charged in {', '.join(in_scopes)}",
                 ", ".join(scopes),
@@ -398,9 +382,8 @@ def _limit_text(name: str, units: int | None) -> str:
     return "no limit" if units is None else describe_quantity(name, units)
 
 
-def _difference(check: str, subject: str, found: str, expected: str, remedy: str) -> Finding:
+def _difference(subject: str, found: str, expected: str, remedy: str) -> Finding:
     return Finding(
-        check=check,
         level=Level.ERROR,
         subject=subject,
         found=found,
@@ -409,12 +392,11 @@ def _difference(check: str, subject: str, found: str, expected: str, remedy: str
     )
 
 
-def _not_compared(state: State, check: str) -> tuple[Finding, ...]:
+def _not_compared(state: State) -> tuple[Finding, ...]:
     if not state.moving:
-        return unseen(check, f"the {check}", _READS)
+        return unseen("the objects and what they are charged", _READS)
     return (
         Finding(
-            check=check,
             level=Level.NOTE,
             found="not compared: the server is written to faster than it can be read",
             expected="fewer writes",
@@ -428,16 +410,15 @@ _READS_RECORDS = "reading (`+@read`) of batchq's keys"
 
 def records(state: State) -> tuple[Finding, ...]:
     """Every stored record can be read."""
-    check = "records"
     if state.unreadable is None:
-        return unseen(check, "the records", _READS_RECORDS)
-    findings = [_finding(check, one) for one in state.unreadable]
-    findings += [_mended(check, one) for one in state.mended]
-    findings += _shared_uids(check, state)
-    return or_ok(findings, check, "all can be read")
+        return unseen("the records", _READS_RECORDS)
+    findings = [_finding(one) for one in state.unreadable]
+    findings += [_mended(one) for one in state.mended]
+    findings += _shared_uids(state)
+    return or_ok(findings, "all can be read")
 
 
-def _shared_uids(check: str, state: State) -> list[Finding]:
+def _shared_uids(state: State) -> list[Finding]:
     """Return findings for groups that share a uid; the scheduler uses the first of them by name."""
     first: dict[str, PodGroup] = {}
     findings = []
@@ -447,7 +428,6 @@ def _shared_uids(check: str, state: State) -> list[Finding]:
             name, namespace = group.metadata.name, group.metadata.namespace
             findings.append(
                 Finding(
-                    check=check,
                     level=Level.ERROR,
                     subject=f"PodGroup {key_of(group)}",
                     found=f"has the uid of PodGroup {key_of(other)}, and never starts",
@@ -459,9 +439,8 @@ def _shared_uids(check: str, state: State) -> list[Finding]:
     return findings
 
 
-def _mended(check: str, one: Event) -> Finding:
+def _mended(one: Event) -> Finding:
     return Finding(
-        check=check,
         level=Level.NOTE,
         subject=f"{one.kind} {one.key}",
         found=f"could not be read, and was repaired by the leader: {one.message}",
@@ -470,9 +449,8 @@ def _mended(check: str, one: Event) -> Finding:
     )
 
 
-def _finding(check: str, one: Unreadable) -> Finding:
+def _finding(one: Unreadable) -> Finding:
     return Finding(
-        check=check,
         # Only people read events.
         level=Level.NOTE if one.kind == "Event" else Level.ERROR,
         subject=f"{one.kind} {one.key}".strip(),

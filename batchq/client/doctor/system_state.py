@@ -62,12 +62,11 @@ class Level(StrEnum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """A result of a check. `subject` is a node, a group or a setting; empty for the whole system.
-
-    `expected` and `remedy` are empty if all is well.
+    """A result of a check, whose name `diagnose` adds. `subject` is a node, a group or a setting;
+    empty for the whole system. `expected` and `remedy` are empty if all is well.
     """
 
-    check: str
+    check: str = ""
     level: Level
     subject: str = ""
     found: str
@@ -90,16 +89,15 @@ class Report(Struct, frozen=True, kw_only=True):
         return sum(finding.level is level for finding in self.findings)
 
 
-def ok(check: str, found: str) -> tuple[Finding, ...]:
+def ok(found: str) -> tuple[Finding, ...]:
     """Return the finding that all is well."""
-    return (Finding(check=check, level=Level.OK, found=found),)
+    return (Finding(level=Level.OK, found=found),)
 
 
-def unseen(check: str, what: str, permission: str) -> tuple[Finding, ...]:
+def unseen(what: str, permission: str) -> tuple[Finding, ...]:
     """Return the finding that this user lacks a right to read."""
     return (
         Finding(
-            check=check,
             level=Level.NOTE,
             found=f"cannot see {what}",
             expected="a user who may look",
@@ -108,9 +106,9 @@ def unseen(check: str, what: str, permission: str) -> tuple[Finding, ...]:
     )
 
 
-def or_ok(findings: Iterable[Finding], check: str, found: str) -> tuple[Finding, ...]:
+def or_ok(findings: Iterable[Finding], found: str) -> tuple[Finding, ...]:
     """Return the findings, or the finding that all is well."""
-    return tuple(findings) or ok(check, found)
+    return tuple(findings) or ok(found)
 
 
 class HomeFacts(Struct, frozen=True, kw_only=True):

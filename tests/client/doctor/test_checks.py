@@ -406,18 +406,18 @@ def test_the_doctor_finds_that(what: str) -> None:
 
 
 def test_every_check_has_an_unhappy_case() -> None:
-    assert {check for _, check, _, _, _ in UNHAPPY.values()} == {check.name for check in CHECKS}
+    assert {check for _, check, _, _, _ in UNHAPPY.values()} == {check.__name__ for check in CHECKS}
 
 
 def test_nothing_is_found_in_a_healthy_system() -> None:
     report = diagnose(a_state())
     assert [one for one in report.findings if one.level is not Level.OK] == []
-    assert [one.check for one in report.findings] == [check.name for check in CHECKS]
+    assert [one.check for one in report.findings] == [check.__name__ for check in CHECKS]
     assert report.worst is Level.OK
 
 
 def test_every_check_says_what_it_wants() -> None:
-    assert [check.name for check in CHECKS if not check.run.__doc__] == []
+    assert [check.__name__ for check in CHECKS if not check.__doc__] == []
 
 
 #: States that resemble one of the above but are healthy.
@@ -514,7 +514,7 @@ def test_a_check_without_permission_is_a_note_naming_the_missing_permission() ->
         )
     )
     hidden = {one.check for one in report.findings if one.found.startswith("cannot see")}
-    assert hidden == {check.name for check in CHECKS} - {
+    assert hidden == {check.__name__ for check in CHECKS} - {
         *("latency", "clock", "permissions", "home", "libraries", "batchq")
     }
     assert report.worst is NOTE

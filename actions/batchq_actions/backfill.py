@@ -181,7 +181,8 @@ def _unheaded(session: Session) -> list[str]:
 
 def reservations_of(session: Session) -> dict[str, int]:
     """Return from when on capacity is kept for groups, by uid, in milliseconds, after a session has
-    decided. Reservations that could not have let a group start were left out, and are added here.
+    decided; those of a line in the order in which they are tried. Reservations that could not have
+    let a group start were left out, and are added here.
     """
     left = {
         name: head

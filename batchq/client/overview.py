@@ -582,22 +582,17 @@ def _with_delay(
 
 
 def _reservations_before(session: Session, group: GroupState) -> list[tuple[GroupState, int]]:
-    """Return the groups with a reservation that are tried before it, and when each begins."""
-    head = session.heads.strict[group.queue]
-    by_length = _strategy(session, head).order == "shortest"
-
-    def trial_order(one: GroupState) -> tuple[object, ...]:
-        length = one.record.spec.walltime if by_length else 0
-        return (one is not head, length is None, length or 0, session.group_key(one))
-
-    own = trial_order(group)
-    others = [(session.groups[uid], at) for uid, at in reservations_of(session).items()]
-    reservations = [
-        (one, at)
-        for one, at in others
-        if session.heads.strict.get(one.queue) is head and trial_order(one) < own
-    ]
-    return sorted(reservations, key=lambda pair: trial_order(pair[0]))
+    """Return the groups of its line with a reservation that are tried before it, in that order, and
+    when each begins.
+    """
+    head, found = session.heads.strict[group.queue], []
+    for uid, at in reservations_of(session).items():
+        if uid == group.uid:
+            break
+        other = session.groups[uid]
+        if session.heads.strict.get(other.queue) is head:
+            found.append((other, at))
+    return found
 
 
 def _would_start(session: Session, group: GroupState) -> bool:

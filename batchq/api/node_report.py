@@ -62,7 +62,7 @@ class PodOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StartClaim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact"):
-    """`author`, a work-horse, is about to start this attempt of a pod that is Bound to the node."""
+    """The agent `author` asks to start this attempt of a pod that is Bound to its node."""
 
     pod: str
     attempt: Integer

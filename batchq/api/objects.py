@@ -470,7 +470,7 @@ class PodStatus(Value, frozen=True):
     #: Attempts that ended in failure; evictions and node losses are not counted.
     failures: Integer = 0
     retry_at: Instant | None = None
-    #: The work-horse that has claimed the attempt.
+    #: The agent that claimed the attempt; after a restart of the server, its work-horse.
     holder: str = ""
     #: Attempts of this admission whose node fell silent, or stopped them after losing the server.
     losses: Integer = 0

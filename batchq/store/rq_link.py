@@ -99,7 +99,7 @@ class _RqPipeline(Pipeline):
 def rq_connection(url: str) -> RqConnection:
     """Return a connection for RQ alone, which retries: RQ itself would give up and lose a result.
 
-    RQ's repeated commands are harmless: only one work-horse can claim an attempt.
+    RQ's repeated commands are harmless: an attempt is claimed only once.
     """
     retry = Retry(ExponentialWithJitterBackoff(base=FIRST_DELAY_S, cap=2.0), 60)
     made = new_client(url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S, kind=RqConnection)

@@ -11,6 +11,7 @@ import pytest
 
 from batchq import errors
 from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
+from batchq.http.route_table import ROUTES, right_of
 from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
 from tests.tidy.source import ROOT, files, place
 
@@ -130,6 +131,17 @@ def test_each_question_of_a_newcomer_has_an_answer_on_a_page_that_the_readme_lin
         assert re.search(rf"^\| Where .*{word}|^\| Why .*{word}", internals, re.MULTILINE), word
     for addition in ("plugin", "action", "command", "metric"):
         assert re.search(rf"^\| a (built-in )?{addition} \|", contributing, re.MULTILINE), addition
+
+
+def test_the_page_of_the_http_api_lists_each_path_with_its_right() -> None:
+    text = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([A-Z]+ /\S*)` \| .* \| ([^|]+) \|$", text, re.MULTILINE)
+    routes = []
+    for route in ROUTES:
+        path = route.path.replace("{namespace}", "NS").replace("{name}", "NAME")
+        right = right_of(route) if route.verb is not None else "any caller"
+        routes.append((f"{route.method} {path}", "none" if route.is_open else right))
+    assert sorted(listed) == sorted(routes)
 
 
 def test_the_table_of_errors_has_each_error_with_its_exit_code() -> None:

@@ -43,10 +43,10 @@ def acl(
 ) -> None:
     """Print a user's line for the server's ACL file.
 
-    ROLE is scheduler, worker, submitter, controller, operator or readonly. Redis 7.2 or later and
-    Valkey accept such lines in their `aclfile`. Without a password the user is off. A user's name
-    should begin with its role, so that `batchq doctor` recognises it. conf/acl/README.md describes
-    the steps, docs/security.md the rights of each role. The command needs no server.
+    ROLE is scheduler, worker, submitter, controller, operator, api or readonly. Redis 7.2 or later
+    and Valkey accept such lines in their `aclfile`. Without a password the user is off. A user's
+    name should begin with its role, so that `batchq doctor` recognises it. conf/acl/README.md
+    describes the steps, docs/security.md the rights of each role. The command needs no server.
     """
     from batchq.client.connection import access, hash_of, role_named
 

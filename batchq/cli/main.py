@@ -85,6 +85,8 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "scheduler": CommandEntry("config", "scheduler", "Run the scheduler, or show the leader."),
         "worker": CommandEntry("worker", "worker", "Make this machine a node and run its pods."),
         "api": CommandEntry("api", "api", "Serve the HTTP API."),
+        "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
+        "token": CommandEntry("tokens", "token", "Create and revoke tokens of the API."),
         "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import TracebackType
 
 from batchq.client import Client
-from batchq.client.connection import connect
+from batchq.client.access_control import AccessControl
+from batchq.client.connection import connect, user_of
 from batchq.client.watch import Watch
 from batchq.store.schedulers import revision
 
@@ -40,6 +42,16 @@ class Delegate:
         client = Client(store=self._store)
         client.user = user  # in place of the cached property
         return client
+
+    @cached_property
+    def access(self) -> AccessControl:
+        """The tokens, bindings and the audit trail of the HTTP API."""
+        return AccessControl(self._store)
+
+    @property
+    def user(self) -> str:
+        """The name under which the server records this program: `alice@laptop`, or its user."""
+        return user_of(self._store, "")
 
     def revision(self) -> int:
         """Return the count of writes: what is read from now on includes all of these."""

@@ -1,23 +1,105 @@
-"""What the API knows of tokens and bindings at this moment."""
+"""The tokens and bindings as this process knows them, and the identity behind a token.
+
+The book is read again whenever its revision has changed, which is asked twice a second; a change
+through this process is read at once. Streams ask on and on, so a revoked token cuts them within a
+second. A book that could not be read for a while is of no use: then tokens are refused, because one
+of them may have been revoked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic, time
 
 from batchq.api.access import Binding, Identity
-from batchq.http.problems import ApiProblem, unauthenticated
+from batchq.client.access_control import AccessControl, AccessState, TokenRecord, parse_token
+from batchq.http.problems import ApiProblem, not_ready, unauthenticated
+
+#: How often the revision is asked for.
+LOOK_S = 0.5
+#: A book that is older is not used for tokens.
+STALE_S = 30.0
+#: How often the use of a token is recorded at most.
+_NOTE_EVERY_S = 60.0
 
 
 class AccessBook:
-    """Tokens and bindings."""
+    """Tokens and bindings. Any thread may read it; one thread at a time renews it."""
 
-    def __init__(self) -> None:
-        self.bindings: Sequence[Binding] = ()
+    def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._state = AccessState()
+        self._bindings: tuple[Binding, ...] = ()
+        self._read_at: float | None = None
+        self._noted_at: dict[str, float] = {}
+
+    @property
+    def bindings(self) -> Sequence[Binding]:
+        """All bindings; another object after each change."""
+        return self._bindings
+
+    @property
+    def state(self) -> AccessState:
+        """All tokens and bindings."""
+        return self._state
+
+    def renew(self, access: AccessControl) -> None:
+        """Read what has changed. Raises StoreUnavailable."""
+        began_at = self._clock()
+        if self._read_at is None or access.revision() != self._state.revision:
+            state = access.state()
+            self._state = state
+            self._bindings = tuple(sorted(one.binding for one in state.bindings.values()))
+        self._read_at = began_at
 
     def identity_of(self, written: Sequence[str]) -> Identity:
         """Return the identity of an Authorization header. Raises ApiProblem."""
-        raise unauthenticated("this token is unknown", reason="unknown")
+        scheme, _, text = written[0].partition(" ") if len(written) == 1 else ("", "", "")
+        parts = parse_token(text.strip()) if scheme.lower() == "bearer" else None
+        if parts is None:
+            raise unauthenticated(
+                "expected one token, whole: Authorization: Bearer bqt_…", reason="malformed"
+            )
+        self._refuse_if_stale()
+        record = self._state.tokens.get(parts.id)
+        if record is None or not parts.is_of(record):
+            raise unauthenticated("this token is unknown", reason="unknown")
+        problem = _problem_of(record)
+        if problem is not None:
+            raise problem
+        return Identity(user=record.owner, via="token", scope=record.scope, token=record.id)
 
     def recheck(self, identity: Identity) -> ApiProblem | None:
         """Return why an identity may do nothing any more; None if it may go on."""
-        return None
+        if not identity.token:
+            return None
+        try:
+            self._refuse_if_stale()
+        except ApiProblem as problem:
+            return problem
+        record = self._state.tokens.get(identity.token)
+        if record is None:
+            return unauthenticated("this token is unknown", reason="unknown")
+        return _problem_of(record)
+
+    def is_use_due(self, token: str) -> bool:
+        """Return whether the use of a token should be recorded now."""
+        now = self._clock()
+        if now - self._noted_at.get(token, -_NOTE_EVERY_S) < _NOTE_EVERY_S:
+            return False
+        if len(self._noted_at) > len(self._state.tokens):
+            self._noted_at.clear()
+        self._noted_at[token] = now
+        return True
+
+    def _refuse_if_stale(self) -> None:
+        if self._read_at is None or self._clock() - self._read_at > STALE_S:
+            raise not_ready("the tokens cannot be read: the server does not answer")
+
+
+def _problem_of(record: TokenRecord) -> ApiProblem | None:
+    if record.revoked_at is not None:
+        return unauthenticated(f"token {record.id} was revoked", reason="revoked")
+    if record.expires_at <= time() * 1000:
+        return unauthenticated(f"token {record.id} has expired", reason="expired")
+    return None

@@ -28,7 +28,8 @@ from batchq.api.access import Identity, Verb, Visibility
 from batchq.client import Client
 from batchq.client.delegation import Delegate
 from batchq.errors import BatchqError
-from batchq.http.access_book import AccessBook
+from batchq.http.access_book import LOOK_S, AccessBook
+from batchq.http.access_endpoints import record_refusal
 from batchq.http.calls import (
     EVENT_STREAM,
     JSON,
@@ -46,6 +47,7 @@ from batchq.http.identities import OwnNames, SocketAccounts
 from batchq.http.limits import (
     FAILURES,
     READS,
+    REFUSALS,
     WRITES,
     ExplanationTurns,
     StreamPlaces,
@@ -57,6 +59,7 @@ from batchq.http.problems import (
     bad_request,
     problem_of,
     too_large,
+    too_many,
     unauthenticated,
 )
 from batchq.http.route_table import ROUTES, openapi_document
@@ -110,6 +113,8 @@ class ApiApplication:
         self._feed = ChangeFeed(connect)
         self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
         self._failures = TokenBuckets(FAILURES)
+        self._refusals = TokenBuckets(REFUSALS)
+        self._keeper: asyncio.Task[None] | None = None
         self._places = StreamPlaces()
         self._explanations = ExplanationTurns()
         self._openapi = openapi_document()
@@ -125,6 +130,10 @@ class ApiApplication:
             exception_handlers={HTTPException: self._unrouted},
         )  # fmt: skip
 
+    def start(self) -> None:
+        """Begin to follow tokens and bindings; call it in the event loop."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_book())
+
     def end_streams(self) -> None:
         """Let all streams end within a second."""
         self._is_ending = True
@@ -132,6 +141,8 @@ class ApiApplication:
     async def close(self) -> None:
         """End the threads and close their connections."""
         self._is_ending = True
+        if self._keeper is not None:
+            self._keeper.cancel()
         await self._feed.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         for delegate in self._delegates:
@@ -173,12 +184,16 @@ class ApiApplication:
             body=body,
             accept=request.headers.get("accept", ""),
             last_event=request.headers.get("last-event-id", ""),
+            address=self._address(request),
         )
-        if route.is_explanation:
-            async with self._explanations:
-                answer = await self._run(route, call)
-        else:
-            answer = await self._run(route, call)
+        if identity.token and self._book.is_use_due(identity.token):
+            self._pool.submit(_note_use, call)
+        try:
+            answer = await self._explained(route, call)
+        except ApiProblem as problem:
+            if problem.status is HTTPStatus.FORBIDDEN:
+                await self._record_refusal(call, problem)
+            raise
         if isinstance(answer, StreamAnswer):
             if request.method == "HEAD":
                 return Response(headers={"Content-Type": answer.content_type, **_HEADERS})
@@ -196,13 +211,15 @@ class ApiApplication:
         peer = request.scope.get(PEER)
         written = request.headers.getlist("authorization")
         if written:
-            address = self._address(request)
-            if self._failures.wait_s(address, 0.0) > 0:
-                raise unauthenticated("too many unknown tokens came from this address")
             try:
                 return self._book.identity_of(written)
             except ApiProblem:
-                self._failures.wait_s(address)
+                # Valid tokens are accepted even while others guess from the same address.
+                wait_s = self._failures.wait_s(self._address(request))
+                if wait_s > 0:
+                    raise too_many(
+                        "too many wrong tokens came from this address", retry_s=wait_s
+                    ) from None
                 raise
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
@@ -223,18 +240,42 @@ class ApiApplication:
 
     def _context(self) -> CallContext:
         return CallContext(
+            book=self._book,
             bindings=self._book.bindings,
             visibility=self._settings.visibility,
             feed=self._feed,
             connect=self._connect,
-            recheck=self._book.recheck,
-            current=lambda: self._book.bindings,
             is_ending=lambda: self._is_ending,
             why=self._why,
             openapi=lambda: self._openapi,
         )
 
     # --- in threads ---------------------------------------------------------------------------
+
+    async def _explained(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+        if not route.is_explanation:
+            return await self._run(route, call)
+        async with self._explanations:
+            return await self._run(route, call)
+
+    async def _record_refusal(self, call: ApiCall, problem: ApiProblem) -> None:
+        """Record a refusal in the audit trail, up to a number a minute for each user."""
+        if self._refusals.wait_s(call.identity.user) == 0:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._pool, record_refusal, call, problem)
+
+    async def _keep_book(self) -> None:
+        """Renew the book of tokens and bindings on and on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.run_in_executor(self._pool, self._renew_book)
+            except BatchqError as error:
+                _log.warning("api.book_not_renewed", error=error.message)
+            await asyncio.sleep(LOOK_S)
+
+    def _renew_book(self) -> None:
+        self._book.renew(self._delegate().access)
 
     async def _run(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
         return await asyncio.get_running_loop().run_in_executor(
@@ -284,6 +325,12 @@ class ApiApplication:
         hint = "see /v1/openapi.json for all paths"
         problem = ApiProblem(status, "NoSuchRoute", detail, hint=hint, headers=error.headers)
         return _refusal(problem, secrets.token_hex(8))
+
+
+def _note_use(call: ApiCall) -> None:
+    # Losing this costs a minute of the list's last column.
+    with suppress(BatchqError):
+        call.delegate.access.note_use(call.identity.token)
 
 
 def _run_endpoint(route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:

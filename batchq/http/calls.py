@@ -34,6 +34,7 @@ from batchq.http.limits import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 if TYPE_CHECKING:
+    from batchq.http.access_book import AccessBook
     from batchq.http.change_feed import ChangeFeed
 
 JSON = "application/json"
@@ -93,14 +94,11 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
 class CallContext(Struct, frozen=True, kw_only=True):
     """What all calls share, as it was when the request came."""
 
+    book: AccessBook
     bindings: Sequence[Binding]
     visibility: Visibility
     feed: ChangeFeed
     connect: Callable[[], Delegate]
-    #: Returns a problem if an identity is no longer valid; asked again and again during streams.
-    recheck: Callable[[Identity], ApiProblem | None]
-    #: The bindings as they are now.
-    current: Callable[[], Sequence[Binding]]
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
     openapi: Callable[[], object]
@@ -121,6 +119,7 @@ class ApiCall:
         body: bytes = b"",
         accept: str = "",
         last_event: str = "",
+        address: str = "",
     ) -> None:
         self.route = route
         self.context = context
@@ -129,6 +128,7 @@ class ApiCall:
         self.path = path
         self.accept = accept
         self.last_event = last_event
+        self.address = address
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
         self._query = query
@@ -179,17 +179,21 @@ class ApiCall:
 
     # --- rights -------------------------------------------------------------------------------
 
-    def renew_rights(self) -> None:
-        """Decide by the bindings of this moment from now on. Raises ApiProblem if the caller may do
-        nothing any more.
+    def renew_rights(self) -> bool:
+        """Decide by the bindings of this moment from now on; return whether the caller's have
+        changed. Raises ApiProblem if the caller may do nothing any more.
         """
-        problem = self.context.recheck(self.identity)
+        problem = self.context.book.recheck(self.identity)
         if problem is not None:
             raise problem
-        current = self.context.current()
-        if current is not self._bindings:
-            self._bindings = current
-            self._tiers.clear()
+        current = self.context.book.bindings
+        if current is self._bindings:
+            return False
+        before = list(bindings_of(self.identity, self._bindings))
+        self._bindings = current
+        self._tiers.clear()
+        self.require_a_role()
+        return before != list(bindings_of(self.identity, current))
 
     def decide(self, target: Target, verb: Verb, tier: Tier = Tier.FACTS) -> AccessDecision:
         """Decide about something else than the route's own verb."""
@@ -202,7 +206,7 @@ class ApiCall:
         if next(bindings_of(self.identity, self._bindings), None) is None:
             raise forbidden(f"user {self.identity.user} has no role")
 
-    def require(self, namespace: str, *, owner: str = "") -> None:
+    def require(self, namespace: str, *, owner: str = "") -> AccessDecision:
         """Refuse the call unless the route's verb is permitted there."""
         assert self.route.verb is not None
         self.is_decided = True
@@ -210,6 +214,7 @@ class ApiCall:
         decision = self.decide(target, self.route.verb, self.route.tier)
         if not decision.allowed:
             raise forbidden(decision.because)
+        return decision
 
     def tier_of(self, group: PodGroup) -> Tier | None:
         """Return how much of a group the caller sees; None for nothing."""

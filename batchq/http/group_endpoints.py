@@ -171,7 +171,11 @@ def _watch(call: ApiCall) -> StreamAnswer:
         told_at, told = loop.time(), -1
         is_list = since is None
         async for events in call.context.feed.watch(since):
-            call.renew_rights()
+            if call.renew_rights():
+                # Some groups have come into sight, or have left it.
+                end = GroupEvent(type=ChangeType.RESYNC, revision=call.context.feed.revision)
+                yield _event(call, wanted, end, as_lines=as_lines, has_id=True)
+                return
             for place, event in enumerate(events):
                 # A reader resumes after the last id: so there is none within the list of what
                 # exists, and none between two events of one revision.

@@ -38,6 +38,10 @@ WRITES = Rate(per_s=20.0, burst=100.0)
 FAILURES = Rate(per_s=0.2, burst=20.0)
 
 
+#: Refusals of one user that are recorded in the audit trail; more are not.
+REFUSALS = Rate(per_s=1 / 6, burst=10.0)
+
+
 class TokenBuckets:
     """Allowances by caller. Used by one thread."""
 

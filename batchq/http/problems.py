@@ -127,6 +127,16 @@ def unauthenticated(detail: str, *, hint: str = "", reason: str = "") -> ApiProb
     )
 
 
+def not_ready(detail: str) -> ApiProblem:
+    """Return 503."""
+    return ApiProblem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "StoreUnavailable",
+        detail,
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
 def forbidden(because: str, *, hint: str = "") -> ApiProblem:
     """Return 403 with what is missing."""
     return ApiProblem(

@@ -11,7 +11,21 @@ from typing import Any
 import msgspec
 
 from batchq import __version__
-from batchq.api.access import TargetKind, Tier, Verb, bindings_of
+from batchq.api.access import TargetKind, Tier, Verb
+from batchq.http.access_endpoints import (
+    MOST_AUDITED,
+    USUALLY_AUDITED,
+    BindingRequest,
+    TokenRequest,
+    create_token,
+    grant,
+    list_bindings,
+    list_tokens,
+    read_audit,
+    revoke_token,
+    show_me,
+    withdraw,
+)
 from batchq.http.calls import ApiAnswer, ApiCall, ApiRoute, QueryParameter
 from batchq.http.group_endpoints import (
     MOST_LINES,
@@ -32,30 +46,13 @@ def _live(call: ApiCall) -> ApiAnswer:
 
 
 def _ready(call: ApiCall) -> ApiAnswer:
-    call.delegate.now_ms()
+    # The server's time is estimated between two answers; this asks.
+    call.delegate.revision()
     return ApiAnswer(document="ok")
 
 
 def _openapi(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=call.context.openapi())
-
-
-def _me(call: ApiCall) -> ApiAnswer:
-    identity = call.identity
-    return ApiAnswer(
-        document={
-            "user": identity.user,
-            "groups": list(identity.groups),
-            "via": identity.via,
-            "token": identity.token,
-            "scope": msgspec.to_builtins(identity.scope),
-            "roles": [
-                {"role": str(one.role), "namespace": one.namespace, "subject": one.subject}
-                for one in bindings_of(identity, call.context.bindings)
-            ],
-            "version": __version__,
-        }
-    )
 
 
 _FILTERS = (
@@ -101,7 +98,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         about="This document.",
     ),
     ApiRoute(
-        method="GET", path="/v1/me", name="me", is_immediate=True, endpoint=_me,
+        method="GET", path="/v1/me", name="me", is_immediate=True, endpoint=show_me,
         about="Who the caller is, and which roles it has.",
     ),
     ApiRoute(
@@ -149,6 +146,46 @@ ROUTES: tuple[ApiRoute, ...] = (
                 most=MOST_LINES,
             ),
             QueryParameter(name="follow", about="Go on until the group has ended.", type="boolean"),
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/tokens", name="listTokens", endpoint=list_tokens,
+        verb=Verb.READ, kind=TargetKind.TOKENS, about="List your tokens, or all as an operator.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/tokens", name="createToken", endpoint=create_token,
+        verb=Verb.CREATE, kind=TargetKind.TOKENS, body="TokenRequest",
+        about="Create a token of your own. Its text is in this answer only.",
+    ),
+    ApiRoute(
+        method="DELETE", path="/v1/tokens/{id}", name="revokeToken", endpoint=revoke_token,
+        verb=Verb.DELETE, kind=TargetKind.TOKENS, about="Revoke a token.",
+    ),
+    ApiRoute(
+        method="GET", path="/v1/bindings", name="listBindings", endpoint=list_bindings,
+        verb=Verb.READ, kind=TargetKind.BINDINGS, about="List the roles that were given.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/bindings", name="grant", endpoint=grant, body="BindingRequest",
+        verb=Verb.CREATE, kind=TargetKind.BINDINGS, about="Give a role to a user or a group.",
+    ),
+    ApiRoute(
+        method="DELETE", path="/v1/bindings", name="withdraw", endpoint=withdraw,
+        verb=Verb.DELETE, kind=TargetKind.BINDINGS, about="Take a role away.",
+        parameters=(
+            QueryParameter(name="subject", about="`user:NAME` or `group:NAME`."),
+            QueryParameter(name="role", about="The role."),
+            QueryParameter(name="namespace", about="The namespace; all by default."),
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/audit", name="readAudit", endpoint=read_audit,
+        verb=Verb.READ, kind=TargetKind.AUDIT, about="Return the latest audit records.",
+        parameters=(
+            QueryParameter(
+                name="limit", about=f"The most records, {USUALLY_AUDITED} by default.",
+                type="integer", most=MOST_AUDITED,
+            ),
         ),
     ),
 )  # fmt: skip
@@ -205,7 +242,7 @@ _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
 def openapi_document() -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1."""
     _, components = msgspec.json.schema_components(
-        [ProblemDocument], ref_template="#/components/schemas/{name}"
+        [ProblemDocument, TokenRequest, BindingRequest], ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:

@@ -203,6 +203,7 @@ class ApiServer:
     async def _run(self) -> None:
         for url in self.urls:
             _log.info("api.listens", url=url)
+        self._application.start()
         try:
             await self._server.serve()
         finally:

@@ -120,6 +120,15 @@ OUTBOX = f"{_TAG}:outbox"
 LEADER_CHANNEL = f"{_TAG}:bell"
 COUNTS = f"{_TAG}:counts"
 
+#: The prefix of what only the role `api` may read and write: no other pattern matches it.
+_ACCESS = f"access:{_TAG}"
+TOKENS = f"{_ACCESS}:tokens"
+TOKENS_USED = f"{_ACCESS}:used"
+BINDINGS = f"{_ACCESS}:bindings"
+ACCESS_STATE = f"{_ACCESS}:state"
+AUDIT = f"{_ACCESS}:audit"
+ACCESS: tuple[str, ...] = (TOKENS, TOKENS_USED, BINDINGS, ACCESS_STATE, AUDIT)
+
 
 #: A field beside the scopes of the limits: the revision of their last change, nodes' limits
 #: excluded. No scope contains a space. `lua/limits.lua` writes and compares it.
@@ -195,6 +204,13 @@ TABLE: tuple[Key, ...] = (
         ttl_s=RESULT_TTL_S,
         holds="the result of the pod's function, as JSON",
     ),
+    _permanent(TOKENS, "hash", "id of a token of the API -> JSON, with the digest of its secret"),
+    _permanent(TOKENS_USED, "hash", "id of a token -> its last use, ms"),
+    _permanent(BINDINGS, "hash", "'<subject> <role> <namespace>' -> JSON"),
+    _permanent(
+        ACCESS_STATE, "hash", "the revision of both, and the last digest of the audit trail"
+    ),
+    _permanent(AUDIT, "stream", "the latest audit records, as JSON, and their digests"),
 )
 
 _PATTERNS = [

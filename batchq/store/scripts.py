@@ -42,6 +42,7 @@ LOG = _read("log")
 RAISE = _read("raise", "bounds", "instants")
 CLAIM = _read("claim", "bounds", "instants")
 PUBLISH = _read("publish")
+ACCESS = _read("access", "bounds")
 
 ALL: tuple[Script, ...] = (
     *(
@@ -56,5 +57,5 @@ ALL: tuple[Script, ...] = (
         REMOVE_REPORTS,
         ACKNOWLEDGE,
     ),
-    *(LOG, RAISE, CLAIM, PUBLISH),
+    *(LOG, RAISE, CLAIM, PUBLISH, ACCESS),
 )

@@ -18,6 +18,7 @@ READY = {
     "submitter": ["submitter"],
     "controller": ["controller"],
     "operator": ["operator"],
+    "api": ["api"],
     "readonly": ["readonly"],
 }
 
@@ -37,7 +38,7 @@ def test_a_ready_file_is_what_the_command_prints(role: str) -> None:
 
 def test_the_help_names_every_role() -> None:
     message = " ".join(run("acl", "--help").out.split())
-    assert "ROLE is scheduler, worker, submitter, controller, operator or readonly." in message
+    assert "ROLE is scheduler, worker, submitter, controller, operator, api or readonly." in message
     assert all(role.name in message for role in ROLES)
 
 

@@ -22,6 +22,7 @@ USERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "submitter": ("submitter", ()),
     "controller": ("controller", ()),
     "operator": ("operator", ()),
+    "api": ("api", ()),
     "readonly": ("readonly", ()),
 }
 

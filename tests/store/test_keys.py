@@ -7,10 +7,12 @@ from pathlib import Path
 
 import redis
 
+from batchq.api.access import AccessRole, Binding
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Leaves
 from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, ResourceQuota
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
+from batchq.client.access_control import AccessControl, Actor
 from batchq.store import keys
 from batchq.store.node_channels import WakeReason, notify
 from batchq.store.redis import RedisStore
@@ -47,6 +49,10 @@ def use_everything(store: RedisStore) -> None:
     store.report_queues.count("superseded", 1)
     store.put_result("n1", "u1-1-0", 1, b"42")
     notify(store.link, ["n1"], WakeReason.PODS)
+    access = AccessControl(store)
+    actor = Actor(user="alice", via="redis")
+    access.note_use(access.create_token("alice", actor).record.id)
+    access.grant(Binding(subject="user:alice", role=AccessRole.OPERATOR), actor)
 
 
 def test_every_key_in_use_is_declared(redis_store: RedisStore, raw: redis.Redis) -> None:
@@ -77,6 +83,11 @@ def test_deleting_all_objects_leaves_only_bounded_keys(
     redis_store.delivered(redis_store.outbox())
     redis_store.resign("one")
     assert sorted(name.decode() for name in raw.scan_iter("*") if raw.ttl(name) == -1) == [
+        "access:{bq}:audit",
+        "access:{bq}:bindings",
+        "access:{bq}:state",
+        "access:{bq}:tokens",
+        "access:{bq}:used",
         "{bq}:bell",
         "{bq}:changes",
         "{bq}:config",

@@ -71,6 +71,7 @@ OF_ANSWERS = {
     *("{bq}:PodGroup", "{bq}:PodGroup:head"),
     *("{bq}:AdmissionCheck", "{bq}:AdmissionCheck:head"),
 }
+OF_THE_API = {f"access:{{bq}}:{name}" for name in ("tokens", "used", "bindings", "state", "audit")}
 LEADERS = {
     *("{bq}:epoch", "{bq}:server", "{bq}:leader", "{bq}:schedulers", "{bq}:outbox"),
     *("{bq}:config", "{bq}:counts"),
@@ -81,6 +82,7 @@ MAY_WRITE = {
     "worker-n2": OF_N2,
     "submitter": COMMITTED | OF_GROUPS,
     "controller": COMMITTED | OF_ANSWERS,
+    "api": COMMITTED | OF_GROUPS | OF_THE_API,
     "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"},
     "scheduler": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | LEADERS | OF_N1 | OF_N2,
 }
@@ -141,7 +143,7 @@ def may(client: redis.Redis, *words: str) -> bool:
 
 
 def test_some_role_may_write_every_key_of_the_table() -> None:
-    assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"]
+    assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"] | OF_THE_API
 
 
 @pytest.mark.parametrize(("name", "type_"), KEYS)
@@ -225,7 +227,9 @@ def test_only_a_scheduler_may_run_scripts_of_its_own(
         assert not may(client, *words)
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "scheduler"])
+@pytest.mark.parametrize(
+    "user", ["readonly", "worker-n1", "submitter", "controller", "api", "scheduler"]
+)
 def test_only_an_operator_may_read_settings_which_include_passwords(
     guarded: GuardedServer, user: str
 ) -> None:
@@ -234,7 +238,9 @@ def test_only_an_operator_may_read_settings_which_include_passwords(
         assert may(operator, "CONFIG", "GET", "primaryauth")
 
 
-@pytest.mark.parametrize("user", ["readonly", "submitter", "controller", "operator", "worker-n2"])
+@pytest.mark.parametrize(
+    "user", ["readonly", "submitter", "controller", "operator", "api", "worker-n2"]
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -289,6 +295,7 @@ def commit(
         ("readonly", ()),
         ("worker-n1", ()),
         ("submitter", ("PodGroup", "Pod")),
+        ("api", ("PodGroup", "Pod")),
         ("controller", ("AdmissionCheck", "PodGroup")),
         ("operator", KINDS),
         ("scheduler", KINDS),
@@ -356,7 +363,9 @@ def test_users_who_may_only_read_limits_are_held_to_their_last_change(
     assert commit(guarded, user, seen=1, charges=(charge,)).refused == ()
 
 
-@pytest.mark.parametrize("user", ["readonly", "worker-n1", "submitter", "controller", "operator"])
+@pytest.mark.parametrize(
+    "user", ["readonly", "worker-n1", "submitter", "controller", "operator", "api"]
+)
 def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
     store = RedisStore(guarded.url_of(user))
     with pytest.raises(StoreUnavailable, match="does not permit this user to do this"):
@@ -365,11 +374,26 @@ def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_all_users_may_read_all_keys_of_batchq(guarded: GuardedServer, user: str) -> None:
+def test_all_users_may_read_all_keys_of_batchq_but_those_of_the_api(
+    guarded: GuardedServer, user: str
+) -> None:
     with guarded.as_user(user) as client:
         for name, type_ in KEYS:
+            if name in OF_THE_API and user != "api":
+                continue
             word = {"hash": "HGETALL", "stream": "XREVRANGE", "string": "GET"}[type_]
             assert may(client, word, name, *(("+", "-") if type_ == "stream" else ()))
+
+
+@pytest.mark.parametrize("user", [user for user in USERS if user != "api"])
+def test_only_the_api_may_read_tokens_bindings_and_the_audit_trail(
+    guarded: GuardedServer, user: str
+) -> None:
+    with guarded.as_user(user) as client, guarded.as_user("api") as api:
+        for name in sorted(OF_THE_API):
+            for words in (("HGETALL", name), ("XREVRANGE", name, "+", "-"), ("GET", name)):
+                assert not may(client, *words)
+                assert may(api, *words)
 
 
 def test_every_role_is_tried() -> None:

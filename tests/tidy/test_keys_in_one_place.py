@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.store.keys import TABLE
+from batchq.store.keys import ACCESS, TABLE
 from tests.tidy.source import LIBRARY, ROOT, files, place, report
 
 ONLY_IN = ROOT / "batchq/store/keys.py"
@@ -25,4 +25,9 @@ def test_only_one_module_spells_keys() -> None:
 
 
 def test_every_key_shares_the_hash_tag() -> None:
-    assert [key.name for key in TABLE if not key.name.startswith("{bq}:")] == []
+    assert [key.name for key in TABLE if "{bq}:" not in key.name] == []
+
+
+def test_only_keys_of_the_api_are_outside_the_pattern_that_all_roles_may_read() -> None:
+    outside = {key.name for key in TABLE if not key.name.startswith("{bq}:")}
+    assert outside == set(ACCESS)

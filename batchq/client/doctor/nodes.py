@@ -179,7 +179,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
 FAR_BEHIND = 10_000
 
 #: The roles of conf/acl, as their users' names begin.
-_ROLES = ("scheduler", "worker", "submitter", "operator", "readonly", "read-only", "reader")
+_ROLES = ("scheduler", "worker", "submitter", "operator", "api", "readonly", "read-only", "reader")
 
 
 def permissions(state: State) -> tuple[Finding, ...]:

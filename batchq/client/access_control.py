@@ -1,0 +1,287 @@
+"""Tokens, bindings and the audit trail of the HTTP API: reading, changing, recording.
+
+A token is `bqt_<id>_<secret>_<checksum>`. It is shown once; the server keeps the SHA-256 of the
+secret, which needs no slow hash because the secret has 256 random bits. The checksum tells a typing
+error from an unknown token, and lets scanners recognise tokens in text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, structs, to_builtins
+
+from batchq.api.access import Binding, Scope, Via
+from batchq.api.notation import counted
+from batchq.api.printable import printable
+from batchq.api.times import DAY, format_instant
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
+from batchq.store import access_records as records
+from batchq.store.access_records import (
+    AccessState,
+    AuditEntry,
+    AuditRecord,
+    BindingRecord,
+    FieldChange,
+    TokenRecord,
+)
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from batchq.store.redis import RedisStore
+
+__all__ = [
+    "AccessControl", "AccessState", "Actor", "AuditEntry", "AuditRecord", "BindingRecord",
+    "NewToken", "TokenParts", "TokenRecord", "audit_row", "binding_row", "parse_token", "token_row",
+]  # fmt: skip
+
+USUAL_DAYS, MOST_DAYS = 90, 365
+#: Tokens of one user that are neither expired nor revoked, and tokens of all.
+MOST_OF_ONE_USER, MOST_OF_ALL = 100, 10_000
+#: How long an expired or revoked token is kept, so that its user learns why it is refused.
+_KEPT_MS = 7 * DAY
+_LONGEST_NOTE = 200
+
+#: Narrows nothing.
+WHOLE = Scope()
+_ID_LENGTH = 10
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_TOKEN = re.compile(r"bqt_([a-z0-9]{10})_([A-Za-z0-9_-]{43})_([0-9a-f]{6})")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
+
+
+class Actor(Struct, frozen=True, kw_only=True):
+    """The user who changes something, for the audit trail, and why it is allowed."""
+
+    user: str
+    via: Via | Literal["redis"]
+    token: str = ""
+    address: str = ""
+
+
+class NewToken(NamedTuple):
+    """A token that was just made; `text` is shown once and never stored."""
+
+    text: str
+    record: TokenRecord
+
+
+class TokenParts(NamedTuple):
+    """What a token's text says: its id, and the digest of its secret."""
+
+    id: str
+    digest: str
+
+    def is_of(self, record: TokenRecord) -> bool:
+        """Whether the token is the one of this record."""
+        return hmac.compare_digest(self.digest.encode(), record.digest.encode())
+
+
+def audit_row(entry: AuditEntry) -> dict[str, object]:
+    """Return an audit record for programs."""
+    row: dict[str, object] = to_builtins(entry.record)
+    at = format_instant(entry.record.at)
+    return row | {"at": at, "digest": entry.digest, "isChained": entry.is_chained}
+
+
+def binding_row(record: BindingRecord) -> dict[str, object]:
+    """Return a binding for programs."""
+    binding: dict[str, object] = to_builtins(record.binding)
+    return binding | {"madeBy": record.made_by, "madeAt": format_instant(record.made_at)}
+
+
+def token_row(record: TokenRecord) -> dict[str, object]:
+    """Return a token for programs, without its digest."""
+    return {
+        "id": record.id,
+        "owner": record.owner,
+        "madeBy": record.made_by,
+        "madeAt": format_instant(record.made_at),
+        "expiresAt": format_instant(record.expires_at),
+        "revokedAt": None if record.revoked_at is None else format_instant(record.revoked_at),
+        **to_builtins(record.scope),
+        "note": record.note,
+    }
+
+
+def parse_token(text: str) -> TokenParts | None:
+    """Return the parts of a token; None if the text is none, or mistyped."""
+    found = _TOKEN.fullmatch(text)
+    if found is None or _checksum(found[1], found[2]) != found[3]:
+        return None
+    return TokenParts(found[1], _digest(found[2]))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _checksum(token: str, secret: str) -> str:
+    return hashlib.sha256(f"{token}_{secret}".encode()).hexdigest()[:6]
+
+
+class AccessControl:
+    """Changes are made for an actor, who must be allowed to: it is decided before."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._link = store.link
+
+    def revision(self) -> int:
+        """Return the count of changes of tokens and bindings. Raises StoreUnavailable."""
+        return records.read_access_revision(self._link)
+
+    def state(self) -> AccessState:
+        """Return all tokens and bindings. Raises StoreUnavailable."""
+        return records.read_access(self._link)
+
+    def last_uses(self) -> dict[str, int]:
+        """Return when each token was last used, in milliseconds. Raises StoreUnavailable."""
+        return records.read_last_uses(self._link)
+
+    def note_use(self, token: str) -> None:
+        """Record that a token is used now. Raises StoreUnavailable."""
+        records.write_last_use(self._link, token, self._store.now_ms())
+
+    # --- tokens -------------------------------------------------------------------------------
+
+    def create_token(
+        self,
+        owner: str,
+        actor: Actor,
+        *,
+        days: int = USUAL_DAYS,
+        scope: Scope = WHOLE,
+        note: str = "",
+        because: str = "",
+    ) -> NewToken:
+        """Create a token for a user.
+
+        Raises InvalidInput, Rejected if there are too many, StoreUnavailable.
+        """
+        if not _USER.fullmatch(owner):
+            raise InvalidInput(
+                f"user {owner[:80]!r}: expected letters, digits, '.', '_', '@', '+' and '-'"
+            )
+        if not 1 <= days <= MOST_DAYS:
+            raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
+        if len(note) > _LONGEST_NOTE or note != printable(note):
+            raise InvalidInput(f"note: expected a line of at most {_LONGEST_NOTE} characters")
+        now_ms, state = self._store.now_ms(), self.state()
+        stale = [one for one in state.tokens.values() if _is_stale(one, now_ms)]
+        self._refuse_too_many(owner, state, len(stale), now_ms)
+        token = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
+        secret = secrets.token_urlsafe(32)
+        record = TokenRecord(
+            id=token,
+            digest=_digest(secret),
+            owner=owner,
+            made_by=actor.user,
+            made_at=now_ms,
+            expires_at=now_ms + days * DAY,
+            scope=scope,
+            note=note,
+        )
+        changes = [FieldChange(field=token, before=None, after=record)]
+        changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
+        name = f"{token} of user {owner}"
+        audit = _audit(actor, now_ms, "create", "tokens", name, because)
+        records.write_access(self._link, audit, changes, of_bindings=False)
+        records.forget_last_uses(self._link, [one.id for one in stale])
+        return NewToken(f"bqt_{token}_{secret}_{_checksum(token, secret)}", record)
+
+    def _refuse_too_many(self, owner: str, state: AccessState, stale: int, now_ms: int) -> None:
+        own = sum(
+            one.owner == owner and one.revoked_at is None and one.expires_at > now_ms
+            for one in state.tokens.values()
+        )
+        if own >= MOST_OF_ONE_USER:
+            raise Rejected(
+                f"user {owner} has {counted(own, 'token')}, which is the most there may be",
+                hint="revoke those that are not used: `batchq token list`",
+            )
+        if len(state.tokens) - stale >= MOST_OF_ALL:
+            raise Rejected(f"there are {MOST_OF_ALL} tokens, which is the most there may be")
+
+    def revoke_token(self, token: str, actor: Actor, *, because: str = "") -> TokenRecord:
+        """Revoke a token; it is refused from now on, and its streams are cut.
+
+        Raises NotFound, Conflict if it is revoked already, StoreUnavailable.
+        """
+        record = self.state().tokens.get(token)
+        if record is None:
+            raise NotFound(f"there is no token {token[:80]!r}", hint="see `batchq token list`")
+        if record.revoked_at is not None:
+            raise Conflict(f"token {token} is revoked already")
+        now_ms = self._store.now_ms()
+        revoked = structs.replace(record, revoked_at=now_ms)
+        name = f"{token} of user {record.owner}"
+        audit = _audit(actor, now_ms, "delete", "tokens", name, because)
+        change = FieldChange(field=token, before=record, after=revoked)
+        records.write_access(self._link, audit, [change], of_bindings=False)
+        return revoked
+
+    # --- bindings -----------------------------------------------------------------------------
+
+    def grant(self, binding: Binding, actor: Actor, *, because: str = "") -> bool:
+        """Give a role. Return False if it was given already. Raises StoreUnavailable, Conflict."""
+        if binding.key in self.state().bindings:
+            return False
+        now_ms = self._store.now_ms()
+        record = BindingRecord(binding=binding, made_by=actor.user, made_at=now_ms)
+        change = FieldChange(field=binding.key, before=None, after=record)
+        audit = _audit(actor, now_ms, "create", "bindings", str(binding), because)
+        records.write_access(self._link, audit, [change], of_bindings=True)
+        return True
+
+    def withdraw(self, binding: Binding, actor: Actor, *, because: str = "") -> None:
+        """Take a role away, from the next request on.
+
+        Raises NotFound, Conflict, StoreUnavailable.
+        """
+        record = self.state().bindings.get(binding.key)
+        if record is None:
+            raise NotFound(f"there is no such binding: {binding}", hint="see `batchq access list`")
+        now_ms = self._store.now_ms()
+        audit = _audit(actor, now_ms, "delete", "bindings", str(binding), because)
+        change = FieldChange(field=binding.key, before=record, after=None)
+        records.write_access(self._link, audit, [change], of_bindings=True)
+
+    # --- the audit trail ----------------------------------------------------------------------
+
+    def record_refusal(self, actor: Actor, verb: str, kind: str, name: str, because: str) -> None:
+        """Record that something was refused. Raises StoreUnavailable."""
+        audit = structs.replace(
+            _audit(actor, self._store.now_ms(), verb, kind, name, because), outcome="refused"
+        )
+        records.write_access(self._link, audit, of_bindings=True)
+
+    def audit(self, most: int) -> Sequence[AuditEntry]:
+        """Return the latest records of the audit trail, oldest first. Raises StoreUnavailable."""
+        return records.read_audit(self._link, most)
+
+
+def _is_stale(record: TokenRecord, now_ms: int) -> bool:
+    over_at = min(record.expires_at, record.revoked_at or record.expires_at)
+    return over_at + _KEPT_MS < now_ms
+
+
+def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: str) -> AuditRecord:
+    return AuditRecord(
+        at=now_ms,
+        user=actor.user,
+        via=actor.via,
+        token=actor.token,
+        address=actor.address,
+        verb=verb,
+        kind=kind,
+        name=name,
+        outcome="done",
+        because=because,
+    )

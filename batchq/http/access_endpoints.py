@@ -1,0 +1,205 @@
+"""The endpoints of tokens, bindings and the audit trail."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from batchq.api.access import (
+    EVERYWHERE,
+    AccessDecision,
+    Binding,
+    Scope,
+    Target,
+    TargetKind,
+    Verb,
+    bindings_of,
+    may_bind,
+    parse_binding,
+    target_of,
+)
+from batchq.api.times import format_instant
+from batchq.client.access_control import USUAL_DAYS, Actor, audit_row, binding_row, token_row
+from batchq.errors import NotFound
+from batchq.http.calls import ApiAnswer, ApiCall
+from batchq.http.problems import ApiProblem, bad_request, forbidden
+
+_B = TypeVar("_B", "TokenRequest", "BindingRequest")
+
+MOST_AUDITED = 1_000
+USUALLY_AUDITED = 100
+
+
+def show_me(call: ApiCall) -> ApiAnswer:
+    """Return who the caller is, and its roles."""
+    identity = call.identity
+    record = call.context.book.state.tokens.get(identity.token)
+    return ApiAnswer(
+        document={
+            "user": identity.user,
+            "groups": list(identity.groups),
+            "via": identity.via,
+            "token": None if record is None else token_row(record),
+            "roles": [
+                {"role": str(one.role), "namespace": one.namespace, "subject": one.subject}
+                for one in bindings_of(identity, call.context.bindings)
+            ],
+        }
+    )
+
+
+# --- tokens -----------------------------------------------------------------------------------
+
+
+class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request for a token."""
+
+    note: str = ""
+    days: int = USUAL_DAYS
+    verbs: tuple[Verb, ...] = ()
+    namespaces: tuple[str, ...] = ()
+
+
+class BindingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a grant."""
+
+    subject: str
+    role: str
+    namespace: str = EVERYWHERE
+
+
+def list_tokens(call: ApiCall) -> ApiAnswer:
+    """Return the tokens that the caller may see."""
+    call.is_decided = True
+    used = call.delegate.access.last_uses()
+    rows = [
+        token_row(record)
+        | {"usedAt": format_instant(used[record.id]) if record.id in used else None}
+        for record in sorted(call.context.book.state.tokens.values(), key=lambda one: one.made_at)
+        if call.decide(_token_target(record.owner), Verb.READ).allowed
+    ]
+    return ApiAnswer(document={"kind": "TokenList", "items": rows})
+
+
+def create_token(call: ApiCall) -> ApiAnswer:
+    """Create a token of the caller. A token creates no tokens: its theft would outlast it."""
+    decision = call.require("", owner=call.identity.user)
+    if call.identity.via == "token":
+        raise forbidden(
+            "a token cannot create tokens",
+            hint="use the socket, or ask an operator: `batchq token create`",
+        )
+    wanted = _decoded(call, TokenRequest)
+    created = call.delegate.access.create_token(
+        call.identity.user,
+        actor_of(call),
+        days=wanted.days,
+        scope=Scope(verbs=wanted.verbs, namespaces=wanted.namespaces),
+        note=wanted.note,
+        because=decision.because,
+    )
+    call.context.book.renew(call.delegate.access)
+    document = {"token": created.text, **token_row(created.record)}
+    return ApiAnswer(document=document, status=HTTPStatus.CREATED)
+
+
+def revoke_token(call: ApiCall) -> ApiAnswer:
+    """Revoke a token."""
+    call.context.book.renew(call.delegate.access)
+    token = call.path["id"]
+    record = call.context.book.state.tokens.get(token)
+    owner = "" if record is None else record.owner
+    call.is_decided = True
+    decision = call.decide(_token_target(owner), Verb.DELETE)
+    if record is None or not call.decide(_token_target(owner), Verb.READ).allowed:
+        raise NotFound(f"there is no token {token[:80]!r}")
+    if not decision.allowed:
+        raise forbidden(decision.because)
+    revoked = call.delegate.access.revoke_token(token, actor_of(call), because=decision.because)
+    call.context.book.renew(call.delegate.access)
+    return ApiAnswer(document=token_row(revoked))
+
+
+def _token_target(owner: str) -> Target:
+    return Target(kind=TargetKind.TOKENS, owner=owner)
+
+
+# --- bindings ---------------------------------------------------------------------------------
+
+
+def list_bindings(call: ApiCall) -> ApiAnswer:
+    """Return the bindings that the caller may see."""
+    call.is_decided = True
+    found = [
+        binding_row(one)
+        for _, one in sorted(call.context.book.state.bindings.items())
+        if call.decide(target_of(one.binding), Verb.READ).allowed
+    ]
+    return ApiAnswer(document={"kind": "BindingList", "items": found})
+
+
+def grant(call: ApiCall) -> ApiAnswer:
+    """Give a role to a user or a group of users."""
+    wanted = _decoded(call, BindingRequest)
+    binding = parse_binding(wanted.subject, wanted.role, wanted.namespace)
+    decision = _may_bind(call, Verb.CREATE, binding)
+    is_new = call.delegate.access.grant(binding, actor_of(call), because=decision.because)
+    call.context.book.renew(call.delegate.access)
+    status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
+    return ApiAnswer(document=msgspec.to_builtins(binding), status=status)
+
+
+def withdraw(call: ApiCall) -> ApiAnswer:
+    """Take a role away."""
+    namespace = call.text("namespace") or EVERYWHERE
+    binding = parse_binding(call.text("subject"), call.text("role"), namespace)
+    decision = _may_bind(call, Verb.DELETE, binding)
+    call.delegate.access.withdraw(binding, actor_of(call), because=decision.because)
+    call.context.book.renew(call.delegate.access)
+    return ApiAnswer(document=msgspec.to_builtins(binding))
+
+
+def _may_bind(call: ApiCall, verb: Verb, binding: Binding) -> AccessDecision:
+    call.is_decided = True
+    decision = may_bind(call.identity, call.context.bindings, verb, binding)
+    if not decision.allowed:
+        raise forbidden(decision.because)
+    return decision
+
+
+# --- the audit trail --------------------------------------------------------------------------
+
+
+def read_audit(call: ApiCall) -> ApiAnswer:
+    """Return the latest records of the audit trail, oldest first."""
+    call.require("")
+    most = call.number("limit", USUALLY_AUDITED, MOST_AUDITED) or USUALLY_AUDITED
+    rows = [audit_row(entry) for entry in call.delegate.access.audit(most)]
+    return ApiAnswer(document={"kind": "AuditList", "items": rows})
+
+
+def actor_of(call: ApiCall) -> Actor:
+    """Return the caller, for the audit trail."""
+    identity = call.identity
+    return Actor(user=identity.user, via=identity.via, token=identity.token, address=call.address)
+
+
+def record_refusal(call: ApiCall, problem: ApiProblem) -> None:
+    """Record that a call was refused. Raises StoreUnavailable."""
+    route = call.route
+    has_tiers = route.verb is Verb.READ and route.kind is TargetKind.GROUPS
+    kind = f"the {route.tier} of groups" if has_tiers else str(route.kind)
+    name = "/".join(call.path.values()) or route.name
+    call.delegate.access.record_refusal(
+        actor_of(call), str(route.verb or "call"), kind, name[:200], problem.detail
+    )
+
+
+def _decoded(call: ApiCall, kind: type[_B]) -> _B:
+    try:
+        return msgspec.convert(call.json() or {}, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the body: {error}") from None

@@ -1,0 +1,238 @@
+"""Tokens, bindings and the audit trail: their records, and the one script that writes them.
+
+Their keys lie outside the pattern that all roles may read. A token is stored as the SHA-256 of its
+secret. The script that changes a token or a binding appends the audit record of the change, so that
+neither exists without the other. The digest of each audit record covers the record before it: to
+remove or alter one unnoticed, all later digests would have to be replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Literal, TypeVar, cast
+
+import msgspec
+import redis
+from msgspec import Struct
+
+from batchq.api.access import Binding, Scope, Via
+from batchq.errors import Conflict, StoreUnavailable
+from batchq.store import keys, scripts
+from batchq.store.link import Link
+
+_R = TypeVar("_R", "TokenRecord", "BindingRecord")
+
+#: Records of the audit trail that are kept, about.
+AUDIT_KEPT = 100_000
+#: Audit records in one reply.
+_PAGE = 1_000
+#: A writer that always comes second gives up.
+_TRIES = 50
+
+
+class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A token as stored. `digest` is the SHA-256 of its secret, in hex. Instants in milliseconds.
+
+    A revoked token is kept for a while, so that its user learns why it is refused.
+    """
+
+    id: str
+    digest: str
+    owner: str
+    made_by: str
+    made_at: int
+    expires_at: int
+    revoked_at: int | None = None
+    scope: Scope = Scope()
+    note: str = ""
+
+
+class BindingRecord(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A binding as stored."""
+
+    binding: Binding
+    made_by: str
+    made_at: int
+
+
+class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was done, or refused: by which user, through which door, to what, and why it might.
+
+    `because` names the binding that allowed it, or what was missing. `at` is the server's time.
+    """
+
+    at: int
+    user: str
+    via: Via | Literal["redis"]
+    verb: str
+    kind: str
+    name: str
+    outcome: Literal["done", "refused"]
+    token: str = ""
+    address: str = ""
+    because: str = ""
+    previous: str = ""
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """An audit record as read. `is_chained`: its digest covers it and the record before it."""
+
+    record: AuditRecord
+    digest: str
+    is_chained: bool
+
+
+class AccessState(Struct, frozen=True, kw_only=True):
+    """All tokens by id, and all bindings by key, at a revision of both."""
+
+    revision: int = -1
+    tokens: dict[str, TokenRecord] = {}
+    bindings: dict[str, BindingRecord] = {}
+
+
+class FieldChange(Struct, frozen=True, kw_only=True):
+    """A change of one token or binding: its values before and after, None if it is absent."""
+
+    field: str
+    before: TokenRecord | BindingRecord | None
+    after: TokenRecord | BindingRecord | None
+
+
+def read_access_revision(link: Link) -> int:
+    """Return the count of changes of tokens and bindings. Raises StoreUnavailable."""
+    stored = link.ask(
+        lambda client: cast("bytes | None", client.hget(keys.ACCESS_STATE, "revision"))
+    )
+    return int(stored or b"0") if (stored or b"0").isdigit() else 0
+
+
+def read_access(link: Link) -> AccessState:
+    """Return all tokens and bindings. A record that cannot be read gives no rights.
+
+    Raises StoreUnavailable.
+    """
+    # The revision comes first: a change meanwhile is read again with the next revision.
+    revision = read_access_revision(link)
+    tokens = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.TOKENS)))
+    bindings = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.BINDINGS)))
+    return AccessState(
+        revision=revision,
+        tokens=_decoded(tokens, TokenRecord),
+        bindings=_decoded(bindings, BindingRecord),
+    )
+
+
+def _decoded(stored: dict[bytes, bytes], kind: type[_R]) -> dict[str, _R]:
+    found = {}
+    for field, value in stored.items():
+        try:
+            found[field.decode()] = msgspec.json.decode(value, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def write_access(
+    link: Link, record: AuditRecord, changes: Sequence[FieldChange] = (), *, of_bindings: bool
+) -> None:
+    """Write the changes (of bindings, or of tokens) and the audit record, in one step.
+
+    Raises Conflict if something has changed meanwhile, StoreUnavailable.
+    """
+    key = keys.BINDINGS if of_bindings else keys.TOKENS
+    words = [word for change in changes for word in _words(change)]
+    for _ in range(_TRIES):
+        previous = _last_digest(link)
+        text = msgspec.json.encode(msgspec.structs.replace(record, previous=previous))
+        arguments = (previous, text, digest_of(previous, text), AUDIT_KEPT, *words)
+        names = (key, keys.ACCESS_STATE, keys.AUDIT)
+        match link.run(scripts.ACCESS, names, arguments):
+            case b"ok":
+                return
+            case b"changed":
+                raise Conflict(
+                    f"{record.kind} {record.name} was changed by another process just now",
+                    hint="look again, and repeat it if it is still needed",
+                )
+    raise StoreUnavailable("the audit trail is written by too many processes at a time")
+
+
+def _words(change: FieldChange) -> tuple[str, bytes, bytes]:
+    before, after = (
+        b"" if value is None else msgspec.json.encode(value)
+        for value in (change.before, change.after)
+    )
+    return change.field, before, after
+
+
+def _last_digest(link: Link) -> str:
+    stored = link.ask(lambda client: cast("bytes | None", client.hget(keys.ACCESS_STATE, "digest")))
+    return (stored or b"").decode(errors="replace")
+
+
+def digest_of(previous: str, record: bytes) -> str:
+    """Return the digest of an audit record after the one with the digest `previous`."""
+    return hashlib.sha256(previous.encode() + b"\n" + record).hexdigest()
+
+
+def read_audit(link: Link, most: int) -> list[AuditEntry]:
+    """Return the latest records of the audit trail, oldest first. Raises StoreUnavailable."""
+    # One more, to check the chain of the oldest one that is returned.
+    found = list(_newest_first(link, most + 1))
+    found.reverse()
+    digests = [digest for _, digest in found]
+    entries = []
+    for place, (text, digest) in enumerate(found):
+        try:
+            record = msgspec.json.decode(text, type=AuditRecord)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            record = _UNREADABLE
+        before = digests[place - 1] if place else record.previous
+        is_chained = record.previous == before and digest_of(before, text) == digest
+        entries.append(AuditEntry(record=record, digest=digest, is_chained=is_chained))
+    return entries[-most:]
+
+
+_UNREADABLE = AuditRecord(
+    at=0, user="", via="redis", verb="", kind="", name="an unreadable record", outcome="done"
+)
+
+
+def _newest_first(link: Link, most: int) -> Iterator[tuple[bytes, str]]:
+    last = "+"
+    while most > 0:
+        count = min(most, _PAGE)
+        page = link.ask(partial(_page, last, count))
+        for _, fields in page:
+            yield fields.get(b"record", b""), fields.get(b"digest", b"").decode(errors="replace")
+        if len(page) < count:
+            return
+        most -= count
+        last = f"({page[-1][0].decode()}"
+
+
+def _page(last: str, count: int, client: redis.Redis) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    return client.xrevrange(keys.AUDIT, last, "-", count=count)  # type: ignore[return-value]  # of a synchronous client
+
+
+def read_last_uses(link: Link) -> dict[str, int]:
+    """Return when each token was last used, in milliseconds. Raises StoreUnavailable."""
+    stored = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.TOKENS_USED)))
+    return {
+        field.decode(errors="replace"): int(value)
+        for field, value in stored.items()
+        if value.isdigit()
+    }
+
+
+def write_last_use(link: Link, token: str, at_ms: int) -> None:
+    """Record the use of a token. Raises StoreUnavailable."""
+    link.ask(lambda client: client.hset(keys.TOKENS_USED, token, str(at_ms)))
+
+
+def forget_last_uses(link: Link, tokens: Sequence[str]) -> None:
+    """Remove the last uses of tokens that are gone. Raises StoreUnavailable."""
+    if tokens:
+        link.ask(lambda client: client.hdel(keys.TOKENS_USED, *tokens))

@@ -1,0 +1,391 @@
+"""Two users and an operator, by tokens: what each may do, and what each learns of the others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from batchq.api.access import Scope, Verb, Visibility, parse_binding
+from batchq.client.access_control import Actor
+from batchq.client.delegation import Delegate
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.http.api_process import Caller, RunningApi
+from tests.http.conftest import SubmitAs
+from tests.http.manifests import groups_of, manifest
+
+ML, CV = groups_of("ml"), groups_of("cv")
+ROOT = Actor(user="root@host", via="redis")
+
+
+class Lab:
+    """Users of an API with tokens, and roles that the test gives."""
+
+    def __init__(self, api: RunningApi, delegate: Delegate) -> None:
+        self._api = api
+        self.delegate = delegate
+        self._waits = threading.Event()
+
+    def bind(self, subject: str, role: str, namespace: str = "*") -> None:
+        self.delegate.access.grant(parse_binding(subject, role, namespace), ROOT)
+
+    def unbind(self, subject: str, role: str, namespace: str = "*") -> None:
+        self.delegate.access.withdraw(parse_binding(subject, role, namespace), ROOT)
+
+    def user(self, name: str, **scope: Any) -> Caller:
+        """Return a caller with a new token, once the API knows it."""
+        made = self.delegate.access.create_token(name, ROOT, scope=Scope(**scope))
+        caller = self._api.caller(made.text)
+        self.wait(lambda: caller("GET", "/v1/tokens").status == 200)
+        return caller
+
+    def caller(self, token: str) -> Caller:
+        return self._api.caller(token)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until the API knows of a change."""
+        for _ in range(400):
+            if condition():
+                return
+            self._waits.wait(0.05)
+        raise AssertionError("the API has not learnt of it")
+
+
+@pytest.fixture(params=[Visibility.OPEN])
+def visibility(request: pytest.FixtureRequest) -> Visibility:
+    found: Visibility = request.param
+    return found
+
+
+@pytest.fixture
+def lab(server: Server, stage: Stage, visibility: Visibility) -> Iterator[Lab]:
+    with (
+        Delegate(server.url) as delegate,
+        RunningApi(server.url, visibility=visibility) as api,
+    ):
+        yield Lab(api, delegate)
+
+
+def names(caller: Caller, path: str = "/v1/groups") -> list[str]:
+    return [one["metadata"]["name"] for one in caller("GET", path).data["items"]]
+
+
+def test_two_tenants_and_an_operator(lab: Lab, stage: Stage) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:bob", "submitter", "cv")
+    lab.bind("user:olga", "operator")
+    alice, bob, olga = (lab.user(name) for name in ("alice", "bob", "olga"))
+    assert alice("POST", ML, manifest("train")).status == 201
+    assert bob("POST", CV, manifest("label")).status == 201
+
+    refused = alice("POST", CV, manifest("train"))
+    assert (refused.status, refused.data["exit"]) == (403, 9)
+    assert "user alice may not create groups in namespace cv" in refused.data["detail"]
+    assert olga("POST", ML, manifest("mine")).status == 403
+
+    # Everyone sees why others wait, and not what they run.
+    assert names(bob) == ["label", "train"]
+    train = bob("GET", f"{ML}/train").data
+    assert train["status"]["submittedBy"] == "alice"
+    assert b"words of" not in bob("GET", f"{ML}/train").body
+    assert "words of train" in str(alice("GET", f"{ML}/train").data)
+    assert "secret of train" in str(alice("GET", f"{ML}/train").data)
+    for path in ("why", "logs"):
+        assert bob("GET", f"{ML}/train/{path}").status == 403
+        assert olga("GET", f"{ML}/train/{path}").status == 403
+
+    assert bob("POST", f"{ML}/train/cancel").status == 403
+    assert alice("POST", f"{CV}/label/cancel").status == 403
+    assert olga("POST", f"{CV}/label/cancel", {"reason": "maintenance"}).status == 200
+    assert alice("POST", f"{ML}/train/cancel").status == 200
+
+
+def test_members_of_a_namespace_see_specs_and_only_owners_and_admins_see_output(
+    lab: Lab, stage: Stage
+) -> None:
+    for name, role in (("alice", "submitter"), ("carl", "submitter"), ("vera", "viewer")):
+        lab.bind(f"user:{name}", role, "ml")
+    lab.bind("user:ada", "admin", "ml")
+    alice, carl, vera, ada = (lab.user(name) for name in ("alice", "carl", "vera", "ada"))
+    alice("POST", ML, manifest("train"))
+    for caller, sees in ((alice, True), (ada, True), (carl, False), (vera, False)):
+        body = caller("GET", f"{ML}/train").body.decode()
+        assert "words of train" in body
+        assert ("secret of train" in body) is sees
+        assert (caller("GET", f"{ML}/train/logs").status == 200) is sees
+    assert carl("POST", f"{ML}/train/cancel").status == 403
+    assert vera("POST", ML, manifest("other")).status == 403
+
+
+def test_a_role_that_is_taken_away_is_gone_with_the_next_request(lab: Lab) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    assert alice("GET", "/v1/groups").status == 200
+    lab.unbind("user:alice", "submitter", "ml")
+    lab.wait(lambda: alice("GET", "/v1/groups").status == 403)
+    assert alice("GET", "/v1/groups").data["detail"] == "user alice has no role"
+
+
+def test_a_revoked_token_cuts_a_watch_within_a_second(lab: Lab, stage: Stage) -> None:
+    lab.bind("user:alice", "viewer", "ml")
+    alice = lab.user("alice")
+    [record] = lab.delegate.access.state().tokens.values()
+    with alice.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        lab.delegate.access.revoke_token(record.id, ROOT)
+        cut: list[dict[str, str]] = []
+        reader = threading.Thread(target=lambda: cut.extend(events))
+        reader.start()
+        reader.join(3)
+        assert not reader.is_alive()
+    assert [event["event"] for event in cut] == ["ERROR"]
+    assert json.loads(cut[0]["data"])["detail"] == f"token {record.id} was revoked"
+    refused = alice("GET", "/v1/groups")
+    assert refused.status == 401
+    assert 'error_description="revoked"' in refused.headers["www-authenticate"]
+
+
+def test_a_watcher_whose_roles_change_lists_again_and_one_without_roles_is_cut(
+    lab: Lab, stage: Stage
+) -> None:
+    lab.bind("user:alice", "viewer", "ml")
+    alice = lab.user("alice")
+    with alice.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        lab.bind("user:alice", "submitter", "ml")
+        assert [event["event"] for event in events] == ["RESYNC"]
+    with alice.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        lab.bind("user:bob", "submitter", "ml")
+        lab.unbind("user:alice", "submitter", "ml")
+        assert [event["event"] for event in events] == ["RESYNC"]
+    with alice.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        lab.unbind("user:alice", "viewer", "ml")
+        [end] = list(events)
+    assert (end["event"], json.loads(end["data"])["detail"]) == ("ERROR", "user alice has no role")
+
+
+def test_a_token_permits_at_most_its_scope(lab: Lab) -> None:
+    lab.bind("user:alice", "admin")
+    whole, reads, of_ml = (
+        lab.user("alice"),
+        lab.user("alice", verbs=(Verb.READ,)),
+        lab.user("alice", verbs=(Verb.READ, Verb.CREATE)),
+    )
+    assert whole("POST", ML, manifest("one")).status == 201
+    refused = reads("POST", ML, manifest("two"))
+    assert (refused.status, refused.data["detail"]) == (
+        403,
+        "the token's scope does not include: create groups in namespace ml",
+    )
+    assert of_ml("POST", ML, manifest("two")).status == 201
+    assert of_ml("POST", f"{ML}/two/cancel").status == 403
+
+
+def test_a_token_makes_no_tokens_and_the_socket_makes_the_callers_own(
+    lab: Lab, running_api: RunningApi
+) -> None:
+    lab.bind("user:alice", "admin")
+    alice = lab.user("alice")
+    refused = alice("POST", "/v1/tokens", {"note": "another"})
+    assert (refused.status, refused.data["detail"]) == (403, "a token cannot create tokens")
+    root = running_api.caller()
+    made = root("POST", "/v1/tokens", {"note": "laptop", "days": 1, "verbs": ["read"]})
+    assert (made.status, made.data["verbs"]) == (201, ["read"])
+    # This process knows its own token at once.
+    mine = running_api.caller(made.data["token"])
+    assert mine("GET", "/v1/me").data["user"] == root("GET", "/v1/me").data["user"]
+    assert root("DELETE", f"/v1/tokens/{made.data['id']}").status == 200
+    assert mine("GET", "/v1/me").status == 401
+    assert "token" not in str(root("GET", "/v1/tokens").data["items"][0].keys())
+
+
+def test_users_see_and_revoke_their_own_tokens_only(lab: Lab) -> None:
+    lab.bind("user:alice", "viewer", "ml")
+    lab.bind("user:olga", "operator")
+    alice, bob, olga = (lab.user(name) for name in ("alice", "bob", "olga"))
+    owners = lambda caller: [  # noqa: E731 (said three times)
+        one["owner"] for one in caller("GET", "/v1/tokens").data["items"]
+    ]
+    assert (owners(alice), owners(bob)) == (["alice"], ["bob"])
+    assert sorted(owners(olga)) == ["alice", "bob", "olga"]
+    [of_bob] = bob("GET", "/v1/tokens").data["items"]
+    missing = alice("DELETE", "/v1/tokens/abcdefghij")
+    hidden = alice("DELETE", f"/v1/tokens/{of_bob['id']}")
+    assert (hidden.status, missing.status) == (404, 404)
+    assert olga("DELETE", f"/v1/tokens/{of_bob['id']}").status == 200
+    lab.wait(lambda: bob("GET", "/v1/tokens").status == 401)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Bearer bqt_x", "Bearer", "Basic YTpi", "bqt_abcdefghij",
+        "Bearer bqt_abcdefghij_" + "x" * 43 + "_000000",
+    ],
+)  # fmt: skip
+def test_something_else_than_a_token_is_refused(running_api: RunningApi, written: str) -> None:
+    # Through the socket as well: a header that is there decides.
+    refused = running_api.caller()("GET", "/v1/me", Authorization=written)
+    assert refused.status == 401
+    assert refused.data["code"] == "Unauthenticated"
+
+
+def test_guessing_tokens_is_slowed_down_and_valid_ones_are_accepted(lab: Lab) -> None:
+    lab.bind("user:alice", "viewer", "ml")
+    alice = lab.user("alice")
+    guesser = lab.caller("bqt_guess")
+    answers = [guesser("GET", "/v1/me") for _ in range(25)]
+    assert (answers[0].status, answers[-1].status) == (401, 429)
+    assert answers[-1].data["detail"] == "too many wrong tokens came from this address"
+    assert alice("GET", "/v1/me").status == 200
+
+
+def test_an_admin_grants_roles_of_the_namespace_and_sees_those_only(lab: Lab) -> None:
+    lab.bind("user:ada", "admin", "ml")
+    lab.bind("user:bob", "submitter", "cv")
+    ada = lab.user("ada")
+    carl = {"subject": "user:carl", "role": "submitter", "namespace": "ml"}
+    assert [ada("POST", "/v1/bindings", carl).status for _ in range(2)] == [201, 200]
+    for other in (
+        carl | {"namespace": "cv"},
+        carl | {"namespace": "*"},
+        {"subject": "user:carl", "role": "operator"},
+        {"subject": "user:ada", "role": "viewer", "namespace": "ml"},
+    ):
+        assert ada("POST", "/v1/bindings", other).status == 403, other
+    subjects = [one["subject"] for one in ada("GET", "/v1/bindings").data["items"]]
+    assert subjects == ["user:ada", "user:carl"]
+    assert ada("DELETE", "/v1/bindings?subject=user:bob&role=submitter&namespace=cv").status == 403
+    gone = ada("DELETE", "/v1/bindings?subject=user:carl&role=submitter&namespace=ml")
+    assert gone.status == 200
+
+
+def test_changes_and_refusals_are_audited_with_their_reason(lab: Lab) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:aude", "auditor")
+    alice, aude = lab.user("alice"), lab.user("aude")
+    alice("POST", CV, manifest("train"))
+    assert alice("GET", "/v1/audit").status == 403
+    items = aude("GET", "/v1/audit").data["items"]
+    last = {name: items[-2][name] for name in ("user", "via", "outcome", "verb", "kind", "name")}
+    assert last == {
+        "user": "alice", "via": "token", "outcome": "refused",
+        "verb": "create", "kind": "groups", "name": "cv",
+    }  # fmt: skip
+    assert all(one["isChained"] for one in items)
+    assert aude("GET", "/v1/groups").data["items"] == []
+
+
+# --- two worlds that differ only beyond a reader's sight ---------------------------------------
+
+
+def hidden(name: str, word: str) -> dict[str, Any]:
+    """Return a group whose command, labels, annotations and variables say `word`."""
+    group = manifest(name)
+    group["metadata"]["labels"] = {"word": word}
+    group["metadata"]["annotations"] = {"word": word}
+    template = group["spec"]["tasks"][0]["template"]
+    template |= {"command": [word], "env": {word: word}, "nodeSelector": {}, "labels": {"w": word}}
+    return group
+
+
+#: What depends on the instant, or counts everything that is written.
+UNSTEADY = {
+    *("uid", "revision", "creationTimestamp", "queueTime", "lastTransitionTime", "instance"),
+    *("inQueueAt", "reservedAt"),
+}
+
+
+def steady(document: Any) -> Any:
+    match document:
+        case dict():
+            return {key: steady(value) for key, value in document.items() if key not in UNSTEADY}
+        case list():
+            return [steady(one) for one in document]
+        case _:
+            return document
+
+
+def everything(caller: Caller, group: str) -> list[Any]:
+    """Return what a caller learns from every route about a group of another namespace."""
+    paths = [
+        "/v1/groups", "/v1/groups?label=word=secret", "/v1/groups?q=train", "/v1/groups?owner=bob",
+        "/v1/groups?limit=1", CV, f"{CV}?phase=Pending", "/v1/tokens", "/v1/bindings", "/v1/audit",
+        *(f"{CV}/{group}{end}" for end in ("", "/why", "/logs", "/logs?follow=true")),
+    ]  # fmt: skip
+    answers = [caller("GET", path) for path in paths]
+    answers += [caller("POST", f"{CV}/{group}/cancel"), caller("POST", CV, manifest(group))]
+    found = [(one.status, steady(one.data)) for one in answers]
+    with caller.events("/v1/groups?watch=true") as events:
+        listed = [json.loads(event["data"]) for event in events.until("BOOKMARK")]
+    return [*found, steady(listed)]
+
+
+@pytest.mark.parametrize("word", ["secret", "public"])
+def test_facts_of_others_say_nothing_of_what_they_run(
+    lab: Lab, stage: Stage, server: Server, word: str
+) -> None:
+    lab.bind("user:alice", "viewer", "ml")
+    with Delegate(server.url) as delegate:
+        group = hidden("train", word)
+        group["metadata"]["namespace"] = "cv"
+        delegate.client_of("bob").submit(group)
+    stage.turn()
+    found = everything(lab.user("alice"), "train")
+    # Both worlds give these answers, so the reader cannot tell them apart.
+    facts = {"name": "main", "template": {"requests": {"cpu": "1"}}}
+    assert [part[0] for part in found[:7]] == [200] * 7
+    assert [one["spec"]["tasks"] for one in found[0][1]["items"]] == [[facts]]
+    assert [one["object"]["spec"]["tasks"] for one in found[-1][:-1]] == [[facts]]
+    assert found[1][1]["items"] == []
+    assert word not in json.dumps(found)
+
+
+@pytest.mark.parametrize("visibility", [Visibility.NAMESPACES], indirect=True)
+def test_groups_beyond_sight_do_not_exist(
+    lab: Lab, stage: Stage, server: Server, submit_as: SubmitAs
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    own = manifest("mine", cpu="8")
+    assert alice("POST", ML, own).status == 201
+    stage.turn()
+    before = everything(alice, "train")
+    with Delegate(server.url) as delegate:
+        for number in range(3):
+            group = hidden(f"train{number or ''}", "secret")
+            group["metadata"]["namespace"] = "cv"
+            delegate.client_of("bob").submit(group)
+    stage.turn()
+    lab.wait(lambda: alice("GET", "/v1/groups").status == 200)
+    assert everything(alice, "train") == before
+
+
+@pytest.mark.parametrize("visibility", [Visibility.NAMESPACES], indirect=True)
+def test_an_explanation_counts_groups_beyond_sight_and_does_not_name_them(
+    lab: Lab, stage: Stage, server: Server
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    with Delegate(server.url) as delegate:
+        for number in range(2):
+            group = hidden(f"big{number}", "secret")
+            group["metadata"]["namespace"] = "cv"
+            group["spec"]["tasks"][0]["template"]["requests"] = {"cpu": "5"}
+            delegate.client_of("bob").submit(group)
+    stage.turn()
+    assert alice("POST", ML, manifest("mine", cpu="8")).status == 201
+    stage.turn()
+    why = alice("GET", f"{ML}/mine/why")
+    assert why.status == 200
+    assert why.data["ahead"]["otherNamespaces"] == 1
+    assert why.data["reasons"]
+    for name in itertools.chain(("cv/", "secret"), (f"big{number}" for number in range(2))):
+        assert name not in why.body.decode()

@@ -1,0 +1,202 @@
+"""Tokens, bindings and the audit trail on a real server: changes, their records, and the chain."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from batchq.api.access import AccessRole, Binding, Scope, Verb
+from batchq.client import access_control
+from batchq.client.access_control import AccessControl, Actor, parse_token
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
+from batchq.store import access_records, keys
+from batchq.store.redis import RedisStore
+from tests.harness.server import Server
+
+OPERATOR = Actor(user="root@host", via="redis")
+ALICE = Binding(subject="user:alice", role=AccessRole.SUBMITTER, namespace="ml")
+
+
+@pytest.fixture
+def control(redis_store: RedisStore) -> AccessControl:
+    return AccessControl(redis_store)
+
+
+def test_the_secret_of_a_token_is_nowhere_on_the_server(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    made = control.create_token("alice", OPERATOR, note="laptop")
+    _, _, secret = made.text.split("_", 2)
+    stored = b"".join(raw.dump(name) for name in raw.scan_iter("*"))
+    assert secret[:20].encode() not in stored
+    [record] = control.state().tokens.values()
+    parts = parse_token(made.text)
+    assert parts is not None
+    assert (parts.id, parts.is_of(record), record.owner) == (record.id, True, "alice")
+
+
+@pytest.mark.parametrize("place", [4, 12, 15, 30, 58, 60, 64])
+def test_a_mistyped_token_is_recognised(control: AccessControl, place: int) -> None:
+    text = control.create_token("alice", OPERATOR).text
+    other = "x" if text[place] != "x" else "y"
+    assert parse_token(text[:place] + other + text[place + 1 :]) is None
+    assert parse_token(text + "0") is None
+    assert parse_token(text[:-1]) is None
+
+
+def test_a_change_and_its_record_are_written_together(control: AccessControl) -> None:
+    made = control.create_token("alice", OPERATOR, because="user:root is operator")
+    assert control.grant(ALICE, OPERATOR)
+    assert not control.grant(ALICE, OPERATOR)
+    control.revoke_token(made.record.id, OPERATOR)
+    control.withdraw(ALICE, OPERATOR)
+    control.record_refusal(OPERATOR, "cancel", "groups", "ml/train", "user bob may not")
+    found = [
+        (one.record.outcome, one.record.verb, one.record.kind, one.record.name)
+        for one in control.audit(10)
+    ]
+    name = f"{made.record.id} of user alice"
+    assert found == [
+        ("done", "create", "tokens", name),
+        ("done", "create", "bindings", "user:alice is submitter in namespace ml"),
+        ("done", "delete", "tokens", name),
+        ("done", "delete", "bindings", "user:alice is submitter in namespace ml"),
+        ("refused", "cancel", "groups", "ml/train"),
+    ]
+    assert all(one.is_chained for one in control.audit(10))
+    assert control.audit(10)[0].record.because == "user:root is operator"
+    assert [one.record.verb for one in control.audit(2)] == ["delete", "cancel"]
+
+
+def test_a_revoked_token_and_a_missing_binding_are_named(control: AccessControl) -> None:
+    token = control.create_token("alice", OPERATOR).record.id
+    assert control.revoke_token(token, OPERATOR).revoked_at is not None
+    with pytest.raises(Conflict, match=f"token {token} is revoked already"):
+        control.revoke_token(token, OPERATOR)
+    with pytest.raises(NotFound, match="there is no token 'nothing'"):
+        control.revoke_token("nothing", OPERATOR)
+    with pytest.raises(NotFound, match="there is no such binding: user:alice is submitter"):
+        control.withdraw(ALICE, OPERATOR)
+    assert len(control.audit(10)) == 2
+
+
+def test_many_writers_keep_one_chain(server: Server, control: AccessControl) -> None:
+    def grant(number: int) -> bool:
+        store = RedisStore(server.url)
+        try:
+            binding = Binding(subject=f"user:u{number}", role=AccessRole.VIEWER, namespace="ml")
+            return AccessControl(store).grant(binding, OPERATOR)
+        finally:
+            store.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(grant, range(24)))
+    entries = control.audit(100)
+    assert (len(entries), all(one.is_chained for one in entries)) == (24, True)
+    assert len(control.state().bindings) == 24
+
+
+def test_a_removed_or_altered_record_breaks_the_chain(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    for number in range(5):
+        control.record_refusal(OPERATOR, "read", "groups", f"ml/{number}", "no role")
+    ids = [id_ for id_, _ in raw.xrange(keys.AUDIT)]
+    raw.xdel(keys.AUDIT, ids[2])
+    assert [one.is_chained for one in control.audit(10)] == [True, True, False, True]
+    [(last, fields)] = raw.xrevrange(keys.AUDIT, count=1)
+    altered = json.loads(fields[b"record"]) | {"user": "alice"}
+    raw.xdel(keys.AUDIT, last)
+    raw.xadd(keys.AUDIT, {"record": json.dumps(altered), "digest": fields[b"digest"]})
+    assert [one.is_chained for one in control.audit(10)] == [True, True, False, False]
+
+
+def test_a_repeated_call_of_the_script_writes_once(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    text = b'{"user":"alice"}'
+    digest = access_records.digest_of("", text)
+    names = (keys.BINDINGS, keys.ACCESS_STATE, keys.AUDIT)
+    link = control._link
+    for _ in range(2):
+        answer = link.run(
+            access_records.scripts.ACCESS, names, ("", text, digest, 10, "f", "", "v")
+        )
+        assert answer == b"ok"
+    assert (raw.hgetall(keys.BINDINGS), raw.xlen(keys.AUDIT)) == ({b"f": b"v"}, 1)
+    assert raw.hget(keys.ACCESS_STATE, "revision") == b"1"
+    other = access_records.digest_of(digest, text)
+    again = ("", text, other, 10, "f", "", "w")
+    assert link.run(access_records.scripts.ACCESS, names, again) == b"digest"
+    changed = (digest, text, other, 10, "f", "another", "w")
+    assert link.run(access_records.scripts.ACCESS, names, changed) == b"changed"
+    assert raw.hgetall(keys.BINDINGS) == {b"f": b"v"}
+
+
+def test_the_audit_trail_is_bounded(
+    control: AccessControl, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_records, "AUDIT_KEPT", 20)
+    for number in range(300):
+        control.record_refusal(OPERATOR, "read", "groups", str(number), "no role")
+    assert 20 <= raw.xlen(keys.AUDIT) <= 220
+
+
+def test_tokens_are_bounded_for_each_user_and_altogether(
+    control: AccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_control, "MOST_OF_ONE_USER", 2)
+    monkeypatch.setattr(access_control, "MOST_OF_ALL", 3)
+    first = control.create_token("alice", OPERATOR).record.id
+    control.create_token("alice", OPERATOR)
+    with pytest.raises(Rejected, match="user alice has 2 tokens"):
+        control.create_token("alice", OPERATOR)
+    control.revoke_token(first, OPERATOR)
+    control.create_token("alice", OPERATOR)
+    with pytest.raises(Rejected, match="there are 3 tokens"):
+        control.create_token("bob", OPERATOR)
+
+
+def test_tokens_that_ended_long_ago_are_forgotten(
+    control: AccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = control.create_token("alice", OPERATOR).record.id
+    control.note_use(old)
+    control.revoke_token(old, OPERATOR)
+    control.create_token("alice", OPERATOR)
+    assert old in control.state().tokens
+    monkeypatch.setattr(access_control, "_KEPT_MS", -1)
+    control.create_token("alice", OPERATOR)
+    assert old not in control.state().tokens
+    assert control.last_uses() == {}
+
+
+@pytest.mark.parametrize(
+    ("owner", "days", "note", "sentence"),
+    [
+        ("a b", 1, "", "user 'a b'"),
+        ("", 1, "", "user ''"),
+        ("alice", 0, "", "a token lasts 1 to 365 days, found 0"),
+        ("alice", 366, "", "a token lasts 1 to 365 days, found 366"),
+        ("alice", 1, "two\nlines", "note: expected a line of at most 200 characters"),
+    ],
+)
+def test_a_wrong_request_for_a_token_is_refused(
+    control: AccessControl, owner: str, days: int, note: str, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        control.create_token(owner, OPERATOR, days=days, note=note)
+    assert control.audit(1) == []
+
+
+def test_a_record_that_cannot_be_read_gives_no_rights(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    made = control.create_token("alice", OPERATOR, scope=Scope(verbs=(Verb.READ,)))
+    raw.hset(keys.TOKENS, "broken", "{")
+    raw.hset(keys.BINDINGS, b"\xff", b"\xff")
+    state = control.state()
+    assert (list(state.tokens), state.bindings) == ([made.record.id], {})

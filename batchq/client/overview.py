@@ -41,7 +41,7 @@ from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.pledges import victims_left
-from batchq.core.quota.head_reservation import length_of, still_waits
+from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
@@ -597,7 +597,9 @@ def _reservations_before(session: Session, group: GroupState) -> list[tuple[Grou
 
 def _would_start(session: Session, group: GroupState) -> bool:
     """Return whether a shorter walltime is all that the group needs in order to start now."""
-    if group.is_array or session.refusals_at("permit", group) or blockers(session, group):
+    if is_array_with_retries(group) or session.refusals_at("permit", group):
+        return False
+    if blockers(session, group):
         return False
     gang = () if group.is_external else gang_of(session, group)
     return all(slots_for(session, shape, count) >= count for shape, count in gang)

@@ -39,6 +39,7 @@ from batchq.core.pending.eligibility import (
 )
 from batchq.core.placement.feasibility import largest_node, why_no_known_node
 from batchq.core.placement.placement import gang_of
+from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
@@ -287,7 +288,7 @@ def _shorter_walltime(session: Session, group: GroupState) -> str:
             f"with a walltime of at most {most} it would go ahead now"
             f" (`batchq apply -f FILE`){beside}"
         )
-    if has_none and not group.is_array:
+    if has_none and not is_array_with_retries(group):
         return (
             "give it a walltime (`batchq apply -f FILE`): without one it can only use what is left"
             " beside the head"

@@ -25,6 +25,7 @@ from tests.sim.worlds import (
     reserved,
     timeline,
 )
+from tests.sim.worlds import starts as pods_start
 
 FILLED = [node("n1", 4), EASY, *running("r", 3, walltime="100s")]
 
@@ -36,8 +37,21 @@ def array(name: str, pods: int, wall_s: int) -> Manifest:
 # --- Arrays and elastic groups ------------------------------------------------------------------
 
 
-def test_an_array_ends_with_its_last_pods_and_takes_nothing_of_the_heads() -> None:
-    assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 10)) == []
+def test_an_array_is_backfilled_if_its_first_pod_ends_before_the_head_starts() -> None:
+    """Its second pod is in line again, and starts before the head if it ends early enough, too."""
+    assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 101)) == []
+    assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 100)) == ["f"]
+    sweep = group("f", 3, 1, minMember=1, walltime="40s", runtime="40s")
+    world = [node("n1", 4), EASY, *running("r", 3, walltime="100s", runtime="100s")]
+    came = outcome(*world, job("head", 4, 50), sweep, config=NO_EVICTIONS)
+    assert pods_start(came) == {"f-t-0": 0, "f-t-1": 40, "head-t-0": 100, "f-t-2": 150}
+
+
+def test_an_array_with_retries_is_not_backfilled_where_the_head_will_start() -> None:
+    """A failed pod may run again, for another walltime."""
+    retried = group("f", 2, 1, minMember=1, walltime="10s", retry={"limit": 1})
+    assert ahead(*FILLED, job("head", 4, 50), retried) == []
+    assert ahead(*FILLED, job("head", 3, 50), retried) == ["f"]
 
 
 def test_an_array_is_backfilled_into_the_capacity_beside_the_head() -> None:
@@ -59,8 +73,8 @@ def test_a_running_array_releases_capacity_pod_by_pod() -> None:
     assert ahead(*world, job("head", 4, 50), job("f", 1, 100)) == ["f"]
 
 
-def test_an_array_with_pending_pods_keeps_its_reservation_indefinitely() -> None:
-    """Three of five pods run; one pod stays reserved while any is pending."""
+def test_an_array_with_pending_pods_holds_nothing_once_its_running_pods_have_ended() -> None:
+    """Three of five pods run until 100 s; the head is more important than the other two."""
     world = [
         node("n1", 4),
         EASY,
@@ -68,7 +82,8 @@ def test_an_array_with_pending_pods_keeps_its_reservation_indefinitely() -> None
         *(pod(f"a-t-{at}", "a", at, phase="Running", node="n1", startedAt=0) for at in range(3)),
     ]
     high, first = priority("high", 1), {"priorityClassName": "high"}
-    assert ahead(*world, high, job("head", 4, 50, **first), job("f", 1, 1, **first)) == []
+    assert ahead(*world, high, job("head", 4, 50, **first), job("f", 1, 101, **first)) == []
+    assert ahead(*world, high, job("head", 4, 50, **first), job("f", 1, 100, **first)) == ["f"]
     assert ahead(*world, high, job("head", 3, 50, **first), job("f", 1, 100, **first)) == ["f"]
 
 

@@ -133,8 +133,8 @@ def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Itera
         at = _later(session, begins_at + walltime_ms)
         last_at = max(last_at, at)
         yield ExpectedEnd(at, group, (pod,), whole=False)
-    # A group with pods still to be started keeps its reservation for them.
-    if runs and sum(group.unfinished()) == len(runs) and not _any_stops(runs):
+    # From then on it holds nothing, and pods still to be started are in line again.
+    if runs and not _any_stops(runs):
         yield ExpectedEnd(last_at, group, (), whole=True)
 
 

@@ -316,15 +316,23 @@ def still_waits(group: GroupState) -> bool:
 def length_of(session: Session, group: GroupState) -> int | None:
     """Return how long (ms) a group will hold its reservation if it is admitted now; None: unknown.
 
-    It is unknown for an array, whose pods end one by one and are replaced by others, and for a
-    group that must wait for admission checks first and so starts later. For a running group that
-    queues again, it is the length of its next pod.
+    It is unknown for a group that must wait for admission checks first and so starts later, and for
+    an array with retries. For another array and for a running group that queues again, it is the
+    length of the next pod: after that, the group holds nothing, and its other pods are in line
+    again.
     """
     if group.next_pod is not None:
         return length_of_pods(session, group)
-    if group.is_array or (still_waits(group) and session.refusals_at("permit", group)):
+    if is_array_with_retries(group) or (
+        still_waits(group) and session.refusals_at("permit", group)
+    ):
         return None
     return group.record.spec.walltime
+
+
+def is_array_with_retries(group: GroupState) -> bool:
+    """Return whether a failed pod of the group may run again, for another walltime of its own."""
+    return group.is_array and group.record.spec.retry.limit > 0
 
 
 def length_of_pods(session: Session, group: GroupState) -> int | None:

@@ -413,10 +413,11 @@ def _found(client: Client, kind: str, name: str, namespace: str) -> Object | Unr
         name_of_object = name_of_kind(kind, name)
         return client.get(kind, name_of_object, namespace=namespace)
     except (UnreadableRecord, NotFound, InvalidInput, UsageError):
-        for one in client.listing(kind).unreadable:
-            if one.key in (name, f"{namespace}/{name}"):
-                return one
-        raise
+        damaged = {one.key: one for one in client.listing(kind).unreadable}
+        found = damaged.get(name) or damaged.get(f"{namespace}/{name}")
+        if found is None:
+            raise
+        return found
 
 
 def _check_meant(client: Client, word: str) -> None:

@@ -204,6 +204,16 @@ def test_the_command_that_the_doctor_prints_deletes_an_unreadable_record(
     assert remedies(batchq) == []
 
 
+def test_the_commands_that_the_doctor_prints_delete_one_record_each(
+    batchq: Batchq, stage: Stage, raw: redis.Redis
+) -> None:
+    for name in ("poison", "default/poison", "default/default/poison"):
+        raw.hset(keys.objects("Queue"), name, "garbage")
+    for remedy in remedies(batchq):
+        assert batchq(*remedy).code == 0
+    assert remedies(batchq) == []
+
+
 def remedies(batchq: Batchq) -> list[list[str]]:
     """Return the commands that the doctor prints for unreadable records."""
     findings = json.loads(batchq("doctor", "-o", "json").out)["findings"]

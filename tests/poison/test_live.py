@@ -73,15 +73,23 @@ def state_of(stack: GuardedStack, node: str) -> str:
     return line.split(maxsplit=1)[1].partition(":")[0]
 
 
-def restart(stack: GuardedStack) -> None:
-    """End all schedulers and agents, and start them again."""
+def restart(stack: GuardedStack, *poisons: tuple[str, Poison]) -> None:
+    """End all schedulers and agents, let users write these poisons, and start them again."""
     nodes = list(stack.agents)
     for process in (*stack.schedulers, *stack.agents.values()):
         process.terminate()
     for process in (*stack.schedulers, *stack.agents.values()):
         process.wait(30)
+    for user, poison in poisons:
+        written_by(stack, user, poison)
+    if poisons:
+        # It ends without a scheduler, too.
+        findings(stack)
     stack.schedulers.clear()
-    stack.start_scheduler()
+    # A command waits for two seconds meanwhile, and this machine may be busy.
+    with suppress(StoreUnavailable):
+        stack.start_scheduler()
+    until(lambda: leads(stack), what="a scheduler leads")
     for node in nodes:
         stack.start_agent(node)
 
@@ -90,16 +98,20 @@ def test_unreadable_objects_cost_no_other_group(stack: GuardedStack) -> None:
     def poisoned(client: redis.Redis) -> None:
         client.hset("{bq}:PodGroup", "default/poison", "garbage")
         client.hset("{bq}:PodGroup", b"default/\xff", b"\xff")
+
+    def poisoned_before_the_start(client: redis.Redis) -> None:
+        client.hset("{bq}:PodGroup", "", "garbage")
         client.hset("{bq}:Pod", "deep", b'{"metadata":{"name":"a","uid":"deep"},"x":' + DEEP)
 
     written_by(stack, "submitter", poisoned)
     written_by(stack, "operator", lambda client: client.hset("{bq}:Queue", "poison", "[]"))
     goes_on(stack)
-    restart(stack)
+    restart(stack, ("submitter", poisoned_before_the_start))
     goes_on(stack)
     subjects = {
         "PodGroup default/poison",
         r"PodGroup default/\xff",
+        r"PodGroup \x",
         "Pod deep",
         "Queue poison",
     }
@@ -111,7 +123,7 @@ def test_unreadable_objects_cost_no_other_group(stack: GuardedStack) -> None:
     events = stack.batchq("readonly", "events", "-A", "-o", "json").stdout
     assert events.count('"Unreadable"') >= len(subjects)
 
-    stack.batchq("submitter", "delete", "podgroup", "poison", r"default/\xff")
+    stack.batchq("submitter", "delete", "podgroup", "poison", r"default/\xff", r"\x")
     stack.batchq("submitter", "delete", "pod", "deep")
     refused = stack.batchq("submitter", "delete", "queue", "poison", exits=9)
     assert "does not permit this user to write Queues" in refused.stderr
@@ -134,7 +146,7 @@ def test_unreadable_books_are_recounted(stack: GuardedStack) -> None:
         client.hset("{bq}:limits", mapping={"queue:default": huge, "last change": "NaN"})
 
     written_by(stack, "submitter", by_submitter)
-    written_by(stack, "operator", by_operator)
+    restart(stack, ("operator", by_operator))
     goes_on(stack)
     until(lambda: "Charge group:poison" in names_in(stack), what="told")
     output = names_in(stack)
@@ -181,6 +193,7 @@ def leads(stack: GuardedStack) -> bool:
 def test_damage_a_node_writes_of_itself_costs_no_other_node(stack: GuardedStack) -> None:
     alive: dict[bytes | str, bytes | str] = {"run": b"\xff", "beat": "NaN", "x-" + "9" * 5000: "1"}
     inbox: dict[bytes | str, bytes | str] = {"deep": "[" * 60_000, b"\xff": b"\xff", "x": "1e999"}
+    alive[""] = inbox[""] = "garbage"
 
     def by_worker(client: redis.Redis) -> None:
         client.hset("{bq}:alive:n1", mapping=alive)
@@ -188,7 +201,7 @@ def test_damage_a_node_writes_of_itself_costs_no_other_node(stack: GuardedStack)
 
     written_by(stack, "worker-n1", by_worker)
     goes_on(stack)
-    restart(stack)
+    restart(stack, ("worker-n1", by_worker))
     goes_on(stack)
 
 
@@ -214,8 +227,7 @@ def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     events = [one for one in json.loads(shown)["items"] if output in one["message"]]
     assert {(one["object"], one["reason"]) for one in events} == {("n1", "NotReady")}
     until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
-    written_by(stack, "worker-n1", by_worker)
-    restart(stack)
+    restart(stack, ("worker-n1", by_worker))
     goes_on(stack)
     until(lambda: findings(stack) == [], what="healed")
 

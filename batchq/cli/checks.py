@@ -14,6 +14,7 @@ from batchq.api.objects import AdmissionCheck, PodGroup, full_name, key_of
 from batchq.api.times import MINUTE, describe_age, format_duration
 from batchq.cli.output.forms import Columns, ListForm, Output, instant, report, show_list, tabled
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
     examples,
     namespace_option,
@@ -22,7 +23,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import Table, show_fields, show_section
 from batchq.cli.output.terminal import echo
-from batchq.cli.output.values import as_duration, group_key, name_of_kind, seconds_of
+from batchq.cli.output.values import group_key, name_of_kind, seconds_of
 from batchq.client import Client
 from batchq.client.checks import CheckRequest, CheckView, CheckWatch, ListedCheck
 
@@ -306,10 +307,9 @@ def set_check(
 @click.option("--holder", default=None, help="The name of this process.  [default: random]")
 @click.option(
     "--lease",
-    callback=as_duration,
+    type=DURATION,
     default="30s",
     show_default=True,
-    metavar="DURATION",
     help="How long the checks stay active if this process is killed.",
 )
 @output_option("text", "json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,15 +81,9 @@ def _of_finding(finding: Finding, width: int, *, color: bool) -> Iterator[str]:
 
 
 def _summary(report: Report) -> str:
+    from batchq.api.notation import counted
     from batchq.client.doctor import CHECKS, Level
 
-    def counted(level: Level, word: str) -> str:
-        count = report.count(level)
-        return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-    parts: Sequence[str] = (
-        counted(Level.ERROR, "error"),
-        counted(Level.WARNING, "warning"),
-        counted(Level.NOTE, "note"),
-    )
-    return f"{len(CHECKS)} checks: {', '.join(parts)}"
+    levels = ((Level.ERROR, "error"), (Level.WARNING, "warning"), (Level.NOTE, "note"))
+    counts = [counted(report.count(level), word) for level, word in levels]
+    return f"{len(CHECKS)} checks: {', '.join(counts)}"

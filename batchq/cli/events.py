@@ -9,6 +9,7 @@ from batchq.api.times import format_instant
 from batchq.api.transaction import Event
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
     examples,
     namespace_option,
@@ -16,7 +17,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import one_line
-from batchq.cli.output.values import as_duration, group_key, kind_of_word, seconds_of
+from batchq.cli.output.values import group_key, kind_of_word, seconds_of
 
 _MOST = 100
 _COLUMNS: Columns[Event] = {
@@ -47,9 +48,7 @@ _SCHEDULER = "Scheduler"
 )
 @click.option("-w", "--watch", is_flag=True, help="Follow new events until interrupted.")
 @click.option("--kind", metavar="KIND", help="Only events of objects of this kind.")
-@click.option(
-    "--since", callback=as_duration, metavar="DURATION", help="Only events at most this old."
-)
+@click.option("--since", type=DURATION, help="Only events at most this old.")
 @click.option("--reason", default="", metavar="REASON", help="Only events with this reason.")
 @click.option(
     "--most",

@@ -25,6 +25,7 @@ from batchq.cli.output.forms import (
     tabled,
 )
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
     examples,
     namespace_option,
@@ -32,7 +33,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.terminal import echo, on_interrupt
-from batchq.cli.output.values import as_duration, group_key, left_of, seconds_of
+from batchq.cli.output.values import group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ _token = click.option(
 )
 _ttl = click.option(
     "--ttl",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     help="How long the claim lasts unless renewed.",
 )
 _message = click.option("-m", "--message", default="", help="A message to record with it.")
@@ -118,8 +118,7 @@ def list_groups(shared: Globals, namespace: str, queue: str, output: Output) -> 
 @click.option("--wait", is_flag=True, help="Without NAME: wait for a claimable group.")
 @click.option(
     "--timeout",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     help="With --wait: the longest wait (exit code 124).",
 )
 @output_option("text", "json")
@@ -242,10 +241,9 @@ def release(shared: Globals, message: str, token: str, output: Output) -> None:
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND…")
 @click.option(
     "--patience",
-    callback=as_duration,
+    type=DURATION,
     default="30s",
     show_default=True,
-    metavar="DURATION",
     help="How long each step may take.",
 )
 @output_option("text", "json")

@@ -10,13 +10,15 @@ from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.output.forms import Columns, ListForm, Output, report, show_list, tabled
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
+    all_namespaces_option,
     examples,
     namespace_option,
     output_option,
     pass_globals,
 )
-from batchq.cli.output.values import as_duration, group_key, name_of_kind
+from batchq.cli.output.values import group_key, name_of_kind
 from batchq.client.gates import GateView
 from batchq.client.queues import ROOT
 from batchq.errors import UsageError
@@ -41,13 +43,12 @@ def gates() -> None:
     ),
 )
 @namespace_option
-@click.option("-A", "--all-namespaces", is_flag=True, help="The gates of every namespace.")
+@all_namespaces_option("The gates")
 @click.option("-q", "--queue", default="", help="Only groups of this queue and those below it.")
 @click.option("--gate", default="", help="Only gates of this name.")
 @click.option(
     "--older-than",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     help="Only groups of at least this age.",
 )
 @output_option("table", "json")

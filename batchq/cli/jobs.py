@@ -13,12 +13,20 @@ from batchq.api.notation import counted
 from batchq.api.objects import Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.times import SECOND, describe_age, format_instant
-from batchq.cli.objects import show_unreadable
-from batchq.cli.output.forms import ListForm, Output, instant, quantities, show_list, show_pages
+from batchq.cli.output.forms import (
+    ListForm,
+    Output,
+    instant,
+    quantities,
+    show_list,
+    show_pages,
+    show_unreadable,
+)
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
     Paging,
+    all_namespaces_option,
     examples,
     namespace_option,
     output_option,
@@ -149,7 +157,7 @@ _RECENT = 20
     )
 )
 @namespace_option
-@click.option("-A", "--all-namespaces", is_flag=True, help="The groups of every namespace.")
+@all_namespaces_option("The groups")
 @click.option("-q", "--queue", default="", help="Only groups of this queue and those below it.")
 @click.option(
     "--phase",
@@ -309,7 +317,7 @@ def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, outp
     done = show_pages(output, chosen(), shown, limit=paging.limit, token_of=token_of_view)
     if output.for_people and done.written:
         _show_notes(client, listing, waits=waits)
-    show_unreadable(done.unreadable, output)
+    show_unreadable(output, done.unreadable)
 
 
 def _show_notes(client: Client, listing: _Listing, *, waits: bool) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from batchq.api.manifest import encode
 from batchq.api.objects import Node, full_name
 from batchq.cli.output.forms import ListForm, Output, show_list
-from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
+from batchq.cli.output.options import (
+    DURATION,
+    LIST_FORMATS,
+    Globals,
+    examples,
+    output_option,
+    pass_globals,
+)
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
-from batchq.cli.output.values import as_duration, name_of_kind, seconds_of
-from batchq.client import Client
+from batchq.cli.output.values import existing, seconds_of
 from batchq.errors import WaitTimedOut
-
-if TYPE_CHECKING:
-    pass
-
 
 _EXAMPLES = examples(
     "batchq nodes", "batchq nodes -o wide", "batchq nodes drain gpu-01 --timeout 10m"
@@ -48,7 +48,7 @@ def list_nodes(shared: Globals, output: Output) -> None:
 def cordon(shared: Globals, names: tuple[str, ...]) -> None:
     """Stop placing pods on nodes; the pods that run there continue."""
     with shared.connect() as client:
-        for name in _found(client, names):
+        for name in existing(client, "Node", names):
             done = client.cordon(name)
             echo(f"node {name} {'cordoned' if done else 'is cordoned already'}")
 
@@ -59,14 +59,14 @@ def cordon(shared: Globals, names: tuple[str, ...]) -> None:
 def uncordon(shared: Globals, names: tuple[str, ...]) -> None:
     """Allow pods on nodes again."""
     with shared.connect() as client:
-        for name in _found(client, names):
+        for name in existing(client, "Node", names):
             done = client.uncordon(name)
             echo(f"node {name} {'uncordoned' if done else 'is not cordoned'}")
 
 
 @nodes.command(epilog=examples("batchq nodes drain gpu-01 --timeout 10m"))
 @click.argument("name")
-@click.option("--timeout", callback=as_duration, metavar="DURATION", help="The longest wait.")
+@click.option("--timeout", type=DURATION, help="The longest wait.")
 @pass_globals
 def drain(shared: Globals, name: str, timeout: str | None) -> None:
     """Cordon a node, and wait until its pods have ended."""
@@ -97,11 +97,3 @@ def _list(shared: Globals, output: Output) -> None:
         name=full_name,
     )
     show_list(output, found, listing)
-
-
-def _found(client: Client, names: tuple[str, ...]) -> list[str]:
-    """Return the names without repetitions, after checking that every node exists."""
-    bare = [name_of_kind("Node", name) for name in names]
-    for name in bare:
-        client.get("Node", name)
-    return list(dict.fromkeys(bare))

@@ -35,18 +35,20 @@ from batchq.cli.output.forms import (
     report,
     show_list,
     show_pages,
+    show_unreadable,
 )
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
     Paging,
+    all_namespaces_option,
     examples,
     namespace_option,
     output_option,
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.render import Table, is_terminal, show_table
+from batchq.cli.output.render import Table, is_terminal
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import (
     KIND_NAMES,
@@ -183,25 +185,6 @@ def _in_folder(item: Object, folder: str) -> Object:
     return with_working_dir([item], folder)[0] if isinstance(item, PodGroup) else item
 
 
-#: How many are shown; `-o json` of the doctor lists all.
-_SHOWN = 20
-
-
-def show_unreadable(found: Sequence[Unreadable], output: Output) -> None:
-    """Print a table of unreadable records if people read the output, and a line to stderr."""
-    if not found:
-        return
-    if output.for_people:
-        rows = tuple((one.kind, one.key, "Unreadable", one.why) for one in found[:_SHOWN])
-        show_table(Table(("KIND", "NAME", "STATUS", "WHY"), rows))
-    what = counted(len(found), "record")
-    echo(
-        f"{what} unreadable: `batchq doctor` shows the reason, `batchq delete KIND NAME` deletes"
-        f" {'it' if len(found) == 1 else 'one'}",
-        err=True,
-    )
-
-
 @click.command(
     epilog=examples(
         "batchq get queues",
@@ -214,7 +197,7 @@ def show_unreadable(found: Sequence[Unreadable], output: Output) -> None:
 @click.argument("kind", shell_complete=complete_kind)
 @click.argument("name", required=False)
 @namespace_option
-@click.option("-A", "--all-namespaces", is_flag=True, help="The objects of every namespace.")
+@all_namespaces_option("The objects")
 @paging_options
 @output_option(*LIST_FORMATS)
 @pass_globals
@@ -255,7 +238,7 @@ def get(
             return
         pages = ((page.objects, page.unreadable) for page in _pages(client, kind, space, paging))
         done = show_pages(output, pages, shown, limit=paging.limit, token_of=token_of_object)
-    show_unreadable(done.unreadable, output)
+    show_unreadable(output, done.unreadable)
     if output.for_people and not done.written and not done.unreadable:
         echo(f"there are no objects of kind {kind}", err=True)
 

@@ -11,6 +11,7 @@ import click
 from batchq.api.objects import PodGroup
 from batchq.cli.output.forms import Output
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
     examples,
     namespace_option,
@@ -19,7 +20,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import Table, show_table
 from batchq.cli.output.terminal import echo, on_interrupt, raw_option
-from batchq.cli.output.values import as_duration, group_key, interruption_of, left_of, seconds_of
+from batchq.cli.output.values import group_key, interruption_of, left_of, seconds_of
 from batchq.client import Client
 
 
@@ -91,9 +92,7 @@ def _why_nothing(client: Client, key: str) -> str:
 @click.option(
     "--partial", is_flag=True, help="Print the existing results, even if the group failed."
 )
-@click.option(
-    "--timeout", callback=as_duration, metavar="DURATION", help="The longest wait (exit code 124)."
-)
+@click.option("--timeout", type=DURATION, help="The longest wait (exit code 124).")
 @output_option("text", "json")
 @pass_globals
 def result(

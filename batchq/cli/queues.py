@@ -34,7 +34,7 @@ from batchq.cli.output.render import (
 )
 from batchq.cli.output.tables import queues_table, quotas_table
 from batchq.cli.output.terminal import echo
-from batchq.cli.output.values import as_resources, name_of_kind
+from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import GroupView, QueuePage
 from batchq.client.queues import ROOT, FirstToGo, Loan, QueueView
@@ -427,7 +427,7 @@ def stop(shared: Globals, names: tuple[str, ...], drain: bool, output: Output) -
     Exit codes: 0 stopped, 6 there is no such queue, and none was stopped.
     """
     with shared.connect() as client, report(output) as done:
-        for name in _found(client, names):
+        for name in existing(client, "Queue", names):
             changed = client.set_stop_policy(name, "HoldAndDrain" if drain else "Hold")
             what = "draining" if drain else "stopped"
             done("Queue", name, what if changed else f"is {what} already")
@@ -445,7 +445,7 @@ def resume(shared: Globals, names: tuple[str, ...], output: Output) -> None:
     Exit codes: 0 resumed, 6 there is no such queue, and none was resumed.
     """
     with shared.connect() as client, report(output) as done:
-        for name in _found(client, names):
+        for name in existing(client, "Queue", names):
             changed = client.set_stop_policy(name, "None")
             done("Queue", name, "resumed" if changed else "is not stopped")
             _warn_of_stops(client, name)
@@ -460,14 +460,6 @@ def _warn_of_stops(client: Client, name: str) -> None:
             f" `batchq queues resume {one.queue}`",
             err=True,
         )
-
-
-def _found(client: Client, names: tuple[str, ...]) -> list[str]:
-    """Return the names without repetitions, after checking that every queue exists."""
-    bare = [name_of_kind("Queue", name) for name in names]
-    for name in bare:
-        client.get("Queue", name)
-    return list(dict.fromkeys(bare))
 
 
 def _list_queues(shared: Globals, output: Output) -> None:

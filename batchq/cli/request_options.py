@@ -10,8 +10,8 @@ import click
 
 from batchq.api.objects import Object, PodGroup
 from batchq.cli.objects import Content, read_content
+from batchq.cli.output.options import DURATION
 from batchq.cli.output.values import (
-    as_duration,
     as_env,
     as_json,
     as_pairs,
@@ -106,11 +106,16 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         callback=_as_array,
         help="Independent pods, each with its $BATCHQ_INDEX.",
     ),
-    click.option("--walltime", callback=as_walltime, help="The longest it may run, as in 2h."),
+    click.option(
+        "--walltime",
+        type=DURATION,
+        metavar="TEXT",
+        callback=as_walltime,
+        help="The longest it may run, as in 2h.",
+    ),
     click.option(
         "--grace",
-        callback=as_duration,
-        metavar="DURATION",
+        type=DURATION,
         help="The time from SIGTERM to SIGKILL, as in 2m.  [default: 30s]",
     ),
     click.option("--priority-class", default="", metavar="NAME", help="Its priority class."),

@@ -22,7 +22,7 @@ from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.cli.objects import GroupLimitCheck, queues_to_keep_stopped, warn, warn_of_capacity
-from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
@@ -33,7 +33,7 @@ from batchq.cli.output.terminal import (
     on_interrupt,
     raw_option,
 )
-from batchq.cli.output.values import as_duration, ending_text, seconds_of
+from batchq.cli.output.values import ending_text, seconds_of
 from batchq.cli.request_options import mark_groups
 from batchq.client import Client
 from batchq.client.request import marked, with_working_dir
@@ -150,8 +150,9 @@ def _name(name: str, number: int) -> str:
     return name[: LABEL_MOST - len(suffix)].rstrip("-") + suffix
 
 
-#: The pause between two looks.
-_LOOK_S = 0.2
+#: The shortest time between two looks, and the longest one if no change is reported.
+_LEAST_S = 0.2
+_MOST_S = 2.0
 _LAST_LINES = 3
 
 
@@ -166,22 +167,35 @@ def follow(client: Client, keys: Sequence[str], *, timeout_s: float | None) -> l
     Raises Interrupted at Ctrl-C and WaitTimedOut, which name the groups that keep running, and
     NotFound if a group is deleted meanwhile.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     views: list[GroupView] = []
     try:
-        with client.patiently(timeout_s), display(sys.stderr) as shown:
-            while True:
-                views = _look(client, keys)
-                shown.show(views)
-                if all(has_ended(view) for view in views):
-                    return views
-                if deadline is not None and time.monotonic() >= deadline:
-                    break
-                time.sleep(_LOOK_S)
+        for found in looks(client, keys, sys.stderr, timeout_s=timeout_s):
+            views = found
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_still_active(views)}", hint=_how_to_end(views)) from None
+    if all(has_ended(view) for view in views):
+        return views
     after = describe_age(round((timeout_s or 0) * 1000))
     raise WaitTimedOut(f"not ended after {after}; {_still_active(views)}", hint=_how_to_end(views))
+
+
+def looks(
+    client: Client, keys: Sequence[str], stream: TextIO, *, timeout_s: float | None = None
+) -> Iterator[list[GroupView]]:
+    """Show groups until they and their processes have ended, or for `timeout_s`; yield each look.
+
+    Raises NotFound if a group is deleted meanwhile.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    with client.patiently(timeout_s), display(stream) as shown:
+        while True:
+            views = _look(client, keys)
+            shown.show(views)
+            yield views
+            left_s = _MOST_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0 or all(has_ended(view) for view in views):
+                return
+            client.wait_for_change(most_s=min(_MOST_S, left_s), least_s=_LEAST_S)
 
 
 def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:
@@ -509,8 +523,7 @@ def _span(start: int | None, end: int | None) -> str:
 @click.option("--exit-code", is_flag=True, help="End with the exit code of the file's single pod.")
 @click.option(
     "--timeout",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     help="Stop watching after this, with exit code 124; the groups keep running.",
 )
 @click.option(

@@ -31,7 +31,7 @@ from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.times import describe_age
 from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.forms import manifests, output_of, reference, show_list
-from batchq.cli.output.options import Globals, examples, form_option, pass_globals
+from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
 from batchq.cli.output.progress import progress
 from batchq.cli.output.tables import plain_table
 from batchq.cli.output.terminal import (
@@ -43,7 +43,6 @@ from batchq.cli.output.terminal import (
     raw_option,
 )
 from batchq.cli.output.values import (
-    as_duration,
     exit_code_of,
     interruption_of,
     print_results,
@@ -90,9 +89,7 @@ _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "
 )
 @click.option("--wait", is_flag=True, help="Wait for its end; exit code 10 if it failed.")
 @click.option("--progress", is_flag=True, help="Show the progress, and wait.")
-@click.option(
-    "--timeout", callback=as_duration, metavar="DURATION", help="With --wait: the longest wait."
-)
+@click.option("--timeout", type=DURATION, help="With --wait: the longest wait.")
 @click.option("--exit-code", is_flag=True, help="Wait, and return the exit code of the single pod.")
 @raw_option
 @click.option("--dry-run", is_flag=True, help="Check it and print the manifest; submit nothing.")

@@ -10,6 +10,7 @@ import click
 
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
+    DURATION,
     Globals,
     examples,
     namespace_option,
@@ -18,7 +19,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.terminal import on_interrupt, raw_option
 from batchq.cli.output.values import (
-    as_duration,
+    existing,
     exit_code_of,
     group_keys,
     interruption_of,
@@ -27,19 +28,12 @@ from batchq.cli.output.values import (
     seconds_of,
     warn_if_no_leader,
 )
-from batchq.cli.run import display, has_ended
+from batchq.cli.run import looks
 from batchq.client import Client
 from batchq.client.watch import Result
-from batchq.errors import NotFound
 
 if TYPE_CHECKING:
     from batchq.client.watch import Goal
-
-
-#: The shortest time between two drawings of bars.
-_LEAST_S = 0.2
-#: The longest time without a look if no change is reported.
-_MOST_S = 2.0
 
 
 @click.command(epilog=examples("batchq progress train-1", "batchq progress train-1 train-2"))
@@ -63,17 +57,8 @@ def follow(client: Client, keys: Sequence[str], *, err: bool = False) -> Sequenc
     with client.patiently():
         for key in keys:
             client.get("PodGroup", key)
-    with client.patiently(), display(sys.stderr if err else sys.stdout) as shown:
-        while True:
-            views_by_key = {view.key: view for view in client.overview().groups()}
-            gone = [key for key in keys if key not in views_by_key]
-            if gone:
-                raise NotFound(f"PodGroup {gone[0]} was deleted while it was followed")
-            views = [views_by_key[key] for key in keys]
-            shown.show(views)
-            if all(has_ended(view) for view in views):
-                break
-            client.wait_for_change(most_s=_MOST_S, least_s=_LEAST_S)
+    for _ in looks(client, keys, sys.stderr if err else sys.stdout):
+        pass
     return client.wait(keys)
 
 
@@ -97,9 +82,7 @@ GOALS = ("finished", "succeeded", "running", "admitted")
     show_default=True,
     help="What to wait for. `succeeded` ends as soon as one group has failed.",
 )
-@click.option(
-    "--timeout", callback=as_duration, metavar="DURATION", help="The longest wait (exit code 124)."
-)
+@click.option("--timeout", type=DURATION, help="The longest wait (exit code 124).")
 @output_option("text", "json")
 @pass_globals
 def wait(
@@ -144,9 +127,9 @@ def cancel(
     `batchq wait NAME` returns when the processes have ended.
     """
     with shared.connect() as client, report(output) as done:
-        for name in _found(client, names, namespace):
-            client.cancel(name, reason=reason)
-            done("PodGroup", name, "cancelled")
+        for key in existing(client, "PodGroup", names, namespace):
+            client.cancel(key, reason=reason)
+            done("PodGroup", key, "cancelled")
 
 
 @click.command(epilog=examples("batchq suspend train-1", "batchq suspend research/train-1"))
@@ -157,9 +140,8 @@ def cancel(
 def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
     """Suspend groups: their running pods are stopped, and they stay Pending until `resume`."""
     with shared.connect() as client, report(output) as done:
-        for name in _found(client, names, namespace):
-            changed = client.suspend(name)
-            done("PodGroup", name, "suspended" if changed else "is suspended already")
+        for key in existing(client, "PodGroup", names, namespace):
+            done("PodGroup", key, "suspended" if client.suspend(key) else "is suspended already")
 
 
 @click.command(epilog=examples("batchq resume train-1", "batchq resume research/train-1"))
@@ -170,16 +152,5 @@ def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Out
 def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
     """Return suspended groups to the pending queue, at their former position."""
     with shared.connect() as client, report(output) as done:
-        for name in _found(client, names, namespace):
-            changed = client.resume(name)
-            done("PodGroup", name, "resumed" if changed else "is not suspended")
-
-
-def _found(client: Client, names: tuple[str, ...], namespace: str) -> list[str]:
-    """Return the keys, after checking that every group exists, so that a typing error in the third
-    name has no effect on the first group.
-    """
-    keys = group_keys(names, namespace)
-    for key in keys:
-        client.get("PodGroup", key)
-    return keys
+        for key in existing(client, "PodGroup", names, namespace):
+            done("PodGroup", key, "resumed" if client.resume(key) else "is not suspended")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import click
 
-from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.values import as_duration, as_pairs, seconds_of
+from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
+from batchq.cli.output.values import as_pairs, seconds_of
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
@@ -64,24 +64,21 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 )
 @click.option(
     "--drain-timeout",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     default="30s",
     show_default=True,
     help="How long running pods may continue after the agent is asked to end.",
 )
 @click.option(
     "--beat",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     default="5s",
     show_default=True,
     help="The heartbeat interval; a fraction of the scheduler's nodeTimeout.",
 )
 @click.option(
     "--lease",
-    callback=as_duration,
-    metavar="DURATION",
+    type=DURATION,
     default="30s",
     show_default=True,
     help="How long a pod runs on without contact to the server; the scheduler's podLease. From 1s "

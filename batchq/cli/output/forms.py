@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from batchq.api.manifest import encode
-from batchq.api.notation import data_of
+from batchq.api.notation import counted, data_of
 from batchq.api.objects import API_VERSION, Object, Unreadable, full_name, kind_of
 from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import format_duration, format_instant
-from batchq.cli.output.render import Table, TableWriter
+from batchq.cli.output.render import Table, TableWriter, show_table
 from batchq.cli.output.terminal import echo
 
 T = TypeVar("T")
@@ -113,6 +113,25 @@ def show_pages(
             break
     writer.end(following)
     return Shown(count, damaged)
+
+
+#: How many unreadable records are shown; `-o json` of the doctor lists all.
+_MOST_UNREADABLE = 20
+
+
+def show_unreadable(output: Output, found: Sequence[Unreadable]) -> None:
+    """Print a table of unreadable records for people, and in any case a line to stderr."""
+    if not found:
+        return
+    if output.for_people:
+        rows = [(one.kind, one.key, "Unreadable", one.why) for one in found[:_MOST_UNREADABLE]]
+        show_table(Table(("KIND", "NAME", "STATUS", "WHY"), tuple(rows)))
+    what = counted(len(found), "record")
+    echo(
+        f"{what} unreadable: `batchq doctor` shows the reason, `batchq delete KIND NAME` deletes"
+        f" {'it' if len(found) == 1 else 'one'}",
+        err=True,
+    )
 
 
 class TextOutput:

@@ -49,6 +49,30 @@ pass_globals = click.make_pass_decorator(Globals, ensure=True)
 LIST_FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
+class DurationType(click.ParamType):  # type: ignore[type-arg] # click 8.1 has no arguments
+    """A duration such as 90s or 2h, as text."""
+
+    name = "duration"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text if it is a duration; else fail, as click's types do."""
+        from batchq.api.times import parse_duration
+
+        try:
+            parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+DURATION = DurationType()
+
+
+def all_namespaces_option(what: str) -> Callable[[F], F]:
+    """Add -A/--all-namespaces; `what` is listed."""
+    return click.option("-A", "--all-namespaces", is_flag=True, help=f"{what} of every namespace.")
+
+
 def namespace_option(command: F) -> F:
     """Add -n/--namespace, whose default is `default`."""
     return click.option(

@@ -123,6 +123,19 @@ def group_keys(words: Sequence[str], namespace: str) -> list[str]:
     return list(dict.fromkeys(group_key(word, namespace) for word in words))
 
 
+def existing(client: Client, kind: str, words: Sequence[str], namespace: str = "") -> list[str]:
+    """Return the keys of objects, without repetitions, after checking that all exist, so that a
+    typing error in the third name has no effect on the first object.
+    """
+    if kind == "PodGroup":
+        keys = group_keys(words, namespace)
+    else:
+        keys = list(dict.fromkeys(name_of_kind(kind, word) for word in words))
+    for key in keys:
+        client.get(kind, key)
+    return keys
+
+
 def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a kind."""
     return [kind.lower() for kind in KINDS if kind.lower().startswith(incomplete.lower())]
@@ -147,24 +160,11 @@ def as_quantity(resource: str) -> Callback:
     return check
 
 
-def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check a duration; return it as text."""
-    if value is not None:
-        try:
-            parse_duration(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-    return value
-
-
 def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check a walltime as `as_duration` does, with a warning if the unit is missing and the number
-    is too small for seconds.
-    """
-    found = as_duration(ctx, param, value)
+    """Warn of a walltime without a unit that is too small for seconds."""
     if value is not None and value.isdigit() and int(value) < _LEAST_SECONDS:
         _warn(f"--{param.name} {value} is {value} seconds; did you mean {value}h or {value}m?")
-    return found
+    return value
 
 
 def _warn(sentence: str) -> None:

@@ -15,7 +15,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
 from batchq.cli.output.forms import duration, instant, output_of, quantities
-from batchq.cli.output.options import Globals
+from batchq.cli.output.options import DURATION, Globals
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
 from batchq.cli.output.render import Table, show_section, show_table
@@ -81,15 +81,13 @@ def live_options(command: F) -> F:
         ),
         click.option(
             "--until",
-            metavar="DURATION",
-            callback=_as_duration,
+            type=DURATION,
             help="--from-live only: how far to look ahead, as in 6h.  [default: until nothing can"
             " change any more]",
         ),
         click.option(
             "--assume-runtime",
-            metavar="DURATION",
-            callback=_as_duration,
+            type=DURATION,
             help="--from-live only: how long groups without a walltime run.  [default: for ever]",
         ),
         click.option(
@@ -165,15 +163,6 @@ def _typed(name: str) -> str:
     """Return the option of a parameter."""
     context = click.get_current_context()
     return next(param.opts[-1] for param in context.command.params if param.name == name)
-
-
-def _as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check a duration; imported late, because `values` loads the client, which logs need not."""
-    if value is None:
-        return None
-    from batchq.cli.output.values import as_duration
-
-    return as_duration(ctx, param, value)
 
 
 def as_data(

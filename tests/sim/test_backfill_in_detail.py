@@ -87,6 +87,25 @@ def test_an_array_with_pending_pods_holds_nothing_once_its_running_pods_have_end
     assert ahead(*world, high, job("head", 3, 50, **first), job("f", 1, 100, **first)) == ["f"]
 
 
+def test_an_array_that_waits_for_its_checks_is_expected_to_end_its_walltime_from_now() -> None:
+    """Its first pod takes 20 s from its admission on, so `f` ends before the head can start."""
+    array = group("a", 2, 1, queue="p", minMember=1, walltime="20s", runtime="20s")
+    came = outcome(
+        node("n1", 4),
+        EASY,
+        check("slow"),
+        queue("p", admissionChecks=["slow"]),
+        array,
+        timeline(
+            applies(5, job("head", 4, 10)),
+            applies(6, job("f", 1, 10)),
+            answers(30, "a", "slow", True),
+        ),
+        config=NO_EVICTIONS,
+    )
+    assert pods_start(came) == {"f-t-0": 6, "a-t-0": 30, "head-t-0": 50, "a-t-1": 60}
+
+
 def test_an_elastic_group_is_backfilled_and_grows_while_that_delays_no_group() -> None:
     """Its third pod ends with it, before the head starts."""
     elastic = group("f", 3, 1, minMember=2, walltime="50s")

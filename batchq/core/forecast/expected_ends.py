@@ -118,13 +118,13 @@ def _ends_of(session: Session, group: GroupState) -> Iterator[ExpectedEnd]:
 
 
 def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Iterator[ExpectedEnd]:
-    if not group.is_array or group.is_external:
-        started_at = group.status.started_at
+    started_at = group.status.started_at
+    runs = [pod for pod in group.current() if pod.status.phase in ON_NODE]
+    if not group.is_array or group.is_external or (started_at is None and not runs):
         begins_at = session.now_ms if started_at is None else started_at
         yield ExpectedEnd(_later(session, begins_at + walltime_ms), group, (), whole=True)
         return
     last_at = session.now_ms
-    runs = [pod for pod in group.current() if pod.status.phase in ON_NODE]
     for pod in runs:
         if pod.status.terminating:
             continue

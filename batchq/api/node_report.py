@@ -19,8 +19,9 @@ from msgspec import Struct, structs
 from batchq.api.objects import Integer, Taint
 
 #: The version of the protocol between agents and schedulers. Neighbouring versions understand each
-#: other: unknown fields are ignored, and missing ones have defaults.
-PROTOCOL = 1
+#: other: unknown fields are ignored, and missing ones have defaults. Since 2, the leader announces
+#: stops on the wake-up channels of nodes; an agent finds them later without.
+PROTOCOL = 2
 
 #: Annotations of a Node: the agent that serves it, and that agent's protocol.
 AGENT_ANNOTATION = "batchq/agent"

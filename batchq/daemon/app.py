@@ -34,8 +34,10 @@ from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.transactions import stopped_on
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
+from batchq.store.node_channels import WakeReason, notify
 from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore, open_when_up
 from batchq.store.rules import THE_LEDGER
@@ -328,6 +330,7 @@ class LeaderTurn:
             self.mender.suspect()
         self.quarantine.tell(epoch)
         self._observed(report)
+        self._announce_stops(report)
         self._deliver(report)
         _log_session(report, effective)
         self._log_plugin_failures(report.session.plugins.failures)
@@ -345,6 +348,15 @@ class LeaderTurn:
         most = effective.config.settings.max_pod_groups_per_namespace
         if read_object_limit(self._store) != most:
             publish_object_limit(self._store, most, request_id=self._ids.new_uid(), epoch=epoch)
+
+    def _announce_stops(self, report: CycleReport) -> None:
+        """Notify the nodes of the pods that this turn stops."""
+        nodes = stopped_on(report.commit.applied)
+        try:
+            notify(self._store.link, nodes, WakeReason.STOPS)
+        except StoreUnavailable as trouble:
+            # The agents read the stops with their next renewals.
+            _log.warning("stops.unannounced", nodes=len(nodes), trouble=trouble.message)
 
     def _deliver(self, report: CycleReport) -> None:
         """Deliver what this turn bound, and periodically everything left in the outbox."""

@@ -7,7 +7,7 @@ resources can be granted in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -380,3 +380,11 @@ def _evictions_text(evicted: list[intents.Evict]) -> str:
     first = evicted[0]
     preemptor = f" for {first.by}" if first.by else ""
     return f"{counted(len(evicted), 'pod')} told to stop: {first.reason}{preemptor}"
+
+
+def stopped_on(transactions: Iterable[Transaction]) -> list[str]:
+    """Return the nodes with pods that these transactions stop, ordered by name."""
+    pods = (write.value for one in transactions for write in one.writes)
+    return sorted(
+        {pod.status.node for pod in pods if isinstance(pod, Pod) and pod.status.terminating}
+    )

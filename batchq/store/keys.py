@@ -184,7 +184,7 @@ TABLE: tuple[Key, ...] = (
         name=f"{_TAG}:doorbell:<node>",
         type="stream",
         ttl_s=ALIVE_TTL_S,
-        holds="the node's wake-up channel: pods were delivered to it, or its claims applied",
+        holds="the node's wake-up channel: pods came to it or are to stop, or its claims applied",
     ),
     Key(
         name=request("<id>"),

@@ -19,7 +19,7 @@ from zlib import crc32
 import redis
 from msgspec import Struct
 
-from batchq.api.node_report import subject_of_pod
+from batchq.api.node_report import PodAttempt, subject_of_pod
 from batchq.api.objects import Unreadable
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store import codec, keys, scripts
@@ -46,6 +46,8 @@ class Renewal(Struct, frozen=True, kw_only=True):
 
     word: Literal["ok", "stop", "fenced"]
     reason: str = ""
+    #: Whether the pod is Running.
+    is_running: bool = False
 
 
 class Alive:
@@ -59,13 +61,34 @@ class Alive:
         """Record that the node is alive now, and has reported everything to the server with run id
         `run`, unless it is empty.
         """
-        self._write(node, _BEAT, self._now_ms(), run=run)
+        self._write(node, {_BEAT: self._now_ms()}, run=run)
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
         """Renew the lease of an attempt; return whether the attempt is to go on."""
+        [renewal] = self.renew_all(node, [(PodAttempt(pod, attempt), fence)], lease_ms)
+        return renewal
+
+    def renew_all(
+        self, node: str, attempts: Sequence[tuple[PodAttempt, str]], lease_ms: int
+    ) -> list[Renewal]:
+        """Renew the leases of attempts, whose fences are given, in one request; return whether each
+        is to go on.
+        """
         until = self._now_ms() + lease_ms
-        head = self._write(node, subject_of_pod(pod, attempt).encode(), until, pod=pod)
-        return renewal_of(head, fence)
+        heads = self._write(
+            node,
+            {attempt.id.encode(): until for attempt, _ in attempts},
+            pods=[attempt.pod for attempt, _ in attempts],
+        )
+        return _renewals(heads, attempts)
+
+    def look(self, attempts: Sequence[tuple[PodAttempt, str]]) -> list[Renewal]:
+        """Return as `renew_all` whether these attempts are to go on; write nothing."""
+        pods = [attempt.pod for attempt, _ in attempts]
+        heads = self._link.ask(
+            lambda client: cast("list[bytes | None]", client.hmget(keys.heads("Pod"), pods))
+        )
+        return _renewals(heads, attempts)
 
     def end_lease(self, node: str, pod: str, attempt: int) -> None:
         """End the lease of an attempt whose processes are gone."""
@@ -135,27 +158,43 @@ class Alive:
         self._link.found_damaged[keys.alive(node)] = why
         self._link.suspect(node, f"{keys.alive(node)}: {why}")
 
-    def _write(self, node: str, field: bytes, at_ms: int, *, run: str = "", pod: str = "") -> bytes:
-        """Record an instant, and `run` unless it is empty; return the head of `pod`, or b"" if it
-        has none.
-        """
+    def _write(
+        self,
+        node: str,
+        instants: Mapping[bytes, int],
+        *,
+        run: str = "",
+        pods: Sequence[str] = (),
+    ) -> list[bytes | None]:
+        """Record instants, and `run` unless it is empty; return the heads of `pods`."""
         key = keys.alive(node)
 
-        def written(client: Any, add_call: AddCall | None = None) -> bytes:
+        def written(client: Any, add_call: AddCall | None = None) -> list[bytes | None]:
             pipeline = client.pipeline(transaction=True)
             if add_call is not None:
-                add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, field, at_ms))
+                pairs = [part for pair in instants.items() for part in pair]
+                add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, *pairs))
             else:
-                pipeline.hset(key, field, at_ms)
+                pipeline.hset(key, mapping=dict(instants))
                 pipeline.expire(key, keys.ALIVE_TTL_S)
             if run:
                 pipeline.hset(key, _RUN, run)
-            pipeline.hget(keys.heads("Pod"), pod)
-            return cast("bytes | None", pipeline.execute()[-1]) or b""
+            if pods:
+                pipeline.hmget(keys.heads("Pod"), list(pods))
+            answers = pipeline.execute()
+            return cast("list[bytes | None]", answers[-1]) if pods else []
 
         # A pod must not end only because no scheduler has loaded the scripts since the server's
         # restart. A late call may then set an instant back; the next call repairs that.
         return self._link.call(written, otherwise=written)
+
+
+def _renewals(
+    heads: Sequence[bytes | None], attempts: Sequence[tuple[PodAttempt, str]]
+) -> list[Renewal]:
+    return [
+        renewal_of(head or b"", fence) for head, (_, fence) in zip(heads, attempts, strict=True)
+    ]
 
 
 def beats_of(hashes: AliveHashes) -> dict[str, int]:
@@ -239,7 +278,8 @@ def renewal_of(head: bytes, fence: str) -> Renewal:
     _, phase, current, stop = head_of(head)
     if current != fence or phase not in ("Bound", "Running"):
         return Renewal(word="fenced")
-    return Renewal(word="stop", reason=stop) if stop else Renewal(word="ok")
+    word: Literal["ok", "stop"] = "stop" if stop else "ok"
+    return Renewal(word=word, reason=stop, is_running=phase == "Running")
 
 
 #: A longer silence may be a break in the contact, with other nodes as well.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from itertools import chain
@@ -344,6 +345,7 @@ class WakeReason(StrEnum):
 
     PODS = "pods"
     CLAIMS = "claims"
+    STOPS = "stops"
 
 
 EVERYTHING = frozenset(WakeReason)
@@ -473,11 +475,18 @@ class WakeUpChannel:
         """Return the entry to wait after, following a silence."""
         if self._last_id == "0-0":
             return self._last_id
+        # Lend the link this connection, or it would open one more for this question.
+        pool, connection = self._client.connection_pool, self._connection
+        pool.release(connection)
+        self._connection = None
         try:
             return "0-0" if is_recreated(self._link, self._key, self._last_id) else self._last_id
         except StoreUnavailable:
             # Of another type, or unavailable: checked again after the next silence.
             return self._last_id
+        finally:
+            with suppress(broken.RedisError, OSError):
+                self._connection = pool.get_connection()
 
     def close(self) -> None:
         """Close the connection."""

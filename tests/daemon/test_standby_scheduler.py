@@ -14,18 +14,19 @@ import redis
 from msgspec import structs
 
 from batchq import __version__
-from batchq.api.objects import Object, PodGroup, Queue
+from batchq.api.objects import Object, Pod, PodGroup, Queue
 from batchq.api.transaction import Delivery, Transaction
 from batchq.daemon import app, detached
 from batchq.daemon.detached import Record
 from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.reload import Reload
+from batchq.lab.simulation.initial_state import stated
 from batchq.paths import HOME_VARIABLE, Home
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import SchedulerEntry, attend, attending, depart
 from batchq.system import CountingIds, RandomIds
-from tests.builders import a_group, a_queue
+from tests.builders import a_group, a_node, a_queue, a_running_group, as_charged
 from tests.contract.made import put
 from tests.daemon.waiting import until
 
@@ -90,6 +91,22 @@ def test_the_first_session_after_a_takeover_lists_nothing(
         group = redis_store.get("PodGroup", f"default/{name}")
         assert isinstance(group, PodGroup)
         assert [str(verdict.reason) for verdict in group.status.reasons] == ["WaitingForResources"]
+
+
+def test_the_leader_announces_to_nodes_that_it_stops_pods(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    group, *pods = as_charged(*a_running_group("g", 2, node="n1", suspend=True))
+    redis_store.commit([stated(group, tuple(pods))], request_id="a running group")
+    write(redis_store, a_queue(), a_node("n1", cpu=4), a_node("n2", cpu=4))
+    follower = Follower(redis_store)
+    follower.epoch = redis_store.lead("follower", 60_000)
+    follower.turn()
+    stopped = redis_store.get("Pod", pods[0].metadata.uid)
+    assert isinstance(stopped, Pod)
+    assert stopped.status.terminating
+    assert [fields for _, fields in raw.xrange("{bq}:doorbell:n1")] == [{b"word": b"stops"}]
+    assert raw.xlen("{bq}:doorbell:n2") == 0
 
 
 def test_a_follower_tells_how_far_its_mirror_is(redis_store: RedisStore) -> None:

@@ -22,6 +22,7 @@ from batchq.worker.agent.messages import (
     ConcludeEnds,
     DeclinePod,
     Delivery,
+    DisownPod,
     DueEndsRead,
     EndedPodsRead,
     EndLeases,
@@ -38,7 +39,8 @@ from batchq.worker.agent.messages import (
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
-    LeaseRenewed,
+    LeasesDue,
+    LeasesRenewed,
     NodePodsRead,
     PodsDelivered,
     PostClaims,
@@ -48,7 +50,8 @@ from batchq.worker.agent.messages import (
     ReadDueEnds,
     ReadEndedPods,
     ReadRunningPods,
-    RenewLease,
+    ReadStops,
+    RenewLeases,
     ReportEnds,
     RunningPodsRead,
     ServerAnswered,
@@ -56,10 +59,17 @@ from batchq.worker.agent.messages import (
     StartedRun,
     StartPod,
     StopHorses,
+    StopPod,
+    StopsAnnounced,
+    StopsRead,
     UnstartedPodsRead,
+    VouchFor,
 )
 from batchq.worker.agent.node import Membership, NodeOffer
-from batchq.worker.agent.state_machine import AgentState, Paces, pods_of
+from batchq.worker.agent.pod_reports import answers_of
+from batchq.worker.agent.pod_states import patience_ms, pods_of
+from batchq.worker.agent.state_machine import AgentState, Paces
+from batchq.worker.workhorse.leases import VoucherTable
 from tests.faults.horses import Horse
 from tests.faults.machines import Machine
 from tests.faults.server import FaultyStore
@@ -67,7 +77,7 @@ from tests.faults.server import FaultyStore
 #: No process has such a pid, so another agent on this machine counts as dead.
 _NO_PID = 10**9
 _SLOTS, _LAUNCHES_PER_TURN = 64, 8
-PACES = Paces(check_first_ms=200, check_max_ms=1_000, renew_ms=2_000, patience_ms=30_000)
+PACES = Paces(check_first_ms=200, check_max_ms=1_000, renew_parts=6, patience_ms=30_000)
 
 
 class AgentPaces(Struct, frozen=True, kw_only=True):
@@ -76,6 +86,7 @@ class AgentPaces(Struct, frozen=True, kw_only=True):
     lease_ms: int = 12_000
     beat_ms: int = 4_000
     look_ms: int = 1_000
+    leases_ms: int = 3_000
     reconcile_ms: int = 10_000
     drain_timeout_ms: int = 5_000
     #: How long a stopping agent waits for a leader to apply its withdrawal.
@@ -112,13 +123,15 @@ class Agent:
         self._leave_by: int | None = None
         self._say = say
         self._exits: list[HorseEnd] = []
-        self._has_begun = False
+        self._has_begun = self._has_heard_of_stops = False
         self._away_until = self._beat_at = self._settle_at = self._reconcile_at = 0
+        self._leases_at = 0
         self._new_state()
 
     def _new_state(self) -> None:
         """Start over, as a new process does."""
         node = self.machine.name
+        self.vouchers = VoucherTable(2 * _SLOTS)
         self.state = AgentState(
             node=node,
             author=self.identity,
@@ -134,8 +147,9 @@ class Agent:
             beat_ms=self._paces.beat_ms,
         )
 
-    def notify(self) -> None:
-        """Receive a wake-up: pods were delivered, or a work-horse has ended."""
+    def notify(self, *, stops: bool = False) -> None:
+        """Receive a wake-up: pods were delivered or are to stop, or a work-horse has ended."""
+        self._has_heard_of_stops |= stops
         self.due_at = self._clock.now_ms()
 
     def stop(self, back_after_ms: int) -> None:
@@ -160,6 +174,9 @@ class Agent:
                 return
         if now_ms >= self._away_until and not self._succeeds(self._claim_and_launch):
             self._away_until = now_ms + self._paces.look_ms
+        if self._has_heard_of_stops:
+            self._has_heard_of_stops = False
+            self._succeeds(lambda: self._tell(StopsAnnounced(now_ms=now_ms)))
         self._collect()
         self._do_periodic(now_ms)
         if self._signals:
@@ -177,6 +194,8 @@ class Agent:
     def _plan(self, now_ms: int) -> None:
         """Deliveries and ends of work-horses wake the agent, so it need not look for them."""
         due = [self._beat_at, self._reconcile_at]
+        if self.state.running() or self.state.next_check_at() is not None:
+            due.append(self._leases_at)
         if self.state.ended() or self._signals:
             due.append(self._settle_at)
         if (check_at := self.state.next_check_at()) is not None:
@@ -219,6 +238,9 @@ class Agent:
             self._succeeds(lambda: self._tell(event))
 
     def _do_periodic(self, now_ms: int) -> None:
+        if now_ms >= self._leases_at:
+            self._succeeds(self._renew_leases)
+            self._leases_at = now_ms + self._paces.leases_ms
         if now_ms >= self._beat_at:
             is_known = self._succeeds(self._beat) and self._is_known
             self._beat_at = now_ms + (self._paces.beat_ms if is_known else self._paces.look_ms)
@@ -229,6 +251,17 @@ class Agent:
             has_reconciled = self._succeeds(self._reconcile)
             pace_ms = self._paces.reconcile_ms if has_reconciled else self._paces.look_ms
             self._reconcile_at = now_ms + pace_ms
+
+    def _renew_leases(self) -> None:
+        now_ms = self._clock.now_ms()
+        since_ms = now_ms - patience_ms(self._paces.lease_ms)
+        silent = frozenset(
+            attempt
+            for attempt, horse in self.machine.horses.items()
+            if horse.voucher.seen_at < since_ms
+        )
+        self.vouchers.tick(now_ms, None)
+        self._tell(LeasesDue(now_ms=now_ms, silent=silent))
 
     def _beat(self) -> None:
         self._is_known = False
@@ -279,9 +312,11 @@ class Agent:
                 self._say(f"{self.machine.name} declines {attempt.id}: {why}")
             case IgnoreDelivery(attempt):
                 self._say(f"{self.machine.name} has {attempt.id} already")
+            case VouchFor() | StopPod() | DisownPod():
+                self._tell_horses(instruction)
             case StartPod() | StopHorses() | EndProcesses() | ForgetPods():
                 return self._carry_out_here(instruction)
-            case PostClaims() | RenewLease() | ReadClaimedPods():
+            case PostClaims() | RenewLeases() | ReadStops() | ReadClaimedPods():
                 return self._carry_out_claim(instruction)
             case PostReport(report):
                 self._store.post(self.machine.name, report)
@@ -293,6 +328,22 @@ class Agent:
             case _:
                 return self._carry_out_end(instruction)
         return None
+
+    def _tell_horses(self, instruction: VouchFor | StopPod | DisownPod) -> None:
+        horses = self.machine.horses
+        match instruction:
+            case VouchFor(attempts, asked_at):
+                for attempt in attempts:
+                    if attempt in horses:
+                        horses[attempt].voucher.renew(asked_at=asked_at)
+            case StopPod(attempt, reason):
+                if attempt in horses:
+                    horses[attempt].voucher.stop(reason)
+                    horses[attempt].wake()
+            case DisownPod(attempt):
+                if attempt in horses:
+                    horses[attempt].voucher.disown()
+                    horses[attempt].wake()
 
     def _carry_out_here(
         self, instruction: StartPod | StopHorses | EndProcesses | ForgetPods
@@ -311,16 +362,22 @@ class Agent:
                     self.machine.records.pop(attempt, None)
         return None
 
-    def _carry_out_claim(self, instruction: PostClaims | RenewLease | ReadClaimedPods) -> Event:
+    def _carry_out_claim(
+        self, instruction: PostClaims | RenewLeases | ReadStops | ReadClaimedPods
+    ) -> Event:
         now_ms, node = self._clock.now_ms(), self.machine.name
         until_ms = now_ms + self._paces.lease_ms
         match instruction:
             case ReadClaimedPods(uids):
                 found = self._store.get_many("Pod", uids)
                 return ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
-            case RenewLease(attempt, fence):
-                self._store.renew(node, attempt, fence, until_ms)
-                return LeaseRenewed(now_ms=now_ms, asked_at=now_ms, attempt=attempt)
+            case RenewLeases(attempts):
+                answers = answers_of(attempts, self._store.renew_all(node, attempts, until_ms))
+                return LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
+            case ReadStops(attempts):
+                return StopsRead(
+                    now_ms=now_ms, answers=answers_of(attempts, self._store.look(attempts))
+                )
             case PostClaims(claims):
                 return self._post_claims(claims, until_ms)
 
@@ -333,6 +390,7 @@ class Agent:
                 attempt=PodAttempt(claim.pod, claim.attempt),
                 word=renewal.word,
                 reason=renewal.reason,
+                is_running=renewal.is_running,
                 group=groups.get(name),
             )
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)

@@ -36,6 +36,8 @@ from tests.faults.scenario import (
     KillHorse,
     KillScheduler,
     Outage,
+    PauseAgent,
+    PauseHorse,
     PauseNode,
     PauseScheduler,
     RepeatDeliveries,
@@ -203,6 +205,9 @@ class Cluster:
     def _hire(self, agent: Agent, start: StartPod) -> Horse:
         self._count += 1
         node = agent.machine.name
+        voucher = agent.vouchers.take()
+        assert voucher is not None
+        voucher.begin(asked_at=start.lease_from, now_ms=self.clock.now_ms())
         horse = Horse(
             self._store(f"horses {node}"),
             agent.machine,
@@ -210,6 +215,7 @@ class Cluster:
             start=start,
             agent=agent.identity,
             author=f"horse {node} {self._count}",
+            voucher=voucher,
             paces=HorsePaces(),
             say=self._say,
         )
@@ -226,8 +232,11 @@ class Cluster:
         if what in ("objects", "facts"):
             for scheduler in self.schedulers.values():
                 scheduler.hear()
-        elif (agent := self.agents.get(what)) is not None and agent.alive:
-            agent.notify()
+            return
+        word, _, node = what.rpartition(" ")
+        agent = self.agents.get(node)
+        if agent is not None and agent.alive:
+            agent.notify(stops=word == "stops")
 
     def _turned(self, decided_nothing: bool) -> None:
         if decided_nothing:
@@ -283,7 +292,7 @@ class Cluster:
                 continue
             agent = self.agents[name]
             if agent.alive:
-                due.append((agent.due_at, agent.step))
+                due.append((max(agent.due_at, machine.agent_is_stopped_until), agent.step))
             due += [(one.due_at, one.step) for one in machine.horses.values()]
         return due
 
@@ -307,7 +316,9 @@ class Cluster:
         fault = self._faults.pop(0)
         self._say(f"fault: {fault}")
         match fault:
-            case KillHorse() | KillAgent() | StopAgent() | CrashNode() | PauseNode():
+            case KillHorse() | PauseHorse():
+                self._harm_horse(fault)
+            case KillAgent() | StopAgent() | CrashNode() | PauseNode() | PauseAgent():
                 self._harm_node(fault)
             case PauseScheduler() | KillScheduler():
                 self._harm_scheduler(fault)
@@ -324,17 +335,24 @@ class Cluster:
             case RestartServer():
                 self._restart(fault.lasts_ms, fault.forgets_ms)
 
-    def _harm_node(self, fault: KillHorse | KillAgent | StopAgent | CrashNode | PauseNode) -> None:
+    def _harm_horse(self, fault: KillHorse | PauseHorse) -> None:
+        living = [
+            horse
+            for machine in self.machines.values()
+            for horse in machine.horses.values()
+            if machine.name not in self._frozen
+        ]
+        if not living:
+            return
+        horse = living[fault.which % len(living)]
         match fault:
-            case KillHorse(which=which):
-                living = [
-                    horse
-                    for machine in self.machines.values()
-                    for horse in machine.horses.values()
-                    if machine.name not in self._frozen
-                ]
-                if living:
-                    living[which % len(living)].kill()
+            case KillHorse():
+                horse.kill()
+            case PauseHorse():
+                horse.pause(fault.lasts_ms)
+
+    def _harm_node(self, fault: KillAgent | StopAgent | CrashNode | PauseNode | PauseAgent) -> None:
+        match fault:
             case KillAgent():
                 self._lose_node(fault.node, fault.back_after_ms, at_once=False)
             case StopAgent():
@@ -343,6 +361,9 @@ class Cluster:
                 self._lose_node(fault.node, fault.back_after_ms, at_once=True)
             case PauseNode():
                 self._freeze(fault.node, fault.lasts_ms)
+            case PauseAgent():
+                machine = self.machines[fault.node]
+                machine.agent_is_stopped_until = self.clock.now_ms() + fault.lasts_ms
 
     def _harm_scheduler(self, fault: PauseScheduler | KillScheduler) -> None:
         name, now_ms = fault.name, self.clock.now_ms()
@@ -359,6 +380,7 @@ class Cluster:
         if not agent.alive or node in self._frozen:
             return
         agent.alive = self.machines[node].agent_lives = False
+        self.machines[node].agent_is_stopped_until = 0
         for horse in list(self.machines[node].horses.values()):
             if at_once:
                 horse.kill()
@@ -432,6 +454,8 @@ class Cluster:
         for node in sorted(self._frozen):
             self._thaw(node)
         self._stopped.clear()
+        for machine in self.machines.values():
+            machine.agent_is_stopped_until = 0
 
     # --- rest -----------------------------------------------------------------------------------
 

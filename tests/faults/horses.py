@@ -1,8 +1,9 @@
 """A work-horse as a small state machine, which follows the real one step by step.
 
-It starts the command of a claimed attempt, renews the lease, and reports the end, or leaves the
-report to its agent. The lease runs from the time of the request; the work-horse kills the pod
-before the lease ends. What it writes to its run file survives it.
+It starts the command of a claimed attempt, and reports the end, or leaves the report to its agent.
+The agent vouches for it; it renews the lease itself while the agent does not. The lease runs from
+the time of the request; the work-horse kills the pod before the lease ends. What it writes to its
+run file survives it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from batchq.errors import StoreUnavailable
 from batchq.ports import Clock
 from batchq.worker.agent.messages import EndRecord, HorseEnd, StartPod
 from batchq.worker.agent.node import withdraw
-from batchq.worker.workhorse.supervision import Lease
+from batchq.worker.agent.pod_states import patience_ms
+from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
+from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.machines import Machine, Process
 from tests.faults.server import FaultyStore
 
@@ -30,7 +33,7 @@ class HorsePaces(Struct, frozen=True, kw_only=True):
     """Intervals of a work-horse, and the length of a lease; milliseconds."""
 
     lease_ms: int = 12_000
-    renew_ms: int = 3_000
+    turn_ms: int = 2_000
     look_ms: int = 1_000
     report_for_ms: int = 15_000
 
@@ -55,6 +58,7 @@ class Horse:
         start: StartPod,
         agent: str,
         author: str,
+        voucher: Voucher,
         paces: HorsePaces,
         say: Callable[[str], None],
     ) -> None:
@@ -71,6 +75,10 @@ class Horse:
         self._paces = paces
         self._say = say
         self._lease = Lease(now_ms=start.lease_from, lease_ms=paces.lease_ms)
+        self.voucher = voucher
+        self._contact = AgentContact(
+            voucher, server=ServerWatch(lambda: None), lease_ms=paces.lease_ms
+        )
         self._outcome: PodOutcome | None = None
         self._renew_at = 0
         self._has_renewed = False
@@ -79,6 +87,8 @@ class Horse:
         self._stopped = ""
         self._started_at = 0
         self._report_until = 0
+        #: Until when it is stopped, and since when; while it is, its guard acts for it.
+        self._paused_until = self._paused_at = 0
         #: Reported to a restarted server, and not acknowledged yet.
         self._says_it_runs = False
         self._walltime_ms = _walltime_of_pod(start.group)
@@ -97,12 +107,20 @@ class Horse:
         self._say(f"{self.author} starts {self.attempt.id}")
         self._started_at = now_ms
         self._exits_at = self.process.ends_at
-        self._renew_at = now_ms + self._paces.renew_ms
         self._plan(now_ms)
+
+    def wake(self) -> None:
+        """Receive the agent's signal."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._paused_until:
+            self.due_at = min(self.due_at, now_ms)
 
     def step(self) -> None:
         """Do the work that is due now, and set when the next is due."""
         now_ms = self._clock.now_ms()
+        if now_ms < self._paused_until:
+            self._be_paused(now_ms)
+            return
         self.due_at = now_ms + self._paces.look_ms
         match self.stage:
             case Stage.RUNS:
@@ -115,7 +133,11 @@ class Horse:
     # --- running ------------------------------------------------------------------------------
 
     def _run(self, now_ms: int) -> None:
-        assert self.process is not None
+        if self.process is None:
+            self._has_ended(PodOutcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))
+            return
+        self._contact.sign(now_ms)
+        reason = self._contact.hear(self._lease)
         if self._lease.is_lost(now_ms):
             self._kill(Leaving.NODE_LOST)
             return
@@ -127,7 +149,9 @@ class Horse:
             return
         if self._walltime_ms is not None and now_ms >= self._started_at + self._walltime_ms:
             self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
-        if now_ms >= self._renew_at:
+        if reason:
+            self._stop(reason, now_ms)
+        if now_ms >= self._renew_at and self._contact.is_lost(now_ms):
             self._renew_at = now_ms + self._paces.look_ms
             self._renew(now_ms)
         if self.stage == Stage.RUNS:
@@ -142,7 +166,6 @@ class Horse:
         except StoreUnavailable:
             return
         self._has_renewed = True
-        self._renew_at = now_ms + self._paces.renew_ms
         if answer.word == "fenced":
             if not self._may_be_forgotten():
                 self._end_process(by_itself=False)
@@ -181,7 +204,9 @@ class Horse:
         self._exits_at = min(now_ms + self.process.stops_in_ms, self.process.ends_at)
 
     def _plan(self, now_ms: int) -> None:
-        due = [self._renew_at, self._lease.ends_at - self._lease.margin_ms]
+        due = [now_ms + self._paces.turn_ms, self._lease.ends_at - self._lease.margin_ms]
+        if self._contact.is_lost(now_ms):
+            due.append(self._renew_at)
         due += [at for at in (self._exits_at, self._kill_at) if at is not None]
         if self._walltime_ms is not None and not self._stopped:
             due.append(self._started_at + self._walltime_ms)
@@ -259,6 +284,25 @@ class Horse:
 
     # --- faults ---------------------------------------------------------------------------------
 
+    def pause(self, lasts_ms: int) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        self._paused_at = self._clock.now_ms()
+        self._paused_until = self._paused_at + lasts_ms
+        self._be_paused(self._paused_at)
+
+    def _be_paused(self, now_ms: int) -> None:
+        """The guard kills the pod at the end of its lease, and the agent the work-horse."""
+        machine = self._machine
+        killed_at = self._paused_at + patience_ms(self._paces.lease_ms)
+        killed_at = max(killed_at, machine.agent_is_stopped_until)
+        if now_ms >= killed_at and machine.agent_lives:
+            self.kill()
+            return
+        if self.process is not None and now_ms >= self._lease.guarded_until:
+            self._end_process(by_itself=False)
+        due = [self._paused_until, killed_at, self._lease.guarded_until]
+        self.due_at = min((at for at in due if at > now_ms), default=now_ms + 1)
+
     def kill(self) -> None:
         """SIGKILL: the kernel and the guard end the pod's processes."""
         self._end_process(by_itself=False)
@@ -287,6 +331,7 @@ class Horse:
         """The machine resumes; the work-horse first checks its lease."""
         if self.process is None:
             return
+        self._contact.hear(self._lease)
         if self._lease.is_lost(self._clock.now_ms()):
             self.process = None
             self._has_ended(PodOutcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))

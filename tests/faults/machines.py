@@ -17,6 +17,7 @@ from batchq.api.resources import of_pod, plus
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
 from batchq.worker.agent.messages import EndRecord, HorseEnd
+from batchq.worker.workhorse.leases import Voucher
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -118,13 +119,18 @@ class WorkHorse(Protocol):
     attempt: PodAttempt
     due_at: int
     process: Process | None
+    voucher: Voucher
 
     @property
     def alive(self) -> bool: ...
 
     def step(self) -> None: ...
 
+    def wake(self) -> None: ...
+
     def kill(self) -> None: ...
+
+    def pause(self, lasts_ms: int) -> None: ...
 
     def stop(self, *, kills: bool) -> None: ...
 
@@ -149,11 +155,13 @@ class Machine:
         self.records: dict[PodAttempt, EndRecord] = {}
         #: Whether the parent of the work-horses lives, and what it does when one ends.
         self.agent_lives = False
+        self.agent_is_stopped_until = 0
         self.on_horse_end: Callable[[HorseEnd], None] = _ignore
 
     def horse_ended(self, horse: WorkHorse, end: HorseEnd) -> None:
         """Remove a work-horse whose process has ended, and tell the agent."""
         del self.horses[horse.attempt]
+        horse.voucher.give_back()
         if self.agent_lives:
             self.on_horse_end(end)
 

@@ -19,9 +19,10 @@ from msgspec import Struct
 
 from batchq.scheduler import node_reports, timers
 from batchq.store import memory
-from batchq.worker.agent import state_machine
+from batchq.worker.agent import pod_states
 from batchq.worker.agent.state_machine import AgentState
-from batchq.worker.workhorse.supervision import Lease
+from batchq.worker.workhorse.leases import Lease
+from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.play import failure_of
 
 
@@ -122,8 +123,8 @@ MUTATIONS = (
     ),
     Mutation(
         what="an end counts as seen while the server shows the pod running",
-        owner=state_machine,
-        name="_is_over",
+        owner=pod_states,
+        name="is_over",
         before=" or pod.status.phase not in ON_NODE",
         after=" or pod.status.phase != PodPhase.BOUND",
         found_by=0,
@@ -169,9 +170,46 @@ MUTATIONS = (
         what="a lease grows with each renewal",
         owner=Lease,
         name="extend",
-        before="asked_at + self._lease_ms",
-        after="self.ends_at + self._lease_ms",
+        before="self.ends_at = asked_at + self._lease_ms",
+        after="self.ends_at += self._lease_ms",
         found_by=7,
+    ),
+    # --- the leases that the agent renews ---
+    _agent(
+        "a superseded attempt is vouched for",
+        "_pass_on",
+        "instructions.append(DisownPod(answer.attempt))",
+        "instructions.append(VouchFor((answer.attempt,), self._renewed_at))",
+        found_by=343,
+    ),
+    _agent(
+        "an attempt that has ended keeps its lease",
+        "_vouched",
+        "if one.has_processes",
+        "if True",
+        found_by=74,
+    ),
+    _agent(
+        "stops are not passed on",
+        "_pass_on",
+        'elif answer.word == "stop":',
+        "elif False:",
+        found_by=25,
+    ),
+    _agent(
+        "a pod is vouched for when its stops are read",
+        "_on_stops_announced",
+        "return [ReadStops(_fenced(running))] if running else []",
+        "return [VouchFor(tuple(one.attempt for one in running), _event.now_ms)]",
+        found_by=791,
+    ),
+    Mutation(
+        what="a work-horse takes any sign of its agent for a renewal",
+        owner=AgentContact,
+        name="hear",
+        before="asked_at=self._voucher.asked_at",
+        after="asked_at=max(self._voucher.asked_at, self._voucher.ticked_at())",
+        found_by=2,
     ),
     # --- the leader, as agents rely on it ---
     Mutation(

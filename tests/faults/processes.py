@@ -7,6 +7,7 @@ takes turns as the daemon does: only while it leads, and only when something cha
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from batchq.errors import BatchqError, StoreUnavailable
 from batchq.ports import Clock, IdSource, Reader
 from batchq.scheduler.cycle import Cycle, Scheduler
 from batchq.scheduler.node_reports import NodeReportProcessor
+from batchq.scheduler.transactions import stopped_on
 from tests.faults.server import FaultyStore
 
 _LEADER_LEASE_MS = 6_000
@@ -115,6 +117,8 @@ class SchedulerProcess:
                 self._apply_reports(now_ms, epoch)
             folds_before = self._folds
             report = self._cycle.run_once(epoch)
+            with suppress(StoreUnavailable):
+                self._store.announce_stops(stopped_on(report.commit.applied))
             if self._store.before_commit is not None:
                 self._store.before_commit = None
                 self._apply_reports(now_ms, epoch)

@@ -54,6 +54,20 @@ class PauseNode(Fault, frozen=True):
     lasts_ms: int
 
 
+class PauseAgent(Fault, frozen=True):
+    """An agent is stopped for a while; its work-horses continue."""
+
+    node: str
+    lasts_ms: int
+
+
+class PauseHorse(Fault, frozen=True):
+    """A work-horse is stopped for a while; its pod continues until its guard acts."""
+
+    which: int
+    lasts_ms: int
+
+
 class PauseScheduler(Fault, frozen=True):
     """A scheduler freezes for a while; the call that it sends `in_calls` from now arrives late."""
 
@@ -107,6 +121,8 @@ AnyFault: TypeAlias = (
     | StopAgent
     | CrashNode
     | PauseNode
+    | PauseAgent
+    | PauseHorse
     | PauseScheduler
     | KillScheduler
     | Cut

@@ -30,6 +30,8 @@ from tests.faults.scenario import (
     KillHorse,
     KillScheduler,
     Outage,
+    PauseAgent,
+    PauseHorse,
     PauseNode,
     PauseScheduler,
     RepeatDeliveries,
@@ -279,15 +281,7 @@ def _fault(dice: random.Random, nodes: list[str]) -> AnyFault:
     at, node = _when(dice), dice.choice(nodes)
     scheduler = dice.choice(("scheduler a", "scheduler b"))
     lasts_ms = dice.choice((1_000, 5_000, 15_000, 40_000))
-    match dice.randrange(15):
-        case 0 | 1:
-            return KillHorse(at=at, which=dice.randrange(10))
-        case 2:
-            return KillAgent(at=at, node=node, back_after_ms=lasts_ms)
-        case 3:
-            return CrashNode(at=at, node=node, back_after_ms=lasts_ms)
-        case 4:
-            return PauseNode(at=at, node=node, lasts_ms=lasts_ms)
+    match dice.randrange(18):
         case 5:
             return PauseScheduler(
                 at=at, name=scheduler, lasts_ms=lasts_ms, in_calls=dice.randint(1, 6)
@@ -303,10 +297,30 @@ def _fault(dice: random.Random, nodes: list[str]) -> AnyFault:
             return RestartServer(at=at, lasts_ms=dice.choice((0, 2_000)))
         case 10:
             return DropDeliveries(at=at, node=node)
+        case 11:
+            return RepeatDeliveries(at=at, node=node)
+        case number:
+            return _fault_of_processes(number, dice, at=at, node=node, lasts_ms=lasts_ms)
+
+
+def _fault_of_processes(
+    number: int, dice: random.Random, *, at: int, node: str, lasts_ms: int
+) -> AnyFault:
+    match number:
+        case 0 | 1:
+            return KillHorse(at=at, which=dice.randrange(10))
+        case 2:
+            return KillAgent(at=at, node=node, back_after_ms=lasts_ms)
+        case 3:
+            return CrashNode(at=at, node=node, back_after_ms=lasts_ms)
+        case 4:
+            return PauseNode(at=at, node=node, lasts_ms=lasts_ms)
         case 14:
             return StopAgent(at=at, node=node, back_after_ms=lasts_ms)
+        case 15:
+            return PauseHorse(at=at, which=dice.randrange(10), lasts_ms=lasts_ms)
         case _:
-            return RepeatDeliveries(at=at, node=node)
+            return PauseAgent(at=at, node=node, lasts_ms=lasts_ms)
 
 
 def _when(dice: random.Random) -> int:

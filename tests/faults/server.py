@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from batchq.api.lifecycle import ON_NODE
+from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import Ended, NodeReport, PodAttempt, StartClaim
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.api.transaction import (
@@ -29,7 +29,9 @@ from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
 from batchq.scheduler.node_reports import PostedReport
+from batchq.store.liveness import Renewal
 from batchq.store.memory import MemoryStore
+from batchq.worker.agent.messages import FencedAttempts
 from tests.faults.store_faults import Line
 
 T = TypeVar("T")
@@ -61,13 +63,6 @@ class ServedStore(MemoryStore):
         issued.
         """
         self._epoch = following(self._epoch, generation=generation) - 1
-
-
-class Renewal(Struct, frozen=True):
-    """The answer to a work-horse: `ok`, `stop` with a reason, or `fenced`."""
-
-    word: str
-    reason: str = ""
 
 
 class Run(Struct, frozen=True):
@@ -242,14 +237,19 @@ class Server:
         A late renewal does not shorten a lease that a later one extended.
         """
         self._lease(node, attempt, until_ms)
+        return self.look(attempt, fence)
+
+    def look(self, attempt: PodAttempt, fence: str) -> Renewal:
+        """Return whether the work-horse of an attempt may go on."""
         found = self.store.get("Pod", attempt.pod)
         if not isinstance(found, Pod) or fence_of(found) != fence:
-            return Renewal("fenced")
+            return Renewal(word="fenced")
         if found.status.phase not in ON_NODE:
-            return Renewal("fenced")
+            return Renewal(word="fenced")
+        is_running = found.status.phase == PodPhase.RUNNING
         if found.status.terminating:
-            return Renewal("stop", found.status.reason)
-        return Renewal("ok")
+            return Renewal(word="stop", reason=found.status.reason, is_running=is_running)
+        return Renewal(word="ok", is_running=is_running)
 
     def _lease(self, node: str, attempt: PodAttempt, until_ms: int) -> None:
         leases = self.leases.setdefault(node, {})
@@ -288,6 +288,11 @@ class Server:
         for report in reports:
             self.post(node, report)
         self.end_leases(node, [PodAttempt(one.pod, one.attempt) for one in reports])
+
+    def announce_stops(self, nodes: Sequence[str]) -> None:
+        """Notify these nodes that pods of theirs are to stop."""
+        for node in nodes:
+            self._bell(f"stops {node}")
 
     def end_leases(self, node: str, attempts: Sequence[PodAttempt]) -> None:
         """Record that nothing of the attempts runs any more."""
@@ -441,6 +446,21 @@ class FaultyStore:
 
     def renew(self, node: str, attempt: PodAttempt, fence: str, until_ms: int) -> Renewal:
         return self._write("renew", lambda: self._server.renew(node, attempt, fence, until_ms))
+
+    def renew_all(self, node: str, attempts: FencedAttempts, until_ms: int) -> list[Renewal]:
+        def renew() -> list[Renewal]:
+            return [self._server.renew(node, one, fence, until_ms) for one, fence in attempts]
+
+        return self._write("renew all", renew)
+
+    def announce_stops(self, nodes: Sequence[str]) -> None:
+        if nodes:
+            self._write("announce stops", lambda: self._server.announce_stops(nodes))
+
+    def look(self, attempts: FencedAttempts) -> list[Renewal]:
+        return self.line.call(
+            "look", lambda: [self._server.look(one, fence) for one, fence in attempts]
+        )
 
     def end_leases(self, node: str, attempts: Sequence[PodAttempt]) -> None:
         self._write("end leases", lambda: self._server.end_leases(node, attempts))

@@ -20,6 +20,7 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome, StartClaim
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.worker.agent.messages import (
+    AttemptAnswer,
     ClaimAnswer,
     ClaimedPodsRead,
     ClaimsDue,
@@ -27,6 +28,7 @@ from batchq.worker.agent.messages import (
     ConcludeEnds,
     DeclinePod,
     Delivery,
+    DisownPod,
     DueEndsRead,
     EndedPodsRead,
     EndLeases,
@@ -42,7 +44,8 @@ from batchq.worker.agent.messages import (
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
-    LeaseRenewed,
+    LeasesDue,
+    LeasesRenewed,
     NodePodsRead,
     PodsDelivered,
     PostClaims,
@@ -51,14 +54,19 @@ from batchq.worker.agent.messages import (
     ReadClaimedPods,
     ReadDueEnds,
     ReadEndedPods,
-    RenewLease,
+    ReadStops,
+    RenewLeases,
     ReportEnds,
     SignalsReceived,
     StartPod,
     StopHorses,
+    StopPod,
+    StopsAnnounced,
+    StopsRead,
     UnstartedPodsRead,
+    VouchFor,
 )
-from batchq.worker.agent.state_machine import attempt_of, lease_margin_ms, pods_of
+from batchq.worker.agent.pod_states import attempt_of, lease_margin_ms, pods_of
 from tests.agents import LEASE_MS, a_bound_pod, an_agent, changed, granted, the_group
 
 PODS = 4
@@ -93,6 +101,12 @@ class Cluster:
                 return self._start(instruction)
             case DeclinePod() | IgnoreDelivery() | StopHorses():
                 return None
+            case VouchFor(attempts):
+                assert self.horses.issuperset(attempts), "a pod that does not run is vouched for"
+                return None
+            case StopPod(attempt) | DisownPod(attempt):
+                assert attempt in self.horses, "a pod that does not run is told to stop"
+                return None
             case ForgetPods(attempts):
                 for attempt in attempts:
                     self.records.pop(attempt, None)
@@ -126,9 +140,8 @@ class Cluster:
             case PostClaims(claims):
                 answers = tuple(self._claim(claim) for claim, _, _ in claims)
                 return ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
-            case RenewLease(attempt, _):
-                self.leases[attempt] = now_ms + LEASE_MS
-                return LeaseRenewed(now_ms=now_ms, asked_at=now_ms, attempt=attempt)
+            case RenewLeases() | ReadStops():
+                return self._ask_of_leases(instruction)
             case PostReport(StartClaim() as claim):
                 self.reports[claim.subject] = claim
             case ReportEnds(ends):
@@ -157,15 +170,37 @@ class Cluster:
                 raise AssertionError(f"unexpected: {instruction}")
         return None
 
+    def _ask_of_leases(self, instruction: RenewLeases | ReadStops) -> Event:
+        now_ms = self.now_ms
+        answers = tuple(self._answer(attempt) for attempt, _ in instruction.attempts)
+        if isinstance(instruction, ReadStops):
+            return StopsRead(now_ms=now_ms, answers=answers)
+        for attempt, _ in instruction.attempts:
+            self.leases[attempt] = now_ms + LEASE_MS
+        return LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
+
     def _claim(self, claim: StartClaim) -> ClaimAnswer:
         attempt = PodAttempt(claim.pod, claim.attempt)
         self.leases[attempt] = self.now_ms + LEASE_MS
         self.reports[claim.subject] = claim
         pod = self.pods[claim.pod]
-        word = "fenced" if not self.is_current(attempt) else "ok"
-        if word == "ok" and pod.status.terminating:
-            word = "stop"
-        return ClaimAnswer(attempt=attempt, word=word, reason=pod.status.reason, group=the_group())
+        answer = self._answer(attempt)
+        return ClaimAnswer(
+            attempt=attempt,
+            word=answer.word,
+            reason=pod.status.reason,
+            is_running=answer.is_running,
+            group=the_group(),
+        )
+
+    def _answer(self, attempt: PodAttempt) -> AttemptAnswer:
+        status = self.pods[attempt.pod].status
+        is_running = status.phase == PodPhase.RUNNING
+        if not self.is_current(attempt):
+            return AttemptAnswer(attempt=attempt, word="fenced")
+        if status.terminating:
+            return AttemptAnswer(attempt=attempt, word="stop", is_running=is_running)
+        return AttemptAnswer(attempt=attempt, word="ok", is_running=is_running)
 
     def is_current(self, attempt: PodAttempt) -> bool:
         pod = self.pods[attempt.pod]
@@ -276,6 +311,15 @@ class RandomEvents(RuleBasedStateMachine):
     @rule()
     def check_claims(self) -> None:
         self.cluster.tell(ClaimsDue(now_ms=self.cluster.now_ms))
+
+    @rule()
+    def announce_stops(self) -> None:
+        self.cluster.tell(StopsAnnounced(now_ms=self.cluster.now_ms))
+
+    @rule(is_silent=booleans())
+    def renew_leases(self, is_silent: bool) -> None:
+        silent = frozenset(self.cluster.horses) if is_silent else frozenset()
+        self.cluster.tell(LeasesDue(now_ms=self.cluster.now_ms, silent=silent))
 
     @rule()
     def apply_reports(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import redis
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
+from batchq.store.liveness import leases_of
 from batchq.store.redis import LOG_BYTES_KEPT, RedisStore, Renewal
 from tests.contract.made import gone, node, pod, put, writing
 
@@ -18,9 +20,24 @@ def running(store: RedisStore, *, stop: str = "", attempt: int = 1) -> None:
 def test_a_snapshot_shows_a_renewed_lease(redis_store: RedisStore) -> None:
     running(redis_store)
     before = redis_store.now_ms()
-    assert redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000) == Renewal(word="ok")
+    renewal = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
+    assert renewal == Renewal(word="ok", is_running=True)
     lease = redis_store.snapshot().leases["u1-1-0"]
     assert before + 30_000 <= lease <= redis_store.now_ms() + 30_000
+
+
+def test_one_request_renews_several_leases_and_answers_for_each(redis_store: RedisStore) -> None:
+    running(redis_store)
+    other = pod(1, phase=PodPhase.BOUND, attempt=1, node="n1")
+    redis_store.commit([writing(put(other))], request_id="other")
+    attempts = [(PodAttempt("u1-1-1", 1), "u1 1 1"), (PodAttempt("u1-1-0", 7), "u1 1 7")]
+    attempts.append((PodAttempt("u1-1-0", 1), "u1 1 1"))
+    answers = [Renewal(word="ok"), Renewal(word="fenced"), Renewal(word="ok", is_running=True)]
+    assert redis_store.alive.renew_all("n1", attempts, 30_000) == answers
+    assert redis_store.alive.leased("n1") == [("u1-1-0", 1), ("u1-1-0", 7), ("u1-1-1", 1)]
+    ends = leases_of(redis_store.alive.read(["n1"]))
+    assert len(set(ends.values())) == 1
+    assert redis_store.alive.look(attempts) == answers
 
 
 def test_a_renewal_of_a_terminating_pod_returns_the_reason_and_keeps_the_lease(
@@ -28,7 +45,7 @@ def test_a_renewal_of_a_terminating_pod_returns_the_reason_and_keeps_the_lease(
 ) -> None:
     running(redis_store, stop="Preempted")
     result = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
-    assert result == Renewal(word="stop", reason="Preempted")
+    assert result == Renewal(word="stop", reason="Preempted", is_running=True)
     assert list(redis_store.snapshot().leases) == ["u1-1-0"]
 
 

@@ -11,6 +11,7 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.worker.agent.messages import (
+    AttemptAnswer,
     ClaimAnswer,
     ClaimedPodsRead,
     ClaimsDue,
@@ -18,6 +19,7 @@ from batchq.worker.agent.messages import (
     ConcludeEnds,
     DeclinePod,
     Delivery,
+    DisownPod,
     DueEndsRead,
     EndedPodsRead,
     EndLeases,
@@ -34,22 +36,29 @@ from batchq.worker.agent.messages import (
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
+    LeasesDue,
+    LeasesRenewed,
     NodePodsRead,
     PodsDelivered,
     PostClaims,
     ProcessesEnded,
     ReadDueEnds,
     ReadEndedPods,
-    RenewLease,
+    ReadStops,
+    RenewLeases,
     ReportEnds,
     SignalsReceived,
     StartFailed,
     StartPod,
     StopHorses,
+    StopPod,
+    StopsAnnounced,
+    StopsRead,
     UnstartedPodsRead,
+    VouchFor,
 )
-from batchq.worker.agent.pod_states import MOVES, Cause, PodState
-from batchq.worker.agent.state_machine import LOST, AgentState, InvalidMove, Paces, attempt_of
+from batchq.worker.agent.pod_states import LOST, MOVES, Cause, PodState, attempt_of
+from batchq.worker.agent.state_machine import AgentState, InvalidMove, Paces
 from tests.agents import (
     AUTHOR,
     LEASE_MS,
@@ -309,8 +318,11 @@ def test_a_pod_has_not_ended_while_a_process_is_left_and_keeps_its_lease() -> No
     agent = a_dead_pod()
     assert due(agent, granted(POD)) == [EndProcesses((HERE,))]
     left = ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=True)
-    assert agent.handle(left) == [RenewLease(HERE, "u1 1 1")]
+    assert agent.handle(left) == []
     assert agent.state_of(HERE) == PodState.UNREPORTED
+    assert agent.handle(LeasesDue(now_ms=2_600)) == [RenewLeases(((HERE, "u1 1 1"),))]
+    agent.handle(ProcessesEnded(now_ms=3_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(LeasesDue(now_ms=9_000)) == []
 
 
 def test_a_bound_pod_whose_work_horse_died_may_be_delivered_again() -> None:
@@ -344,6 +356,100 @@ def test_an_attempt_unknown_here_is_lost_only_when_its_lease_is_over() -> None:
     agent.handle(ProcessesEnded(now_ms=11_600, attempts=(HERE,), are_left=False))
     [report] = agent.handle(due_ends_read(granted(POD), lease_ms=-1, now_ms=11_600))
     assert report == ReportEnds((a_report(LOST, replaces_horse=True),))
+
+
+# --- leases ---------------------------------------------------------------------------------
+
+
+def renewed(agent: AgentState, *answers: AttemptAnswer, at: int) -> list[Instruction]:
+    """Have the leases renewed at that instant; return what follows from the answers."""
+    [renewal] = agent.handle(LeasesDue(now_ms=at))
+    assert isinstance(renewal, RenewLeases)
+    return agent.handle(LeasesRenewed(now_ms=at + 5, asked_at=at, answers=answers))
+
+
+def test_one_request_renews_the_leases_of_all_pods_that_run_or_wait_for_their_start() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    claim(agent, a_bound_pod(1))
+    assert agent.handle(LeasesDue(now_ms=2_000)) == [
+        RenewLeases(((PodAttempt("u1-1-1", 1), "u1 1 1"), (HERE, "u1 1 1")))
+    ]
+
+
+def test_the_work_horses_hear_when_the_renewal_was_sent() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=2_000) == [
+        VouchFor((HERE,), 2_000)
+    ]
+
+
+def test_leases_are_renewed_after_a_twelfth_of_their_length() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=2_000)
+    assert agent.handle(LeasesDue(now_ms=4_499)) == []
+    assert agent.handle(LeasesDue(now_ms=4_500)) == [RenewLeases(((HERE, "u1 1 1"),))]
+
+
+def test_stops_are_read_when_they_are_announced() -> None:
+    agent = an_agent()
+    assert agent.handle(StopsAnnounced(now_ms=500)) == []
+    start(agent, POD)
+    claim(agent, a_bound_pod(1))
+    assert agent.handle(StopsAnnounced(now_ms=2_000)) == [ReadStops(((HERE, "u1 1 1"),))]
+
+
+def test_a_renewal_without_an_answer_is_repeated_at_the_next_look() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    first = agent.handle(LeasesDue(now_ms=2_000))
+    assert agent.handle(LeasesDue(now_ms=2_500)) == first
+
+
+def test_a_stop_reaches_the_work_horse_with_and_without_a_renewal() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    stop = AttemptAnswer(attempt=HERE, word="stop", reason="Preempted")
+    assert agent.handle(StopsRead(now_ms=1_500, answers=(stop,))) == [StopPod(HERE, "Preempted")]
+    assert renewed(agent, stop, at=2_000) == [VouchFor((HERE,), 2_000), StopPod(HERE, "Preempted")]
+
+
+def test_an_attempt_that_the_server_does_not_know_is_not_vouched_for() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert renewed(agent, AttemptAnswer(attempt=HERE, word="fenced"), at=2_000) == [DisownPod(HERE)]
+
+
+def test_a_pod_is_not_vouched_for_while_its_work_horse_is_silent_or_after_its_end() -> None:
+    agent = an_agent()
+    start(agent, POD)
+    assert agent.handle(LeasesDue(now_ms=2_000, silent=frozenset({HERE}))) == []
+    end = HorseEnd(attempt=HERE, exit_code=0, record=EndRecord(outcome=PodOutcome(exit_code=0)))
+    agent.handle(HorsesEnded(now_ms=2_100, ends=(end,)))
+    assert agent.handle(LeasesDue(now_ms=2_200)) == []
+
+
+def test_a_claim_whose_lease_was_lost_once_the_pod_was_running_is_given_back() -> None:
+    agent = an_agent()
+    claim(agent, POD, now_ms=1_000)
+    lost = 1_000 + LEASE_MS - LEASE_MS // 6
+    renewed(agent, AttemptAnswer(attempt=HERE, word="ok", is_running=True), at=lost)
+    agent.handle(ClaimsDue(now_ms=lost + 100))
+    declined, _ = agent.handle(ClaimedPodsRead(now_ms=lost + 100, pods={HERE.pod: granted(POD)}))
+    assert declined == DeclinePod(HERE, "its node went away")
+
+
+def test_a_claim_that_was_not_applied_in_an_outage_starts_with_its_renewed_lease() -> None:
+    agent = an_agent()
+    claim(agent, POD, now_ms=1_000)
+    late = 1_000 + LEASE_MS
+    renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=late)
+    agent.handle(ClaimsDue(now_ms=late + 100))
+    [started] = agent.handle(ClaimedPodsRead(now_ms=late + 100, pods={HERE.pod: granted(POD)}))
+    assert isinstance(started, StartPod)
+    assert started.lease_from == late
 
 
 # --- what the server has on the node ------------------------------------------------------------

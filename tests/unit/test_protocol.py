@@ -47,5 +47,5 @@ def test_the_reason_names_the_protocols() -> None:
     decided = decide(a_group("g"), a_node_that_speaks("7"))
     assert decided.message("g") == (
         "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol '7', too"
-        " far from the scheduler's 1"
+        " far from the scheduler's 2"
     )

@@ -8,10 +8,10 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.scheduler.node_reports import ended
-from batchq.worker.agent.state_machine import LOST
+from batchq.worker.agent.pod_states import LOST
+from batchq.worker.workhorse.leases import Lease
 from batchq.worker.workhorse.process import base_environment
 from batchq.worker.workhorse.run_file import PodOutcome
-from batchq.worker.workhorse.supervision import Lease
 from tests.builders import a_group, a_pod
 
 STOPPED = {"terminating": True, "reason": "Preempted"}
@@ -113,6 +113,13 @@ def test_a_lease_counts_as_lost_a_sixth_before_its_end() -> None:
     lease = Lease(now_ms=0, lease_ms=30_000)
     assert not lease.is_lost(24_999)
     assert lease.is_lost(25_000)
+
+
+def test_a_renewal_that_was_sent_when_the_lease_was_lost_does_not_extend_it() -> None:
+    lease = Lease(now_ms=0, lease_ms=30_000)
+    assert not lease.extend(asked_at=25_000)
+    assert lease.is_lost(25_001)
+    assert lease.ends_at == 30_000
 
 
 def test_a_lease_counts_from_the_request_of_its_renewal() -> None:

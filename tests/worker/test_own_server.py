@@ -9,7 +9,7 @@ import signal
 
 from batchq.store.liveness import pid_of_server
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.node import ServerWatch
+from batchq.worker.workhorse.leases import ServerWatch
 from tests.daemon.waiting import until
 from tests.harness.proxy import LossyProxy
 from tests.harness.server import Server

@@ -32,6 +32,7 @@ from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_L
 from batchq.errors import StoreUnavailable
 from batchq.store import codec
 from batchq.store.link import is_damaged, is_forbidden
+from batchq.store.node_channels import WakeReason
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
@@ -41,6 +42,7 @@ from batchq.worker.agent.messages import (
     ClaimsDue,
     DeclinePod,
     Delivery,
+    DisownPod,
     EndProcesses,
     EndsDue,
     EnqueuePods,
@@ -51,16 +53,21 @@ from batchq.worker.agent.messages import (
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
+    LeasesDue,
     PodsDelivered,
     ProcessesEnded,
     ServerAnswered,
     SignalsReceived,
     StartPod,
     StopHorses,
+    StopPod,
+    StopsAnnounced,
     UnstartedPodsRead,
+    VouchFor,
 )
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity
 from batchq.worker.agent.pod_reports import PodReports
+from batchq.worker.agent.pod_states import patience_ms
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState, Paces
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
@@ -87,6 +94,8 @@ log = structlog.get_logger(__name__)
 
 _LAUNCHES_PER_TURN = 8
 _RECONCILE_MS = 10 * SECOND
+#: How often the agent looks whether leases are due for a renewal.
+LEASES_MS = 500
 _PACES = Paces()
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
@@ -126,7 +135,7 @@ class Agent:
         self._away_until = 0
         self._outage = Outage()
         self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
-        self._paused = Paused(patience_ms=settings.lease_ms // 3)
+        self._paused = Paused(patience_ms=patience_ms(settings.lease_ms))
         self._state = AgentState(
             node=settings.node,
             author=self._identity,
@@ -233,6 +242,7 @@ class Agent:
             self._link,
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
+            most=2 * settings.slots,
         )
         self._slots.delete_damaged()
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
@@ -249,6 +259,7 @@ class Agent:
             self._member.register()
         self._tasks = PeriodicTasks(
             {
+                self._renew_leases: min(LEASES_MS, settings.lease_ms // _PACES.renew_parts),
                 self._beat: beat_ms,
                 self._settle_all: _SETTLE_MS,
                 self._reconcile: _RECONCILE_MS,
@@ -407,8 +418,7 @@ class Agent:
                 self._signals.clear()
                 continue
             if self._listener.is_at(descriptor):
-                if self._listener.answer():
-                    self._handle(ClaimsApplied(now_ms=monotonic_ms()))
+                self._hear(self._listener.answer())
                 continue
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
@@ -425,6 +435,16 @@ class Agent:
                 self._handle(HorsesEnded(now_ms=monotonic_ms(), ends=tuple(ends)))
             except StoreUnavailable as trouble:
                 # The machine repeats the reports.
+                self._outage.failed(trouble)
+
+    def _hear(self, reasons: frozenset[WakeReason]) -> None:
+        if WakeReason.CLAIMS in reasons:
+            self._handle(ClaimsApplied(now_ms=monotonic_ms()))
+        if WakeReason.STOPS in reasons:
+            try:
+                self._handle(StopsAnnounced(now_ms=monotonic_ms()))
+            except StoreUnavailable as trouble:
+                # The next renewal reads the stops, too.
                 self._outage.failed(trouble)
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
@@ -458,6 +478,8 @@ class Agent:
             case EnqueuePods(attempts):
                 for attempt in self._slots.enqueue_missing(attempts):
                     log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
+            case VouchFor() | StopPod() | DisownPod():
+                self._slots.pass_on(instruction)
             case StopHorses(kills):
                 self._slots.send(KILL_SIGNAL if kills else STOP_SIGNAL)
             case ForgetPods(attempts):
@@ -500,6 +522,13 @@ class Agent:
         self._note_answer()
         if run != self._state.known_to:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms() + _RESYNC_MS)
+
+    def _renew_leases(self) -> None:
+        """Renew the leases of all pods, if they are due."""
+        now_ms = monotonic_ms()
+        self._slots.note(self._reports.server(), now_ms=now_ms)
+        silent = self._slots.silent(since_ms=now_ms - patience_ms(self._settings.lease_ms))
+        self._handle(LeasesDue(now_ms=now_ms, silent=silent))
 
     def _settle_all(self) -> None:
         """Report ends that work-horses could not, once the last process of each pod is gone."""

@@ -56,6 +56,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     attempt: PodAttempt
     word: str
     reason: str = ""
+    #: Whether the server shows the pod Running.
+    is_running: bool = False
     #: The pod's group, if it exists.
     group: PodGroup | None = None
 
@@ -67,11 +69,40 @@ class ClaimsPosted(Event, frozen=True):
     answers: tuple[ClaimAnswer, ...]
 
 
-class LeaseRenewed(Event, frozen=True):
-    """The lease of a claimed attempt was renewed, by a request that was sent at `asked_at`."""
+class LeasesDue(Event, frozen=True):
+    """The leases may be due for a renewal.
+
+    `silent`: attempts whose work-horses have given no sign of life for long.
+    """
+
+    silent: frozenset[PodAttempt] = frozenset()
+
+
+class StopsAnnounced(Event, frozen=True):
+    """The leader has announced that it stops pods of this node."""
+
+
+class AttemptAnswer(Struct, frozen=True, kw_only=True):
+    """The server's answer about an attempt: `ok`, `stop` (with the reason), or `fenced`."""
+
+    attempt: PodAttempt
+    word: str
+    reason: str = ""
+    #: Whether the server shows the pod Running.
+    is_running: bool = False
+
+
+class LeasesRenewed(Event, frozen=True):
+    """The leases of these attempts were renewed, by a request that was sent at `asked_at`."""
 
     asked_at: int
-    attempt: PodAttempt
+    answers: tuple[AttemptAnswer, ...]
+
+
+class StopsRead(Event, frozen=True):
+    """Which of these attempts are to stop."""
+
+    answers: tuple[AttemptAnswer, ...]
 
 
 class StartFailed(Event, frozen=True):
@@ -220,11 +251,43 @@ class PostClaims(Struct, frozen=True):
     claims: tuple[tuple[StartClaim, str, str], ...]
 
 
-class RenewLease(Struct, frozen=True):
-    """Renew the lease of an attempt with this fence; answered by LeaseRenewed."""
+#: Attempts, each with the fence of its pod.
+FencedAttempts: TypeAlias = tuple[tuple[PodAttempt, str], ...]
+
+
+class RenewLeases(Struct, frozen=True):
+    """Renew the leases of all these attempts in one request; answered by LeasesRenewed."""
+
+    attempts: FencedAttempts
+
+
+class ReadStops(Struct, frozen=True):
+    """Read which of these attempts are to stop; answered by StopsRead."""
+
+    attempts: FencedAttempts
+
+
+class VouchFor(Struct, frozen=True):
+    """Tell the work-horses of these attempts that their leases were renewed at `asked_at`."""
+
+    attempts: tuple[PodAttempt, ...]
+    asked_at: int
+
+
+class StopPod(Struct, frozen=True):
+    """Tell the work-horse of an attempt to stop its pod with the grace period."""
 
     attempt: PodAttempt
-    fence: str
+    reason: str
+
+
+class DisownPod(Struct, frozen=True):
+    """Tell the work-horse of an attempt that the server does not know it.
+
+    The work-horse then asks the server itself.
+    """
+
+    attempt: PodAttempt
 
 
 class StartPod(Struct, frozen=True, kw_only=True):
@@ -339,7 +402,11 @@ class StopHorses(Struct, frozen=True):
 Instruction: TypeAlias = (
     ReadClaimedPods
     | PostClaims
-    | RenewLease
+    | RenewLeases
+    | ReadStops
+    | VouchFor
+    | StopPod
+    | DisownPod
     | StartPod
     | DeclinePod
     | IgnoreDelivery

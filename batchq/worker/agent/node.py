@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import psutil
 import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import AGENT_ANNOTATION, Leaves, NodeReport, Serves
 from batchq.api.objects import Node, Taint
 from batchq.api.times import describe_age
-from batchq.errors import Conflict, StoreUnavailable
+from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
 from batchq.worker.workhorse.run_file import started_ms
 
@@ -194,63 +192,3 @@ def _parts(identity: str) -> tuple[str, int | None, int | None]:
 def _shown(identity: str) -> str:
     host, pid, _ = _parts(identity)
     return f"with pid {pid} on {host}" if pid is not None else repr(identity)
-
-
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-class OwnServer(Struct, frozen=True):
-    """A server process, told from a later process with the same pid by its start time."""
-
-    pid: int
-    started_ms: int | None
-
-    def is_away(self) -> bool:
-        """Return whether the process has ended or is stopped, so that it answers no requests."""
-        if started_ms(self.pid) != self.started_ms:
-            return True
-        try:
-            return psutil.Process(self.pid).status() in _STOPPED
-        except psutil.NoSuchProcess:
-            return True
-
-
-class ServerWatch:
-    """Watches which process is the server, and looks it up again after each lost connection.
-
-    The thread that talks to the server calls `heard` and `lost`; any thread may call `is_away`.
-    """
-
-    def __init__(self, find: Callable[[], int | None]) -> None:
-        self._find = find
-        self._lock = threading.Lock()
-        self._server: OwnServer | None = None
-        self._is_sure = False
-
-    def heard(self) -> None:
-        """Note that the server has answered."""
-        if self._is_sure:
-            return
-        try:
-            pid = self._find()
-        except StoreUnavailable:
-            return
-        with self._lock:
-            self._server = None if pid is None else OwnServer(pid, started_ms(pid))
-            self._is_sure = True
-
-    def lost(self, *, refused: bool = False) -> None:
-        """Note that the server has not answered; the next one to answer may be another process.
-
-        If it `refused` the request, a server is there that may serve other clients, so its process
-        is forgotten.
-        """
-        self._is_sure = False
-        if refused:
-            with self._lock:
-                self._server = None
-
-    def is_away(self) -> bool:
-        """Return whether the server that answered last is known to answer no requests now."""
-        with self._lock:
-            return self._server is not None and self._server.is_away()

@@ -16,10 +16,12 @@ from typing import Any, TypeAlias
 import structlog
 
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
-from batchq.store.liveness import leases_of
+from batchq.errors import StoreUnavailable
+from batchq.store.liveness import Renewal, leases_of, pid_of_server
 from batchq.store.node_channels import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.messages import (
+    AttemptAnswer,
     ClaimAnswer,
     ClaimedPodsRead,
     ClaimsPosted,
@@ -31,8 +33,9 @@ from batchq.worker.agent.messages import (
     EndsConcluded,
     EndsReported,
     Event,
+    FencedAttempts,
     ForgetPods,
-    LeaseRenewed,
+    LeasesRenewed,
     NodePodsRead,
     PostClaims,
     PostReport,
@@ -40,12 +43,15 @@ from batchq.worker.agent.messages import (
     ReadDueEnds,
     ReadEndedPods,
     ReadRunningPods,
-    RenewLease,
+    ReadStops,
+    RenewLeases,
     ReportEnds,
     RunningPodsRead,
     StartedRun,
+    StopsRead,
 )
-from batchq.worker.agent.state_machine import pods_of
+from batchq.worker.agent.pod_states import pods_of
+from batchq.worker.workhorse.leases import OwnServer, ServerWatch
 from batchq.worker.workhorse.reporter import ReportSender, author_of, monotonic_ms, send_unsent
 from batchq.worker.workhorse.run_file import RunFile, RunFiles, own_boot
 
@@ -55,7 +61,8 @@ log = structlog.get_logger(__name__)
 OnServer: TypeAlias = (
     ReadClaimedPods
     | PostClaims
-    | RenewLease
+    | RenewLeases
+    | ReadStops
     | ReportEnds
     | ReadEndedPods
     | ReadDueEnds
@@ -84,10 +91,14 @@ class PodReports:
         self._reports = ReportSender(store, node)
         self._attempts = Attempts(store.link, store.now_ms, node)
         self._boot = own_boot()
+        self._own_server = ServerWatch(
+            lambda: pid_of_server(store.link), connections=lambda: store.link.connections
+        )
         self._actions: dict[type[Any], Callable[[Any], Event | None]] = {
             ReadClaimedPods: self._read_claimed,
             PostClaims: self._post_claims,
-            RenewLease: self._renew,
+            RenewLeases: self._renew,
+            ReadStops: self._read_stops,
             ReportEnds: self._report_ends,
             ReadEndedPods: self._read_ended,
             ReadDueEnds: self._read_due,
@@ -101,6 +112,10 @@ class PodReports:
     def carry_out(self, instruction: OnServer) -> Event | None:
         """Carry out an instruction, and return the event that answers it, if one does."""
         return self._actions[type(instruction)](instruction)
+
+    def server(self) -> OwnServer | None:
+        """Return the server's process, if it is on this machine and known."""
+        return self._own_server.known()
 
     def read_node(self, known: Collection[str]) -> NodePodsRead:
         """Return what the server has on the node; `known` are the uids that the agent knows."""
@@ -137,6 +152,7 @@ class PodReports:
                 attempt=PodAttempt(claim.pod, claim.attempt),
                 word=renewal.word,
                 reason=renewal.reason,
+                is_running=renewal.is_running,
                 group=groups.get(name),
             )
             for (claim, _, name), renewal in zip(instruction.claims, renewals, strict=True)
@@ -150,12 +166,20 @@ class PodReports:
         )
         self._files.write(run)
 
-    def _renew(self, instruction: RenewLease) -> Event:
-        attempt, asked_at = instruction.attempt, monotonic_ms()
-        self._store.renew(
-            self._node, attempt.pod, attempt.attempt, instruction.fence, self._lease_ms
-        )
-        return LeaseRenewed(now_ms=monotonic_ms(), asked_at=asked_at, attempt=attempt)
+    def _renew(self, instruction: RenewLeases) -> Event:
+        attempts, asked_at = instruction.attempts, monotonic_ms()
+        try:
+            renewals = self._store.alive.renew_all(self._node, attempts, self._lease_ms)
+        except StoreUnavailable as trouble:
+            self._own_server.lost(refused=trouble.lasts)
+            raise
+        self._own_server.heard()
+        answers = answers_of(attempts, renewals)
+        return LeasesRenewed(now_ms=monotonic_ms(), asked_at=asked_at, answers=answers)
+
+    def _read_stops(self, instruction: ReadStops) -> Event:
+        renewals = self._store.alive.look(instruction.attempts)
+        return StopsRead(now_ms=monotonic_ms(), answers=answers_of(instruction.attempts, renewals))
 
     def _post(self, instruction: PostReport) -> None:
         self._reports.post(instruction.report)
@@ -256,3 +280,16 @@ class PodReports:
         return RunningPodsRead(
             now_ms=monotonic_ms(), run=instruction.run, pods=pods, runs=tuple(started)
         )
+
+
+def answers_of(attempts: FencedAttempts, renewals: Sequence[Renewal]) -> tuple[AttemptAnswer, ...]:
+    """Return the answer about each attempt."""
+    return tuple(
+        AttemptAnswer(
+            attempt=attempt,
+            word=renewal.word,
+            reason=renewal.reason,
+            is_running=renewal.is_running,
+        )
+        for (attempt, _), renewal in zip(attempts, renewals, strict=True)
+    )

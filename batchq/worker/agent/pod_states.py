@@ -11,8 +11,13 @@ delivered ─────▶ claimed ─────▶ running
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+
+from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.node_report import PodAttempt, PodOutcome
+from batchq.api.objects import Object, Pod, PodGroup
+from batchq.api.reasons import Leaving
 
 
 class PodState(StrEnum):
@@ -73,3 +78,112 @@ MOVES: Mapping[tuple[PodState | None, Cause], PodState | None] = {
     (_S.REPORTED, Cause.REPORTED): _S.REPORTED,
     (_S.REPORTED, Cause.SEEN): None,
 }
+
+
+class PodOnNode:
+    """One attempt on this node; `due_at` is when its end is to be reported, or reported again."""
+
+    __slots__ = (
+        "attempt",
+        "claimed_pod",
+        "due_at",
+        "fence",
+        "group",
+        "has_processes",
+        "is_claim_sent",
+        "is_output_sent",
+        "is_reported_for_horse",
+        "is_seen_dead",
+        "lease_from",
+        "outcome",
+        "pod",
+        "posted_at",
+        "since",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, attempt: PodAttempt, *, since: int) -> None:
+        self.attempt = attempt
+        self.state: PodState | None = None
+        self.since = since
+        #: The pod as last read, for one check of its claim; and the pod when it was last claimed.
+        self.pod: Pod | None = None
+        self.claimed_pod: Pod | None = None
+        #: Whether a claim was sent, answered or not.
+        self.is_claim_sent = False
+        self.posted_at = self.lease_from = since
+        self.group: PodGroup | None = None
+        #: The fence of its pod when it was claimed; empty for an attempt that was not.
+        self.fence = ""
+        self.due_at = since
+        self.outcome: PodOutcome | None = None
+        self.is_reported_for_horse = False
+        #: Whether its work-horse was seen to end, so that no other machine runs it.
+        self.is_seen_dead = False
+        self.is_output_sent = False
+        #: Whether some of its processes could not be killed, although its work-horse has ended.
+        self.has_processes = False
+
+    def lost_at(self, lease_ms: int) -> int:
+        """Return when the lease of its claim counts as lost."""
+        return self.lease_from + lease_ms - lease_margin_ms(lease_ms)
+
+    def extend(self, asked_at: int, lease_ms: int, *, is_running: bool) -> None:
+        """Extend the lease of its claim, unless the leader may have found the pod lost since.
+
+        The leader judges the lease of a pod as soon as it has applied the claim.
+        """
+        if not is_running or asked_at < self.lost_at(lease_ms):
+            self.lease_from = max(self.lease_from, asked_at)
+
+
+#: The outcome of a pod whose work-horse died.
+LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+
+
+def attempt_of(pod: Pod) -> PodAttempt:
+    """Return the current attempt of a pod."""
+    return PodAttempt(pod.metadata.uid, pod.status.attempt)
+
+
+def pods_of(uids: Iterable[str], found: Mapping[str, Object]) -> dict[str, Pod | None]:
+    """Return the pod of each uid among the records found; None for a pod that does not exist."""
+    records = {uid: found.get(uid) for uid in uids}
+    return {uid: one if isinstance(one, Pod) else None for uid, one in records.items()}
+
+
+def is_attempt(pod: Pod | None, attempt: PodAttempt) -> bool:
+    return pod is not None and pod.status.attempt == attempt.attempt
+
+
+def is_over(pod: Pod | None, attempt: PodAttempt) -> bool:
+    """Return whether the server shows that the attempt has ended, or is superseded."""
+    return not is_attempt(pod, attempt) or pod is None or pod.status.phase not in ON_NODE
+
+
+def may_start(pod: Pod, attempt: PodAttempt, posted: frozenset[str]) -> bool:
+    """Return whether a Bound pod may start: no start claim or end of it waits to be applied."""
+    is_bound = pod.status.phase == PodPhase.BOUND and not pod.status.terminating
+    return is_bound and attempt.id not in posted
+
+
+def lost_outcome(pod: Pod) -> PodOutcome:
+    if pod.status.phase == PodPhase.BOUND and pod.status.terminating:
+        return PodOutcome(stopped=pod.status.reason)
+    return LOST
+
+
+def lease_margin_ms(lease_ms: int) -> int:
+    """Return how long before its end a lease counts as lost.
+
+    It is enough to kill a process group and to see its end, even on a slow machine.
+    """
+    return lease_ms // 6
+
+
+def patience_ms(lease_ms: int) -> int:
+    """Return how long agent and work-horse wait for a sign of each other.
+
+    It is well before the end of a lease, so that the work-horse can still ask the server itself.
+    """
+    return lease_ms // 3

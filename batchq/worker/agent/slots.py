@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, cast
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 from rq import Queue, Worker
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
@@ -35,6 +35,7 @@ from batchq.api.times import SECOND
 from batchq.store import codec, keys
 from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
+from batchq.worker.agent.messages import DisownPod, StopPod, VouchFor
 from batchq.worker.host import processes
 from batchq.worker.host.processes import Signals
 from batchq.worker.rq_delivery import (
@@ -45,8 +46,10 @@ from batchq.worker.rq_delivery import (
     is_id,
     node_queue,
 )
+from batchq.worker.workhorse.leases import OwnServer, Voucher, VoucherTable
+from batchq.worker.workhorse.reporter import monotonic_ms
 from batchq.worker.workhorse.run_pod import Harness, NotEnded, order_of, serve
-from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
+from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL, WAKE_SIGNAL
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +62,8 @@ for _name in ("rq.worker", "rq.queue", "rq.job", "rq.registry"):
 _WORKER_TTL_S = 90
 HEARTBEAT_S = 30
 
+#: The signals that an agent sends to its work-horses.
+_TO_HORSES = (STOP_SIGNAL, KILL_SIGNAL, WAKE_SIGNAL)
 
 #: An idle work-horse ends after this time.
 IDLE_MS = 1 * SECOND
@@ -112,11 +117,11 @@ class Slot(Worker):
             os._exit(exit_code)
 
     def _prepare(self) -> Signals:
-        signals = Signals(STOP_SIGNAL, KILL_SIGNAL)
+        signals = Signals(*_TO_HORSES)
         signals.install()
         # A handler instead of SIG_IGN, because the pod's command would inherit an ignored signal.
         signal.signal(signal.SIGINT, _ignore_interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_HORSES)
         assert self.pid is not None
         processes.die_with_parent(KILL_SIGNAL, self.pid)
         processes.adopt_orphans()
@@ -141,6 +146,11 @@ def _is_over(job_id: str, pod: Pod | None) -> bool:
     return job_id != PodAttempt(pod.metadata.uid, pod.status.attempt).id
 
 
+def _begin(voucher: Voucher | None, harness: Harness) -> None:
+    if voucher is not None:
+        voucher.begin(asked_at=harness.start.lease_from, now_ms=monotonic_ms())
+
+
 def _ignore_interrupt(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: Ctrl-C is handled by the agent."""
 
@@ -148,9 +158,12 @@ def _ignore_interrupt(_number: int, _frame: FrameType | None) -> None:
 class Horse:
     """A work-horse of this agent, idle or with an attempt; owned by `Slots`."""
 
-    def __init__(self, slot: Slot, control: socket.socket, attempt: PodAttempt) -> None:
+    def __init__(
+        self, slot: Slot, control: socket.socket, attempt: PodAttempt, voucher: Voucher | None
+    ) -> None:
         self.slot = slot
         self.control = control
+        self.voucher = voucher
         self.pid = slot.horse_pid
         self.pidfd = os.pidfd_open(self.pid)
         self.attempt: PodAttempt | None = attempt
@@ -185,8 +198,10 @@ class Slots:
     A work-horse whose pod has ended takes the next one, because a fork costs more than a short pod.
     """
 
-    def __init__(self, link: RqLink, node: str, *, prefix: str) -> None:
+    def __init__(self, link: RqLink, node: str, *, prefix: str, most: int = 0) -> None:
+        """`most`: how many work-horses the agent vouches for at once."""
         self._link = link
+        self._vouchers = VoucherTable(most)
         self._queue = node_queue(node, link)
         self._prefix = prefix
         self._made = 0
@@ -221,6 +236,50 @@ class Slots:
         """Send a signal to every work-horse."""
         for horse in self._all_horses():
             os.kill(horse.pid, sent)
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def note(self, server: OwnServer | None, *, now_ms: int) -> None:
+        """Tell all work-horses that the agent's loop runs, and which process the server is."""
+        self._vouchers.tick(now_ms, server)
+
+    def silent(self, *, since_ms: int) -> frozenset[PodAttempt]:
+        """Return the attempts whose work-horses have given no sign of life since then."""
+        return frozenset(
+            attempt for attempt, one in self._vouched().items() if one.seen_at < since_ms
+        )
+
+    def pass_on(self, instruction: VouchFor | StopPod | DisownPod) -> None:
+        """Tell work-horses what the server says of their attempts.
+
+        An attempt without a voucher hears it from the server itself.
+        """
+        vouched = self._vouched()
+        match instruction:
+            case VouchFor(attempts, asked_at):
+                for attempt in attempts:
+                    if attempt in vouched:
+                        vouched[attempt].renew(asked_at=asked_at)
+            case StopPod(attempt, reason):
+                if attempt in vouched and not vouched[attempt].stop_reason:
+                    vouched[attempt].stop(reason)
+                    self._wake(attempt)
+            case DisownPod(attempt):
+                if attempt in vouched and not vouched[attempt].is_disowned:
+                    vouched[attempt].disown()
+                    self._wake(attempt)
+
+    def _wake(self, attempt: PodAttempt) -> None:
+        for horse in self._all_horses():
+            if horse.attempt == attempt:
+                os.kill(horse.pid, WAKE_SIGNAL)
+
+    def _vouched(self) -> dict[PodAttempt, Voucher]:
+        return {
+            horse.attempt: horse.voucher
+            for horse in self._all_horses()
+            if horse.attempt is not None and horse.voucher is not None
+        }
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
@@ -264,6 +323,7 @@ class Slots:
             # If it has died, or the order is too large for a message, another work-horse runs the
             # job.
             with suppress(OSError):
+                _begin(horse.voucher, harness)
                 horse.control.send(order)
                 horse.attempt, horse.order = harness.start.attempt, (job, harness)
                 return ()
@@ -274,17 +334,19 @@ class Slots:
             slot = self._free.pop() if self._free else self._make()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        slot.harness, slot.control = harness, theirs
+        voucher = self._vouchers.take()
+        _begin(voucher, harness)
+        slot.harness, slot.control = structs.replace(harness, voucher=voucher), theirs
         slot.others = [ours, *(horse.control for horse in self._all_horses())]
         # Signals to the child wait until it has its own handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL, KILL_SIGNAL})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TO_HORSES)
         try:
             slot.fork_work_horse(job, self._queue)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL, KILL_SIGNAL})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_HORSES)
         theirs.close()
         slot.others = []
-        horse = Horse(slot, ours, harness.start.attempt)
+        horse = Horse(slot, ours, harness.start.attempt, voucher)
         self._horses |= dict.fromkeys(horse.descriptors(), horse)
         return horse.descriptors()
 
@@ -316,6 +378,8 @@ class Slots:
         gone = tuple(one for one in horse.descriptors() if self._horses.pop(one, None))
         horse.close()
         self._free.append(horse.slot)
+        if horse.voucher is not None:
+            horse.voucher.give_back()
         if horse.order is not None and horse.left_order_unread:
             # It was killed while idle, so the pod it was sent has not started.
             self._unread.append(horse.order)

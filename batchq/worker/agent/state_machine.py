@@ -19,17 +19,19 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartClaim
-from batchq.api.objects import Object, Pod, PodGroup
+from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.worker.agent.messages import (
+    AttemptAnswer,
     ClaimedPodsRead,
     ClaimsApplied,
     ClaimsDue,
     ClaimsPosted,
     ConcludeEnds,
     DeclinePod,
+    DisownPod,
     DueEndsRead,
     EndedPodsRead,
     EndLeases,
@@ -40,13 +42,15 @@ from batchq.worker.agent.messages import (
     EndsReported,
     EnqueuePods,
     Event,
+    FencedAttempts,
     ForgetPods,
     FormerPodsFound,
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
     Instructions,
-    LeaseRenewed,
+    LeasesDue,
+    LeasesRenewed,
     NodePodsRead,
     PodsDelivered,
     PostClaims,
@@ -56,7 +60,8 @@ from batchq.worker.agent.messages import (
     ReadDueEnds,
     ReadEndedPods,
     ReadRunningPods,
-    RenewLease,
+    ReadStops,
+    RenewLeases,
     ReportEnds,
     RunningPodsRead,
     ServerAnswered,
@@ -64,25 +69,29 @@ from batchq.worker.agent.messages import (
     StartFailed,
     StartPod,
     StopHorses,
+    StopPod,
+    StopsAnnounced,
+    StopsRead,
     UnstartedPodsRead,
+    VouchFor,
 )
-from batchq.worker.agent.pod_states import MOVES, Cause, PodState
+from batchq.worker.agent.pod_states import (
+    MOVES,
+    Cause,
+    PodOnNode,
+    PodState,
+    attempt_of,
+    is_attempt,
+    is_over,
+    lost_outcome,
+    may_start,
+)
 
 #: How many of the last events an error tells.
 _STORY_LENGTH = 200
 
-#: The outcome of a pod whose work-horse died.
-LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 _UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 _LATE = PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
-
-
-def lease_margin_ms(lease_ms: int) -> int:
-    """Return how long before its end a lease counts as lost.
-
-    It is enough to kill a process group and to see its end, even on a slow machine.
-    """
-    return lease_ms // 6
 
 
 _S = PodState
@@ -94,9 +103,26 @@ class InvalidMove(InvariantBroken):
 
 
 #: Instructions that need no server.
-_LOCAL = (DeclinePod, IgnoreDelivery, EndProcesses, ForgetPods, StopHorses)
+_LOCAL = (
+    DeclinePod,
+    DisownPod,
+    EndProcesses,
+    ForgetPods,
+    IgnoreDelivery,
+    StopHorses,
+    StopPod,
+    VouchFor,
+)
 #: Events without news, which the story omits.
-_TIMERS = (ClaimsDue, EndsDue, ServerAnswered, SignalsReceived)
+_TIMERS = (
+    ClaimsDue,
+    EndsDue,
+    LeasesDue,
+    LeasesRenewed,
+    ServerAnswered,
+    SignalsReceived,
+    StopsRead,
+)
 
 
 # --- the machine --------------------------------------------------------------------------------
@@ -108,8 +134,8 @@ class Paces(Struct, frozen=True, kw_only=True):
     #: The pause between two checks of waiting claims, if no wake-up arrives.
     check_first_ms: int = 20
     check_max_ms: int = 200
-    #: How old the lease of a waiting claim gets before it is renewed.
-    renew_ms: int = 500
+    #: How old leases get before they are renewed, as a part of their length.
+    renew_parts: int = 12
     #: A report without effect is posted again: its wake-up may be lost, or the server may have
     #: lost it.
     repeat_ms: int = 5_000
@@ -118,45 +144,6 @@ class Paces(Struct, frozen=True, kw_only=True):
     #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
     #: enqueued again. A new agent has no such patience when it first looks.
     bound_patience_ms: int = 10_000
-
-
-class _PodOnNode:
-    """One attempt on this node; `due_at` is when its end is to be reported, or reported again."""
-
-    __slots__ = (
-        "attempt",
-        "claimed_pod",
-        "due_at",
-        "group",
-        "is_claim_sent",
-        "is_output_sent",
-        "is_reported_for_horse",
-        "is_seen_dead",
-        "lease_from",
-        "outcome",
-        "pod",
-        "posted_at",
-        "since",
-        "state",
-    )  # fmt: skip
-
-    def __init__(self, attempt: PodAttempt, *, since: int) -> None:
-        self.attempt = attempt
-        self.state: PodState | None = None
-        self.since = since
-        #: The pod as last read, for one check of its claim; and the pod when it was last claimed.
-        self.pod: Pod | None = None
-        self.claimed_pod: Pod | None = None
-        #: Whether a claim was sent, answered or not.
-        self.is_claim_sent = False
-        self.posted_at = self.lease_from = since
-        self.group: PodGroup | None = None
-        self.due_at = since
-        self.outcome: PodOutcome | None = None
-        self.is_reported_for_horse = False
-        #: Whether its work-horse was seen to end, so that no other machine runs it.
-        self.is_seen_dead = False
-        self.is_output_sent = False
 
 
 class AgentState:
@@ -178,10 +165,12 @@ class AgentState:
         self._lease_ms = lease_ms
         self._drain_timeout_ms = drain_timeout_ms
         self._paces = paces or Paces()
-        self._pods: dict[PodAttempt, _PodOnNode] = {}
-        self._by_state: dict[PodState, dict[PodAttempt, _PodOnNode]] = {one: {} for one in PodState}
+        self._pods: dict[PodAttempt, PodOnNode] = {}
+        self._by_state: dict[PodState, dict[PodAttempt, PodOnNode]] = {one: {} for one in PodState}
         self._check_at = 0
         self._pause_ms = self._paces.check_first_ms
+        #: When the last renewal of all leases was asked for; long ago before the first.
+        self._renewed_at = -lease_ms
         self._has_listed = False
         self._draining_since: int | None = None
         self._is_told_to_stop = self._is_told_to_kill = False
@@ -194,7 +183,10 @@ class AgentState:
             ClaimsApplied: self._on_claims_applied,
             ClaimedPodsRead: self._on_claimed_pods,
             ClaimsPosted: self._on_claims_posted,
-            LeaseRenewed: self._on_lease_renewed,
+            LeasesDue: self._on_leases_due,
+            LeasesRenewed: self._on_leases_renewed,
+            StopsAnnounced: self._on_stops_announced,
+            StopsRead: lambda event: self._pass_on(event.answers),
             StartFailed: self._on_start_failed,
             HorsesEnded: self._on_horses_ended,
             FormerPodsFound: self._on_former_pods,
@@ -317,7 +309,7 @@ class AgentState:
 
     # --- moves ----------------------------------------------------------------------------------
 
-    def _move(self, attempt: PodAttempt, cause: Cause, now_ms: int) -> _PodOnNode:
+    def _move(self, attempt: PodAttempt, cause: Cause, now_ms: int) -> PodOnNode:
         one = self._pods.get(attempt)
         before = None if one is None else one.state
         if (before, cause) not in MOVES:
@@ -326,7 +318,7 @@ class AgentState:
         after = MOVES[before, cause]
         self._story.append((now_ms, (attempt, before, cause, after)))
         if one is None:
-            one = self._pods[attempt] = _PodOnNode(attempt, since=now_ms)
+            one = self._pods[attempt] = PodOnNode(attempt, since=now_ms)
         if before is not None:
             del self._by_state[before][attempt]
         one.state = after
@@ -341,11 +333,11 @@ class AgentState:
         story = "\n  ".join(self.story(attempt))
         return InvalidMove(f"{subject} {what}; the last events:\n  {story}")
 
-    def _all_ended(self) -> list[_PodOnNode]:
+    def _all_ended(self) -> list[PodOnNode]:
         found = [*self._by_state[_S.UNREPORTED].values(), *self._by_state[_S.REPORTED].values()]
         return sorted(found, key=lambda one: one.attempt.id)
 
-    def _ended_now(self, attempts: Iterable[PodAttempt]) -> list[_PodOnNode]:
+    def _ended_now(self, attempts: Iterable[PodAttempt]) -> list[PodOnNode]:
         """Return those of the attempts whose end the server does not show."""
         found = [self._pods[attempt] for attempt in attempts if attempt in self._pods]
         return [one for one in found if one.state in _ENDED]
@@ -365,7 +357,7 @@ class AgentState:
             self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
         return instructions
 
-    def _waiting(self) -> list[_PodOnNode]:
+    def _waiting(self) -> list[PodOnNode]:
         claimed, delivered = self._by_state[_S.CLAIMED], self._by_state[_S.DELIVERED]
         return [*claimed.values(), *delivered.values()]
 
@@ -391,7 +383,7 @@ class AgentState:
         pods = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
         # Starts come first: they need no answer of the server.
         instructions: Instructions = []
-        renewals: Instructions = []
+        repeated: Instructions = []
         fresh: list[tuple[StartClaim, str, str]] = []
         ends: list[EndReport] = []
         for one in waiting:
@@ -404,13 +396,14 @@ class AgentState:
             if decided is not None:
                 instructions += decided
             elif pod is not None and one.state == _S.DELIVERED:
-                one.claimed_pod, one.is_claim_sent = pod, True
-                fresh.append((self._claim(one.attempt), fence_of(pod), _group_of(pod)))
-            elif pod is not None:
-                renewals += self._keep_claim(one, pod, event.now_ms)
+                one.claimed_pod, one.is_claim_sent, one.fence = pod, True, fence_of(pod)
+                fresh.append((self._claim(one.attempt), one.fence, _group_of(pod)))
+            elif pod is not None and event.now_ms - one.posted_at >= self._paces.repeat_ms:
+                one.posted_at = event.now_ms
+                repeated.append(PostReport(self._claim(one.attempt)))
         if fresh:
             instructions.append(PostClaims(tuple(fresh)))
-        instructions += renewals
+        instructions += repeated
         if ends:
             instructions.append(ReportEnds(tuple(ends)))
         return instructions
@@ -419,7 +412,7 @@ class AgentState:
         return StartClaim(pod=attempt.pod, attempt=attempt.attempt, author=self._author)
 
     def _decide_claim(
-        self, one: _PodOnNode, pod: Pod | None, ends: list[EndReport], now_ms: int
+        self, one: PodOnNode, pod: Pod | None, ends: list[EndReport], now_ms: int
     ) -> Instructions | None:
         """Return what follows from the pod's record; None if the claim is posted, or waits."""
         if pod is None or pod.status.attempt != one.attempt.attempt:
@@ -448,12 +441,12 @@ class AgentState:
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
         return None
 
-    def _decline(self, one: _PodOnNode, why: str, now_ms: int) -> Instructions:
+    def _decline(self, one: PodOnNode, why: str, now_ms: int) -> Instructions:
         self._move(one.attempt, Cause.DECLINED, now_ms)
         return [DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
 
     def _give_back(
-        self, one: _PodOnNode, reason: str, why: str, ends: list[EndReport], now_ms: int
+        self, one: PodOnNode, reason: str, why: str, ends: list[EndReport], now_ms: int
     ) -> Instructions:
         """Report an end in place of the claim, so that the pod is not left waiting."""
         self._move(one.attempt, Cause.GIVEN_BACK, now_ms)
@@ -465,24 +458,14 @@ class AgentState:
     def _end(self, attempt: PodAttempt, outcome: PodOutcome) -> Ended:
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
 
-    def _start(self, one: _PodOnNode, pod: Pod, ends: list[EndReport], now_ms: int) -> Instructions:
+    def _start(self, one: PodOnNode, pod: Pod, ends: list[EndReport], now_ms: int) -> Instructions:
         assert one.group is not None
-        if now_ms >= one.lease_from + self._lease_ms - lease_margin_ms(self._lease_ms):
+        if now_ms >= one.lost_at(self._lease_ms):
             return self._give_back(one, _LATE.stopped, _LATE.message, ends, now_ms)
         self._move(one.attempt, Cause.GRANTED, now_ms)
         start = StartPod(attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from)
         one.pod = one.group = None
         return [start]
-
-    def _keep_claim(self, one: _PodOnNode, pod: Pod, now_ms: int) -> Instructions:
-        """Renew the lease of a claim that has waited for long, and post the claim again."""
-        if now_ms - one.lease_from < self._paces.renew_ms:
-            return []
-        instructions: Instructions = [RenewLease(one.attempt, fence_of(pod))]
-        if now_ms - one.posted_at >= self._paces.repeat_ms:
-            one.posted_at = now_ms
-            instructions.append(PostReport(self._claim(one.attempt)))
-        return instructions
 
     def _on_claims_posted(self, event: ClaimsPosted) -> Instructions:
         instructions: Instructions = []
@@ -492,7 +475,8 @@ class AgentState:
             if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
                 raise self._broken(answer.attempt, "was claimed, and was not to be claimed")
             pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
-            one.posted_at = one.lease_from = event.asked_at
+            one.posted_at = event.asked_at
+            one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
             if answer.word == "fenced":
                 instructions += self._decline(one, "gone or superseded", event.now_ms)
             elif group is None or group.metadata.uid != pod.status.group_uid:
@@ -511,11 +495,59 @@ class AgentState:
             instructions.append(ReportEnds(tuple(ends)))
         return instructions
 
-    def _on_lease_renewed(self, event: LeaseRenewed) -> Instructions:
-        one = self._pods.get(event.attempt)
-        if one is not None and one.state == _S.CLAIMED:
-            one.lease_from = max(one.lease_from, event.asked_at)
-        return []
+    # --- leases -----------------------------------------------------------------------------
+
+    def _on_leases_due(self, event: LeasesDue) -> Instructions:
+        """Renew all leases at once, if they are due."""
+        if event.now_ms < self._renewed_at + self._lease_ms // self._paces.renew_parts:
+            return []
+        vouched = self._vouched(event.silent)
+        return [RenewLeases(vouched)] if vouched else []
+
+    def _on_stops_announced(self, _event: StopsAnnounced) -> Instructions:
+        """Read which pods are to stop, which each renewal reads as well."""
+        running = self._by_state[_S.RUNNING].values()
+        return [ReadStops(_fenced(running))] if running else []
+
+    def _vouched(self, silent: frozenset[PodAttempt]) -> FencedAttempts:
+        """Return the attempts that hold resources of this node.
+
+        A work-horse without a sign of life may be unable to end its pod, or has ended it.
+        """
+        running = self._by_state[_S.RUNNING].values()
+        return _fenced(
+            [
+                *self._by_state[_S.CLAIMED].values(),
+                *(one for one in running if one.attempt not in silent),
+                *(one for one in self._all_ended() if one.has_processes),
+            ]
+        )
+
+    def _on_leases_renewed(self, event: LeasesRenewed) -> Instructions:
+        self._renewed_at = event.asked_at
+        vouched: list[PodAttempt] = []
+        for answer in event.answers:
+            one = self._pods.get(answer.attempt)
+            if one is None or answer.word == "fenced":
+                continue
+            if one.state == _S.CLAIMED:
+                one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
+            elif one.state == _S.RUNNING:
+                vouched.append(answer.attempt)
+        news: Instructions = [VouchFor(tuple(vouched), event.asked_at)] if vouched else []
+        return news + self._pass_on(event.answers)
+
+    def _pass_on(self, answers: Iterable[AttemptAnswer]) -> Instructions:
+        """Tell work-horses what the server says of their attempts."""
+        instructions: Instructions = []
+        for answer in answers:
+            if self.state_of(answer.attempt) != _S.RUNNING:
+                continue
+            if answer.word == "fenced":
+                instructions.append(DisownPod(answer.attempt))
+            elif answer.word == "stop":
+                instructions.append(StopPod(answer.attempt, answer.reason))
+        return instructions
 
     # --- from the end of a work-horse to the end that the server shows --------------------------
 
@@ -528,7 +560,7 @@ class AgentState:
             self._missing(attempt, event.now_ms)
         return []
 
-    def _died(self, one: _PodOnNode, now_ms: int) -> None:
+    def _died(self, one: PodOnNode, now_ms: int) -> None:
         one.is_seen_dead, one.due_at = True, now_ms
 
     def _missing(self, attempt: PodAttempt, now_ms: int) -> None:
@@ -562,7 +594,7 @@ class AgentState:
         return [ReadEndedPods(tuple(pods))] if pods else []
 
     def _on_ended_pods(self, event: EndedPodsRead) -> Instructions:
-        over: list[_PodOnNode] = []
+        over: list[PodOnNode] = []
         due: list[PodAttempt] = []
         for one in self._all_ended():
             uid = one.attempt.pod
@@ -570,7 +602,7 @@ class AgentState:
                 # It ended after the pods were asked for.
                 continue
             one.pod = event.pods[uid]
-            if _is_over(one.pod, one.attempt):
+            if is_over(one.pod, one.attempt):
                 over.append(one)
             elif one.due_at <= event.now_ms:
                 due.append(one.attempt)
@@ -579,27 +611,26 @@ class AgentState:
             instructions.append(EndProcesses(tuple(due)))
         return instructions
 
-    def _conclude(self, over: Sequence[_PodOnNode]) -> Instructions:
+    def _conclude(self, over: Sequence[PodOnNode]) -> Instructions:
         if not over:
             return []
         unsent = tuple(
             one.attempt
             for one in over
-            if not one.is_output_sent and _is_attempt(one.pod, one.attempt)
+            if not one.is_output_sent and is_attempt(one.pod, one.attempt)
         )
         return [ConcludeEnds(tuple(one.attempt for one in over), unsent)]
 
     def _on_processes_ended(self, event: ProcessesEnded) -> Instructions:
         ended = self._ended_now(event.attempts)
-        if event.are_left:
+        for one in ended:
             # The resources of these pods are still in use, and ends of other pods may be as
             # uncertain. An expired lease would end the pods.
-            return [
-                RenewLease(one.attempt, fence_of(one.pod))
-                for one in ended
-                if one.pod is not None and one.pod.status.phase == PodPhase.RUNNING
-            ]
-        if not ended:
+            is_running = one.pod is not None and one.pod.status.phase == PodPhase.RUNNING
+            one.has_processes = event.are_left and is_running
+            if one.has_processes and one.pod is not None:
+                one.fence = fence_of(one.pod)
+        if event.are_left or not ended:
             return []
         is_unexplained = any(one.outcome is None for one in ended)
         return [ReadDueEnds(tuple(one.attempt for one in ended), is_unexplained)]
@@ -609,22 +640,22 @@ class AgentState:
 
         A Bound pod is left to be delivered again, unless its claim or end may yet be applied.
         """
-        over: list[_PodOnNode] = []
+        over: list[PodOnNode] = []
         restartable: list[PodAttempt] = []
         ends: list[EndReport] = []
         for one in self._ended_now(event.attempts):
             attempt = one.attempt
             one.pod, record = event.pods.get(attempt.pod), event.records.get(attempt)
             outcome = one.outcome or (None if record is None else record.outcome)
-            if one.pod is None or _is_over(one.pod, attempt):
+            if one.pod is None or is_over(one.pod, attempt):
                 over.append(one)
-            elif outcome is None and _may_start(one.pod, attempt, event.posted):
+            elif outcome is None and may_start(one.pod, attempt, event.posted):
                 self._move(attempt, Cause.RESTARTABLE, event.now_ms)
                 restartable.append(attempt)
             elif outcome is None and record is None and self._may_run_elsewhere(one, event):
                 one.due_at = event.now_ms + event.leases_ms[attempt]
             else:
-                one.outcome = outcome or _lost(one.pod)
+                one.outcome = outcome or lost_outcome(one.pod)
                 ends.append(
                     EndReport(
                         report=self._end(attempt, one.outcome),
@@ -640,7 +671,7 @@ class AgentState:
             instructions.append(ReportEnds(tuple(ends)))
         return instructions
 
-    def _may_run_elsewhere(self, one: _PodOnNode, event: DueEndsRead) -> bool:
+    def _may_run_elsewhere(self, one: PodOnNode, event: DueEndsRead) -> bool:
         """Return whether another machine may run an attempt of which nothing is known here.
 
         The node's former machine may be unreachable or paused; there the pod runs on until its
@@ -719,7 +750,7 @@ class AgentState:
         return reports
 
     def _is_known(self, pod: Pod | None, attempt: PodAttempt) -> bool:
-        is_ours = _is_attempt(pod, attempt) and pod is not None and pod.status.node == self._node
+        is_ours = is_attempt(pod, attempt) and pod is not None and pod.status.node == self._node
         return is_ours and pod is not None and pod.status.phase == PodPhase.RUNNING
 
     # --- drain ----------------------------------------------------------------------------------
@@ -753,36 +784,8 @@ class AgentState:
         return [ReportEnds(tuple(ends))] if ends else []
 
 
-def attempt_of(pod: Pod) -> PodAttempt:
-    """Return the current attempt of a pod."""
-    return PodAttempt(pod.metadata.uid, pod.status.attempt)
-
-
-def pods_of(uids: Iterable[str], found: Mapping[str, Object]) -> dict[str, Pod | None]:
-    """Return the pod of each uid among the records found; None for a pod that does not exist."""
-    records = {uid: found.get(uid) for uid in uids}
-    return {uid: one if isinstance(one, Pod) else None for uid, one in records.items()}
-
-
-def _is_attempt(pod: Pod | None, attempt: PodAttempt) -> bool:
-    return pod is not None and pod.status.attempt == attempt.attempt
-
-
-def _is_over(pod: Pod | None, attempt: PodAttempt) -> bool:
-    """Return whether the server shows that the attempt has ended, or is superseded."""
-    return not _is_attempt(pod, attempt) or pod is None or pod.status.phase not in ON_NODE
-
-
-def _may_start(pod: Pod, attempt: PodAttempt, posted: frozenset[str]) -> bool:
-    """Return whether a Bound pod may start: no start claim or end of it waits to be applied."""
-    is_bound = pod.status.phase == PodPhase.BOUND and not pod.status.terminating
-    return is_bound and attempt.id not in posted
-
-
-def _lost(pod: Pod) -> PodOutcome:
-    if pod.status.phase == PodPhase.BOUND and pod.status.terminating:
-        return PodOutcome(stopped=pod.status.reason)
-    return LOST
+def _fenced(pods: Iterable[PodOnNode]) -> FencedAttempts:
+    return tuple((one.attempt, one.fence) for one in pods)
 
 
 def _group_of(pod: Pod) -> str:

@@ -44,14 +44,14 @@ class WakeUpListener:
         """Return whether this is the channel's descriptor."""
         return descriptor == self._polled
 
-    def answer(self) -> bool:
-        """Read the wake-ups: note arrived pods, and return whether claims were applied."""
+    def answer(self) -> frozenset[WakeReason]:
+        """Read and return the wake reasons; note arrived pods."""
         reasons = self._channel.hear()
         # Each reconnection has a new descriptor.
         self._poll_on(self._channel.fileno())
         if WakeReason.PODS in reasons:
             self.look_at, self._may_be_many = 0, True
-        return WakeReason.CLAIMS in reasons
+        return reasons
 
     def limit(self, free: int) -> int:
         """Return how many jobs to ask for: `free`, or one if no wake-up announced any."""

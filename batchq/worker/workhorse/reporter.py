@@ -1,4 +1,4 @@
-"""What a work-horse sends to the server: its pod's output, lease renewals and reports.
+"""What a work-horse sends to the server: its pod's output and reports.
 
 The output goes to a bounded local file, and a bounded part of it to the store. The file holds the
 newest output. At half its limit it is renamed to `<file>.1`, replacing the former one, and a new
@@ -9,8 +9,8 @@ former is reported once, the latter is waited out.
 
 A thread of its own talks to the server, because a hanging server blocks a request for as long as
 the connection's timeouts allow. The supervision must not wait that long: it would miss the end of
-its own lease. The thread renews the lease, which also brings requests to stop, and sends the
-output; the supervision loop only reads the answers.
+its own lease. The thread sends the output. It also renews the lease while the agent does not vouch
+for the work-horse (`batchq.worker.workhorse.leases`); the supervision loop reads the answers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
 
-#: How often the work-horse renews its lease, and how often it sends output.
+#: How often a work-horse renews its lease while its agent does not vouch for it, and how often it
+#: sends output.
 CHECK_MS = 500
 FLUSH_MS = 200
+#: A connection that has not been used for this long is closed.
+IDLE_CONNECTION_MS = 5_000
 #: Chunks per flush; bounds a flood of output to a few megabytes a second on the server.
 _CHUNKS_PER_FLUSH = 8
 #: The longest pause before an unavailable server is asked again: a lease is at stake.
@@ -69,13 +72,19 @@ class Messenger:
         self,
         stream: LogStream,
         *,
+        must_renew: Callable[[], bool],
         renew: Callable[[], LeaseRenewal],
         send: Callable[[str, bytes], None],
+        disconnect: Callable[[], None],
         outage: Outage,
     ) -> None:
         self._stream = stream
+        self._must_renew = must_renew
         self._renew = renew
         self._send = send
+        self._disconnect = disconnect
+        #: When the server was last asked; None without a connection.
+        self._used_at: int | None = None
         self._answers: SimpleQueue[ReportAnswer] = SimpleQueue()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
@@ -93,7 +102,7 @@ class Messenger:
         return self._thread.ident is not None
 
     def start(self) -> None:
-        """Start the thread; it renews the lease at once."""
+        """Start the thread; if it is to renew the lease, it does so at once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -105,6 +114,10 @@ class Messenger:
         if self.has_started:
             self._thread.join()
         os.close(self._event)
+
+    def is_needed(self) -> bool:
+        """Return whether there is something to send, or to ask."""
+        return self._stream.has_waiting() or self._must_renew()
 
     def rest(self) -> list[tuple[str, bytes]]:
         """Return the output that has not been sent."""
@@ -137,10 +150,11 @@ class Messenger:
         check_at = monotonic_ms()
         while True:
             if monotonic_ms() >= self._away_until:
-                if monotonic_ms() >= check_at:
+                if monotonic_ms() >= check_at and self._must_renew():
                     self._renew_lease()
                     check_at = monotonic_ms() + CHECK_MS
                 self._flush(_CHUNKS_PER_FLUSH)
+                self._disconnect_if_idle()
             if self._stopping.wait(FLUSH_MS / 1000):
                 break
         self._flush(None)
@@ -169,11 +183,19 @@ class Messenger:
             self._note_answer()
             sent += 1
 
+    def _disconnect_if_idle(self) -> None:
+        """Close an unused connection: a server has fewer connections than a cluster has pods."""
+        used_at = self._used_at
+        if used_at is not None and monotonic_ms() - used_at >= IDLE_CONNECTION_MS:
+            self._used_at = None
+            self._disconnect()
+
     def _note_failure(self, trouble: StoreUnavailable) -> None:
         self._outage.failed(trouble)
         self._away_until = monotonic_ms() + self._backoff.next_ms()
 
     def _note_answer(self) -> None:
+        self._used_at = monotonic_ms()
         self._outage.succeeded()
         self._backoff.reset()
 
@@ -315,6 +337,10 @@ class LogStream:
             stream, data = self._waiting.popleft()
             self._size -= len(data) + _CHUNK_COST_BYTES
             return stream, bytes(data)
+
+    def has_waiting(self) -> bool:
+        """Return whether the buffer has anything to send."""
+        return bool(self._waiting) or bool(self._skipped_bytes)
 
     def put_back(self, stream: str, data: bytes) -> None:
         """Put a chunk that could not be sent back to the front of the buffer."""

@@ -30,7 +30,7 @@ from batchq.store.liveness import pid_of_server
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore, Renewal
 from batchq.worker.agent.messages import StartPod
-from batchq.worker.agent.node import ServerWatch, agent_pid, withdraw
+from batchq.worker.agent.node import agent_pid, withdraw
 from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
@@ -38,6 +38,7 @@ from batchq.worker.host.processes import Signals
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
+from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
 from batchq.worker.workhorse.process import CALLEE, Program, base_environment, pod_environment
 from batchq.worker.workhorse.reporter import (
     LogFile,
@@ -57,7 +58,13 @@ from batchq.worker.workhorse.run_file import (
     started_ms,
 )
 from batchq.worker.workhorse.standby import Functions
-from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL, Lease, Limits, Supervisor
+from batchq.worker.workhorse.supervision import (
+    KILL_SIGNAL,
+    STOP_SIGNAL,
+    AgentContact,
+    Limits,
+    Supervisor,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +96,8 @@ class Harness(Struct, frozen=True, kw_only=True):
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
     boot: str = ""
+    #: Where the agent vouches for this work-horse; None if it does not.
+    voucher: Voucher | None = None
     #: Set by the work-horse itself: the enclosure of its pods, the starter of functions, the part
     #: of its environment that pods get, and when it was started.
     enclosure: Enclosure | None = None
@@ -127,6 +136,8 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
     the work-horse closes the socket when it has no more to do. Raise NotEnded.
     """
     processes.set_mark(processes.mark_of(harness.run_dir))
+    if harness.voucher is not None:
+        harness.voucher.keep_from_children()
     enclosure = Enclosure(harness.boundary)
     functions = Functions(CALLEE, enclosure)
     harness = structs.replace(
@@ -203,8 +214,10 @@ class WorkHorse:
         self._files = RunFiles(harness.run_dir)
         #: Whether a `Runs` report for a restarted server is posted and not answered yet.
         self._has_posted_runs = False
-        self._lease_from = start.lease_from
-        self._own_server = ServerWatch(lambda: pid_of_server(self._store.link))
+        self._own_server = ServerWatch(
+            lambda: pid_of_server(self._store.link),
+            connections=lambda: self._store.link.connections,
+        )
         self._bounds = UNBOUNDED
         self._outage = Outage()
         #: Processes that the command has left and that could not be killed.
@@ -233,13 +246,16 @@ class WorkHorse:
             self._report(outcome)
 
     def close(self) -> None:
-        """Close the connection, if one was made."""
-        if "_store" in self.__dict__:
-            self._store.close()
+        """Close the connection, if there is one; the next request opens another."""
+        self.__dict__.pop("_reports", None)
+        store: RedisStore | None = self.__dict__.pop("_store", None)
+        if store is not None:
+            store.close()
+            self._own_server.lost()
 
     @cached_property
     def _store(self) -> RedisStore:
-        """Connect on first use; most pods that end at once need no connection."""
+        """Connect on first use; a pod that ends at once, or writes nothing, needs no connection."""
         return RedisStore(self._harness.url)
 
     @cached_property
@@ -259,7 +275,7 @@ class WorkHorse:
             return PodOutcome(
                 exit_code=NOT_FOUND, message=f"its group has no task {pod.spec.task!r}"
             )
-        lease = Lease(now_ms=self._lease_from, lease_ms=self._harness.lease_ms)
+        lease = Lease(now_ms=self._harness.start.lease_from, lease_ms=self._harness.lease_ms)
         if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
             return PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
         self._bounds = self._harness.enforcement.bounds(
@@ -305,10 +321,15 @@ class WorkHorse:
     ) -> PodOutcome | None:
         stream = LogStream()
         path = log_path(self._harness.log_dir, self._uid, self._attempt)
+        agent = AgentContact(
+            self._harness.voucher, server=self._own_server, lease_ms=self._harness.lease_ms
+        )
         self._messenger = Messenger(
             stream,
+            must_renew=lambda: agent.is_lost(monotonic_ms()),
             renew=lambda: self._renew(fence_of(pod)),
             send=self._send,
+            disconnect=self.close,
             outage=self._outage,
         )
         supervisor = Supervisor(
@@ -319,9 +340,9 @@ class WorkHorse:
                 grace_ms=pod.spec.termination_grace, walltime_ms=walltime_of_pod_ms(group)
             ),
             messenger=self._messenger,
+            agent=agent,
             write_stop=lambda reason: self._files.write_stop(self._uid, self._attempt, reason),
             signals=self._signals,
-            is_server_away=self._own_server.is_away,
         )
         outcome = supervisor.run()
         self._left = command.left
@@ -331,7 +352,6 @@ class WorkHorse:
         self._store.append_log(self._harness.node, self._uid, self._attempt, stream, data)
 
     def _renew(self, fence: str) -> Renewal:
-        asked_at = monotonic_ms()
         lease_ms = self._harness.lease_ms
         try:
             renewal = self._store.renew(
@@ -345,7 +365,6 @@ class WorkHorse:
             # Without an answer the lease runs on from its last renewal.
             raise StoreUnavailable("the server was restarted and does not know this attempt")
         self._has_posted_runs = False
-        self._lease_from = asked_at
         return renewal
 
     def _may_be_forgotten(self) -> bool:

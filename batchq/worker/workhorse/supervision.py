@@ -1,9 +1,7 @@
-"""The supervision of a running command, and its lease as the work-horse sees it.
+"""The supervision of a running command.
 
-The server counts a lease from the renewal's arrival, and the work-horse from the moment it sent the
-renewal, so the work-horse's lease always ends first. If the lease cannot be renewed, the pod's
-processes are killed `margin_ms` before its end, so that the pod never runs in two places at once.
-`Lease` takes all instants as arguments, in milliseconds of the monotonic clock.
+If the pod's lease (`batchq.worker.workhorse.leases`) is not renewed, the pod's processes are killed
+`margin_ms` before its end, so that the pod never runs in two places at once.
 """
 
 from __future__ import annotations
@@ -17,38 +15,12 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.reasons import Finish, Leaving
-from batchq.worker.agent.state_machine import lease_margin_ms
+from batchq.worker.agent.pod_states import patience_ms
 from batchq.worker.host.processes import Signals, is_readable
+from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
 from batchq.worker.workhorse.process import Command
 from batchq.worker.workhorse.reporter import FLUSH_MS, Messenger, PodLog, monotonic_ms
 from batchq.worker.workhorse.run_file import PodOutcome, outcome_of
-
-
-class Lease:
-    """One pod attempt's lease, as its work-horse sees it."""
-
-    def __init__(self, *, now_ms: int, lease_ms: int) -> None:
-        self._lease_ms = lease_ms
-        self.margin_ms = lease_margin_ms(lease_ms)
-        self.ends_at = now_ms + lease_ms
-
-    def extend(self, *, asked_at: int) -> None:
-        """Extend the lease from `asked_at`, when the renewal was sent.
-
-        It is also extended if the server was seen to be away then, because an absent server ends no
-        lease. A late answer never shortens the lease.
-        """
-        self.ends_at = max(self.ends_at, asked_at + self._lease_ms)
-
-    @property
-    def guarded_until(self) -> int:
-        """When the guard kills the pod, should the work-horse have failed to."""
-        return self.ends_at - self.margin_ms // 2
-
-    def is_lost(self, now_ms: int) -> bool:
-        """Return whether the pod's processes must be killed now."""
-        return now_ms >= self.ends_at - self.margin_ms
-
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +36,8 @@ _SHOWN_PIDS = 20
 STOP_SIGNAL = signal.SIGTERM
 #: Tells the work-horse to kill the pod at once. Also sent when the agent dies.
 KILL_SIGNAL = signal.SIGUSR1
+#: Tells the work-horse to read what its agent has written for it.
+WAKE_SIGNAL = signal.SIGUSR2
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -74,6 +48,49 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     grace_ms: int
     walltime_ms: int | None = None
+
+
+class AgentContact:
+    """What a work-horse hears from its agent; without a voucher it hears nothing.
+
+    The messenger's thread calls `is_lost`, and the supervision all methods.
+    """
+
+    def __init__(self, voucher: Voucher | None, *, server: ServerWatch, lease_ms: int) -> None:
+        self._voucher = voucher
+        self._server = server
+        self._patience_ms = patience_ms(lease_ms)
+
+    def sign(self, now_ms: int) -> None:
+        """Give the agent a sign of life."""
+        if self._voucher is not None:
+            self._voucher.sign(now_ms)
+
+    def hear(self, lease: Lease) -> str:
+        """Extend the lease if the agent has renewed it, and return why the pod is to stop.
+
+        Empty if it is not to stop.
+        """
+        if self._voucher is None:
+            return ""
+        lease.extend(asked_at=self._voucher.asked_at)
+        return self._voucher.stop_reason
+
+    def is_lost(self, now_ms: int) -> bool:
+        """Return whether the work-horse has to renew its lease itself."""
+        if self._voucher is None or self._voucher.is_disowned:
+            return True
+        return now_ms - self._voucher.asked_at >= self._patience_ms
+
+    def is_server_away(self, now_ms: int) -> bool:
+        """Return whether the server is known to answer nobody, by what the agent has seen.
+
+        While the agent is silent, only what this work-horse has seen counts.
+        """
+        voucher = self._voucher
+        if voucher is not None and now_ms - voucher.ticked_at() < self._patience_ms:
+            self._server.learn(voucher.server())
+        return self._server.is_away()
 
 
 class Supervisor:
@@ -87,9 +104,9 @@ class Supervisor:
         lease: Lease,
         limits: Limits,
         messenger: Messenger,
+        agent: AgentContact,
         write_stop: Callable[[str], None],
         signals: Signals,
-        is_server_away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._command = command
         self._log = pod_log
@@ -98,14 +115,13 @@ class Supervisor:
         self._messenger = messenger
         self._write_stop = write_stop
         self._signals = signals
-        self._is_server_away = is_server_away
+        self._agent = agent
         self._stopped = ""
         self._message = ""
         self._kill_at: int | None = None
         self._killed = False
         self._fenced = False
-        #: Whether the guard's instant had passed when an answer extended the lease: this process
-        #: was stopped, and the guard was not.
+        #: Whether the guard's instant had passed before an answer extended the lease.
         self._guard_has_acted = False
         self._messenger_due_at = monotonic_ms() + FLUSH_MS
         self._collect_due_at = monotonic_ms() + _TURN_MS
@@ -125,6 +141,7 @@ class Supervisor:
         try:
             while not self._hear(self._wait_ms()):
                 now_ms = monotonic_ms()
+                self._agent.sign(now_ms)
                 self._start_messenger(now_ms)
                 self._obey_signals(now_ms)
                 self._check_lease(now_ms)
@@ -136,14 +153,18 @@ class Supervisor:
             self._command.close()
 
     def _start_messenger(self, now_ms: int) -> None:
-        """Start the messenger late: a pod that ends at once costs no thread and no connection."""
-        if now_ms >= self._messenger_due_at and not self._messenger.has_started:
+        """Start the messenger late, and only if it is needed.
+
+        So a pod that ends at once, or writes nothing, costs no thread and no connection.
+        """
+        is_due = now_ms >= self._messenger_due_at and not self._messenger.has_started
+        if is_due and self._messenger.is_needed():
             self._messenger.start()
 
     def _wait_ms(self) -> int:
         now_ms = monotonic_ms()
         due = [now_ms + _TURN_MS]
-        if not self._messenger.has_started:
+        if not self._messenger.has_started and self._messenger.is_needed():
             due.append(self._messenger_due_at)
         due += [at for at in (self._kill_at, self._walltime_at) if at is not None]
         return max(0, min(due) - now_ms)
@@ -176,16 +197,19 @@ class Supervisor:
             self._stop(Leaving.NODE_LOST, now_ms)
 
     def _check_lease(self, now_ms: int) -> None:
+        # If so, this process was stopped, and the guard was not.
+        self._guard_has_acted |= monotonic_ms() >= self._lease.guarded_until
         while (answer := self._messenger.next_answer()) is not None:
             if answer.word == "fenced":
                 self._fenced = True
                 self._kill(Leaving.NODE_LOST)
                 return
-            self._guard_has_acted |= monotonic_ms() >= self._lease.guarded_until
             self._lease.extend(asked_at=answer.asked_at)
             if answer.word == "stop":
                 self._stop(answer.reason, now_ms)
-        if self._is_server_away():
+        if reason := self._agent.hear(self._lease):
+            self._stop(reason, now_ms)
+        if self._agent.is_server_away(now_ms):
             # Only the server ends leases; when it is back it counts them from the start.
             self._lease.extend(asked_at=now_ms)
         self._command.allow_until(self._lease.guarded_until)
@@ -248,10 +272,10 @@ class Supervisor:
         if not self._command.left:
             return
         # The pod has not ended, so its lease must not end.
-        self._start_messenger(self._messenger_due_at)
         give_up_at = monotonic_ms() + _END_MS
         while not self._command.end_rest(_END_ROUND_S) and monotonic_ms() < give_up_at:
-            pass
+            self._agent.sign(monotonic_ms())
+            self._start_messenger(monotonic_ms())
         if self._command.left:
             log.error("processes cannot be killed", pids=self._command.left[:_SHOWN_PIDS])
 

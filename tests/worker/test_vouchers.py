@@ -1,0 +1,168 @@
+"""Tests of how an agent vouches for its work-horses, so that these need no connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import redis
+
+from batchq.api.lifecycle import PodPhase
+from batchq.worker.workhorse.leases import Lease, OwnServer, ServerWatch, Voucher, VoucherTable
+from batchq.worker.workhorse.supervision import AgentContact
+from tests.daemon.waiting import until
+from tests.worker.stage import WITHIN_S, Stage, members
+
+LEASE_MS = 30_000
+
+
+def a_voucher(*, asked_at: int = 1_000) -> Voucher:
+    voucher = VoucherTable(1).take()
+    assert voucher is not None
+    voucher.begin(asked_at=asked_at, now_ms=asked_at)
+    return voucher
+
+
+def contact(voucher: Voucher | None, server: ServerWatch | None = None) -> AgentContact:
+    return AgentContact(voucher, server=server or ServerWatch(lambda: None), lease_ms=LEASE_MS)
+
+
+def test_a_work_horse_counts_its_lease_from_the_request_that_its_agent_sent() -> None:
+    voucher, lease = a_voucher(), Lease(now_ms=1_000, lease_ms=LEASE_MS)
+    voucher.renew(asked_at=3_500)
+    assert contact(voucher).hear(lease) == ""
+    assert lease.ends_at == 33_500
+
+
+def test_a_work_horse_asks_the_server_itself_after_a_third_of_a_lease_without_a_renewal() -> None:
+    agent = contact(a_voucher(asked_at=1_000))
+    assert not agent.is_lost(10_999)
+    assert agent.is_lost(11_000)
+
+
+def test_a_work_horse_without_a_voucher_asks_the_server_itself() -> None:
+    assert contact(None).is_lost(0)
+
+
+def test_a_work_horse_asks_the_server_itself_while_the_server_does_not_know_its_attempt() -> None:
+    voucher = a_voucher()
+    voucher.disown()
+    assert contact(voucher).is_lost(1_001)
+    voucher.renew(asked_at=3_500)
+    assert not contact(voucher).is_lost(3_501)
+
+
+def test_a_work_horse_hears_why_its_pod_is_to_stop() -> None:
+    voucher = a_voucher()
+    voucher.stop("Preempted")
+    assert contact(voucher).hear(Lease(now_ms=1_000, lease_ms=LEASE_MS)) == "Preempted"
+
+
+def test_the_next_pod_of_a_work_horse_is_not_told_what_the_one_before_was_told() -> None:
+    voucher = a_voucher()
+    voucher.stop("Preempted")
+    voucher.disown()
+    voucher.begin(asked_at=5_000, now_ms=6_000)
+    assert (voucher.stop_reason, voucher.is_disowned) == ("", False)
+    assert (voucher.asked_at, voucher.seen_at) == (5_000, 6_000)
+
+
+def test_rows_of_the_table_do_not_touch_each_other_and_are_used_again() -> None:
+    table = VoucherTable(2)
+    first, second = table.take(), table.take()
+    assert first is not None
+    assert second is not None
+    assert table.take() is None
+    first.stop("x" * 500)
+    second.renew(asked_at=7)
+    table.tick(9, OwnServer(4711, 12))
+    assert first.stop_reason == "x" * 96
+    assert (second.asked_at, second.stop_reason, second.seen_at) == (7, "", 0)
+    first.give_back()
+    assert table.take() is not None
+
+
+def test_a_work_horse_believes_its_agent_about_the_server_only_while_the_agent_gives_signs() -> (
+    None
+):
+    table = VoucherTable(1)
+    voucher, watch = table.take(), ServerWatch(lambda: None)
+    # A process that does not run.
+    table.tick(1_000, OwnServer(2**22 - 1, 1))
+    agent = contact(voucher, watch)
+    assert agent.is_server_away(10_999)
+    watch.learn(None)
+    assert not agent.is_server_away(11_000)
+
+
+def test_a_server_that_was_replaced_unnoticed_is_looked_up_over_the_new_connection() -> None:
+    pids, connections = [2**22 - 1, os.getpid()], [1]
+    watch = ServerWatch(lambda: pids[connections[0] - 1], connections=lambda: connections[0])
+    watch.heard()
+    assert watch.is_away()
+    connections[0] = 2
+    watch.heard()
+    assert not watch.is_away()
+
+
+def clients(raw: redis.Redis) -> int:
+    return len(raw.client_list())
+
+
+@pytest.mark.e2e
+def test_an_agent_has_three_connections_whatever_the_number_of_its_quiet_pods(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    # The first pod opens the test's own connections.
+    stage.start_agent("n1")
+    stage.started(stage.bind("sleep", "600", node="n1")[0])
+    before = clients(raw)
+    stage.start_agent("n2")
+    until(lambda: clients(raw) - before == 3)
+    for pod in stage.bind("sleep", "600", replicas=16, node="n2"):
+        stage.started(pod)
+    assert clients(raw) - before == 3
+    assert len(stage.store.alive.leased("n2")) == 16
+
+
+@pytest.mark.e2e
+def test_a_pod_that_has_written_something_lets_its_connection_go(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    stage.start_agent()
+    stage.started(stage.bind("sleep", "600")[0])
+    before = clients(raw)
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    stage.started(pod, saying="up")
+    assert clients(raw) - before == 1
+    until(lambda: clients(raw) == before, within_s=WITHIN_S)
+
+
+@pytest.mark.e2e
+def test_a_quiet_pod_outlives_its_first_lease_while_its_agent_runs(stage: Stage) -> None:
+    stage.start_agent(lease_ms=1_500)
+    (pod,) = stage.bind("sh", "-c", "sleep 600")
+    group = stage.started(pod)
+    started_at = stage.store.now_ms()
+    until(lambda: stage.store.now_ms() > started_at + 4_000)
+    assert members(group) != []
+    assert stage.now(pod).status.phase == PodPhase.RUNNING
+    stage.stop(pod)
+    assert stage.ended(pod).status.reason == "Preempted"
+
+
+@pytest.mark.e2e
+def test_a_quiet_pod_is_killed_when_its_agent_is_stopped_and_the_server_is_gone(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    agent = stage.start_agent(lease_ms=3_000)
+    (pod,) = stage.bind("sh", "-c", "sleep 600")
+    group = stage.started(pod)
+    agent.send_signal(signal.SIGSTOP)
+    raw.config_set("maxclients", 1)
+    raw.client_kill_filter(_type="normal", skipme=True)
+    until(lambda: members(group) == [], within_s=3)
+    raw.config_set("maxclients", 1_000)
+    agent.send_signal(signal.SIGCONT)
+    assert stage.ended(pod).status.reason == "NodeLost"

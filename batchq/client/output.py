@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Pod, PodGroup
+from batchq.api.objects import Pod, PodGroup, full_name
 from batchq.api.transaction import count_of
 from batchq.client.changes.object_writes import find, name_hint
 from batchq.client.watch import Watch, pods_of, wait_for
-from batchq.errors import GroupCancelled, GroupFailed, NotFound, UsageError
+from batchq.errors import GroupCancelled, GroupFailed, NotFound, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -202,13 +202,37 @@ def read_results(
         status = pod.status
         written = store.read_result(status.node, pod.metadata.uid, status.attempt)
         if written is not None:
-            results[pod.metadata.name] = json.loads(written)
+            results[pod.metadata.name] = _decoded(written, full_name(pod))
         elif not partial:
             raise NotFound(
                 f"the result of Pod {key.partition('/')[0]}/{pod.metadata.name} has expired",
                 hint="results are kept for seven days; `partial` leaves out expired ones",
             )
     return results
+
+
+#: Levels of nesting of a result; printing takes a level of Python's stack for each.
+_DEEPEST_RESULT = 200
+
+
+def _decoded(written: bytes, pod: str) -> Any:
+    """Return a result. Raises UnreadableRecord: a node may write anything in its place."""
+    # Loads a YAML parser, which `batchq logs` does not need.
+    from batchq.config.documents import depth_above
+
+    why = f"it has more than {_DEEPEST_RESULT} levels of nesting"
+    try:
+        value = json.loads(written)
+        if not depth_above(value, _DEEPEST_RESULT):
+            return value
+    except RecursionError:
+        pass
+    except ValueError as error:
+        why = f"it is not JSON: {error}"
+    raise UnreadableRecord(
+        f"the result of Pod {pod} is unreadable: {why}",
+        hint="the worker of its node, or the function, wrote it; submit the group again",
+    )
 
 
 def _check_calls(group: PodGroup, key: str) -> None:

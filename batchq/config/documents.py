@@ -214,12 +214,13 @@ def _read_json(content: str, source: str) -> object:
         raise InvalidInput(f"{source}: {word} is not a JSON number")
 
     data = json.loads(content, object_pairs_hook=pairs, parse_constant=constant, parse_int=whole)
-    if _depth_above(data, DEEPEST):
+    if depth_above(data, DEEPEST):
         raise _too_deep(source)
     return data
 
 
-def _depth_above(data: object, most: int) -> bool:
+def depth_above(data: object, most: int) -> bool:
+    """Whether lists and mappings are nested more deeply than `most` levels."""
     level = [data]
     for _ in range(most):
         level = [

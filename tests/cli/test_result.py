@@ -11,12 +11,12 @@ from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
 
-def returned(stage: Stage, group: str) -> None:
-    """Let the group's pods succeed, each returning its number twice."""
+def returned(stage: Stage, group: str, stored: bytes | None = None) -> None:
+    """Let the group's pods succeed, each returning its number twice, or what is `stored`."""
     stage.turn()
     stage.start(group)
     for pod in stage.pods(group):
-        result = b'{"n":[%d,"\xc3\xa9"]}' % pod.spec.index
+        result = stored or b'{"n":[%d,"\xc3\xa9"]}' % pod.spec.index
         stage.store.put_result(pod.status.node, pod.metadata.uid, pod.status.attempt, result)
     stage.end(group)
 
@@ -69,6 +69,30 @@ def test_the_results_of_several_pods_have_their_names(batchq: Batchq, stage: Sta
         'two-main-0  {"n": [0, "é"]}',
         'two-main-1  {"n": [1, "é"]}',
     ]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [b"garbage", b'{"n":', b"\xff", b"9" * 5000, b"[" * 200_000, b"[" * 900 + b"]" * 900],
+    ids=["garbage", "truncated", "bytes", "huge", "deep", "too deep to print"],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_unreadable_result_is_reported(
+    batchq: Batchq, stage: Stage, form: str, stored: bytes
+) -> None:
+    batchq("submit", "--name", "one", "--function", "a:b")
+    returned(stage, "one", stored)
+    done = batchq("result", "one", "-o", form)
+    assert done.code == 8
+    assert done.out == ""
+    assert "the result of Pod default/one-main-0 is unreadable: " in done.err
+
+
+@pytest.mark.parametrize("stored", [b'"\\ud800"', b"1e999", b"NaN", b'{"a":1,"a":2}'])
+def test_a_strange_result_is_printed(batchq: Batchq, stage: Stage, stored: bytes) -> None:
+    batchq("submit", "--name", "one", "--function", "a:b")
+    returned(stage, "one", stored)
+    assert batchq("result", "one").code == 0
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

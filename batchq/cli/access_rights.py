@@ -212,7 +212,8 @@ def why(
 def audit(shared: Globals, most: int, output: Output) -> int:
     """Print the latest audit records, oldest first, and check their chain (exit code 1 if broken).
 
-    Recorded are changes of tokens and roles, and refused requests.
+    Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
+    requests.
     """
     from batchq.client.access_control import audit_row
     from batchq.client.delegation import Delegate

@@ -99,8 +99,8 @@ def api(
         agent_uids=frozenset(_uid(name) for name in agent_users),
         visibility=Visibility(visibility),
     )
-    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why)
     _check_url(shared)
+    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why)
     logs.configure()
     server.run()
     return 0
@@ -113,12 +113,18 @@ def _why(client: Client, key: str) -> object:
 
 
 def _check_url(shared: Globals) -> None:
-    """Refuse a malformed URL at once. A server that is away may come back: the API waits for it."""
+    """Refuse a malformed URL and a user of another role at once. A server that is away may come
+    back: the API waits for it.
+    """
+    from batchq.client.delegation import Delegate
+
     try:
-        shared.connect().close()
+        with Delegate(shared.redis_url) as delegate:
+            delegate.access.revision()
     except StoreUnavailable as error:
         if error.lasts:
-            raise
+            hint = "the API needs a user of the role api: see `batchq acl api`"
+            raise StoreUnavailable(error.message, hint=hint, lasts=True) from None
 
 
 def _uid(name: str) -> int:

@@ -255,11 +255,19 @@ class AccessControl:
 
     # --- the audit trail ----------------------------------------------------------------------
 
-    def record_refusal(self, actor: Actor, verb: str, kind: str, name: str, because: str) -> None:
-        """Record that something was refused. Raises StoreUnavailable."""
-        audit = structs.replace(
-            _audit(actor, self._store.now_ms(), verb, kind, name, because), outcome="refused"
-        )
+    def record(
+        self,
+        actor: Actor,
+        verb: str,
+        kind: str,
+        name: str,
+        *,
+        because: str,
+        outcome: Literal["done", "refused"],
+    ) -> None:
+        """Record what changes no token or role. Raises StoreUnavailable."""
+        audit = _audit(actor, self._store.now_ms(), verb, kind, name, because)
+        audit = structs.replace(audit, outcome=outcome)
         records.write_access(self._link, audit, of_bindings=True)
 
     def audit(self, most: int) -> Sequence[AuditEntry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -189,12 +189,21 @@ def actor_of(call: ApiCall) -> Actor:
 
 def record_refusal(call: ApiCall, problem: ApiProblem) -> None:
     """Record that a call was refused. Raises StoreUnavailable."""
+    _record(call, problem.detail, "refused")
+
+
+def record_use(call: ApiCall, because: str) -> None:
+    """Record a use of a right over what belongs to another user. Raises StoreUnavailable."""
+    _record(call, because, "done")
+
+
+def _record(call: ApiCall, because: str, outcome: Literal["done", "refused"]) -> None:
     route = call.route
     has_tiers = route.verb is Verb.READ and route.kind is TargetKind.GROUPS
     kind = f"the {route.tier} of groups" if has_tiers else str(route.kind)
     name = "/".join(call.path.values()) or route.name
-    call.delegate.access.record_refusal(
-        actor_of(call), str(route.verb or "call"), kind, name[:200], problem.detail
+    call.delegate.access.record(
+        actor_of(call), str(route.verb), kind, name[:200], because=because, outcome=outcome
     )
 
 

@@ -46,12 +46,15 @@ from batchq.http.connections import PEER
 from batchq.http.identities import OwnNames, SocketAccounts
 from batchq.http.limits import (
     FAILURES,
+    MOST_EXPLANATIONS,
+    MOST_EXPLANATIONS_WAITING,
     READS,
     REFUSALS,
     WRITES,
-    ExplanationTurns,
     StreamPlaces,
     TokenBuckets,
+    Turns,
+    TurnsByUser,
 )
 from batchq.http.problems import (
     PROBLEM_JSON,
@@ -116,7 +119,12 @@ class ApiApplication:
         self._refusals = TokenBuckets(REFUSALS)
         self._keeper: asyncio.Task[None] | None = None
         self._places = StreamPlaces()
-        self._explanations = ExplanationTurns()
+        self._calls = TurnsByUser()
+        self._explanations = Turns(
+            MOST_EXPLANATIONS,
+            MOST_EXPLANATIONS_WAITING,
+            "too many groups are being explained at this moment",
+        )
         self._openapi = openapi_document()
         self._is_ending = False
         self.app = Starlette(
@@ -129,6 +137,8 @@ class ApiApplication:
             ],
             exception_handlers={HTTPException: self._unrouted},
         )  # fmt: skip
+        # A redirect would repeat the Host header, which nothing has checked yet.
+        self.app.router.redirect_slashes = False
 
     def start(self) -> None:
         """Begin to follow tokens and bindings; call it in the event loop."""
@@ -189,7 +199,7 @@ class ApiApplication:
         if identity.token and self._book.is_use_due(identity.token):
             self._pool.submit(_note_use, call)
         try:
-            answer = await self._explained(route, call)
+            answer = await self._in_turn(route, call)
         except ApiProblem as problem:
             if problem.status is HTTPStatus.FORBIDDEN:
                 await self._record_refusal(call, problem)
@@ -252,11 +262,14 @@ class ApiApplication:
 
     # --- in threads ---------------------------------------------------------------------------
 
-    async def _explained(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
-        if not route.is_explanation:
+    async def _in_turn(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+        if route.is_open:
             return await self._run(route, call)
-        async with self._explanations:
-            return await self._run(route, call)
+        async with self._calls.of(call.identity.user):
+            if not route.is_explanation:
+                return await self._run(route, call)
+            async with self._explanations:
+                return await self._run(route, call)
 
     async def _record_refusal(self, call: ApiCall, problem: ApiProblem) -> None:
         """Record a refusal in the audit trail, up to a number a minute for each user."""
@@ -267,11 +280,15 @@ class ApiApplication:
     async def _keep_book(self) -> None:
         """Renew the book of tokens and bindings on and on."""
         loop = asyncio.get_running_loop()
+        is_renewed = True
         while True:
             try:
                 await loop.run_in_executor(self._pool, self._renew_book)
+                is_renewed = True
             except BatchqError as error:
-                _log.warning("api.book_not_renewed", error=error.message)
+                if is_renewed:
+                    _log.warning("api.book_not_renewed", error=error.message)
+                is_renewed = False
             await asyncio.sleep(LOOK_S)
 
     def _renew_book(self) -> None:

@@ -131,6 +131,7 @@ class ApiCall:
         self.address = address
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
+        self.allowed_by = ""
         self._query = query
         self._body = body
         self._bindings = context.bindings
@@ -239,7 +240,7 @@ class ApiCall:
 
     def group(self) -> PodGroup:
         """Return the group of the path, if the caller may know that it exists, and may do to it
-        what the route says.
+        what the route says. `allowed_by` then says why.
         """
         self.require_a_role()
         namespace, name = self.path["namespace"], self.path["name"]
@@ -248,7 +249,7 @@ class ApiCall:
         found = self.client.get("PodGroup", f"{namespace}/{name}")
         assert isinstance(found, PodGroup)
         assert key_of(found) == f"{namespace}/{name}"
-        self.require(namespace, owner=found.status.submitted_by)
+        self.allowed_by = self.require(namespace, owner=found.status.submitted_by).because
         return found
 
     def shown(self, document: object) -> object:

@@ -8,6 +8,7 @@ import binascii
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http import HTTPStatus
+from time import monotonic
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +23,7 @@ from batchq.client.group_pages import token_of_object
 from batchq.client.output import LogLine
 from batchq.client.requests import Effect
 from batchq.errors import BatchqError, Conflict, NotFound
+from batchq.http.access_endpoints import record_use
 from batchq.http.calls import (
     EVENT_STREAM,
     NDJSON,
@@ -32,9 +34,11 @@ from batchq.http.calls import (
     no_such_group,
 )
 from batchq.http.change_feed import ChangeType, GroupEvent
-from batchq.http.problems import ApiProblem, bad_request, problem_of
+from batchq.http.problems import ApiProblem, bad_request, not_ready, problem_of
 
 MOST_LISTED = 1_000
+#: A filter that few groups match reads all of them.
+LONGEST_LIST_S = 20.0
 USUALLY_LISTED = 50
 LONGEST_REASON = 1_000
 MOST_LINES = 100_000
@@ -106,7 +110,13 @@ def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
     items: list[PodGroup] = []
     unreadable: list[Unreadable] = []
     following = ""
+    until = monotonic() + LONGEST_LIST_S
     for group in _groups(call, unreadable):
+        if monotonic() > until:
+            raise not_ready(
+                f"the list took longer than {LONGEST_LIST_S:.0f} s",
+                hint="ask for one namespace, or with fewer filters",
+            )
         tier = call.tier_of(group)
         if tier is None:
             continue
@@ -290,8 +300,10 @@ def get_group(call: ApiCall) -> ApiAnswer:
 
 
 def cancel_group(call: ApiCall) -> ApiAnswer:
-    """End a group."""
+    """End a group. That of another user is recorded before it: the end itself is an event, too."""
     group = call.group()
+    if group.status.submitted_by not in call.identity.names:
+        record_use(call, call.allowed_by)
     reason = _reason(call.json())
     by = f"by {call.identity.user}"
     key = f"{group.metadata.namespace}/{group.metadata.name}"
@@ -333,6 +345,8 @@ def why_group(call: ApiCall) -> ApiAnswer:
 def group_logs(call: ApiCall) -> StreamAnswer:
     """Return the output of a group's pods, or follow it."""
     group = call.group()
+    if group.status.submitted_by not in call.identity.names:
+        record_use(call, call.allowed_by)
     key = f"{group.metadata.namespace}/{group.metadata.name}"
     pod, stream = call.text("pod"), call.text("stream")
     if stream not in ("", "stdout", "stderr"):

@@ -105,20 +105,29 @@ class StreamPlaces:
 
 
 #: Explanations run a session of the scheduler, which takes a processor for up to seconds.
-MOST_EXPLANATIONS = 2
-MOST_EXPLANATIONS_WAITING = 16
+MOST_EXPLANATIONS, MOST_EXPLANATIONS_WAITING = 2, 16
+#: Calls of one user that run at a time, so that others have threads left; and those that wait.
+MOST_CALLS, MOST_CALLS_WAITING = 6, 128
 
 
-class ExplanationTurns:
-    """Lets few explanations run at a time, and few more wait."""
+class Turns:
+    """Lets a few run at a time, and a few more wait. Used by one thread."""
 
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MOST_EXPLANATIONS)
+    def __init__(self, running: int, waiting: int, what: str) -> None:
+        """`what` is said to those that may not even wait."""
+        self._free = asyncio.Semaphore(running)
+        self._most_waiting = waiting
         self._waiting = 0
+        self._what = what
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, and something could run."""
+        return not self._waiting and not self._free.locked()
 
     async def __aenter__(self) -> None:
-        if self._waiting >= MOST_EXPLANATIONS_WAITING:
-            raise too_many("too many groups are being explained at this moment", retry_s=2)
+        if self._waiting >= self._most_waiting:
+            raise too_many(self._what, retry_s=2)
         self._waiting += 1
         try:
             await self._free.acquire()
@@ -127,3 +136,19 @@ class ExplanationTurns:
 
     async def __aexit__(self, *error: object) -> None:
         self._free.release()
+
+
+class TurnsByUser:
+    """Turns for the calls of each user."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, Turns] = {}
+
+    def of(self, user: str) -> Turns:
+        """Return the turns of a user."""
+        if len(self._turns) >= MOST_REMEMBERED:
+            self._turns = {name: one for name, one in self._turns.items() if not one.is_idle}
+        if user not in self._turns:
+            what = f"user {user} has too many calls under way"
+            self._turns[user] = Turns(MOST_CALLS, MOST_CALLS_WAITING, what)
+        return self._turns[user]

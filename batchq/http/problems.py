@@ -127,12 +127,13 @@ def unauthenticated(detail: str, *, hint: str = "", reason: str = "") -> ApiProb
     )
 
 
-def not_ready(detail: str) -> ApiProblem:
+def not_ready(detail: str, *, hint: str = "") -> ApiProblem:
     """Return 503."""
     return ApiProblem(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "StoreUnavailable",
         detail,
+        hint=hint,
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )
 

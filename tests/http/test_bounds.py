@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import threading
@@ -11,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from batchq.http import connections, limits
-from batchq.http.limits import Rate, StreamPlaces, TokenBuckets
+from batchq.http.limits import Rate, StreamPlaces, TokenBuckets, Turns
 from batchq.http.problems import ApiProblem
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -217,3 +218,27 @@ def test_a_user_has_so_many_streams_and_a_place_is_free_again_after_one() -> Non
     held[0].__exit__(None, None, None)
     with places.place("alice", "logs"):
         pass
+
+
+def test_a_few_calls_run_a_few_more_wait_and_others_are_refused() -> None:
+    async def play() -> list[str]:
+        turns, said = Turns(1, 1, "too many calls"), []
+        first = turns.__aenter__()
+        await first
+        second = asyncio.ensure_future(turns.__aenter__())
+        await asyncio.sleep(0)
+        try:
+            await turns.__aenter__()
+        except ApiProblem as problem:
+            said.append(problem.detail)
+        said.append(f"second done: {second.done()}")
+        await turns.__aexit__()
+        await second
+        said.append(f"idle: {turns.is_idle}")
+        await turns.__aexit__()
+        said.append(f"idle: {turns.is_idle}")
+        return said
+
+    assert asyncio.run(play()) == [
+        "too many calls", "second done: False", "idle: False", "idle: True",
+    ]  # fmt: skip

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import jsonschema
 
-from batchq.http.route_table import ROUTES, openapi_document, right_of
+from batchq.http.route_table import ROUTES, openapi_document
 from tests.http.api_process import Caller
 from tests.http.manifests import groups_of, manifest
-
-PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 
 
 def test_every_route_needs_a_right_or_is_meant_for_everyone() -> None:
@@ -55,13 +52,3 @@ def test_answers_and_problems_have_their_schemas(api: Caller) -> None:
     ):
         schema = {**document, "$ref": f"#/components/schemas/{name}"}
         jsonschema.Draft202012Validator(schema).validate(answer)
-
-
-def test_the_page_names_every_route_and_its_right() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for route in ROUTES:
-        path = route.path.replace("{namespace}", "NS").replace("{name}", "NAME")
-        path = path.replace("{id}", "ID")
-        [row] = re.findall(rf"^\| `{route.method} {re.escape(path)}` \|.*$", text, re.MULTILINE)
-        right = "" if route.verb is None else right_of(route)
-        assert right in row

@@ -283,6 +283,23 @@ def test_changes_and_refusals_are_audited_with_their_reason(lab: Lab) -> None:
     assert aude("GET", "/v1/groups").data["items"] == []
 
 
+def test_reading_and_ending_what_belongs_to_others_is_audited(lab: Lab, stage: Stage) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:ada", "admin", "ml")
+    lab.bind("user:aude", "auditor")
+    alice, ada, aude = lab.user("alice"), lab.user("ada"), lab.user("aude")
+    alice("POST", ML, manifest("train"))
+    assert alice("GET", f"{ML}/train/logs").status == 200
+    assert ada("GET", f"{ML}/train/logs").status == 200
+    assert ada("POST", f"{ML}/train/cancel").status == 200
+    items = aude("GET", "/v1/audit").data["items"][-2:]
+    assert [(one["user"], one["verb"], one["kind"], one["name"]) for one in items] == [
+        ("ada", "read", "the output of groups", "ml/train"),
+        ("ada", "cancel", "groups", "ml/train"),
+    ]
+    assert {one["because"] for one in items} == {"user:ada is admin in namespace ml"}
+
+
 # --- two worlds that differ only beyond a reader's sight ---------------------------------------
 
 

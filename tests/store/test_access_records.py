@@ -25,6 +25,10 @@ def control(redis_store: RedisStore) -> AccessControl:
     return AccessControl(redis_store)
 
 
+def refuse(control: AccessControl, verb: str, name: str) -> None:
+    control.record(OPERATOR, verb, "groups", name, because="no role", outcome="refused")
+
+
 def test_the_secret_of_a_token_is_nowhere_on_the_server(
     control: AccessControl, raw: redis.Redis
 ) -> None:
@@ -53,7 +57,7 @@ def test_a_change_and_its_record_are_written_together(control: AccessControl) ->
     assert not control.grant(ALICE, OPERATOR)
     control.revoke_token(made.record.id, OPERATOR)
     control.withdraw(ALICE, OPERATOR)
-    control.record_refusal(OPERATOR, "cancel", "groups", "ml/train", "user bob may not")
+    refuse(control, "cancel", "ml/train")
     found = [
         (one.record.outcome, one.record.verb, one.record.kind, one.record.name)
         for one in control.audit(10)
@@ -103,7 +107,7 @@ def test_a_removed_or_altered_record_breaks_the_chain(
     control: AccessControl, raw: redis.Redis
 ) -> None:
     for number in range(5):
-        control.record_refusal(OPERATOR, "read", "groups", f"ml/{number}", "no role")
+        refuse(control, "read", f"ml/{number}")
     ids = [id_ for id_, _ in raw.xrange(keys.AUDIT)]
     raw.xdel(keys.AUDIT, ids[2])
     assert [one.is_chained for one in control.audit(10)] == [True, True, False, True]
@@ -141,7 +145,7 @@ def test_the_audit_trail_is_bounded(
 ) -> None:
     monkeypatch.setattr(access_records, "AUDIT_KEPT", 20)
     for number in range(300):
-        control.record_refusal(OPERATOR, "read", "groups", str(number), "no role")
+        refuse(control, "read", str(number))
     assert 20 <= raw.xlen(keys.AUDIT) <= 220
 
 

@@ -1,0 +1,142 @@
+"""`batchq login`, `logout` and `whoami`: this user at the HTTP API."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batchq.cli.output.forms import Output
+from batchq.cli.output.options import examples, output_option
+from batchq.cli.output.render import show_fields
+from batchq.cli.output.terminal import echo
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable
+
+_LONGEST_TOKEN = 256
+
+
+@click.command(
+    epilog=examples(
+        "batchq login https://hpc.example:8443",
+        "batchq login https://hpc.example:8443 --token-file token --ca-file ca.pem",
+        "batchq login unix:/run/batchq/api.sock",
+    )
+)
+@click.argument("server")
+@click.option(
+    "--token-file",
+    type=click.Path(allow_dash=True, path_type=Path),
+    help="A file with the token in one line; - is stdin.  [default: ask for it]",
+)
+@click.option(
+    "--ca-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Certificates of the authorities to trust, in PEM.  [default: the system's]",
+)
+def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
+    """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
+
+    On a unix socket no token is needed: the kernel names you. The other commands still use the
+    Redis server; `batchq whoami` shows what the API says of you.
+    """
+    from batchq.client.api_session import (
+        ApiCredentials,
+        ApiSession,
+        checked_server,
+        write_credentials,
+    )
+    from batchq.paths import find_home
+
+    address = checked_server(server)
+    token = "" if address.startswith("unix:") and token_file is None else _token_of(token_file)
+    authority = "" if ca_file is None else str(ca_file.absolute())
+    tried = ApiCredentials(server=address, token=token, authority=authority)
+    me = ApiSession(tried).request("GET", "/v1/me")
+    kept = ApiCredentials(server=address, user=me["user"], token=token, authority=authority)
+    path = write_credentials(find_home(), kept)
+    echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
+
+
+@click.command(epilog=examples("batchq logout"))
+def logout() -> None:
+    """Revoke the token of `batchq login`, and forget it.
+
+    If the API does not answer, the token is forgotten here and stays valid there (exit code 9).
+    """
+    from batchq.client.api_session import ApiSession, read_credentials, remove_credentials
+    from batchq.paths import find_home
+
+    home = find_home()
+    kept = read_credentials(home)
+    # The token is forgotten whatever the API answers.
+    remove_credentials(home)
+    if not kept.token:
+        echo(f"logged out of {kept.server}")
+        return
+    token = kept.token.split("_")[1]
+    try:
+        ApiSession(kept).request("DELETE", f"/v1/tokens/{token}")
+    except NotFound:
+        echo(f"logged out of {kept.server}, where token {token} is gone already")
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"token {token} is forgotten here, and was not revoked: {error.message}",
+            hint=f"ask an operator: `batchq token revoke {token}`",
+        ) from None
+    else:
+        echo(f"logged out of {kept.server}; token {token} is revoked")
+
+
+@click.command(epilog=examples("batchq whoami", "batchq whoami -o json"))
+@output_option("text", "json")
+def whoami(output: Output) -> None:
+    """Show who the API of `batchq login` takes you for, and your roles there."""
+    from batchq.client.api_session import ApiSession, read_credentials
+    from batchq.paths import find_home
+
+    kept = read_credentials(find_home())
+    me = ApiSession(kept).request("GET", "/v1/me")
+    output.page({"server": kept.server, **me}, lambda: _show(kept.server, me))
+
+
+def _show(server: str, me: dict[str, Any]) -> None:
+    roles = [
+        f"{one['role']} in {'all namespaces' if one['namespace'] == '*' else one['namespace']}"
+        for one in me["roles"]
+    ]
+    token = me["token"]
+    show_fields(
+        [
+            ("User", me["user"]),
+            ("Server", server),
+            ("Through", me["via"]),
+            ("Groups", ", ".join(me["groups"])),
+            ("Roles", ", ".join(roles) or "none: ask an operator, or an admin of a namespace"),
+            ("Token", "" if token is None else f"{token['id']}, until {token['expiresAt']}"),
+        ]
+    )
+
+
+def _token_of(path: Path | None) -> str:
+    """Return the token of a file, or the one that the user types. Raises InvalidInput."""
+    if path is None:
+        if not sys.stdin.isatty():
+            raise InvalidInput(
+                "a token is needed, and there is no terminal to ask for it",
+                hint="name a file with it: --token-file FILE, or - for stdin",
+            )
+        text = click.prompt("Token", hide_input=True, err=True)
+    else:
+        try:
+            with click.open_file(str(path), encoding="ascii") as file:
+                text = file.read(_LONGEST_TOKEN)
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise InvalidInput(f"the token file {path}: {why}") from None
+    words = str(text).split()
+    if len(words) != 1 or not words[0].startswith("bqt_") or words[0].count("_") < 3:
+        # The message must not show the text, which may be a password.
+        raise InvalidInput("expected a token, bqt_…, and nothing else")
+    return words[0]

@@ -1,0 +1,150 @@
+"""`batchq login`, `whoami` and `logout`, against an API on a socket and over TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.api.access import parse_binding
+from batchq.client.access_control import Actor
+from batchq.client.delegation import Delegate
+from tests.cli.conftest import Ran, run
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.harness.tls import AUTHORITY, CERTIFICATES
+from tests.http.api_process import RunningApi
+
+ROOT = Actor(user="root@host", via="redis")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def secured(server: Server, stage: Stage, tmp_path: Path) -> Iterator[RunningApi]:
+    """An API with TLS."""
+    key = tmp_path / "api.key"
+    shutil.copy(CERTIFICATES / "server.key", key)
+    key.chmod(0o600)
+    with RunningApi(server.url, certificate=CERTIFICATES / "server.crt", key=key) as api:
+        yield api
+
+
+@pytest.fixture
+def token(server: Server) -> str:
+    """A token of alice, who is a viewer."""
+    with Delegate(server.url) as delegate:
+        delegate.access.grant(parse_binding("user:alice", "viewer", "ml"), ROOT)
+        return delegate.access.create_token("alice", ROOT).text
+
+
+def log_in(api: RunningApi, token: str, *words: str) -> Ran:
+    address = f"https://localhost:{api.port}"
+    return run("login", address, "--token-file", "-", *words, stdin=f"{token}\n")
+
+
+@pytest.mark.usefixtures("stage")
+def test_a_token_is_kept_closed_to_others_used_and_revoked(
+    token: str, secured: RunningApi, home: Path
+) -> None:
+    done = log_in(secured, token, "--ca-file", str(AUTHORITY))
+    path = home / "credentials.json"
+    assert done.out == (
+        f"alice is logged in to https://localhost:{secured.port}; the token is kept in {path}\n"
+    )
+    assert token not in done.out + done.err
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    me = run("whoami", "-o", "json")
+    assert json.loads(me.out)["user"] == "alice"
+    assert token not in me.out
+    fields = dict(line.split(None, 1) for line in run("whoami").lines)
+    assert (fields["User:"], fields["Roles:"]) == ("alice", "viewer in ml")
+
+    assert run("logout").out.endswith(f"; token {token.split('_')[1]} is revoked\n")
+    again = log_in(secured, token, "--ca-file", str(AUTHORITY))
+    assert (again.code, again.err.splitlines()[0]) == (
+        9,
+        f"error: token {token.split('_')[1]} was revoked",
+    )
+    assert (run("whoami").code, run("logout").code) == (6, 6)
+
+
+def test_on_the_socket_no_token_is_needed(running_api: RunningApi) -> None:
+    assert run("login", f"unix:{running_api.socket}").code == 0
+    assert json.loads(run("whoami", "-o", "json").out)["via"] == "socket"
+    assert run("logout").out == f"logged out of unix:{running_api.socket}\n"
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(
+    token: str, secured: RunningApi, home: Path
+) -> None:
+    refused = log_in(secured, token)
+    assert refused.code == 9
+    assert "cannot be verified" in refused.err
+    assert not (home / "credentials.json").exists()
+
+
+def test_a_token_that_others_may_read_is_not_used(running_api: RunningApi, home: Path) -> None:
+    run("login", f"unix:{running_api.socket}")
+    (home / "credentials.json").chmod(0o644)
+    refused = run("whoami")
+    assert refused.code == 1
+    assert "other users may read the token in it" in refused.err
+
+
+def test_a_file_closed_from_its_beginning_whatever_the_umask(
+    running_api: RunningApi, home: Path
+) -> None:
+    before = os.umask(0)
+    try:
+        run("login", f"unix:{running_api.socket}")
+    finally:
+        os.umask(before)
+    assert (home / "credentials.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("hpc.example", "expected https://HOST:PORT or unix:PATH"),
+        ("ftp://hpc.example", "expected https://HOST:PORT or unix:PATH"),
+        ("https://", "expected https://HOST:PORT or unix:PATH"),
+        ("https://host:port", "expected https://HOST:PORT or unix:PATH"),
+        ("https://alice:secret@host", "expected no user, password or parameters in it"),
+        ("http://hpc.example", "others could read the token on the way"),
+        ("unix:/nowhere/api", "does not answer: No such file or directory"),
+    ],
+)
+def test_a_wrong_address_is_refused_in_a_sentence(address: str, sentence: str) -> None:
+    refused = run("login", address)
+    assert refused.code in (1, 9)
+    assert sentence in refused.err
+    assert "secret" not in refused.err
+
+
+@pytest.mark.parametrize("text", ["", "secret", "bqt_a", "bqt_a_b_c bqt_a_b_c"])
+def test_something_else_than_a_token_is_not_repeated(text: str) -> None:
+    refused = run("login", "https://localhost:1", "--token-file", "-", stdin=text)
+    assert refused.code == 1
+    assert refused.err == "error: expected a token, bqt_…, and nothing else\n"
+
+
+def test_logging_out_without_an_answer_forgets_the_token_and_says_that_it_is_valid(
+    token: str, secured: RunningApi, home: Path
+) -> None:
+    log_in(secured, token, "--ca-file", str(AUTHORITY))
+    path = home / "credentials.json"
+    path.write_text(path.read_text().replace(str(secured.port), "1"))
+    failed = run("logout")
+    assert failed.code == 9
+    assert "is forgotten here, and was not revoked" in failed.err
+    assert not path.exists()

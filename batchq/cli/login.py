@@ -32,7 +32,7 @@ _LONGEST_TOKEN = 256
 )
 @click.option(
     "--ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Certificates of the authorities to trust, in PEM.  [default: the system's]",
 )
 def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
@@ -51,6 +51,8 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
 
     address = checked_server(server)
     token = "" if address.startswith("unix:") and token_file is None else _token_of(token_file)
+    if ca_file is not None and not ca_file.is_file():
+        raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
     tried = ApiCredentials(server=address, token=token, authority=authority)
     me = ApiSession(tried).request("GET", "/v1/me")

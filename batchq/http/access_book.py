@@ -24,7 +24,7 @@ _NOTE_EVERY_S = 60.0
 
 
 class AccessBook:
-    """Tokens and bindings. Any thread may read it; one thread at a time renews it."""
+    """Tokens and bindings. Any thread may read and renew it."""
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -46,8 +46,13 @@ class AccessBook:
     def renew(self, access: AccessControl) -> None:
         """Read what has changed. Raises StoreUnavailable."""
         began_at = self._clock()
-        if self._read_at is None or access.revision() != self._state.revision:
+        state = self._state
+        if self._read_at is None or access.revision() != state.revision:
             state = access.state()
+        if self._read_at is not None and began_at < self._read_at:
+            # Another thread has begun later, and has read at least as much.
+            return
+        if state is not self._state:
             self._state = state
             self._bindings = tuple(sorted(one.binding for one in state.bindings.values()))
         self._read_at = began_at

@@ -179,7 +179,7 @@ class ApiApplication:
         if any(trick in raw_path for trick in _TRICKS):
             raise bad_request("the path: expected plain names between single slashes")
         self._names.check(request.headers)
-        identity = _UNKNOWN if route.is_open else self._identity(request)
+        identity = _UNKNOWN if route.is_open else await self._identity(request)
         if not route.is_open:
             self._take(route, identity)
         query = _query(route, request)
@@ -217,7 +217,7 @@ class ApiApplication:
             JSON,
         )
 
-    def _identity(self, request: Request) -> Identity:
+    async def _identity(self, request: Request) -> Identity:
         peer = request.scope.get(PEER)
         written = request.headers.getlist("authorization")
         if written:
@@ -230,7 +230,10 @@ class ApiApplication:
                     raise too_many(
                         "too many wrong tokens came from this address", retry_s=wait_s
                     ) from None
-                raise
+            # A token that another process has made a moment ago is not in the book yet.
+            with suppress(BatchqError):
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
+            return self._book.identity_of(written)
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
         return self._settings.accounts.identity_of(peer)

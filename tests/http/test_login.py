@@ -90,6 +90,8 @@ def test_a_certificate_of_an_unknown_authority_is_refused(
     refused = log_in(secured, token)
     assert refused.code == 9
     assert "cannot be verified" in refused.err
+    missing = log_in(secured, token, "--ca-file", "missing.pem")
+    assert (missing.code, missing.err) == (1, "error: --ca-file: there is no file missing.pem\n")
     assert not (home / "credentials.json").exists()
 
 

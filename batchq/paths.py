@@ -208,7 +208,7 @@ def _make_private(folder: Path, *, but: int) -> None:
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (FileExistsError, NotADirectoryError):
         raise InvalidInput(
-            f"cannot keep state in {folder}: what is there, or above it, is not a folder",
+            f"cannot keep state in {folder}: a part of this path is not a folder",
             hint=_ELSEWHERE,
         ) from None
     except OSError as error:
@@ -252,7 +252,7 @@ def _refuse_strangers(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidInput(
-            f"cannot use {folder}: it is not a folder of user {os.getuid()} closed to others",
+            f"cannot use {folder}: expected a folder of user {os.getuid()} with mode 0700",
             hint=f"remove it, or set {HOME_VARIABLE} to a folder with a shorter path",
         )
 

@@ -273,7 +273,7 @@ def _node_for_next(
         node = node_for_extra(session, group, shape, {}, 0)
         if node is None:
             # Without numbers: they change with every pod, and each new text is written.
-            text = f"task {shape.task.name}: no node has room for one more pod"
+            text = f"task {shape.task.name}: no node has capacity for one more pod"
             return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
         over = over_limit_with(session, group, shape)
         return (None, over) if over else (node, [])

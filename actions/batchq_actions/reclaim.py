@@ -3,9 +3,9 @@
 A victim's queue, and each of its ancestors below the common ancestor with the preemptor's queue,
 holds more than it deserves in a dimension that the preemptor lacks, and keeps what is guaranteed to
 it. The preemptor's queue ends at or below what it deserves, so it does not become a victim in turn.
-Queues that hold equally much leave each other alone. After gangs, pods beyond minMember request one
-by one, from such pods of other queues or from groups no larger than what their queue lacks, so that
-queues end at equal shares.
+Queues with equal shares never evict each other. After gangs, pods beyond minMember reclaim one at a
+time, from such pods of other queues or from groups no larger than what their own queue lacks, so
+that queues end at equal shares.
 
 Sources: Kueue's reclaimWithinCohort, Volcano's reclaim with the capacity plugin; kube-batch's
 reclaim never stopped evicting (docs/faults.md).
@@ -94,7 +94,7 @@ class Reclaim:
         if not queues:
             return ["no other queue holds more than it deserves"]
         if fits_in_head_reservations(session, GangRequest(group)):
-            return ["it would fit in what is set aside for the head of another queue"]
+            return ["it would fit into the head reservation of another queue"]
         request = GangFromOthers(preemptor=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, request, POINT, queues)]
 

@@ -390,7 +390,7 @@ class _Result:
             case Outcome.EVICTS:
                 return f"would start, and {counted(self.evicted, 'pod')} of others would be evicted"
             case Outcome.WAITS:
-                return "would wait in line, and could start one day"
+                return "would wait in line, and could start later"
             case _:
                 return "could never start"
 
@@ -446,7 +446,7 @@ def _advise_release(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
 
 
 def _outcome_words(result: _Result) -> str:
-    words = {Outcome.NOW: "would start, as things stand", Outcome.WAITS: "would wait all the same"}
+    words = {Outcome.NOW: "would start, if nothing else changes", Outcome.WAITS: "would still wait"}
     return words.get(result.outcome) or result.words()
 
 

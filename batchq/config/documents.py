@@ -350,7 +350,7 @@ class _Builder:
         self._expanded += built.size
         if self._expanded > MOST_EXPANDED:
             raise self._problem(
-                line, f"the aliases stand for more than {MOST_EXPANDED} values; write them out"
+                line, f"the aliases expand to more than {MOST_EXPANDED} values; write them out"
             )
         return _Built(built.value, Mark(line, built.mark.parts), built.size)
 

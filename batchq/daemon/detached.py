@@ -1,9 +1,10 @@
 """Detached processes of this machine: start them, find them from another process, end them.
 
-The agents of one machine are among them: their names, their shares, and temporary ones.
+The module also names the agents of a machine, divides its resources among them, and starts
+temporary agents.
 
-A process is stored as a *record*: its pid and its time of birth, so that a pid that the kernel has
-reused is never taken for ours.
+A process is stored as a *record* with its pid and its start time, so that another process to which
+the kernel has given the same pid is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -279,7 +280,7 @@ def exclusive(path: Path, *, wait_s: float, doing: str) -> Iterator[None]:
     while (held := take(path)) is None:
         if time.monotonic() >= deadline:
             raise Conflict(
-                f"cannot {doing}: another process has been at it for {wait_s:.0f} s",
+                f"cannot {doing}: another process has held the lock for {wait_s:.0f} s",
                 hint=f"see who holds {path} with `fuser {path}`, or try again",
             )
         time.sleep(_POLL_S)
@@ -323,8 +324,9 @@ def divide(
         raise Conflict(
             f"no cpu or memory of this machine is left for {', '.join(names)}: "
             + (f"{', '.join(taken)} take all of it" if taken else "the machine is too small"),
-            hint=f"`batchq down`, then `batchq up --agents {count}` divides it again; or let them "
-            f"share it: `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
+            hint=f"run `batchq down`, then `batchq up --agents {count}`, which divides the machine"
+            " among all agents; or set what each agent offers:"
+            f" `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
         )
     shares = {name: {CPU: cpu, MEMORY: memory // _MIB * _MIB} for name in names}
     if free.get(GPU, 0) > 0 and free[GPU] == machine.get(GPU):

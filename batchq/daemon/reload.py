@@ -303,5 +303,5 @@ def _identity_of(pid: int, client: Client) -> str:
             return one.identity
     raise NotFound(
         f"the scheduler of this machine (pid {pid}) is unknown to this server",
-        hint="it works for another one (name it with --redis-url), or has only just been started",
+        hint="it uses another server (name that one with --redis-url), or has just been started",
     )

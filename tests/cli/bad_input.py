@@ -177,7 +177,7 @@ TABLE = [
     Bad(
         "aliases that would fill the memory",
         1,
-        "the aliases stand for more than 10000 values",
+        "the aliases expand to more than 10000 values",
         APPLY,
         BOMB,
     ),

@@ -92,7 +92,7 @@ def test_advice_can_be_left_out(batchq: Batchq, occupied: Stage) -> None:
 def test_a_gated_plan_would_wait(batchq: Batchq, occupied: Stage) -> None:
     done = batchq("plan", "--name", "x", "--gate", "approval", "--", "true")
     assert done.code == 4
-    assert "  once gate approval is open, it would start, as things stand" in done.lines
+    assert "  once gate approval is open, it would start, if nothing else changes" in done.lines
 
 
 def test_a_plan_that_could_never_start_says_which_request_could(

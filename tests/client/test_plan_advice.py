@@ -75,7 +75,7 @@ def test_a_request_larger_than_every_node_is_advised_about_the_largest(cpu: int)
     busy = plan_on(a_snapshot(*nodes, *full), a_request(cpu=cpu))
     assert busy.exit_code == 5
     assert advices(busy) == [
-        f"asking for cpu 4 instead of {cpu}, it would wait in line, and could start one day"
+        f"asking for cpu 4 instead of {cpu}, it would wait in line, and could start later"
     ]
 
 
@@ -174,7 +174,7 @@ def test_memory_is_advised_in_sizes_that_people_write() -> None:
 def test_a_request_too_large_for_ever_is_advised_a_size_that_would_wait() -> None:
     plan = plan_of(a_request(cpu=12), *a_running_group("r", cpu=8))
     assert advices(plan) == [
-        "asking for cpu 8 instead of 12, it would wait in line, and could start one day"
+        "asking for cpu 8 instead of 12, it would wait in line, and could start later"
     ]
 
 

@@ -221,7 +221,7 @@ def test_gates_and_suspension_wait_and_the_advice_says_what_comes_after() -> Non
     assert [one.reason for one in only(plan).blockers] == ["Suspended", "SchedulingGated"]
     assert (plan.exit_code, only(plan).position) == (4, None)
     assert advices(plan) == [
-        "once gate a, b is open and it is resumed, it would start, as things stand"
+        "once gate a, b is open and it is resumed, it would start, if nothing else changes"
     ]
 
 
@@ -230,7 +230,7 @@ def test_a_gated_request_says_what_it_would_wait_for_once_its_gate_is_open() -> 
     plan = plan_of(gated, *a_running_group("r", cpu=6))
     [sentence] = advices(plan)
     assert sentence == (
-        "once gate a is open, it would wait all the same: WaitingForResources, needs cpu 4, and"
+        "once gate a is open, it would still wait: WaitingForResources, needs cpu 4, and"
         " the cluster has 2 free (6 of 8 in use)"
     )
 

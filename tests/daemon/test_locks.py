@@ -24,7 +24,7 @@ def test_a_held_lock_is_not_given_to_another(tmp_path: Path) -> None:
 def test_a_lock_timeout_names_the_blocked_action(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path / "lock", wait_s=1, doing="start the stack"),
-        pytest.raises(Conflict, match="cannot start the stack: another process has been at it"),
+        pytest.raises(Conflict, match="cannot start the stack: another process has held the lock"),
         exclusive(tmp_path / "lock", wait_s=0.05, doing="start the stack"),
     ):
         raise AssertionError

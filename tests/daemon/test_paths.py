@@ -138,18 +138,18 @@ def test_no_command_uses_a_socket_in_a_short_folder_that_another_user_prepared(
     monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / ("x" * 120)))
     monkeypatch.delenv("BATCHQ_REDIS_URL", raising=False)
     find_home().socket.touch()
-    with pytest.raises(InvalidInput, match="is not a folder of user"):
+    with pytest.raises(InvalidInput, match="expected a folder of user"):
         target_of(None)
 
 
 def test_a_home_that_is_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match=r"in .*/file: what is there, or above it, is not"):
+    with pytest.raises(InvalidInput, match=r"in .*/file: a part of this path is not"):
         Home(tmp_path / "file").prepare()
 
 
 def test_a_home_below_a_file_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InvalidInput, match="/dev/null/home: what is there, or above it, is not"):
+    with pytest.raises(InvalidInput, match="/dev/null/home: a part of this path is not"):
         Home(Path("/dev/null/home")).prepare()
 
 
@@ -160,7 +160,7 @@ def test_a_short_folder_that_another_user_prepared_is_refused(
     trap.mkdir(mode=0o777)
     trap.chmod(0o777)
     monkeypatch.setattr("batchq.paths.short_folder", lambda: trap)
-    with pytest.raises(InvalidInput, match="is not a folder of user"):
+    with pytest.raises(InvalidInput, match="expected a folder of user"):
         Home(tmp_path / ("x" * 120)).prepare()
 
 

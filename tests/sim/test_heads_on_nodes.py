@@ -70,7 +70,7 @@ def test_a_group_that_fits_only_the_heads_node_waits_for_the_head(strategy: str)
     assert where(*world) == {"head": (100, "n1"), "small": (150, "n1")}
     result = of(outcome_until(0, *world, config=NO_EVICTIONS), "small").reasons
     assert [one.reason for one in result] == ["WaitingForResources"]
-    assert "set aside for the head of a" in result[0].message
+    assert "reserved for the head of a" in result[0].message
 
 
 @pytest.mark.parametrize("strategy", STRICT)

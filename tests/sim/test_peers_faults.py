@@ -217,7 +217,7 @@ def test_a_preemptor_names_its_victims_and_a_victim_names_its_preemptor() -> Non
         )
     ]
     assert [r.message for r in of(came, "low").reasons] == [
-        "made room for default/hi, and waits until that has it"
+        "made room for default/hi, and waits until that group has been placed"
     ]
 
 

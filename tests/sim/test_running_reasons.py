@@ -27,7 +27,7 @@ def test_pods_that_no_node_fits_wait_for_resources() -> None:
     came = outcome_until(10, node("n1", 2), array(3))
     assert of(came, "array").phase == "Running"
     assert of(came, "array").reasons == [
-        WorldReason("WaitingForResources", "task t: no node has room for one more pod")
+        WorldReason("WaitingForResources", "task t: no node has capacity for one more pod")
     ]
 
 

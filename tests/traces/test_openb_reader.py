@@ -117,7 +117,10 @@ BAD_PODS = {
     "a negative one": (HEADING + row(cpu="-1"), "line 2: cpu_milli: expected a whole number"),
     "more than there is": (HEADING + row(cpu="1000000001"), "up to 1000000000, found '1000000001'"),
     "an empty number": (HEADING + row(cpu=""), "line 2: cpu_milli: .* found nothing"),
-    "a name twice": (HEADING + row() + row(), "line 3: pod-9 is there twice, in line 2 and here"),
+    "a name twice": (
+        HEADING + row() + row(),
+        "line 3: pod-9 occurs twice, in line 2 and in this one",
+    ),
     "no fit name": (HEADING + row(name="Pod_9"), "line 2: name: expected at most 63 lower-case"),
     "shares of two": (HEADING + row(gpus="2", share="500"), "expected 1000 with num_gpu 2"),
     "a share of none": (HEADING + row(share="500"), "expected 0 with num_gpu 0, found 500"),
@@ -144,7 +147,7 @@ BAD_NODES = {
     "another table": (PODS, "expected the heading sn,cpu_milli,memory_mib,gpu,model"),
     "a heading alone": (NODES.splitlines()[0], "expected at least one node below the heading"),
     "half a gpu": (NODES.replace(",8,", ",0.5,"), "line 3: gpu: expected a whole number"),
-    "a name twice": (NODES.replace("node-1", "node-0"), "line 3: node-0 is there twice"),
+    "a name twice": (NODES.replace("node-1", "node-0"), "line 3: node-0 occurs twice"),
     "no fit model": (NODES.replace("G2", "G|2"), "line 3: model: expected at most 63 letters"),
 }
 

@@ -111,7 +111,7 @@ def test_a_machine_with_several_processors_per_node_has_the_stated_processors(
             "line 2: expected 18 numbers (Standard Workload Format), found 3",
         ),
         (f"; MaxProcs: 8\n{job_line(submit='soon')}", "line 2: expected a number, found 'soon'"),
-        (f"; MaxProcs: 8\n{job_line()}{job_line()}", "line 3: job 1 is there twice"),
+        (f"; MaxProcs: 8\n{job_line()}{job_line()}", "line 3: job 1 occurs twice"),
         (job_line(), "the log does not state its machine's number of processors (MaxProcs)"),
         ("; MaxProcs: 8\n", "expected jobs in the Standard Workload Format, found none"),
         (

@@ -218,7 +218,7 @@ def test_the_message_of_a_group_refused_for_a_head_reservation_says_so() -> None
     )
     assert decided.message("next") == (
         "needs cpu 1, and the cluster has 0 free (10 of 8 in use);"
-        " part of that is set aside for the head of strict"
+        " part of that is reserved for the head of strict"
     )
 
 

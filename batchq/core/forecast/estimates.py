@@ -451,7 +451,7 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
         at = table.slot(group, None, not_before)
         if at is not None:
             return Expected(at, ended=_ended_until(session, table, group, at, lacking))
-    lacks = left[0].message() if left else "finds no nodes that have room for all its pods"
+    lacks = left[0].message() if left else "finds no nodes with capacity for all its pods"
     if len(table.instants()) == 1 and not stopping:
         return Expected(None, why=f"nothing is known to end: it {lacks}")
     # Numbers for a later instant than now are marked as such.

@@ -129,7 +129,7 @@ def _unknown_names(session: Session, group: GroupState) -> list[str]:
     spec = group.record.spec
     found = []
     if group.queue == ROOT:
-        found.append("queue root stands above all others and holds no groups")
+        found.append("queue root is the root of the queue tree and holds no groups")
     elif not session.tree.is_leaf(group.queue):
         below = ", ".join(session.tree.children_of[group.queue][:3])
         found.append(

@@ -470,7 +470,7 @@ def victim_refusals(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     preemptor = gives_way_to(session, group)
     if preemptor is None:
         return ()
-    detail = f"made room for {preemptor.key}, and waits until that has it"
+    detail = f"made room for {preemptor.key}, and waits until that group has been placed"
     reason = Waiting.WAITING_FOR_TURN
     return (Verdict(plugin="pledge", reason=reason, detail=detail, in_line=True),)
 

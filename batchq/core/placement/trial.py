@@ -140,7 +140,7 @@ def _beside_heads(
         return found
     session.nodes.put_back_places(found)
     heads = ", ".join(queue for queue in session.ledger.head_reservations if queue != group.queue)
-    detail = f"nodes that have room for its gang are set aside for the head of {heads}"
+    detail = f"nodes that could take its gang are reserved for the head of {heads}"
     return Verdict(
         plugin="enqueue", reason=Waiting.WAITING_FOR_RESOURCES, detail=detail, in_line=True
     )
@@ -219,7 +219,7 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
     if in_line and not free:
         detail, passing = explain_no_node(session, shape).detail, ""
     elif in_line:
-        detail = "nodes do not have room for its gang now"
+        detail = "nodes cannot take its gang now"
         # This detail changes with what is free, so it is not stored.
         passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
     else:

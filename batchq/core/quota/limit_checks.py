@@ -62,7 +62,7 @@ def over_limit(
                     need=need,
                     limit=limit,
                     seen=seen,
-                    detail=f"part of that is set aside for the head of {heads}" if heads else "",
+                    detail=f"part of that is reserved for the head of {heads}" if heads else "",
                     in_line=not scope.startswith("ns:"),
                 )
             )

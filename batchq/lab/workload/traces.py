@@ -149,7 +149,7 @@ def _read_log(path: Path, processors: int | None) -> tuple[int, list[TraceJob]]:
                 continue
             row = _job_of(line, f"{path}, line {place}")
             if row.number in seen:
-                raise InvalidInput(f"{path}, line {place}: job {row.number} is there twice")
+                raise InvalidInput(f"{path}, line {place}: job {row.number} occurs twice")
             seen.add(row.number)
             rows.append(row)
             if len(rows) > MOST_JOBS:
@@ -321,7 +321,7 @@ def _rows_of(
             item = read(fields, row, place)
             if (first := seen.setdefault(name_of(item), line)) != line:
                 raise InvalidInput(
-                    f"{place}: {name_of(item)} is there twice, in line {first} and here"
+                    f"{place}: {name_of(item)} occurs twice, in line {first} and in this one"
                 )
             yield item
 

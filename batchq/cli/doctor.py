@@ -34,8 +34,8 @@ _SHOWN = 10
 def doctor(shared: Globals, config: Path | None, output: Output) -> int:
     """Look for problems of the server, schedulers, nodes and ledger, and say what to do.
 
-    The command only reads, and reports what this user may not read. Each line is a finding: ✓ is as
-    it should be, · is worth knowing, ! will cause trouble, ✗ does now. docs/operations.md explains
+    The command only reads, and reports what this user may not read. Each line is a finding: ✓ is in
+    order, · is a note, ! is a warning of future trouble, ✗ is an error. docs/operations.md explains
     every check.
 
     Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 the server cannot be reached or

@@ -214,7 +214,8 @@ def get(
 
     KIND is podgroup, pod, queue, node, resourcequota, priorityclass or admissioncheck, also in the
     plural or short (pg, q, no, quota, pc, check). `batchq apply -f -` reads what `-o yaml` prints;
-    other commands accept what `-o name` prints, such as podgroup/default/train, for KIND NAME.
+    other commands accept what `-o name` prints, such as podgroup/default/train, instead of KIND
+    NAME.
 
     Groups and pods are read --chunk-size at a time, and each chunk is printed as soon as it is
     read. --limit ends a list early and prints where it continues; --continue starts there.
@@ -429,7 +430,7 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: Output) -> None
     """Create the objects of a file that do not exist, and change the others.
 
     All objects are applied or, if one is refused, none. The file's folder is the default workingDir
-    of pods. A queue whose stopPolicy the file does not set keeps its own.
+    of pods. A queue keeps its stopPolicy unless the file sets one.
 
     Consequences that a queue's author may not intend (guarantees beyond the machines' capacity,
     limits below the current usage) cause warnings on stderr; the queue is applied.

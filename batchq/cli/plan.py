@@ -265,11 +265,11 @@ def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options
     submitting anything.
 
     The scheduler's next session runs here, with its own configuration, on the server's current
-    state and the submission. The plan shows whether all pods get nodes and which, and the victims.
-    For groups that would wait, it shows all reasons, their position in line, when they are expected
-    to start, when capacity will be free at the earliest, and which changes would help. Other
-    objects of a file, such as queues and quotas, are assumed as applied. The command needs no right
-    to write.
+    state and the submission. The plan shows whether all pods get nodes, which nodes they get, and
+    which groups would be evicted. For groups that would wait, it shows all reasons, their position
+    in line, when they are expected to start, when capacity will be free at the earliest, and which
+    changes would help. Other objects of a file, such as queues and quotas, are treated as applied.
+    The command needs no right to write.
 
     The plan is valid as long as nothing else changes.
 

@@ -326,11 +326,11 @@ _EXAMPLES = examples(
 def queues(ctx: click.Context, output: Output) -> None:
     """List queues as a tree; show, apply, stop and resume them.
 
-    For each resource, USED/DESERVED is what pods of the queue and of those below it hold on nodes,
-    of what the queue deserves. RESERVED is kept for admitted groups beyond that, BORROWED is the
-    excess of both over what it deserves. SHARE is what it holds over what it deserves, in the
-    resource with the largest ratio; the lowest share is served first. PENDING counts waiting
-    groups.
+    For each resource, USED is what the pods of the queue, and of the queues below it, hold on
+    nodes, and DESERVED is what the queue deserves. RESERVED is what admitted groups reserve beyond
+    USED. BORROWED is the part of USED and RESERVED that exceeds DESERVED. SHARE is the ratio of
+    USED and RESERVED to DESERVED, in the resource with the largest ratio; the queue with the lowest
+    share is served first. PENDING counts waiting groups.
 
     By weight, a queue deserves no more than it holds and requests. `batchq queues show NAME` has
     the details.
@@ -356,10 +356,10 @@ def list_queues(shared: Globals, output: Output) -> None:
 def show_queue(shared: Globals, name: str, output: Output) -> None:
     """Show one queue: its limits and usage, loans, waiting groups, and possible victims.
 
-    The first victims are the groups that a preemptor would evict first, if it may: priorities,
-    minRuntime, the eviction budget and guarantees are checked when a preemptor comes.
+    The first victims are the groups that a preemptor would evict first, unless they are protected:
+    priorities, minRuntime, the eviction budget and guarantees are checked for each preemptor.
 
-    `root`, above all others, always exists, even if no object describes it.
+    The queue `root`, the root of the tree, always exists, even if no object describes it.
 
     Exit codes: 0 shown, 6 there is no such queue.
     """
@@ -394,8 +394,8 @@ def show_queue(shared: Globals, name: str, output: Output) -> None:
 def apply(shared: Globals, filename: str, dry_run: bool, output: Output) -> None:
     """Create the queues of a file that do not exist, and change the others.
 
-    Like `batchq apply`, for files with queues only; the changes of each queue are printed behind
-    its name. A queue whose stopPolicy the file does not set stays stopped if it is.
+    Like `batchq apply`, for files with queues only; the changes of each queue are printed after
+    its name. A stopped queue stays stopped unless the file sets its stopPolicy.
 
     Exit codes: 0 all are as in the file, 1 bad content or another kind, 6 a parent does not exist,
     8 another client has changed one, 12 a rule refuses one; then none is changed.

@@ -81,8 +81,8 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     type=DURATION,
     default="30s",
     show_default=True,
-    help="How long a pod runs on without contact to the server; the scheduler's podLease. From 1s "
-    "and twice --beat to 1h.",
+    help="How long a pod continues without contact with the server; should equal the scheduler's "
+    "podLease. At least 1s and twice --beat, at most 1h.",
 )
 @click.option(
     "--enforce",

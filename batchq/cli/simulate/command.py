@@ -200,9 +200,9 @@ def simulate(
     p95_wait_s, max_wait_s, mean_bounded_slowdown, utilization, makespan_s, evictions; with --by
     also fairness and tenants. For several runs it is {"runs": [{"name": …, and the same}]}. Figures
     are over the jobs that finished, null if there are none. -o csv has the same columns after
-    `run`. --starts has the log's numbers and seconds in the log's order, with several runs after a
-    column `run`; the start is empty for a job that never started, and the last one for a job that
-    was evicted.
+    `run`. --starts writes a row for each job, in the log's order, with the log's job numbers and
+    seconds; with several runs, the first column is `run`. The start is empty for a job that never
+    started. For a job that was evicted, it is the last start.
 
     PODS.csv is the table of pods of Alibaba's GPU trace, and --nodes that of its nodes: each pod
     becomes a group of one, with cpu, memory and GPUs in thousandths. Each --placement, --policy and

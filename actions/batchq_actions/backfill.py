@@ -1,20 +1,19 @@
 """backfill: start groups ahead of a blocked head where they do not delay it.
 
-The blocked head of a Backfill queue has a reservation: the earliest time at which enough of what
-runs is known to have ended. The groups behind it, in the queue's order or shortest walltime first,
-are admitted and placed at once if they fit now, and either end before that time or leave enough
-beside the head: EASY (Lifka 1995). The reservation counts all limits and single nodes: the head has
-capacity for its gang on certain nodes then, and groups that would still run there leave it free.
+The blocked head of a Backfill queue has a reservation: the earliest time by which, according to the
+known ends of running groups, it can start. The groups behind it, in the queue's order or shortest
+walltime first, are admitted and placed at once if they fit now, and either end before that time or
+leave enough capacity for the head: EASY (Lifka 1995). The reservation covers all limits and certain
+nodes: groups that would still run at that time leave the capacity for the head's gang free there.
 With `reservations: all` every waiting group has a reservation, each beside those before it:
-conservative backfilling (Mu'alem and Feitelson 2001). A group without a walltime may only use what
-is left beside the head for ever.
+conservative backfilling (Mu'alem and Feitelson 2001). A group without a walltime may use only
+capacity that the head never needs.
 
-Head reservations bind the groups of other queues, too. Where no head of its own queue holds a group
-back, it goes ahead if it delays none of the other heads.
+Head reservations bind the groups of other queues, too. A group that no head of its own queue holds
+back starts if it delays no head of another queue.
 
-No plan is kept: the next session makes a new one from what is known then. Groups end earlier than
-their walltimes say, never later, so a reservation moves forward as long as no other group takes its
-capacity.
+No plan is kept: each session makes a new one. Groups end no later than their walltimes, and often
+earlier, so the head may start before its reservation if no other group takes the capacity.
 """
 
 from __future__ import annotations

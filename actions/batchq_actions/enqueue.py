@@ -73,8 +73,8 @@ class Enqueue:
     name = "enqueue"
 
     def execute(self, session: Session) -> None:
-        # 1. A preemptor that fits by now, and is first in line, gives up its pledge, so that its
-        #    victims go on.
+        # 1. A preemptor that is first in line and fits without its pledge gives it up, so that its
+        #    victims continue.
         end_spare_pledges(session)
 
         # 2. Gangs that lack nothing but nodes look for places, which groups in line then leave
@@ -97,12 +97,12 @@ class Enqueue:
         else:
             _serve_one_line(session, drained, growing)
 
-        # 6. As step 1, for preemptors that a group in line came before: it has had its turn.
+        # 6. As step 1, for preemptors that were not first in line: the groups ahead were tried.
         for group in end_pledges_still_spare(session):
             _try(session, group, growing)
 
-        # 7. The next session needs to know where heads stand on nodes, and since when a gang has
-        #    waited for nodes.
+        # 7. The next session needs to know which nodes are reserved for heads, and since when a
+        #    gang has waited for nodes.
         if nodes_decide(session):
             store_head_places(session)
             note_first_waiting(session)

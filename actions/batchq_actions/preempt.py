@@ -2,10 +2,10 @@
 
 Preemptors are gangs that wait for nothing but capacity. Victims are of the same queue: pods beyond
 minMember of groups of at most the preemptor's priority (of an array: lower only), then whole groups
-of strictly lower priority. The preemptor takes what they leave and what is idle, so its queue may
-end above what it deserves. Where these victims do not suffice, borrowers of other queues may
-complete them (`batchq.core.preemption.scopes`). The formulation follows Kueue's preemption within a
-ClusterQueue; kube-batch's faults that it avoids are listed in docs/faults.md.
+of strictly lower priority. The preemptor uses the capacity of its victims and idle capacity, so its
+queue may end above what it deserves. If these victims do not suffice, borrowers in other queues may
+be evicted as well (`batchq.core.preemption.scopes`). The rules follow Kueue's preemption within a
+ClusterQueue; docs/faults.md lists the faults of kube-batch that they avoid.
 """
 
 from __future__ import annotations

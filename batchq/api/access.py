@@ -1,7 +1,7 @@
 """Who may do what: roles, bindings, scopes of tokens, and the one function that decides.
 
 A **binding** gives a subject (a user or a group of users) a role in one namespace, or in all of
-them (`*`). An **identity** is what a door of the API knows about a caller. A **target** is what the
+them (`*`). An **identity** is what the API knows about a caller. A **target** is what the
 caller wants to touch. `decide` answers from these values alone, by the table `RULES`: what no rule
 permits is refused. A token's scope is intersected with the rights that its owner has at that
 moment, so it can only narrow them.
@@ -237,7 +237,7 @@ def decide(
 
 
 def bindings_of(identity: Identity, bindings: Iterable[Binding]) -> Iterator[Binding]:
-    """Yield the bindings that apply to an identity, those of its door first."""
+    """Yield the bindings that apply to an identity, its own first."""
     yield from identity.own
     subjects = identity.subjects
     yield from (one for one in bindings if one.subject in subjects)

@@ -1,11 +1,11 @@
 """The pace of the scheduler: one turn per period, and sooner after a change.
 
-One thread decides, that of the executor `session`. Everything else only moves the time of its next
-turn. A change in the store brings the turn forward; many changes at once count as one, and two
-turns are at least `min_session_interval_ms` apart. An instant at which the last turn said that
-something is due brings it forward too. After resources were freed, the distance shrinks to a
-quarter of the last turn's duration, because a group may be waiting for them. A store that does not
-answer pushes the next turn back.
+Only the thread of the executor `session` decides. Everything else changes only the time of its next
+turn. A change in the store makes the next turn earlier, and so does an instant at which, according
+to the last turn, something is due. Many changes at once cause one turn, and two turns are at least
+`min_session_interval_ms` apart. After resources were freed, a quarter of the last turn's duration
+is enough, because a group may be waiting for them. If the store does not answer, the next turn is
+delayed.
 
 APScheduler keeps the period and refuses to start a turn while one runs. This module adds what
 APScheduler lacks: waking, backing off, and reporting a turn that hangs.

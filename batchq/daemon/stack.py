@@ -1,7 +1,7 @@
 """The local stack: `batchq up`, `status` and `down` for the server, scheduler and agents of a home.
 
-An agent that drains lets its pods run on for a while and then asks them to stop. An agent that
-takes too long is killed, and its pods with it; its run files tell which pods those are.
+An agent that drains waits for its pods for a while and then asks them to stop. An agent that takes
+too long is killed together with its pods, which are listed in its run files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a request to an answer: doors, limits, parameters, the endpoint, and errors as problems.
+"""From a request to an answer: identity, limits, parameters, the endpoint, and errors as problems.
 
 Endpoints are plain functions, because the client is: they run in a pool of threads, each with a
 connection of its own. Streams run in the event loop.

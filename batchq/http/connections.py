@@ -1,9 +1,9 @@
 """Connections: who is at the other end, how many there are, and how long they may do nothing.
 
-uvicorn has no timeout but that of idle keep-alive connections: a client that reads nothing would
-keep its answer for ever, and one that sends a byte a minute its place. So every connection is
-looked at once a second, and cut when it has made no progress for `STALLED_S`, in either direction.
-A stream that has nothing to say makes no progress either, but has nothing left to send.
+uvicorn times out only idle keep-alive connections. A client that never reads its answer, or that
+sends a byte a minute, would occupy its connection for ever. So every connection is checked once a
+second, and closed when it has made no progress in either direction for `STALLED_S`. A stream that
+waits for its next event makes no progress either, but is kept, because nothing is left to send.
 """
 
 from __future__ import annotations

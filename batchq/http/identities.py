@@ -1,4 +1,4 @@
-"""The doors of the API: who a caller is, and which requests are refused before that is asked.
+"""The identity of a caller, and the requests that are refused before it is determined.
 
 The **unix socket** needs no secret: the kernel names the account of the process at its other end.
 The account that runs the API holds the credentials of the Redis server, so it is operator and admin

@@ -1,6 +1,6 @@
 """How much one caller may ask: requests a second, streams at a time, and failed attempts.
 
-All of it lives in this process: several API processes each grant as much.
+The counts are kept in this process, so each of several API processes grants the full amounts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rate(NamedTuple):
 
 READS = Rate(per_s=50.0, burst=200.0)
 WRITES = Rate(per_s=20.0, burst=100.0)
-#: Unknown tokens from one address. Guessing is hopeless anyway; this bounds what it costs.
+#: Unknown tokens from one address. Tokens cannot be guessed; this bounds the cost of attempts.
 FAILURES = Rate(per_s=0.2, burst=20.0)
 
 

@@ -11,8 +11,8 @@ unused guarantees of siblings are left to them. Rule 4: the cluster's ledger + r
 resources x overcommit.
 
 Refusals by rule 1 are out of line but not final; those by rules 3 and 4 are in line, with
-WaitingForQuota for a stated limit and WaitingForResources for nodes. Refused groups are woken when
-a charge falls, a queue changes, or a node comes. Kueue's nominalQuota, borrowingLimit and
+WaitingForQuota for a stated limit and WaitingForResources for nodes. Refused groups are unparked
+when a charge falls, a queue changes, or a node is added. Kueue's nominalQuota, borrowingLimit and
 lendingLimit lead to the same sums; Volcano's capacity plugin also checks a queue and its ancestors.
 
 External groups use no nodes: the parts of rules 1 and 4 about nodes do not apply to them, and the

@@ -2,7 +2,8 @@
 
 preEnqueue: a group of a queue with a missing or inactive check reserves nothing, and a check that
 requested a retry holds its group back for a while. permit: a group with a reservation waits until
-all its checks are True. Woken by the answer, by the lease of a controller, and by the clock.
+all its checks are True. A refused group is unparked by an answer, by a change of a controller's
+lease, and when the delay of a retry ends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The plugin vetoes every victim in one of `namespaces`, by default `system` and `kube-system`, and
 has no opinion on others. It follows kube-batch's and Volcano's plugin of this name, which also
 exempts two priority classes. Groups submitted to such a namespace are safe from preempt and
-reclaim, so restrict access to it. No change wakes its refusals: a group never leaves its namespace.
+reclaim, so restrict access to it. No change lifts its refusals: a group never leaves its namespace.
 """
 
 from __future__ import annotations

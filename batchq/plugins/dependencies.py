@@ -1,8 +1,8 @@
 """dependencies (preEnqueue): a group waits for the groups that it depends on.
 
-Each must end in the way specified, and its processes must have ended. Woken by the other group's
-phase, and by the end of its last process. If a dependency can never be met any more, the controller
-makes the group Failed.
+Each must end in the way specified, and its processes must have ended. A refused group is unparked
+when the other group changes its phase, and when its last process ends. If a dependency can never be
+met any more, the controller makes the group Failed.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ with. Without all of its pods, the victim's group would keep nothing, so the plu
 victim that is a whole group, whatever its priority: groups only balance their pods beyond
 minMember. The plugin has no opinion between queues.
 
-A refused victim is asked for again in the next session with a preemptor; the answer changes when
-either group's charge or the ready nodes change.
+The plugin votes on a refused victim again in the next session with a preemptor. The vote changes
+when either group's charge or the ready nodes change.
 """
 
 from __future__ import annotations

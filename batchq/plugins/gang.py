@@ -1,15 +1,15 @@
 """gang (groupReady, preemptable, reclaimable): a group has minMember pods or none at all.
 
 groupReady: the number of placed pods, i.e. pods on nodes and succeeded pods, is at least minMember,
-and at least minAvailable for every task. Woken by an edit of the group.
+and at least minAvailable for every task. An edit of the group changes the answer.
 
 preemptable, reclaimable: a veto. Single pods may leave a group only while placed - leaving >=
 minMember, and placed[task] - leaving[task] >= minAvailable of their tasks; a group that would fall
 below leaves as a whole or stays. The plugin has no opinion on groups that leave as a whole. The
 gang plugin of kube-batch and Volcano uses only the first of the two sums, computed once a session
 and not as victims are chosen, and lets every pod of a group with minMember 1 go, including the
-last. A refused victim is asked for again in the next session with a preemptor; the answer changes
-when a pod of the group starts, ends or leaves.
+last. The plugin votes on a refused victim again in the next session with a preemptor. The vote
+changes when a pod of the group starts, ends or leaves.
 """
 
 from __future__ import annotations

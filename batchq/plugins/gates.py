@@ -3,8 +3,8 @@
 A group is refused while it has a gate of its own, or while gates of its pods (in the templates of
 tasks, or of single pods in a snapshot described by hand) leave fewer pods than minMember or than a
 task's minAvailable. While this plugin is configured, gated pods are neither created nor bound, and
-do not count in sums or requests; without it, gates are stored and ignored. Woken by the removal of
-the last gate. No retry cost, no Unschedulable.
+do not count in sums or requests; without it, gates are stored and ignored. The removal of the last
+gate unparks the group. A gated group uses no retry, and is never Unschedulable.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ gpu, so that nodes with gpus are filled up and whole ones stay free for gangs.
 The first three are Kubernetes' NodeResourcesFit and NodeResourcesBalancedAllocation, and
 kube-batch's nodeorder. There, cpu and memory always count, and missing requests count as 100m and
 200Mi; here, only stated requests count. binpack is Volcano's. A plugin's `weight` multiplies its
-score; by default, leastAllocated and binpack are configured. They refuse nothing, so nothing wakes
-them.
+score; by default, leastAllocated and binpack are configured. They refuse no
+node.
 """
 
 from __future__ import annotations

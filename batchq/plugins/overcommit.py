@@ -16,9 +16,9 @@ smaller of two limits applies. To overcommit cpu twice and gpus not at all, set 
 here `resources: {gpu: 1}`. The plugin applies to admissions; for pods beyond minMember, only the
 store's limits apply.
 
-Refuses in line; what never fits, even with every node that was seen within a day, is refused out of
-line: with ExceedsCapacity for nodes, with ExceedsMaxQuota for a queue. Woken when a charge falls, a
-queue changes, or a node comes.
+Its refusals are in line, except for a group that never fits, even with every node that was seen
+within a day: that is out of line, with ExceedsCapacity for nodes or ExceedsMaxQuota for a queue. A
+refused group is unparked when a charge falls, a queue changes, or a node is added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """predicates (predicate): ready, not cordoned, node selector, tolerated taints, resources.
 
-Woken when a node comes, changes, or has something freed on it.
+A refused group is unparked when a node is added or changed, or resources on it become free.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ there is none between queues.
 reclaimable follows `preemption.reclaim` of the preemptor's queue: Any agrees, Never refuses, and
 LowerPriority uses the rule of preemptable. Never is the default; with Any, only shares decide.
 
-A refused victim is asked for again in the next session with a preemptor; the answer changes with
-either group's class and with the preemptor's queue.
+The plugin votes on a refused victim again in the next session with a preemptor. The vote changes
+with the class of either group, and with the preemptor's queue.
 """
 
 from __future__ import annotations

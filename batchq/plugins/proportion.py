@@ -20,8 +20,8 @@ requests only cpu is never above what it deserves of memory, and can keep the wh
 action, not this plugin, ensures that the preemptor's queue ends at or below deserved, so that it
 does not become a victim in turn.
 
-A refused victim is asked for again in the next session with a preemptor; the answer changes when a
-charge, a queue or the ready nodes change, and as victims are chosen.
+The plugin votes on a refused victim again in the next session with a preemptor. The vote changes
+when a charge, a queue or the ready nodes change, and as victims are chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """quota (admissible): a namespace's ResourceQuotas, rules 1 and 2.
 
-Refuses out of line: a group that only its own namespace holds back does not hold back others. Woken
-when a charge of the namespace falls or one of its quotas changes.
+Its refusals are out of line: a group that only its own namespace holds back does not hold back
+others. A refused group is unparked when a charge of the namespace falls or one of its quotas
+changes.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Volcano's plugin of this name (#1303, #1416, #1901, #2235) also lets overdue gro
 if it is in an earlier tier, orders by deadline long before any group is overdue, and ignores an
 unreadable waiting time. This plugin changes only the order: limits hold, no group is evicted for an
 overdue one, other queues reclaim what they deserve, and a group with an unreadable annotation is
-out of line as Misconfigured, woken by an edit of it. Through `due_at`, the clock wakes a session
-when a group becomes overdue.
+out of line as Misconfigured until an edit unparks it. Through `due_at`, a session runs when a group
+becomes overdue.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nodes fall silent, pods end, clocks run out, users suspend groups and cut quotas
 moves groups and pods along the lifecycle's table in response. Pure: it changes the session's state
 through Statements, like an action. `settle` calls one function for each kind of event, in order.
 
-It also keeps pledges up between sessions: it evicts the remaining victims, and ends pledges. A
+It also maintains pledges across sessions: it evicts the remaining victims, and ends pledges. A
 pledge ends when the preemptor has been placed, or loses its reservation. If its victims have not
 ended in time, the preemptor is rolled back.
 """

@@ -80,4 +80,4 @@ def test_every_plugins_docstring_begins_with_its_name_and_its_points() -> None:
         first = re.match(rf"{name} \(([\w, ]+)\): ", text)
         assert first is not None, name
         assert sorted(first[1].split(", ")) == sorted(points), name
-        assert re.search(r"[Ww]oken|wakes|asked for\s+again", text), name
+        assert re.search(r"unpark|lifts|vote\s+changes", text), name

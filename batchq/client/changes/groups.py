@@ -4,11 +4,11 @@ A pod's name is `<group>-<task>-<index>`. The index follows the last hyphen, so 
 in a namespace have the same name only if `<group>-<task>` is the same text for both: task `b-c` of
 group `a`, and task `c` of group `a-b`. The text alone determines the possible groups: each of its
 hyphens may end the name of a group. So only a few names are looked up, however many groups exist,
-and whichever of the two came first.
+and whichever of the two was submitted first.
 
-Of two simultaneous submissions the commit script refuses the second: its condition is that the
-groups that were absent still are. It cannot compare another group's tasks: an edit of those at the
-moment of a submission can go unnoticed.
+If two groups with the same pod names are submitted at the same time, the commit script refuses the
+second, because a group that the request found absent exists by then. The script does not compare
+the tasks of other groups, so a simultaneous edit of those can go unnoticed.
 """
 
 from __future__ import annotations

@@ -3,17 +3,17 @@
 For a single queue guarantee <= deserved <= capability (batchq.api.validation). Beside the others,
 for each resource:
 
-- the guarantees of its children fit into its guarantee; a queue that states none has the sum of its
-  children's, which must fit into its deserved and capability, and counts further up;
-- the deserved amounts of its children fit into its deserved, if it states one. A child that states
-  none deserves at least its guarantee.
+- the guarantees of a queue's children fit into its guarantee. The guarantee of a queue that states
+  none is the sum of its children's: it must fit into the queue's deserved and capability, and its
+  parent counts it;
+- the deserved amounts of a queue's children fit into its deserved, if it states one. A child that
+  states none deserves at least its guarantee.
 
 These rules concern several records. Two simultaneous changes of two queues must not together
 produce a state that would be refused to each alone. So every change that could matter also writes
 the queue `default`, unchanged, over the revision that was read before all else. The second request
 gets a conflict, and is checked again. One record for the whole tree is enough, since queues change
-rarely, and it leaves no gap: a guard per parent would need a record for the root, too, which
-usually has none.
+rarely. A guard per parent would not cover the root, which usually has no record.
 """
 
 from __future__ import annotations

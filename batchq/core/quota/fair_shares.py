@@ -417,8 +417,8 @@ def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
     """Return what a preemptor requests and its queue's ledger leaves out because its victims are
     still charged there; it is part of the queue's demand all the same.
 
-    A victim that has left and waits in line requests the same amount again, which stands for the
-    preemptor's part while the victim's processes end.
+    A victim that has left and waits in line requests the same amount again. Until the victim's
+    processes have ended, that request is counted instead of the preemptor's.
     """
     owed = session.ledger.owed(preemptor).get(queue_scope(preemptor.queue))
     if not owed:

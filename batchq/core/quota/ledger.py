@@ -3,9 +3,9 @@
 The store keeps the same sums and re-checks every growth in the script that writes it: the session
 decides with its ledger, and the store enforces its own.
 
-For a while, a preemptor and its victims are both charged. In a scope that counts both, the
-preemptor counts for less by what its victims are still charged there: the sum equals that of the
-preemptor or of the victims, whichever is larger.
+Until its victims have ended, a preemptor and its victims are both charged. In a scope that contains
+both, the preemptor's charge is reduced by the remaining charges of its victims, so that the sum of
+both equals the larger of the two charges.
 """
 
 from __future__ import annotations

@@ -27,5 +27,7 @@ def test_the_wide_list_and_the_description_tell_how_memory_is_limited(
     ]
 
 
-def test_a_node_whose_agent_has_not_said_it_shows_nothing(batchq: Batchq, stage: Stage) -> None:
+def test_describe_omits_a_memory_limit_that_the_agent_did_not_report(
+    batchq: Batchq, stage: Stage
+) -> None:
     assert "Memory limit" not in batchq("describe", "node", "n1").out

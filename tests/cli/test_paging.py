@@ -50,7 +50,7 @@ def test_pages_list_every_group_once_the_oldest_first(batchq: Batchq, many: Stag
         assert done.out.count("NAME ") == 1
 
 
-def test_a_page_shows_what_one_look_at_all_shows_but_places_in_line(
+def test_a_paged_list_equals_the_whole_list_except_for_positions(
     batchq: Batchq, many: Stage
 ) -> None:
     paged = json.loads(batchq("jobs", "-A", "--chunk-size", "2", "-o", "json").out)

@@ -79,7 +79,7 @@ def test_a_terminal_of_80_columns_has_a_line_for_each_resource(overview: Overvie
     ]
 
 
-def test_lines_go_past_what_is_below_a_brother_and_not_past_the_last() -> None:
+def test_tree_lines_continue_only_past_queues_with_later_siblings() -> None:
     names = [a_queue("a"), a_queue("b", parent="a"), a_queue("c", parent="b")]
     names += [a_queue("d", parent="a"), a_queue("e", parent="d"), a_queue("z")]
     views = Overview(a_snapshot(*names), NOW).queues()

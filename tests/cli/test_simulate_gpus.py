@@ -200,7 +200,7 @@ def test_the_plot_is_written(trace: Path, mode: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("mode", [(), ("--inflate", "1")], ids=["played", "inflated"])
-def test_nothing_that_runs_has_a_report_and_a_plot_as_well(
+def test_a_report_and_a_plot_are_written_even_if_no_pod_is_placed(
     trace: Path, mode: tuple[str, ...]
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -132,7 +132,7 @@ def test_a_machine_too_small_for_every_job_is_reported(folder: Path) -> None:
     )
 
 
-def test_a_log_on_standard_input_is_sent_back(folder: Path) -> None:
+def test_a_log_on_standard_input_is_refused(folder: Path) -> None:
     for content in (log_text().encode(), gzip.compress(log_text().encode())):
         done = run("simulate", "-", stdin=content)
         assert (done.code, done.out) == (2, "")

@@ -40,7 +40,7 @@ def template(group: PodGroup) -> tuple[str, list[Any], dict[str, Any]]:
     return task.template.function, args, kwargs
 
 
-def test_a_function_is_submitted_by_itself(stage: Stage) -> None:
+def test_a_function_object_can_be_submitted(stage: Stage) -> None:
     group = stage.client.submit(calls.add, args=[1], kwargs={"other": 2}, cpus=2, name="sum")
     assert template(group) == ("tests.client.calls:add", [1], {"other": 2})
     [task] = group.spec.tasks

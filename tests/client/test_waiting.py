@@ -120,7 +120,7 @@ def test_waiting_for_success_ends_with_the_first_failure(stage: Stage, waiter: W
     assert good.reached is False
 
 
-def test_a_group_that_ends_before_it_was_admitted_was_not(stage: Stage) -> None:
+def test_a_wait_for_admission_ends_unreached_when_the_group_is_cancelled(stage: Stage) -> None:
     stage.client.submit(command=["true"], name="x")
     stage.client.cancel("x")
     [result] = stage.client.wait(["x"], for_="admitted")

@@ -213,7 +213,7 @@ def test_gated_pods_of_a_running_group_are_shown() -> None:
     accept(["gates", "open", "part", "late", "licence", "--task", "b"])
 
 
-def test_a_list_tells_them_too() -> None:
+def test_a_list_shows_the_gates_that_pods_wait_for() -> None:
     world = partly_gated()
     [view] = Overview(world.snapshot, world.now_ms).groups()
     assert where_or_why(view) == "n1; 2 pods of task b wait for gates late, licence"

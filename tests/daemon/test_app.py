@@ -124,7 +124,7 @@ def test_a_leader_that_is_asked_to_end_resigns(
 
 
 @pytest.mark.e2e
-def test_the_second_waits_and_succeeds_the_first_when_it_is_killed(
+def test_a_standby_scheduler_leads_when_the_leader_is_killed(
     start: Start, store: RedisStore
 ) -> None:
     first = start("first")

@@ -401,7 +401,7 @@ def test_a_longer_pace_puts_the_next_turn_off() -> None:
         until(lambda: turns.count > before)
 
 
-def test_turns_keep_another_distance_once_it_is_named() -> None:
+def test_a_reloaded_min_session_interval_applies_to_the_next_turns() -> None:
     turns = Turns()
     with running(turns) as loop:
         until(lambda: turns.count == 1)

@@ -193,7 +193,7 @@ def test_a_change_taken_back_before_a_session_has_no_effect(path: Path) -> None:
     assert period_ms(reload) == 2000
 
 
-def test_a_wrong_file_does_not_take_back_what_is_to_come(path: Path) -> None:
+def test_an_invalid_file_keeps_the_configuration_that_waits_to_be_taken_up(path: Path) -> None:
     reload = Reload(path)
     for text in ("schedulePeriod: 3s\n", "schedulePeriod: soon\n"):
         replace(path, text)

@@ -147,7 +147,7 @@ def test_where_nothing_is_left_nothing_is_started(home: Home) -> None:
     assert states(stack.status(home)) == ["dead", "running", "running"]
 
 
-def test_a_failing_up_leaves_a_server_that_holds_data_and_what_the_dead_had(
+def test_a_failed_up_keeps_the_server_and_the_resources_of_dead_agents(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stack.up(home, UpOptions(agents=1, resources="cpu=512,memory=64Mi"))

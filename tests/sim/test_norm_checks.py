@@ -329,7 +329,7 @@ def test_terminating_pods_are_counted_on_before_any_eviction() -> None:
     ]
 
 
-def test_when_a_borrower_ends_normally_the_reservation_and_its_answers_stand() -> None:
+def test_a_reservation_and_its_answers_are_kept_when_a_borrower_ends() -> None:
     """No pod of that queue may be reclaimed any more, and none has to be."""
     came = outcome_until(
         100,

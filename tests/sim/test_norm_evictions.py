@@ -141,7 +141,7 @@ def test_pods_beyond_the_gang_go_lowest_priority_first_then_youngest_start() -> 
     ) == ["y-t-1", "y-t-2"]
 
 
-def test_equal_victims_go_by_uid_which_is_a_number_if_it_is_a_place_in_the_file() -> None:
+def test_equal_victims_leave_in_order_of_uid_numeric_for_places_in_the_file() -> None:
     eleven = [one for index in range(11) for one in runs(f"g{99 - index}")]
     assert gone(node("n1", 11), *eleven, group("hi", **HI)) == ["g99-t-0"]
     assert gone(node("n1", 2), *runs("b", uid="u2"), *runs("a", uid="u1"), group("hi", **HI)) == [

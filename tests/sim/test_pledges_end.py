@@ -243,7 +243,7 @@ def test_two_preemptors_do_not_wait_for_each_other_over_one_array() -> None:
     assert phases(came) == {"array": "Running", "one": "Completed", "two": "Completed"}
 
 
-def test_a_preemptor_that_lacks_a_groups_place_evicts_a_group_whole() -> None:
+def test_a_preemptor_beyond_max_pod_groups_evicts_a_whole_group() -> None:
     """Two cpus are idle; the array is evicted with all of its pods, and not one by one."""
     came = outcome(
         *CLASSES,

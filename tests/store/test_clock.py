@@ -27,7 +27,7 @@ class ASetClock(redis.Redis):
         return self.seconds, 0
 
 
-def test_the_time_goes_on_between_two_looks() -> None:
+def test_the_clock_runs_between_two_measurements() -> None:
     server = ASetClock()
     ours = ServerClock(Link("redis://nowhere", client=server))
     assert 1_000_000_000 <= ours.now_ms() < 1_000_001_000

@@ -352,7 +352,7 @@ def test_a_submitter_is_held_to_limits_that_it_may_not_write(guarded: GuardedSer
 
 
 @pytest.mark.parametrize("user", ["submitter", "controller", "operator", "scheduler"])
-def test_users_who_may_only_read_limits_are_held_to_their_last_change(
+def test_a_charge_planned_before_the_last_change_of_limits_is_refused(
     guarded: GuardedServer, user: str
 ) -> None:
     limits = (Limit(scope="namespace:x", amounts={"cpu": 1}),)

@@ -185,7 +185,7 @@ def holds(watched: ReplicatedServer, port: int, name: str) -> bool:
         return bool(client.hexists("{bq}:Queue", name))
 
 
-def test_after_the_death_of_the_primary_everything_goes_to_the_other(
+def test_after_a_failover_all_calls_use_the_new_primary(
     dying: ReplicatedServer, store: RedisStore
 ) -> None:
     before = dying.primary()

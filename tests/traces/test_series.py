@@ -158,7 +158,7 @@ def test_shares_due_follow_the_tenants_present() -> None:
     assert entitled(one, 100) == [{"a": 1.0}, {"a": 0.75, "b": 0.25}, {"a": 1.0}]
 
 
-def test_a_step_that_is_cut_short_counts_for_what_it_is() -> None:
+def test_a_shorter_last_step_is_divided_by_its_own_length() -> None:
     one = schedule(ran(1, size=2, tenant="a", run_s=150), usage=(sample(0, 150),))
     assert entitled(one, 100) == [{"a": 0.5}, {"a": 0.5}]
 

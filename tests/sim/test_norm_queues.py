@@ -14,6 +14,7 @@ from batchq.lab.simulation.report import WorldOutcome
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    applies,
     bound,
     evicted,
     group,
@@ -281,6 +282,24 @@ def test_within_its_own_guarantee_a_queue_ignores_those_of_others() -> None:
     )
     assert in_order(came) == ["a1"]
     assert reasons(came, "a2") == ["WaitingForResources"]
+
+
+def test_within_the_guarantee_of_its_parent_a_queue_ignores_what_that_guarantees_below() -> None:
+    """Since n2 is lost at 5, queue o leaves 1 of the 4 cpus that are guaranteed to lab. The queue
+    that asks first gets it: lab stays within its guarantee, with the 2 that are its child's, too.
+    """
+    came = outcome(
+        node("n1", 4),
+        node("n2", 4),
+        queue("lab", guarantee={"cpu": 4}),
+        queue("own", parent="lab", guarantee={"cpu": 2}),
+        queue("other", parent="lab"),
+        queue("o"),
+        *running("uses", 3, queue="o"),
+        timeline({"at": "5s", "failNode": "n2"}, applies(10, group("asks", queue="other"))),
+    )
+    assert (10, ["default/asks"]) in admitted(came)
+    assert phases(came)["asks"] == "Running"
 
 
 def test_elastic_pods_leave_guarantees_free_too_and_stay_within_every_ancestor() -> None:

@@ -349,29 +349,31 @@ class LedgerView:
         group: GroupState,
         queue: str,
         resource: str,
-        need: int,
         asked: Amounts | None = None,
     ) -> int:
-        """Return how much a growth of this queue must leave to its siblings in its parent.
-
-        This is 0 while the queue stays within its own guarantee, because all guarantees fit
-        together. Beyond that, it is the unused part of the siblings' guarantees (rule 3).
+        """Return how much a growth of this queue beyond its own guarantee must leave to its
+        siblings in its parent: the unused part of their guarantees (rule 3).
         """
         if not self.unused:
             return 0
         unused = self.unused_below(self.tree.parent_of.get(queue, ""), resource)
         if not unused:
             return 0
+        own = self.tree.guarantee(queue).get(resource, 0) - self.used(queue_scope(queue), resource)
+        return unused - max(0, own) - self._filled_by_heads(group, queue, resource, asked)
+
+    def stays_within_guarantee(
+        self,
+        group: GroupState,
+        queue: str,
+        resource: str,
+        need: int,
+        asked: Amounts | None = None,
+    ) -> bool:
+        """Return whether a queue stays within its own guarantee with this growth of a group."""
         guarantee = self.tree.guarantee(queue).get(resource, 0)
-        scope = queue_scope(queue)
-        used = self.used(scope, resource)
-        own = max(0, guarantee - used)
-        without = used - self.counts_for(group, scope).get(resource, 0)
-        if self.head_reservations:
-            without += sum(self.reserved_for_heads(group, scope, resource, asked).values())
-        if without + need <= guarantee:
-            return 0
-        return unused - own - self._filled_by_heads(group, queue, resource, asked)
+        used = self.without(group, queue_scope(queue), resource, asked)
+        return used + need <= guarantee
 
     def _filled_by_heads(
         self, group: GroupState, queue: str, resource: str, asked: Amounts | None

@@ -187,7 +187,11 @@ def _over_guarantee(
 ) -> _Over | None:
     left = 0
     for parent, queue in reversed(list(pairwise(group.chain))):
-        left += ledger.kept_for_siblings(group, queue, resource, need + left, asked)
+        if ledger.stays_within_guarantee(group, queue, resource, need + left, asked):
+            # All guarantees of a level fit together, so nothing must be left above.
+            left = 0
+            continue
+        left += ledger.kept_for_siblings(group, queue, resource, asked)
         if not left:
             continue
         scope = _scope_above(ledger, group, parent, resource)

@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import cache
 from math import isfinite
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Struct, inspect
@@ -387,6 +387,10 @@ def _write(kind: inspect.Type, value: Any) -> object:
             return value.value if isinstance(value, Enum) else value
 
 
+@overload
+def data_of(value: Struct | Mapping[str, object]) -> dict[str, object]: ...
+@overload
+def data_of(value: object) -> object: ...
 def data_of(value: object) -> object:
     """Return a view as programs read it: every field of its structs, in order; quantities,
     durations and times as people write them.
@@ -408,16 +412,19 @@ def data_of(value: object) -> object:
 
 
 def _data(kind: inspect.Type, value: Any) -> object:
-    if value is None:
-        return None
-    if isinstance(kind, inspect.UnionType):
-        kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
-    if not isinstance(kind, inspect.Metadata) or not kind.extra:
-        return data_of(value)
-    form = kind.extra["form"]
-    if form == "amounts":
-        return {name: format_quantity(name, units) for name, units in value.items()}
-    return write_form(form, value)
+    match kind:
+        case _ if value is None:
+            return None
+        case inspect.UnionType(types=types):
+            return _data(next(one for one in types if not isinstance(one, inspect.NoneType)), value)
+        case inspect.Metadata(extra={"form": "amounts"}):
+            return {name: format_quantity(name, units) for name, units in value.items()}
+        case inspect.Metadata(extra={"form": form}):
+            return write_form(form, value)
+        case inspect.DictType(value_type=item):
+            return {name: _data(item, each) for name, each in value.items()}
+        case _:
+            return data_of(value)
 
 
 def write_form(form: str, value: Any) -> object:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
-from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
@@ -40,7 +39,7 @@ from batchq.cli.output.values import name_of_kind, warn_no_leader
 from batchq.client import Client
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
 from batchq.client.outcomes import ExpectedStart, Starts, StartView
-from batchq.client.overview import GATED, GroupView, Others
+from batchq.client.overview import GATED, Awaited, GroupView, Others
 from batchq.client.queues import ROOT
 
 
@@ -133,7 +132,7 @@ def others_row(others: Others) -> dict[str, object]:
     """Return the JSON form of a list of other groups."""
     return {
         "count": others.count,
-        "named": list(others.named),
+        "named": others.named,
         "more": others.more,
         "otherNamespaces": others.elsewhere,
     }
@@ -381,15 +380,13 @@ def row_of(view: GroupView) -> dict[str, object]:
         "namespace": namespace,
         "queue": view.queue,
         "priority": view.priority,
-        "phase": str(view.phase),
+        "phase": view.phase,
         "shown": view.shown,
         "position": view.position,
-        "reasons": [
-            {"reason": str(blocker.reason), "message": blocker.message} for blocker in view.blockers
-        ],
-        "pods": structs.asdict(view.pods),
+        "reasons": [{"reason": one.reason, "message": one.message} for one in view.blockers],
+        "pods": view.pods,
         "request": quantities(view.request),
-        "nodes": list(view.nodes),
+        "nodes": view.nodes,
         "submittedAt": format_instant(view.created_at),
         "startedAt": instant(view.started_at),
         "finishedAt": instant(view.finished_at),
@@ -402,8 +399,8 @@ def row_of(view: GroupView) -> dict[str, object]:
             # Units of the resource times seconds, written like the resource.
             "lost": quantities(view.evictions.lost),
         },
-        "awaits": _awaits(view),
-        "gated": list(view.gated),
+        "awaits": awaited_row(view.awaits),
+        "gated": view.gated,
     }
 
 
@@ -416,15 +413,14 @@ def _evicted(view: GroupView) -> dict[str, str] | None:
     return {"reason": evicted.reason, "message": evicted.message, "at": at}
 
 
-def _awaits(view: GroupView) -> dict[str, object] | None:
-    """Return what it waits for to stop."""
-    awaits = view.awaits
+def awaited_row(awaits: Awaited | None) -> dict[str, object] | None:
+    """Return the JSON form of what a group waits for to stop."""
     if awaits is None:
         return None
     return {
         "action": awaits.action,
         "pods": awaits.pods,
-        "podGroups": list(awaits.groups),
+        "podGroups": awaits.groups,
         "until": instant(awaits.until),
     }
 

@@ -42,14 +42,14 @@ def show_plan(plan: Plan) -> None:
 def plan_row(plan: Plan) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
     return {
-        "outcome": str(plan.outcome),
+        "outcome": plan.outcome,
         "exitCode": plan.exit_code,
         "at": format_instant(plan.at),
         "podGroups": [_group_row(group) for group in plan.groups],
         "evicted": [_victim_row(victim) for victim in plan.evicted],
-        "delayed": list(plan.delayed),
-        "changes": list(plan.changes),
-        "warnings": list(plan.warnings),
+        "delayed": plan.delayed,
+        "changes": plan.changes,
+        "warnings": plan.warnings,
     }
 
 
@@ -174,38 +174,29 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
         "queue": group.queue,
         "priority": group.priority,
         "request": quantities(group.request),
-        "outcome": str(group.outcome),
-        "phase": str(group.phase),
+        "outcome": group.outcome,
+        "phase": group.phase,
         "reserved": group.reserved,
         "nodes": group.nodes,
         "awaits": None
         if awaits is None
         else {
             "pods": awaits.pods,
-            "podGroups": list(awaits.groups),
+            "podGroups": awaits.groups,
             "within": format_duration(awaits.within_ms),
         },
-        "checks": list(group.checks),
+        "checks": group.checks,
         "reasons": [
-            {"reason": str(verdict.reason), "message": verdict.message()}
-            for verdict in group.blockers
+            {"reason": verdict.reason, "message": verdict.message()} for verdict in group.blockers
         ],
         "position": group.position,
-        "ahead": list(group.ahead),
+        "ahead": group.ahead,
         "expectedStart": instant(group.expected_start),
         "earliestStart": instant(group.earliest_start),
-        "after": list(group.after),
+        "after": group.after,
         "neverBecause": group.never,
         "ending": group.ending,
-        "advice": [
-            {
-                "change": advice.change,
-                "value": advice.value,
-                "outcome": str(advice.outcome),
-                "message": advice.sentence,
-            }
-            for advice in group.advice
-        ],
+        "advice": group.advice,
     }
 
 
@@ -235,7 +226,7 @@ def _victim_row(victim: Eviction) -> dict[str, object]:
         "podGroup": victim.key,
         "queue": victim.queue,
         "whole": victim.whole,
-        "pods": list(victim.pods),
+        "pods": victim.pods,
         "by": victim.by or None,
         "action": victim.action or None,
         "reason": victim.reason,

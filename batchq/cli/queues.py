@@ -18,7 +18,6 @@ from batchq.cli.output import tables
 from batchq.cli.output.forms import (
     ListForm,
     Output,
-    instant,
     manifests,
     quantities,
     reference,
@@ -37,7 +36,7 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import GroupView, QueuePage
-from batchq.client.queues import ROOT, FirstToGo, Loan, QueueView
+from batchq.client.queues import ROOT, FirstToGo, QueueView
 from batchq.errors import InvalidInput, NotFound, UsageError
 
 #: How many waiting groups, and how many possible victims, are named.
@@ -76,7 +75,7 @@ def queue_row(view: QueueView) -> dict[str, object]:
     return {
         "name": view.name,
         "parent": view.parent,
-        "children": list(view.children),
+        "children": view.children,
         "queue": encode(view.queue),
         "deserved": {**quantities(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
         "guarantee": quantities(view.guarantee),
@@ -90,7 +89,7 @@ def queue_row(view: QueueView) -> dict[str, object]:
         "pending": quantities(view.pending),
         "admittedGroups": view.admitted_groups,
         "runningGroups": view.running_groups,
-        "stops": [{"queue": stop.queue, "stopPolicy": stop.policy} for stop in view.stops],
+        "stops": view.stops,
     }
 
 
@@ -102,22 +101,11 @@ def page_row(page: QueuePage) -> dict[str, object]:
             resource: "weight" if resource in page.weights else "stated"
             for resource in page.view.resources
         },
-        "lenders": [_loan_row(loan) for loan in page.lenders],
-        "borrowers": [_loan_row(loan) for loan in page.borrowers],
+        "lenders": page.lenders,
+        "borrowers": page.borrowers,
         "line": [row_of(view) for view in page.line[:_MOST_NAMED]],
         "aside": [row_of(view) for view in page.not_in_line[:_MOST_NAMED]],
-        "firstToGo": [
-            {
-                "podGroup": one.key,
-                "queue": one.queue,
-                "priority": one.priority,
-                "whole": one.whole,
-                "pods": one.pods,
-                "gives": quantities(one.gives),
-                "startedAt": instant(one.started_at),
-            }
-            for one in page.first_to_go[:_MOST_NAMED]
-        ],
+        "firstToGo": page.first_to_go[:_MOST_NAMED],
     }
 
 
@@ -300,10 +288,6 @@ def _victims_in_order(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str
 
 
 # --- amounts ----------------------------------------------------------------------------------
-
-
-def _loan_row(loan: Loan) -> dict[str, object]:
-    return {"queue": loan.queue, "amounts": quantities(loan.amounts)}
 
 
 def _unlimited(amounts: Amounts) -> list[str]:

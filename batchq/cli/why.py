@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import click
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.notation import counted
+from batchq.api.notation import counted, data_of
 from batchq.api.reasons import Waiting
-from batchq.api.resources import Amounts, describe, describe_quantity, format_quantity
-from batchq.api.times import describe_age, format_duration, format_instant
-from batchq.cli.jobs import others_row, others_text, start_row, start_text, waits_for
+from batchq.api.resources import describe, describe_quantity, format_quantity
+from batchq.api.times import describe_age, format_instant
+from batchq.cli.jobs import awaited_row, others_row, others_text, start_row, start_text, waits_for
 from batchq.cli.output import tables
-from batchq.cli.output.forms import Output
+from batchq.cli.output.forms import Output, duration, instant
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -241,19 +241,19 @@ def _period_row(period: Period, now_ms: int) -> tuple[str, ...]:
 
 def row_of(why: Why) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
-    return {
+    row = {
         "podGroup": why.key,
         "queue": why.queue,
         "priority": why.priority,
-        "phase": str(why.phase),
+        "phase": why.phase,
         "shown": why.shown,
         "at": format_instant(why.at),
         "revision": why.revision,
         "since": format_instant(why.since),
         "submittedAt": format_instant(why.created_at),
-        "startedAt": _instant(why.started_at),
-        "finishedAt": _instant(why.finished_at),
-        "nodes": list(why.nodes),
+        "startedAt": instant(why.started_at),
+        "finishedAt": instant(why.finished_at),
+        "nodes": why.nodes,
         "ending": why.ending,
         "schedulerLeads": why.led,
         "next": why.next,
@@ -267,27 +267,17 @@ def row_of(why: Why) -> dict[str, object]:
         "expectedStart": None if why.expected is None else start_row(why.expected, why.at),
         "earliestStart": _start_row(why.start),
         "backfill": _backfilling_row(why.backfilling),
-        "spared": [
-            {"action": spared.action, "reasons": list(spared.reasons)} for spared in why.spared
-        ],
-        "queueShare": _queue_row(why),
-        "awaits": _awaits_row(why),
-        "backoffUntil": _instant(why.backoff_until),
+        "spared": why.spared,
+        "queueShare": why.queue_share,
+        "awaits": awaited_row(why.awaits),
+        "backoffUntil": instant(why.backoff_until),
         "evictions": why.evictions,
         "evicted": why.evicted,
-        "conditions": [
-            {
-                "type": one.type,
-                "status": one.status,
-                "reason": one.reason,
-                "message": one.message,
-                "lastTransitionTime": format_instant(one.last_transition_time),
-            }
-            for one in why.conditions
-        ],
+        "conditions": why.conditions,
         "waitedSeconds": {name: units // 1000 for name, units in why.waited.items()},
         "history": [_period_data(period, why.at) for period in why.history],
     }
+    return data_of(row)
 
 
 def _ever(why: Why) -> bool | None:
@@ -295,14 +285,6 @@ def _ever(why: Why) -> bool | None:
     if why.ever:
         return False
     return None if why.phase in TERMINAL or why.phase in ADMITTED else True
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
-
-
-def _amounts(amounts: Amounts) -> dict[str, str]:
-    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 def _reason_row(reason: Reason) -> dict[str, object]:
@@ -316,7 +298,7 @@ def _reason_row(reason: Reason) -> dict[str, object]:
         )
     }
     return {
-        "reason": str(reason.reason),
+        "reason": reason.reason,
         "message": reason.message,
         "plugin": reason.plugin,
         "subject": reason.subject,
@@ -330,56 +312,29 @@ def _reason_row(reason: Reason) -> dict[str, object]:
 def _start_row(start: ExpectedStart | None) -> dict[str, object] | None:
     if start is None:
         return None
-    return {"at": _instant(start.at), "ends": others_row(start.ends), "why": start.why}
+    return {"at": instant(start.at), "ends": others_row(start.ends), "why": start.why}
 
 
 def _backfilling_row(position: Backfilling | None) -> dict[str, object] | None:
     if position is None:
         return None
-    longest = position.longest_ms
     return {
         "head": position.head,
-        "headStart": _instant(position.head_at),
-        "reservation": _instant(position.reserved_at),
+        "headStart": instant(position.head_at),
+        "reservation": instant(position.reserved_at),
         "fitsNow": position.fits_now,
         "delays": position.delays or None,
-        "longestWalltime": None if longest is None else format_duration(longest),
-    }
-
-
-def _queue_row(why: Why) -> dict[str, object] | None:
-    share = why.queue_share
-    if share is None:
-        return None
-    return {
-        "name": share.name,
-        "share": share.share,
-        "deserved": _amounts(share.deserved),
-        "charged": _amounts(share.charged),
-        "borrowed": _amounts(share.borrowed),
-        "borrowers": {name: _amounts(amounts) for name, amounts in share.borrowers.items()},
-    }
-
-
-def _awaits_row(why: Why) -> dict[str, object] | None:
-    awaits = why.awaits
-    if awaits is None:
-        return None
-    return {
-        "action": awaits.action,
-        "pods": awaits.pods,
-        "podGroups": list(awaits.groups),
-        "until": _instant(awaits.until),
+        "longestWalltime": duration(position.longest_ms),
     }
 
 
 def _period_data(period: Period, now_ms: int) -> dict[str, object]:
     return {
         "at": format_instant(period.at),
-        "until": _instant(period.until),
+        "until": instant(period.until),
         "seconds": period.lasted(now_ms) // 1000,
-        "phase": str(period.phase),
-        "reasons": list(period.reasons),
+        "phase": period.phase,
+        "reasons": period.reasons,
         "note": period.note,
     }
 

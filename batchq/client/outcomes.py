@@ -166,7 +166,7 @@ class Outcome(StrEnum):
     NEVER = "Never"
 
 
-class Advice(Struct, frozen=True, kw_only=True):
+class Advice(Struct, frozen=True, kw_only=True, rename={"sentence": "message"}):
     """A change that was tried, and its outcome: `requests`, `minMember`, `queue`, `priorityClass`,
     or `released` (its gates, suspension and dependencies are removed).
 

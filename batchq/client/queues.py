@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pod, Queue
-from batchq.api.resources import PODS, Amounts, minus, of_pod, plus, total
+from batchq.api.objects import Amounts, Instant, Pod, Queue
+from batchq.api.resources import PODS, minus, of_pod, plus, total
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.preemption.candidates import share_path, victim_key
 from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
@@ -23,7 +23,7 @@ from batchq.core.session.state import GroupState
 __all__ = ["ROOT", "FirstToGo", "Loan", "QueueView", "Stop"]
 
 
-class Stop(Struct, frozen=True):
+class Stop(Struct, frozen=True, rename={"policy": "stopPolicy"}):
     """A stopped queue and its policy: Hold or HoldAndDrain."""
 
     queue: str
@@ -82,7 +82,9 @@ class Loan(Struct, frozen=True):
     amounts: Amounts
 
 
-class FirstToGo(Struct, frozen=True, kw_only=True):
+class FirstToGo(
+    Struct, frozen=True, kw_only=True, rename={"key": "podGroup", "started_at": "startedAt"}
+):
     """A possible victim: the whole group, or its number of pods beyond minMember."""
 
     key: str
@@ -91,7 +93,7 @@ class FirstToGo(Struct, frozen=True, kw_only=True):
     whole: bool
     pods: int
     gives: Amounts
-    started_at: int | None
+    started_at: Instant | None
 
 
 def queue_views(session: Session) -> list[QueueView]:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.objects import Condition, PodGroup
+from batchq.api.objects import Amounts, Condition, PodGroup
 from batchq.api.reasons import UNSATISFIABLE, UNSEEN, Leaving, Verdict, Waiting
-from batchq.api.resources import Amounts
 from batchq.api.transaction import Event
 from batchq.client.changes.object_writes import find
 from batchq.client.outcomes import (

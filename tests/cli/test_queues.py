@@ -7,6 +7,7 @@ import json
 import pytest
 import yaml
 
+from batchq.api.notation import data_of
 from batchq.cli.output.render import fitted
 from batchq.cli.output.tables import queues_table
 from batchq.cli.queues import bar, queue_row, show_queue_page
@@ -110,7 +111,8 @@ def test_wide_has_limits_and_strategy_too(batchq: Batchq, stage: Stage) -> None:
 def test_json_is_a_flat_list_with_parents_children_and_canonical_amounts(
     overview: Overview,
 ) -> None:
-    rows = {row["name"]: row for row in map(queue_row, overview.queues())}
+    views = overview.queues()
+    rows = {view.name: data_of(queue_row(view)) for view in views}
     assert (rows["org"]["parent"], rows["org"]["children"]) == ("root", ["team-a", "team-b"])
     assert rows["team-a"]["parent"] == "org"
     batch = rows["batch"]

@@ -10,18 +10,16 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.reasons import Verdict, Waiting
+from batchq.cli.output.progress import bar_of, display, state_in_words
 from batchq.cli.run import (
     PodOutput,
     announced,
-    bar_of,
-    display,
     exit_codes,
     has_ended,
     read_plan,
     refuse_unless_single,
     renamed,
     result,
-    state_in_words,
     verdict,
     with_fresh_names,
 )

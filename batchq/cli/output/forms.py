@@ -240,7 +240,7 @@ class _Json(Generic[T]):
 
     def write(self, items: Sequence[T]) -> None:
         for item in items:
-            text = json.dumps(self._row(item), indent=2, ensure_ascii=False)
+            text = json.dumps(data_of(self._row(item)), indent=2, ensure_ascii=False)
             indented = text.replace("\n", "\n    ")
             echo(f"{',' if self._count else ''}\n    {indented}", nl=False)
             self._count += 1
@@ -261,7 +261,7 @@ class _Yaml(Generic[T]):
     def write(self, items: Sequence[T]) -> None:
         if not items:
             return
-        text = _yaml({"items": [self._row(item) for item in items]})
+        text = _yaml({"items": [data_of(self._row(item)) for item in items]})
         echo(text.partition("\n")[2] if self._count else text, nl=False)
         self._count += len(items)
 

@@ -1,15 +1,21 @@
-"""The progress of long commands on stderr: a bar on a terminal, else a line now and then."""
+"""The progress of long commands and of groups: bars on a terminal, else lines."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import counted
+from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import echo, has_colors
+
+if TYPE_CHECKING:
+    from batchq.client.overview import GroupView
 
 #: A shorter run prints no line.
 _FIRST_LINE_S = 5.0
@@ -87,3 +93,103 @@ class ProgressLines:
         self._say(f"{name}: {done:,} of {total:,} {self._noun} after {now - self._started:.0f} s")
         self._between = min(2 * self._between, _MOST_BETWEEN_S)
         self._due = now + self._between
+
+
+# --- groups ---------------------------------------------------------------------------------
+
+_BAR = 20
+
+
+class Display(Protocol):
+    """Shows the progress of groups repeatedly."""
+
+    def show(self, views: Sequence[GroupView]) -> None:
+        """Show the current state."""
+
+
+def display(stream: TextIO) -> AbstractContextManager[Display]:
+    """Return bars if `stream` is a terminal, else lines."""
+    lively = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return _bars(stream) if lively else _lines(stream)
+
+
+def state_in_words(view: GroupView) -> str:
+    """Return the state of a group: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
+    pods = view.pods
+    ended = pods.succeeded + pods.failed
+    wanted = counted(pods.wanted, "pod")
+    match view.phase:
+        case PodGroupPhase.PENDING:
+            first = view.blockers[0] if view.blockers else None
+            return f"{first.reason}: {first.message}" if first else "waits for its first session"
+        case PodGroupPhase.IN_QUEUE:
+            return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
+        case PodGroupPhase.COMPLETED:
+            return f"{pods.succeeded} of {wanted} done"
+        case PodGroupPhase.FAILED | PodGroupPhase.CANCELLED:
+            stopping = f"; {counted(pods.stopping, 'pod')} still stopping" if pods.stopping else ""
+            return f"{view.message or view.reason}{stopping}"
+        case _:
+            failed = f", {pods.failed} failed" if pods.failed else ""
+            return f"{pods.succeeded} of {wanted} done{failed}, {pods.running} running"
+
+
+def bar_of(view: GroupView) -> tuple[int, int]:
+    """Return how many of the bar's `_BAR` cells are done, and how many run."""
+    pods = view.pods
+    whole = max(1, pods.wanted)
+    done = _BAR * (pods.succeeded + pods.failed) // whole
+    active = _BAR * (pods.succeeded + pods.failed + pods.running) // whole
+    return done, active - done
+
+
+def short(key: str) -> str:
+    """Return a group's key without the namespace `default`."""
+    return key.removeprefix("default/")
+
+
+class _Lines:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last_line: dict[str, str] = {}
+
+    def show(self, views: Sequence[GroupView]) -> None:
+        for view in views:
+            line = one_line(f"{short(view.key)}: {view.shown}: {state_in_words(view)}")
+            if self._last_line.get(view.key) != line:
+                self._last_line[view.key] = line
+                echo(line, file=self._stream)
+
+
+@contextmanager
+def _lines(stream: TextIO) -> Iterator[Display]:
+    yield _Lines(stream)
+
+
+@contextmanager
+def _bars(stream: TextIO) -> Iterator[Display]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"Completed": "green", "Failed": "red", "Cancelled": "yellow", "Running": "cyan"}
+
+    class Bars:
+        def __init__(self, live: Live) -> None:
+            self._live = live
+
+        def show(self, views: Sequence[GroupView]) -> None:
+            table = Table.grid(padding=(0, 2))
+            for view in views:
+                done, active = bar_of(view)
+                style = styles.get(view.shown, "")
+                bar = Text("█" * done, style).append("▒" * active, "dim")
+                bar.append("░" * (_BAR - done - active), "dim")
+                name, phase = Text(one_line(short(view.key))), Text(one_line(view.shown), style)
+                table.add_row(name, bar, phase, Text(one_line(state_in_words(view)), "dim"))
+            self._live.update(table, refresh=True)
+
+    console = Console(file=stream, no_color=not has_colors())
+    with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
+        yield Bars(live)

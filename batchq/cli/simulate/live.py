@@ -194,7 +194,7 @@ def as_data(
 def _configuration(name: str, future: Future) -> dict[str, object]:
     return {
         "name": name,
-        "stopped": str(future.stopped),
+        "stopped": future.stopped,
         "stoppedAt": format_instant(future.stopped_at),
         "sessions": future.sessions,
     }
@@ -207,7 +207,7 @@ def _group(found: WhatIf, fate: GroupFate) -> dict[str, object]:
         "name": name,
         "namespace": namespace,
         "queue": present.queue,
-        "phase": str(present.phase),
+        "phase": present.phase,
         "startedAt": instant(present.started_at),
         "differs": fate.differs,
         "futures": [
@@ -224,11 +224,11 @@ def _future(found: WhatIf, configuration: str, future: GroupFuture) -> dict[str,
         "startsInSeconds": None if future.starts_at is None else _seconds(found, future.starts_at),
         "startsAgainAt": [format_instant(at) for at in future.starts[1:]],
         "endsAt": instant(future.ends_at),
-        "phase": str(future.phase),
+        "phase": future.phase,
         "ending": future.ending,
         "evictions": future.evictions,
-        "waitsFor": [{"reason": one.reason, "message": one.message} for one in future.waits_for],
-        "unansweredChecks": list(future.unanswered),
+        "waitsFor": future.waits_for,
+        "unansweredChecks": future.unanswered,
     }
 
 

@@ -69,9 +69,12 @@ def test_pods_of_an_array_end_one_by_one_and_the_last_frees_the_reservation() ->
     ]
 
 
-def test_an_array_with_pending_pods_keeps_its_reservation() -> None:
+def test_an_array_with_pending_pods_holds_nothing_after_its_running_pods() -> None:
     group, first, _ = a_running_group("r", 2, walltime=HOUR, min_member=1)
-    assert forecast_of(a_node(cpu=4), group, first) == [(HOUR, "default/r", 1, False)]
+    assert forecast_of(a_node(cpu=4), group, first) == [
+        (HOUR, "default/r", 1, False),
+        (HOUR, "default/r", 0, True),
+    ]
 
 
 def test_a_terminating_pod_ends_with_its_grace_period() -> None:

@@ -136,6 +136,8 @@ class RunningApi:
 
     def __enter__(self) -> RunningApi:
         self._thread.start()
+        # Once it answers, it has logged its start, which would be part of a command's output.
+        assert self.caller()("GET", "/livez").status == 200
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -49,10 +49,10 @@ from batchq.core.session.statement import Statement
 #: How many groups are planned, unless the caller passes another number.
 MOST_PLANNED = 1_000
 
-#: Reasons for ineligibility that end with time or do not depend on capacity.
-_PASSES = frozenset(
-    {Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION, Waiting.WAITING_FOR_CHECKS}
-)
+#: Reasons for ineligibility that end with time.
+_PASS = frozenset({Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION})
+#: The same, and one that does not depend on capacity: checks may pass before or after it is free.
+_PASS_FOR_CAPACITY = _PASS | {Waiting.WAITING_FOR_CHECKS}
 _UNKNOWN_VICTIMS = "it waits for victims whose ends are unknown"
 
 #: Plugins whose refusals the plan itself accounts for: groups ahead in line, and preemptors.
@@ -216,35 +216,16 @@ class _Plan:
 
     def expect(self, line: _WaitingLine, group: GroupState) -> Expected:
         """Plan a group beside all groups planned before and return its expected start."""
-        session = self._session
-        never = self._out_of_line(group)
-        if never is not None:
-            return Expected(None, why=f"{never.reason}: {never.message()}")
-        not_before = not_before_of(session, group)
-        if not_before is None:
-            return Expected(None, why=_UNKNOWN_VICTIMS)
-        if awaits_victims(session, group):
+        not_before = _eligible_from(self._session, group, passes=_PASS)
+        if isinstance(not_before, Expected):
+            return not_before
+        if awaits_victims(self._session, group):
             # The capacity of its victims is pledged to it already.
-            return Expected(not_before, why=_own_reason(session, group))
+            return Expected(not_before, why=_own_reason(self._session, group))
         if self._most <= 0:
             return Expected(None, why="it is too far behind to be planned", is_planned=False)
         self._most -= 1
         return self._planned(line, group, not_before)
-
-    def _out_of_line(self, group: GroupState) -> Verdict | None:
-        """Return the first refusal that neither time nor the end of other groups removes, or whose
-        end is unknown.
-        """
-        session = self._session
-        for verdict in out_of_line_refusals(session, group):
-            if verdict.reason not in _PASSES or verdict.reason == Waiting.WAITING_FOR_CHECKS:
-                return verdict
-        if awaits_victims(session, group):
-            return None
-        for verdict in blockers(session, group):
-            if verdict.reason in NEVER_FITS or _is_unexplained(verdict):
-                return verdict
-        return None
 
     def _planned(self, line: _WaitingLine, group: GroupState, not_before: int) -> Expected:
         session, now_ms = self._session, self._session.now_ms
@@ -368,6 +349,26 @@ class _Plan:
         return self._no_node[asked]
 
 
+def _eligible_from(
+    session: Session, group: GroupState, *, passes: frozenset[Waiting]
+) -> int | Expected:
+    """Return the instant (ms) until which a group is ineligible; an estimate without a start if
+    that is unknown, or if it is refused for a reason that neither time nor the end of other groups
+    removes, except those in `passes`.
+    """
+    refused = [one for one in out_of_line_refusals(session, group) if one.reason not in passes]
+    if not refused and not awaits_victims(session, group):
+        refused = [
+            one
+            for one in blockers(session, group)
+            if one.reason in NEVER_FITS or _is_unexplained(one)
+        ]
+    if refused:
+        return Expected(None, why=f"{refused[0].reason}: {refused[0].message()}")
+    not_before = not_before_of(session, group)
+    return Expected(None, why=_UNKNOWN_VICTIMS) if not_before is None else not_before
+
+
 def _pending(session: Session) -> Iterator[GroupState]:
     return (group for group in session.groups.values() if group.phase == PodGroupPhase.PENDING)
 
@@ -409,12 +410,9 @@ def earliest_start(session: Session, group: GroupState) -> Expected:
     """
     if group.phase != PodGroupPhase.PENDING:
         return Expected(session.now_ms)
-    firm = _firm(session, group)
-    if firm is not None:
-        return Expected(None, why=f"{firm.reason}: {firm.message()}")
-    not_before = not_before_of(session, group)
-    if not_before is None:
-        return Expected(None, why=_UNKNOWN_VICTIMS)
+    not_before = _eligible_from(session, group, passes=_PASS_FOR_CAPACITY)
+    if isinstance(not_before, Expected):
+        return not_before
     if not awaits_victims(session, group):
         return _first_fit(session, group, not_before)
     # The capacity of its victims is pledged to it already. They may not be evicted before its
@@ -423,18 +421,6 @@ def earliest_start(session: Session, group: GroupState) -> Expected:
         return Expected(None, why=_UNKNOWN_VICTIMS)
     victims = victims_left(session, group.status.pledge)
     return Expected(not_before, ended=tuple(victim.key for victim, _ in victims))
-
-
-def _firm(session: Session, group: GroupState) -> Verdict | None:
-    """Return the first refusal that no end of other groups changes, if any."""
-    refused = out_of_line_refusals(session, group)
-    firm = [verdict for verdict in refused if verdict.reason not in _PASSES]
-    never = (
-        verdict
-        for verdict in session.refusals_at("admissible", group)
-        if verdict.reason in NEVER_FITS
-    )
-    return firm[0] if firm else next(never, None)
 
 
 def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected:

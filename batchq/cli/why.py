@@ -120,7 +120,7 @@ def _ever_text(why: Why) -> str:
 
 
 def _until(why: Why, at: int) -> str:
-    return f"until {format_instant(at)} (in {describe_age(at - why.at)})"
+    return f"until {_at(why, at)}"
 
 
 def _expected(why: Why) -> str:
@@ -178,7 +178,7 @@ def _start(why: Why, start: ExpectedStart) -> str:
         return "" if explanation else f"not known: {start.why}"
     if start.at <= why.at:
         return "there is free capacity now"
-    when = f"{format_instant(start.at)} (in {describe_age(start.at - why.at)})"
+    when = _at(why, start.at)
     ends = f", when {others_text(start.ends)} {_ended(start.ends)}" if start.ends.count else ""
     unless = ", unless groups ahead take it" if why.ahead.count else ""
     return f"{when}{ends}{unless}"

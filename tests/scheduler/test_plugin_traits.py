@@ -11,6 +11,7 @@ from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.extension.points import Plugin, everywhere
 from batchq.core.extension.traits import PluginTraits, traits_of
+from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import InvalidInput
@@ -83,6 +84,22 @@ def test_a_plugin_that_orders_groups_and_declares_nothing_puts_no_group_out_of_i
         "default/g199"
     ]
     assert scheduler.decide(WORLD, 2).pending.evaluated <= 3
+
+
+class WithoutLicence:
+    name = "licences"
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        reason = Waiting.WAITING_FOR_RESOURCES
+        return [Verdict(plugin=self.name, reason=reason, detail="no licence is free", in_line=True)]
+
+
+def test_no_start_is_known_for_a_group_that_a_plugin_refuses_without_a_limit() -> None:
+    session = beside_the_default_ones(WithoutLicence()).decide(WORLD, 1)
+    group = session.by_key["default/g000"]
+    why = "WaitingForResources: no licence is free"
+    assert earliest_start(session, group) == Expected(None, why=why)
+    assert expected_starts(session)[group.uid] == Expected(None, why=why)
 
 
 def test_traits_of_another_type_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

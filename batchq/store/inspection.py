@@ -360,7 +360,9 @@ def _report(stored: bytes) -> NodeReport | None:
 
 
 #: The keys that all share, by name: a family of keys has a part that varies.
-SHARED: tuple[Key, ...] = tuple(key for key in keys.TABLE if "<" not in key.name)
+SHARED: tuple[Key, ...] = tuple(
+    key for key in keys.TABLE if "<" not in key.name and key.name not in keys.ACCESS
+)
 #: The `Unreadable.kind` of a damaged key.
 KEY = "Key"
 #: The reasons of events that report a leader's repairs.

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
+from batchq.store.node_channels import WakeReason, notify
 from batchq.worker.workhorse.leases import Lease, OwnServer, ServerWatch, Voucher, VoucherTable
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.daemon.waiting import until
@@ -148,6 +149,30 @@ def test_a_quiet_pod_outlives_its_first_lease_while_its_agent_runs(stage: Stage)
     until(lambda: stage.store.now_ms() > started_at + 4_000)
     assert members(group) != []
     assert stage.now(pod).status.phase == PodPhase.RUNNING
+    stage.stop(pod)
+    assert stage.ended(pod).status.reason == "Preempted"
+
+
+@pytest.mark.e2e
+def test_a_stop_is_read_as_soon_as_the_leader_announces_it(stage: Stage) -> None:
+    # Renewals are 100 s apart; the first one follows the start at once.
+    stage.start_agent(lease_ms=1_200_000)
+    (pod,) = stage.bind("sleep", "600")
+    stage.started(pod)
+    started_at = stage.store.now_ms()
+    until(lambda: stage.store.now_ms() > started_at + 1_500)
+    stage.stop(pod)
+    notify(stage.store.link, ["n1"], WakeReason.STOPS)
+    assert stage.ended(pod).status.reason == "Preempted"
+
+
+@pytest.mark.e2e
+def test_a_stop_that_a_former_scheduler_does_not_announce_comes_with_the_next_renewal(
+    stage: Stage,
+) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("sleep", "600")
+    stage.started(pod)
     stage.stop(pod)
     assert stage.ended(pod).status.reason == "Preempted"
 

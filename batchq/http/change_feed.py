@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 import structlog
@@ -94,10 +95,8 @@ class Watcher:
         """Return the events that are there; wait for one, at most so long."""
         if not self._events:
             self._ready.clear()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), timeout_s)
-            except TimeoutError:
-                return ()
         found = tuple(self._events)
         self._events.clear()
         return found

@@ -181,6 +181,8 @@ def _watch(call: ApiCall) -> StreamAnswer:
         told_at, told = loop.time(), -1
         is_list = since is None
         async for events in call.context.feed.watch(since):
+            # While parts are sent, the feed goes on: only up to here is this watcher served.
+            served = call.context.feed.revision
             if call.renew_rights():
                 # Some groups have come into sight, or have left it.
                 end = GroupEvent(type=ChangeType.RESYNC, revision=call.context.feed.revision)
@@ -202,7 +204,7 @@ def _watch(call: ApiCall) -> StreamAnswer:
             if call.context.is_ending():
                 return
             if told < 0 or loop.time() - told_at > BOOKMARK_S:
-                now = GroupEvent(type=ChangeType.BOOKMARK, revision=call.context.feed.revision)
+                now = GroupEvent(type=ChangeType.BOOKMARK, revision=served)
                 yield _event(call, wanted, now, as_lines=as_lines, has_id=True)
                 told_at, told = loop.time(), now.revision
 

@@ -166,20 +166,21 @@ def test_a_watch_resumes_after_the_last_event_without_loss(api: Caller, stage: S
     stage.client.cancel("meanwhile")
     with api.events(f"/v1/groups?watch=true&since={last}") as events:
         told = [*events.until("ADDED"), *events.until("CHANGED")]
-    assert [event["event"] for event in told] == ["ADDED", "CHANGED"]
+    # A bookmark may come before the feed has read the changes.
+    assert [one["event"] for one in told if one["event"] != "BOOKMARK"] == ["ADDED", "CHANGED"]
 
 
 def test_a_list_and_a_watch_from_its_revision_have_no_gap(api: Caller, stage: Stage) -> None:
     revision = api("GET", "/v1/groups").data["revision"]
     stage.client.submit(manifest("afterwards"))
     with api.events(f"/v1/groups?watch=true&since={revision}") as events:
-        first = next(iter(events))
+        first = next(one for one in events if one["event"] != "BOOKMARK")
     # The feed begins with this watch, so it may not reach back: then the reader lists again.
     assert first["event"] in ("ADDED", "RESYNC")
     revision = api("GET", "/v1/groups").data["revision"]
     stage.client.submit(manifest("later"))
     with api.events(f"/v1/groups?watch=true&since={revision}") as events:
-        added = json.loads(next(iter(events))["data"])
+        added = json.loads(events.until("ADDED")[-1]["data"])
     assert (added["type"], added["object"]["metadata"]["name"]) == ("ADDED", "later")
 
 

@@ -19,6 +19,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import ONE_POD, PODS
 from batchq.core.placement.elastic import (
+    MOST_EXTRAS,
     heeding_heads_before,
     node_for_extra,
     start_extras,
@@ -116,8 +117,9 @@ def _place_extras_above(
     for group in groups:
         if group.priority > priority and _may_grow(session, group):
             mine = _extras_of(session, group, extras)
-            while _place_next(session, mine):
-                pass
+            placed = 0
+            while placed < MOST_EXTRAS and _place_next(session, mine):
+                placed += 1
 
 
 def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
@@ -187,10 +189,13 @@ def _place_extras(
 ) -> None:
     """Place one pod at a time for the queue with the lowest share. In a queue, groups of the
     highest priority come first; groups of equal priority take turns.
+
+    At most MOST_EXTRAS are placed: the next session continues, after others had their turn.
     """
+    placed = 0
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
     turns = FairShareSelector(session, lines)
-    while (name := turns.next()) is not None:
+    while placed < MOST_EXTRAS and (name := turns.next()) is not None:
         levels = lines[name]
         if not levels:
             turns.drop(name)
@@ -199,6 +204,7 @@ def _place_extras(
         else:
             mine = levels[0].popleft()
             if _place_next(session, mine):
+                placed += 1
                 levels[0].append(mine)
 
 

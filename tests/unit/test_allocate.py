@@ -8,6 +8,8 @@ import pytest
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroupStatus, Taint, Task, Toleration
+from batchq.core.placement import elastic
+from batchq_actions import allocate
 from tests.builders import (
     Decided,
     a_group,
@@ -56,6 +58,20 @@ def test_pods_beyond_min_member_are_created_when_they_are_bound() -> None:
     decided = decide(a_node(cpu=10), a_group("array", 100, min_member=1))
     assert len(decided.bound) == 10
     assert len(decided.session.by_key["default/array"].pods) == 10
+
+
+def test_a_session_binds_a_bounded_number_of_extra_pods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(allocate, "MOST_EXTRAS", 3)
+    monkeypatch.setattr(elastic, "MOST_EXTRAS", 2)
+    decided = decide(
+        a_node(cpu=10),
+        a_group("array", 1_000_000, min_member=1, cpu=0, created=1),
+        a_group("single", created=2),
+    )
+    assert len([name for name in decided.bound if name.startswith("default/array")]) == 6
+    assert "default/single-w-0" in decided.bound
 
 
 def test_extra_pods_are_bound_after_all_gangs_and_by_turns() -> None:

@@ -234,10 +234,16 @@ def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) 
     return frozenset(name for shape, _ in wanted for name in shape.requests)
 
 
+#: Pods beyond minMember that an action binds in one session. A group may have a million of them
+#: that ask for nothing; the next session continues.
+MOST_EXTRAS = 10_000
+
+
 def place_what_asks_for_nothing(session: Session) -> None:
     """Bind pods that request only a slot on a node, even behind a strict head; a gang of such pods
     is bound completely or not at all.
     """
+    most = MOST_EXTRAS
     for group in session.unsettled():
         if not is_admitted(group) or group.is_external or group.has_all_placed:
             continue
@@ -249,21 +255,28 @@ def place_what_asks_for_nothing(session: Session) -> None:
                 if session.group_ready(group):
                     statement.commit()
         if session.group_ready(group):
-            _place_free_pods(session, group)
+            most -= _place_free_pods(session, group, most)
 
 
-def _place_free_pods(session: Session, group: GroupState) -> None:
-    for extra in list(waiting_extras(session, group)) if _has_free_pods(group) else ():
+def _place_free_pods(session: Session, group: GroupState, most: int) -> int:
+    """Bind up to `most` pods of a group that ask for nothing; return how many."""
+    placed = 0
+    free = (
+        extra
+        for extra in waiting_extras(session, group)
+        if _asks_for_nothing(shape_of_extra(group, extra))
+    )
+    for extra in list(islice(free, most)):
         shape = shape_of_extra(group, extra)
-        if not _asks_for_nothing(shape):
-            continue
         node = find_node(session, shape)
         if node is None or over_limit_with(session, group, shape):
-            return
+            break
+        placed += 1
         with Statement(session) as statement:
             pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
             bind(statement, group, pod, node.name)
             statement.commit()
+    return placed
 
 
 def _has_free_pods(group: GroupState) -> bool:

@@ -433,9 +433,13 @@ class ServerClock:
         return _monotonic_ms() - measured_at >= REMEASURE_AFTER_MS
 
     def _measure(self) -> None:
-        # Asking may open a connection; then the next call measures once more.
         self._connections = self._link.connections
         round_trip_ms, ahead_ms = min(self._tries())
+        if self._link.connections != self._connections:
+            # Opening a connection took most of the round trip, and would put the clock ahead by
+            # half of that. Should this open another one, the next call measures again.
+            self._connections = self._link.connections
+            round_trip_ms, ahead_ms = min(self._tries())
         with self._lock:
             self._ahead_ms = ahead_ms
             self._measured_at = None if round_trip_ms > SLOW_ANSWER_MS else _monotonic_ms()

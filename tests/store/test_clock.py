@@ -45,6 +45,24 @@ def test_another_connection_may_lead_to_another_clock() -> None:
     assert 1_003_600_000 <= ours.now_ms() < 1_003_601_000
 
 
+def test_the_time_that_opening_a_connection_takes_puts_no_clock_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two clients, the later one would submit at an earlier time, and stand first in line."""
+    now_ms = 5_000
+    monkeypatch.setattr(liveness, "_monotonic_ms", lambda: now_ms)
+
+    class Connecting(ASetClock):
+        def time(self) -> tuple[int, int]:
+            nonlocal now_ms
+            if not link.connections:
+                link.connections, now_ms = 1, now_ms + 400
+            return super().time()
+
+    link = Link("redis://nowhere", client=Connecting())
+    assert ServerClock(link).now_ms() == 1_000_000_000
+
+
 def test_all_come_to_agree_on_a_clock_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "REMEASURE_AFTER_MS", 200)
     server = ASetClock()

@@ -84,14 +84,7 @@ MUTATIONS = (
         "_decide_claim",
         "pod is None or pod.status.attempt != one.attempt.attempt",
         "pod is None",
-        found_by=108,
-    ),
-    _agent(
-        "an attempt that has run here is started again for a restored server",
-        "_decide_claim",
-        "if is_ours and not one.is_claim_sent:",
-        "if False:",
-        found_by=143,
+        found_by=263,
     ),
     _agent(
         "a pod starts before its claim is applied",
@@ -105,14 +98,14 @@ MUTATIONS = (
         "_on_claims_posted",
         "if pod.status.phase == PodPhase.RUNNING:",
         "if True:",
-        found_by=43,
+        found_by=70,
     ),
     _agent(
         "an attempt whose end is not reported is delivered again",
         "_on_delivery",
         "if attempt in self._pods:",
         "if self.state_of(attempt) in (_S.DELIVERED, _S.CLAIMED, _S.RUNNING):",
-        found_by=148,
+        found_by=132,
     ),
     _agent(
         "an end is never forgotten",

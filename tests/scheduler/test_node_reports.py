@@ -225,7 +225,7 @@ def test_a_node_is_made_of_what_its_agent_offers(reports: Reports) -> None:
     assert node.metadata.annotations == {
         "a": "b",
         "batchq/agent": "host:1:1",
-        "batchq/protocol": "1",
+        "batchq/protocol": "2",
     }
     assert (node.status.ready, node.status.heartbeat) == (True, 7)
     assert reports.store.ledger()["capacity"] == {"cpu": 4000, "pods": 1_000_000_000_000}

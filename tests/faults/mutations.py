@@ -91,7 +91,7 @@ MUTATIONS = (
         "_decide_claim",
         "if is_ours and one.state == _S.CLAIMED:",
         "if one.state == _S.CLAIMED:",
-        found_by=1,
+        found_by=0,
     ),
     _agent(
         "a pod starts as soon as its claim is posted",
@@ -127,21 +127,21 @@ MUTATIONS = (
         "_on_node_pods",
         "if stray else []",
         "if False else []",
-        found_by=3,
+        found_by=7,
     ),
     _agent(
         "leases of running attempts are ended",
         "_on_node_pods",
         "if attempt not in self._pods)",
         "if True)",
-        found_by=520,
+        found_by=762,
     ),
     _agent(
         "lost deliveries are not repeated",
         "_on_node_pods",
         "waiting.append(attempt)",
         "pass",
-        found_by=0,
+        found_by=33,
     ),
     _agent(
         "a Running pod that does not run here is not noticed",
@@ -157,7 +157,7 @@ MUTATIONS = (
         name="is_lost",
         before="self.ends_at - self.margin_ms",
         after="self.ends_at + self.margin_ms",
-        found_by=3,
+        found_by=2,
     ),
     Mutation(
         what="a lease grows with each renewal",
@@ -165,7 +165,7 @@ MUTATIONS = (
         name="extend",
         before="self.ends_at = asked_at + self._lease_ms",
         after="self.ends_at += self._lease_ms",
-        found_by=7,
+        found_by=36,
     ),
     # --- the leases that the agent renews ---
     _agent(
@@ -211,7 +211,7 @@ MUTATIONS = (
         name="_answer",
         before="epoch is not None and epoch != self._epoch",
         after="False",
-        found_by=34,
+        found_by=3,
     ),
     Mutation(
         what="an attempt that was bound before a restore is granted",
@@ -219,7 +219,7 @@ MUTATIONS = (
         name="claim",
         before="generation_of(report.attempt) < generation",
         after="False",
-        found_by=70,
+        found_by=330,
     ),
     Mutation(
         what="the end of a former attempt ends the present one",
@@ -227,7 +227,7 @@ MUTATIONS = (
         name="end",
         before=" or pod.status.attempt != report.attempt",
         after="",
-        found_by=132,
+        found_by=404,
     ),
     Mutation(
         what="a pod is lost before its lease is over",
@@ -235,6 +235,6 @@ MUTATIONS = (
         name="lease_over_at",
         before="max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace",
         after="ends_at - lease_ms // 2",
-        found_by=0,
+        found_by=2,
     ),
 )

@@ -112,7 +112,8 @@ class Serves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="serves"
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    protocol: Integer = PROTOCOL
+    #: Agents of the first version do not state it.
+    protocol: Integer = 1
 
     @property
     def subject(self) -> str:

@@ -216,7 +216,7 @@ def serves(**changed: Any) -> Serves:
 
 def test_a_node_is_made_of_what_its_agent_offers(reports: Reports) -> None:
     taint = Taint(key="own", effect="NoSchedule")
-    report = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,))
+    report = serves(labels={"disk": "fast"}, annotations={"a": "b"}, taints=(taint,), protocol=2)
     assert words(reports.hear(report)) == ["done"]
     node = reports.node()
     assert node.spec.resources == {"cpu": 4000}

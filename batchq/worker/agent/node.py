@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import structlog
 from msgspec import Struct
 
-from batchq.api.node_report import AGENT_ANNOTATION, Leaves, NodeReport, Serves
+from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
 from batchq.api.objects import Node, Taint
 from batchq.api.times import describe_age
 from batchq.errors import Conflict
@@ -84,6 +84,7 @@ class Membership:
                 labels=dict(self._offer.labels),
                 annotations=dict(self._offer.annotations),
                 taints=self._offer.taints,
+                protocol=PROTOCOL,
             )
         )
         log.info("node offered", node=self._offer.name, resources=self._offer.resources)

@@ -264,12 +264,12 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         *("guarantees", WARNING, "cpu", "cpu 5 is guaranteed in all (a 5), and the ready"),
     ),
     "an agent is one protocol ahead": (
-        a_state(node(annotations={"batchq/protocol": "2"})),
-        *("protocols", NOTE, "Node n1", "its agent uses protocol 2, this batchq 1"),
+        a_state(node(annotations={"batchq/protocol": "3"})),
+        *("protocols", NOTE, "Node n1", "its agent uses protocol 3, this batchq 2"),
     ),
     "an agent is two protocols ahead": (
-        a_state(node(annotations={"batchq/protocol": "3"})),
-        *("protocols", ERROR, "Node n1", "its agent uses protocol 3, this batchq 1"),
+        a_state(node(annotations={"batchq/protocol": "4"})),
+        *("protocols", ERROR, "Node n1", "its agent uses protocol 4, this batchq 2"),
     ),
     "a node has not reported since the server's start": (
         with_standing(restarted_at=NOW - 10_000),

@@ -290,7 +290,8 @@ def _keep_reasons(
     """Store the refusals of a group for its equivalence class. Refusals that plugins give this
     group only, and those of the head of a strict queue, are stored for the group alone.
     """
-    is_head = _is_strict_queue(session, group.queue) and waits_in_line(verdicts)
+    # A group whose queue is missing is out of line.
+    is_head = waits_in_line(verdicts) and _is_strict_queue(session, group.queue)
     refuse(session, group, verdicts, wanted=wanted, is_head=is_head)
 
 

@@ -234,3 +234,9 @@ def test_a_quota_of_no_groups_admits_none() -> None:
 def test_a_group_with_too_few_pods_and_no_queue_has_both_reasons() -> None:
     came = outcome(node("n1", 8), group("a", 1, queue="zz", minMember=2))
     assert reasons(came, "a") == ["Misconfigured", "QueueNotFound"]
+
+
+def test_a_reserved_group_whose_queue_is_gone_waits_and_says_so() -> None:
+    reserved = {"phase": "Pending", "reservedAt": 0}
+    came = outcome(node("n1", 2), group("a", 1, queue="nowhere", status=reserved))
+    assert reasons(came, "a")[0] == "QueueNotFound"

@@ -1,9 +1,9 @@
 """The tokens and bindings as this process knows them, and the identity behind a token.
 
-The book is read again whenever its revision has changed, which is asked twice a second; a change
-through this process is read at once. Streams ask on and on, so a revoked token cuts them within a
-second. A book that could not be read for a while is of no use: then tokens are refused, because one
-of them may have been revoked.
+The revision of these records is checked twice a second, and they are read again when it changes; a
+change through this process is read at once. Open streams check their token again and again, so
+they end within a second of its revocation. While the records cannot be read, tokens are refused
+after `STALE_S`, because one of them may have been revoked.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _watch(call: ApiCall) -> StreamAnswer:
 
     async def parts() -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
-        told_at, told = loop.time(), -1
+        bookmarked_at, bookmark = loop.time(), -1
         is_list = since is None
         async for events in call.context.feed.watch(since):
             # While parts are sent, the feed goes on: only up to here is this watcher served.
@@ -197,16 +197,16 @@ def _watch(call: ApiCall) -> StreamAnswer:
                 part = _event(call, wanted, event, as_lines=as_lines, has_id=is_last)
                 if part:
                     yield part
-                    told_at, told = loop.time(), event.revision
+                    bookmarked_at, bookmark = loop.time(), event.revision
                 if event.type is ChangeType.RESYNC:
                     return
             is_list = False
             if call.context.is_ending():
                 return
-            if told < 0 or loop.time() - told_at > BOOKMARK_S:
+            if bookmark < 0 or loop.time() - bookmarked_at > BOOKMARK_S:
                 now = GroupEvent(type=ChangeType.BOOKMARK, revision=served)
                 yield _event(call, wanted, now, as_lines=as_lines, has_id=True)
-                told_at, told = loop.time(), now.revision
+                bookmarked_at, bookmark = loop.time(), now.revision
 
     content_type = NDJSON if as_lines else EVENT_STREAM
     return StreamAnswer(stream="watches", content_type=content_type, parts=parts)

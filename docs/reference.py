@@ -50,7 +50,6 @@ API = {
     "batchq.client.gates": "Gates",
     "batchq.client.checks": "Admission checks",
     "batchq.client.external": "External groups",
-    "batchq.client.consumers": "Consumers of external groups",
     "batchq.client.why": "Why a group waits",
     "batchq.client.plan": "Plans",
     "batchq.client.queues": "Queues",

@@ -1,9 +1,9 @@
-"""`batchq access`: the roles of the HTTP API's users, why something is allowed, and the audit."""
+"""`batchq access`, `token` and `acl`: rights at the HTTP API and at the Redis server."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -12,6 +12,7 @@ from batchq.api.access import (
     AccessRole,
     Identity,
     MatrixRow,
+    Scope,
     Target,
     TargetKind,
     Tier,
@@ -25,9 +26,19 @@ from batchq.api.times import format_instant
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.terminal import echo
-
-if TYPE_CHECKING:
-    from batchq.client.access_control import AuditEntry, BindingRecord
+from batchq.client.access_control import (
+    MOST_DAYS,
+    USUAL_DAYS,
+    Actor,
+    AuditEntry,
+    BindingRecord,
+    Delegate,
+    TokenRecord,
+    audit_row,
+    binding_row,
+    token_row,
+)
+from batchq.errors import InvalidInput
 
 _ROLES = click.Choice([str(role) for role in AccessRole])
 _VISIBILITY = click.option(
@@ -69,25 +80,19 @@ def access() -> None:
 @pass_globals
 def grant(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Give a role, from the next request on. Groups of Unix have names such as group:unix:gpu."""
-    from batchq.client.access_control import Actor
-    from batchq.client.delegation import Delegate
-
     binding = parse_binding(subject, role, namespace)
     with Delegate(shared.redis_url) as delegate:
         is_new = delegate.access.grant(binding, Actor(user=delegate.user, via="redis"))
     echo(f"{binding}{'' if is_new else ', as before'}")
 
 
-@access.command(epilog=examples("batchq access revoke user:alice submitter -n ml"))
+@access.command(name="revoke", epilog=examples("batchq access revoke user:alice submitter -n ml"))
 @click.argument("subject", metavar="user:NAME|group:NAME")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
 @pass_globals
-def revoke(shared: Globals, subject: str, role: str, namespace: str) -> None:
+def withdraw(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Take a role away, from the next request on; open streams lose what it showed them."""
-    from batchq.client.access_control import Actor
-    from batchq.client.delegation import Delegate
-
     binding = parse_binding(subject, role, namespace)
     with Delegate(shared.redis_url) as delegate:
         delegate.access.withdraw(binding, Actor(user=delegate.user, via="redis"))
@@ -97,11 +102,8 @@ def revoke(shared: Globals, subject: str, role: str, namespace: str) -> None:
 @access.command(name="list", epilog=examples("batchq access list", "batchq access list -o json"))
 @output_option("table", "json")
 @pass_globals
-def list_(shared: Globals, output: Output) -> None:
+def list_bindings(shared: Globals, output: Output) -> None:
     """List the roles that were given."""
-    from batchq.client.access_control import binding_row
-    from batchq.client.delegation import Delegate
-
     with Delegate(shared.redis_url) as delegate:
         state = delegate.access.state()
     found = [record for _, record in sorted(state.bindings.items())]
@@ -186,8 +188,6 @@ def why(
     output: Output,
 ) -> int:
     """Say whether USER may do something, and which role allows it or is missing (exit code 12)."""
-    from batchq.client.delegation import Delegate
-
     with Delegate(shared.redis_url) as delegate:
         bindings = [one.binding for one in delegate.access.state().bindings.values()]
     decision = decide(
@@ -215,9 +215,6 @@ def audit(shared: Globals, most: int, output: Output) -> int:
     Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
     requests.
     """
-    from batchq.client.access_control import audit_row
-    from batchq.client.delegation import Delegate
-
     with Delegate(shared.redis_url) as delegate:
         entries = delegate.access.audit(most)
     columns: Columns[AuditEntry] = {
@@ -233,3 +230,189 @@ def audit(shared: Globals, most: int, output: Output) -> int:
     )
     show_list(output, entries, form)
     return 0 if all(one.is_chained for one in entries) else 1
+
+
+@click.group(
+    epilog=examples(
+        "batchq token create alice --note 'laptop'",
+        "batchq token list",
+        "batchq token revoke b3nq7zk2xw",
+    )
+)
+def token() -> None:
+    """Create, list and revoke tokens of the HTTP API.
+
+    The commands use the Redis server itself, so they need a user of its role `api`, or one with all
+    rights. Users who reach the API by its socket create their own tokens there: POST /v1/tokens.
+    """
+
+
+@token.command(
+    epilog=examples(
+        "batchq token create alice --note 'laptop'",
+        "batchq token create ci --days 365 --verb read --verb create --namespace ml",
+    )
+)
+@click.argument("user")
+@click.option(
+    "--days",
+    type=click.IntRange(1, MOST_DAYS),
+    default=USUAL_DAYS,
+    show_default=True,
+    help="How long it lasts.",
+)
+@click.option(
+    "--verb",
+    "verbs",
+    multiple=True,
+    type=click.Choice([str(verb) for verb in Verb]),
+    help="Only for this; repeatable.  [default: all]",
+)
+@click.option(
+    "--namespace", "namespaces", multiple=True, help="Only there; repeatable.  [default: all]"
+)
+@click.option("--note", default="", help="What it is for.")
+@output_option("text", "json")
+@pass_globals
+def create(
+    shared: Globals,
+    user: str,
+    days: int,
+    verbs: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    note: str,
+    output: Output,
+) -> None:
+    """Create a token for USER and print it, once.
+
+    It permits what USER may do at each moment, narrowed by --verb and --namespace. USER needs a
+    role: see `batchq access grant`.
+    """
+    scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
+    with Delegate(shared.redis_url) as delegate:
+        actor = Actor(user=delegate.user, via="redis")
+        made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
+    output.page({"token": made.text, **token_row(made.record)}, lambda: echo(made.text))
+    if output.for_people:
+        until = format_instant(made.record.expires_at)
+        echo(
+            f"Token {made.record.id} of user {user} lasts until {until}; it is not shown again.",
+            err=True,
+        )
+
+
+@token.command(name="list", epilog=examples("batchq token list", "batchq token list -o json"))
+@click.option("--user", default="", help="Only those of this user.")
+@output_option("table", "json")
+@pass_globals
+def list_tokens(shared: Globals, user: str, output: Output) -> None:
+    """List tokens: who has them, since when, until when, and when they were last used."""
+    with Delegate(shared.redis_url) as delegate:
+        found = delegate.access.state().tokens.values()
+        used = delegate.access.last_uses()
+        now_ms = delegate.now_ms()
+    wanted = sorted(
+        (one for one in found if user in ("", one.owner)), key=lambda one: (one.made_at, one.id)
+    )
+    columns: Columns[TokenRecord] = {
+        "ID": lambda one: one.id,
+        "USER": lambda one: one.owner,
+        "STATE": lambda one: _state(one, now_ms),
+        "EXPIRES": lambda one: format_instant(one.expires_at),
+        "USED": lambda one: _instant(used.get(one.id)) or "",
+        "SCOPE": lambda one: ", ".join((*one.scope.verbs, *one.scope.namespaces)),
+        "NOTE": lambda one: one.note,
+    }
+    form: ListForm[TokenRecord] = ListForm(
+        lambda some: tabled(some, columns),
+        "there are no tokens",
+        row=lambda one: token_row(one) | {"usedAt": _instant(used.get(one.id))},
+    )
+    show_list(output, wanted, form)
+
+
+@token.command(epilog=examples("batchq token revoke b3nq7zk2xw"))
+@click.argument("tokens", nargs=-1, required=True, metavar="ID…")
+@pass_globals
+def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
+    """Revoke tokens: they are refused at once, and their open streams end within a second."""
+    with Delegate(shared.redis_url) as delegate:
+        actor = Actor(user=delegate.user, via="redis")
+        for one in tokens:
+            record = delegate.access.revoke_token(one, actor)
+            echo(f"token {one} of user {record.owner} revoked")
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _state(record: TokenRecord, now_ms: int) -> str:
+    if record.revoked_at is not None:
+        return "revoked"
+    return "expired" if record.expires_at <= now_ms else "valid"
+
+
+_LONGEST_PASSWORD_BYTES = 4096
+
+
+@click.command(
+    epilog=examples(
+        "batchq acl submitter --password-file submitter.password",
+        "batchq acl worker --node gpu-01 --password-file gpu-01.password",
+        "batchq acl readonly --user readonly-dashboard -o json",
+    )
+)
+@click.argument("role")
+@click.option(
+    "--node", "nodes", multiple=True, help="For a worker: a node that it serves; repeatable."
+)
+@click.option("--user", default="", help="The user's name.  [default: the role, and the node]")
+@click.option(
+    "--password-file",
+    type=click.Path(allow_dash=True, path_type=Path),
+    help="A file with the password in one line; - is stdin. Only its SHA-256 is printed.",
+)
+@click.option("--hash", "hash_", default="", help="The SHA-256 of the password, instead of a file.")
+@output_option("text", "json")
+def acl(
+    role: str,
+    nodes: tuple[str, ...],
+    user: str,
+    password_file: Path | None,
+    hash_: str,
+    output: Output,
+) -> None:
+    """Print a user's line for the server's ACL file.
+
+    ROLE is scheduler, worker, submitter, controller, operator, api or readonly. Redis 7.2 or later
+    and Valkey accept such lines in their `aclfile`. Without a password the user is off. A user's
+    name should begin with its role, so that `batchq doctor` recognises it. conf/acl/README.md
+    describes the steps, docs/security.md the rights of each role. The command needs no server.
+    """
+    from batchq.client.connection import access, hash_of, role_named
+
+    if password_file is not None and hash_:
+        raise click.UsageError("--password-file and --hash exclude each other")
+    if password_file is not None:
+        hash_ = hash_of(_password_in(password_file))
+    found = access(role_named(role), nodes=nodes, user=user, hash_=hash_.lower())
+    value = {
+        "user": found.user,
+        "role": found.role.name,
+        "purpose": found.role.purpose,
+        "nodes": found.nodes,
+        "on": bool(found.hash),
+        "rules": found.rules,
+        "line": found.line,
+    }
+    output.page(value, lambda: echo(found.line))
+
+
+def _password_in(path: Path) -> bytes:
+    try:
+        with click.open_file(str(path), "rb") as file:
+            read: bytes = file.read(_LONGEST_PASSWORD_BYTES)
+    except OSError as error:
+        raise InvalidInput(f"the password file {path}: {error.strerror}") from None
+    return read.rstrip(b"\r\n")

@@ -78,7 +78,7 @@ def api(
     and admin, other accounts have the roles that they are given. Needs the packages of
     batchq[http]. docs/http-api.md describes paths, rights and limits.
     """
-    from batchq.client.delegation import Delegate
+    from batchq.client.access_control import Delegate
     from batchq.daemon.observability import logs
 
     try:
@@ -116,7 +116,7 @@ def _check_url(shared: Globals) -> None:
     """Refuse a malformed URL and a user of another role at once. A server that is away may come
     back: the API waits for it.
     """
-    from batchq.client.delegation import Delegate
+    from batchq.client.access_control import Delegate
 
     try:
         with Delegate(shared.redis_url) as delegate:

@@ -88,19 +88,21 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),
         "doctor": CommandEntry("doctor", "doctor", "Look for problems, and say what to do."),
-        "acl": CommandEntry("acl", "acl", "Print a line for the server's ACL file, by role."),
+        "acl": CommandEntry(
+            "access_rights", "acl", "Print a line for the server's ACL file, by role."
+        ),
     },
     "The HTTP API": {
         "api": CommandEntry("api", "api", "Serve the HTTP API."),
         "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
-        "token": CommandEntry("tokens", "token", "Create and revoke tokens of the API."),
+        "token": CommandEntry("access_rights", "token", "Create and revoke tokens of the API."),
         "login": CommandEntry("login", "login", "Keep a token of an API, after checking it."),
         "logout": CommandEntry("login", "logout", "Revoke and forget the kept token."),
         "whoami": CommandEntry("login", "whoami", "Show your user and roles at the API."),
     },
     "Try and measure": {
         "simulate": CommandEntry(
-            "simulate.command",
+            "simulate",
             "simulate",
             "Simulate a world, or a machine's log.",
         ),

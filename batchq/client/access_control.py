@@ -1,4 +1,4 @@
-"""Tokens, bindings and the audit trail of the HTTP API: reading, changing, recording.
+"""Tokens, bindings and the audit trail of the HTTP API, and connections that act for its users.
 
 A token is `bqt_<id>_<secret>_<checksum>`. It is shown once; the server keeps the SHA-256 of the
 secret, which needs no slow hash because the secret has 256 random bits. The checksum tells a typing
@@ -12,6 +12,8 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
+from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
@@ -20,6 +22,9 @@ from batchq.api.access import Binding, Scope, Via
 from batchq.api.notation import counted
 from batchq.api.printable import printable
 from batchq.api.times import DAY, format_instant
+from batchq.client import Client
+from batchq.client.connection import connect, user_of
+from batchq.client.watch import Watch
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
 from batchq.store.access_records import (
@@ -30,6 +35,7 @@ from batchq.store.access_records import (
     FieldChange,
     TokenRecord,
 )
+from batchq.store.schedulers import revision
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -38,7 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessControl", "AccessState", "Actor", "AuditEntry", "AuditRecord", "BindingRecord",
-    "NewToken", "TokenParts", "TokenRecord", "audit_row", "binding_row", "parse_token", "token_row",
+    "Delegate", "NewToken", "TokenParts", "TokenRecord", "audit_row", "binding_row", "parse_token",
+    "token_row",
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
@@ -293,3 +300,59 @@ def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: 
         outcome="done",
         because=because,
     )
+
+
+class Delegate:
+    """A connection on which a program acts for other users, as the HTTP API does.
+
+    A context manager. One delegate must not be shared by threads."""
+
+    def __init__(self, url: str | None = None) -> None:
+        """Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers."""
+        self._store = connect(url)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._store.close()
+
+    def __enter__(self) -> Delegate:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def client_of(self, user: str) -> Client:
+        """Return a client on this connection, whose requests are recorded under a user's name.
+
+        It need not be closed.
+        """
+        client = Client(store=self._store)
+        client.user = user  # in place of the cached property
+        return client
+
+    @cached_property
+    def access(self) -> AccessControl:
+        """The tokens, bindings and the audit trail of the HTTP API."""
+        return AccessControl(self._store)
+
+    @property
+    def user(self) -> str:
+        """The name under which the server records this program: `alice@laptop`, or its user."""
+        return user_of(self._store, "")
+
+    def revision(self) -> int:
+        """Return the count of writes: what is read from now on includes all of these."""
+        return revision(self._store)
+
+    def watcher(self, *kinds: str) -> Watch:
+        """Return a reader of changes, which lists what exists and then polls for changes."""
+        return Watch(self._store, kinds)
+
+    def now_ms(self) -> int:
+        """Return the server's time. Raises StoreUnavailable."""
+        return self._store.now_ms()

@@ -16,24 +16,39 @@ docs/external.md describes the duties of a consumer.
 
 from __future__ import annotations
 
+import heapq
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from batchq.api.objects import DEFAULT, PodGroup, key_of
+from msgspec import Struct
+
+from batchq.api.objects import (
+    DEFAULT,
+    Object,
+    PodGroup,
+    PriorityClass,
+    is_claimable,
+    key_of,
+    stop_reason_of,
+)
 from batchq.api.reasons import Leaving
 from batchq.api.times import parse_duration
-from batchq.api.transaction import Transaction
-from batchq.client.changes import consumer_leases
+from batchq.api.transaction import Refusal, Transaction, Word
+from batchq.client.changes import consumer_leases, explain_refusal
 from batchq.client.changes.consumer_leases import Renewed, Reported, read_token
 from batchq.client.connection import checked_seconds
-from batchq.client.consumers import ClaimableGroups, Consumer, Held, Refused
 from batchq.client.request_fields import key_named
-from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from batchq.client.requests import TRIES
+from batchq.client.watch import Watch
+from batchq.core.cache.chunks import UidOrder, uid_order
+from batchq.core.cache.scheduler_cache import priorities_of
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.system import RandomIds
 
 if TYPE_CHECKING:
@@ -382,3 +397,359 @@ class Claim:
                 threading.Event().wait(_RETRY_S)
             else:
                 return
+
+
+#: Refusals because the state on which the transaction was planned has changed.
+_OUTDATED = (Word.CONFLICT, Word.FENCED)
+
+#: Builds the transaction for one group from a reader of known groups.
+_Build = Callable[..., Transaction | None]
+
+
+class ClaimableGroups:
+    """The claimable external groups, kept up to date from the stream of changes; of one thread."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._watch = Watch(store, ("PodGroup", "PriorityClass"))
+        self._waiting: dict[str, PodGroup] = {}
+        self._classes: dict[str, PriorityClass] = {}
+
+    def follow(self, wait_s: float) -> dict[str, PodGroup | None]:
+        """Return the groups that have changed, waiting at most `wait_s` for a change; None for a
+        group that was deleted.
+
+        Raises StoreUnavailable.
+        """
+        changed: dict[str, PodGroup | None] = {}
+        for change in self._watch.poll(round(wait_s * 1000)):
+            value = change.value
+            if change.kind == "PodGroup":
+                group = value if isinstance(value, PodGroup) else None
+                changed[change.key] = group
+                if group is not None and is_claimable(group):
+                    self._waiting[change.key] = group
+                else:
+                    self._waiting.pop(change.key, None)
+            elif isinstance(value, PriorityClass):
+                self._classes[change.key] = value
+            else:
+                self._classes.pop(change.key, None)
+        return changed
+
+    def first(
+        self, most: int | None = None, *, queue: str = "", namespace: str = ""
+    ) -> list[PodGroup]:
+        """Return claimable groups (of a queue, of a namespace), by priority, then by age."""
+        found = [
+            group
+            for group in self._waiting.values()
+            if queue in ("", group.spec.queue) and namespace in ("", group.metadata.namespace)
+        ]
+        values, default = priorities_of(self._classes.values())
+
+        def place_in_line(group: PodGroup) -> tuple[int, int, UidOrder]:
+            since = group.status.queue_time or group.metadata.creation_timestamp or 0
+            priority = values.get(group.spec.priority_class_name, default)
+            return (-priority, since, uid_order(group.metadata.uid))
+
+        if most is None:
+            return sorted(found, key=place_in_line)
+        # If all can be claimed in one call, their order is irrelevant.
+        return found if len(found) <= most else heapq.nsmallest(most, found, key=place_in_line)
+
+    def skip(self, key: str) -> None:
+        """Leave a group out until it changes."""
+        self._waiting.pop(key, None)
+
+
+class Held:
+    """A group that a consumer has claimed; `group` is its state at that time."""
+
+    __slots__ = ("group", "key", "renew_at", "stop_reason", "token", "until")
+
+    def __init__(self, group: PodGroup, token: str, *, asked_at: float) -> None:
+        self.key = key_of(group)
+        self.group = group
+        self.token = token
+        #: Why the work must stop; empty while it may continue.
+        self.stop_reason = ""
+        # By this machine's monotonic clock, counted from before the request, so never too late.
+        self.renewed(asked_at)
+
+    def renewed(self, asked_at: float) -> None:
+        """Record a renewal that was requested at `asked_at`."""
+        ttl_s = self.group.status.claim.ttl / 1000
+        self.until = asked_at + ttl_s
+        self.renew_at = asked_at + ttl_s / _RENEWALS_A_TTL
+
+    @property
+    def grace_s(self) -> float:
+        """How long the work may take to stop."""
+        return self.group.status.claim.grace / 1000
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """A report that was refused: the claim is over, or the work must stop."""
+
+    held: Held
+    error: BatchqError
+
+
+class Consumer:
+    """Claims many groups, reports on them and renews the claims. Belongs to one thread.
+
+        with Client() as client:
+            consumer = client.external.consumer(holder="farm-1", ttl="2m")
+            while True:
+                for held in consumer.claim(most=200, wait_s=1.0):
+                    start(held.group)
+                for held in consumer.stopping():
+                    stop(held.group)
+                    reports.append((held, "evicted"))
+                refused = consumer.report(reports)
+
+    `External.next` needs a thread per claim, which suits a few long claims. This class needs none:
+    it learns of admissions and stop requests from one stream of changes, and it renews its claims
+    during calls of `claim` and `stopping`. So the caller must make one of these calls well within a
+    third of the time to live. A batch takes a bounded number of round trips.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        new_id: Callable[[], str],
+        *,
+        holder: str,
+        ttl_ms: int,
+        queue: str = "",
+        namespace: str = "",
+    ) -> None:
+        self._store = store
+        self._new_id = new_id
+        self._holder = holder
+        self._ttl_ms = ttl_ms
+        self._queue = queue
+        self._namespace = namespace
+        self._claimable = ClaimableGroups(store)
+        self._held: dict[str, Held] = {}
+        #: The latest known state of the held groups, on which a report is planned first.
+        self._known: dict[str, PodGroup] = {}
+        self._stopping: dict[str, Held] = {}
+        self._renewal_due_at = 0.0
+
+    @property
+    def held(self) -> Sequence[Held]:
+        """The claimed groups whose end has not been reported and whose claims are not over."""
+        return tuple(self._held.values())
+
+    def claim(
+        self, *, most: int = 100, wait_s: float = 0.0, reported: consumer_leases.AtOnce = ""
+    ) -> list[Held]:
+        """Claim up to `most` claimable groups, by priority and age; the list may be empty.
+
+        If there are none, wait up to `wait_s` for the next change of any kind. `reported="running"`
+        reports with the claim that the work has begun.
+        Two round trips. Raises InvalidInput (holder, ttl), StoreUnavailable.
+        """
+        self._follow(0.0)
+        groups = self._claimable.first(most, queue=self._queue, namespace=self._namespace)
+        if not groups and wait_s > 0:
+            self._follow(wait_s)
+            groups = self._claimable.first(most, queue=self._queue, namespace=self._namespace)
+        if not groups:
+            return []
+        asked_at, now_ms = monotonic(), self._store.now_ms()
+        known = _Copies({key_of(group): group for group in groups})
+        made = [self._claimed(known, key, reported, now_ms) for key in known.groups]
+        commit = self._store.commit([one.transaction for one in made], request_id=self._new_id())
+        # Another consumer was faster, or the group has changed: the stream brings its new state.
+        lost = {refusal.transaction.subject for refusal in commit.refused}
+        taken = []
+        for one in made:
+            key = key_of(one.group)
+            self._claimable.skip(key)
+            if one.transaction.subject in lost:
+                continue
+            held = Held(one.group, one.token, asked_at=asked_at)
+            self._held[key], self._known[key] = held, one.group
+            taken.append(held)
+        return taken
+
+    def stopping(self, *, wait_s: float = 0.0) -> list[Held]:
+        """Return the groups whose work must stop since the last call; `stop_reason` says why.
+
+        If there are none, wait up to `wait_s` for the next change of any kind. Report each group as
+        evicted after its processes have ended, unless its claim has lapsed. Raises
+        StoreUnavailable; the next call then returns the groups whose claims could not be renewed.
+        """
+        self._follow(0.0 if self._stopping else wait_s)
+        stopping, self._stopping = list(self._stopping.values()), {}
+        return stopping
+
+    def report(
+        self, reports: Iterable[tuple[Held, Reported]], *, message: str = ""
+    ) -> list[Refused]:
+        """Report phases of groups; return the reports that were refused.
+
+        Of several reports on a group the last counts. Two round trips, and two more if groups have
+        changed meanwhile. Raises InvalidInput, StoreUnavailable (repeat all reports then).
+        """
+        latest = {held.key: (held, phase) for held, phase in reports}
+        builds: dict[str, _Build] = {
+            key: partial(consumer_leases.report, token=held.token, phase=phase, message=message)
+            for key, (held, phase) in latest.items()
+        }
+        errors = self._write(builds)
+        for key, (held, phase) in latest.items():
+            if self._held.get(key) is not held:
+                continue
+            if key in errors:
+                self._update(held, self._known.get(key))
+            elif phase != "running":
+                self._drop(key)
+        return [Refused(held=latest[key][0], error=error) for key, error in errors.items()]
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _claimed(
+        self, known: _Copies, key: str, reported: consumer_leases.AtOnce, now_ms: int
+    ) -> consumer_leases.LeaseTaken:
+        return consumer_leases.claim(
+            known,
+            key,
+            holder=self._holder,
+            ttl_ms=self._ttl_ms,
+            secret=secrets.token_hex(16),
+            now_ms=now_ms,
+            reported=reported,
+        )
+
+    def _follow(self, wait_s: float) -> None:
+        """Renew due claims and process the changes since the last call."""
+        self._renew()
+        for key, group in self._claimable.follow(wait_s).items():
+            if held := self._held.get(key):
+                self._update(held, group)
+
+    def _update(self, held: Held, group: PodGroup | None) -> None:
+        """Process a new state of a held group; None if it was deleted."""
+        own = held.group.status
+        if group is None or group.status.admission > own.admission:
+            self._mark_stopping(held, Leaving.CLAIM_LAPSED)
+        elif group.status.claim.token == own.claim.token:
+            self._known[held.key] = group
+            lapsed = "" if group.status.claim.is_open else str(Leaving.CLAIM_LAPSED)
+            if reason := stop_reason_of(group) or lapsed:
+                self._mark_stopping(held, reason)
+        # Otherwise the state is older than the claim, which the stream brings later.
+
+    def _renew(self) -> None:
+        now = monotonic()
+        if now < self._renewal_due_at:
+            return
+        self._renewal_due_at = now + self._ttl_ms / 1000 / (4 * _RENEWALS_A_TTL)
+        for held in [one for one in self._held.values() if now >= one.until]:
+            self._mark_stopping(held, Leaving.CLAIM_LAPSED)
+        due = [one for one in self._held.values() if now >= one.renew_at and not one.stop_reason]
+        errors = self._write({held.key: partial(_renewed, token=held.token) for held in due})
+        for held in due:
+            match errors.get(held.key):
+                case None:
+                    held.renewed(now)
+                case Conflict():
+                    self._mark_stopping(held, Leaving.CLAIM_LAPSED)
+                case other:
+                    raise other
+
+    def _mark_stopping(self, held: Held, reason: str) -> None:
+        if held.stop_reason:
+            return
+        held.stop_reason = str(reason)
+        self._stopping[held.key] = held
+        if reason == Leaving.CLAIM_LAPSED:
+            self._drop(held.key)
+
+    def _drop(self, key: str) -> None:
+        self._held.pop(key, None)
+        self._known.pop(key, None)
+
+    def _write(self, builds: Mapping[str, _Build]) -> dict[str, BatchqError]:
+        """Commit a transaction per group; return the final refusals.
+
+        The first try is planned on the latest known state, which saves a read; later ones on the
+        stored state.
+        """
+        left, known = dict(builds), _Copies(self._known)
+        errors: dict[str, BatchqError] = {}
+        for tried in range(TRIES):
+            if not left:
+                break
+            if tried:
+                known = self._read(list(left))
+            wrong, transactions = _build_all(left, known, self._store.now_ms())
+            refused = self._commit(transactions)
+            errors.update({key: explain_refusal(one) for key, one in refused.items()} | wrong)
+            outdated = [key for key, one in refused.items() if one.answer.word in _OUTDATED]
+            left = {key: left[key] for key in (*outdated, *([] if tried else wrong))}
+            if tried < TRIES - 1:
+                errors = {key: error for key, error in errors.items() if key not in left}
+        return errors
+
+    def _commit(self, transactions: Sequence[Transaction]) -> dict[str, Refusal]:
+        """Commit each transaction independently; return the refusals by the group's key."""
+        if not transactions:
+            return {}
+        commit = self._store.commit(transactions, request_id=self._new_id())
+        return {refusal.transaction.writes[0].key: refusal for refusal in commit.refused}
+
+    def _read(self, keys: Sequence[str]) -> _Copies:
+        """Read the stored groups and remember the state of those that are held."""
+        found = _groups_of(self._store.get_many("PodGroup", keys))
+        for key in keys:
+            self._known.pop(key, None)
+            if key in self._held and key in found:
+                self._known[key] = found[key]
+        return _Copies(found)
+
+
+class _Copies:
+    """A Reader of some groups as they were a moment ago, and of nothing else."""
+
+    def __init__(self, groups: Mapping[str, PodGroup]) -> None:
+        self.groups = groups
+
+    def get(self, kind: str, key: str) -> Object | None:
+        """Return the group, or None for any other object."""
+        return self.groups.get(key) if kind == "PodGroup" else None
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """Return the groups, ordered by key; nothing for other kinds."""
+        if kind != "PodGroup":
+            return ()
+        found = [self.groups[key] for key in sorted(self.groups)]
+        return [one for one in found if namespace in ("", one.metadata.namespace)]
+
+
+def _build_all(
+    builds: Mapping[str, _Build], known: _Copies, now_ms: int
+) -> tuple[dict[str, BatchqError], list[Transaction]]:
+    """Build the transactions; return the errors by key, and the transactions that are needed."""
+    wrong: dict[str, BatchqError] = {}
+    transactions: list[Transaction] = []
+    for key, build in builds.items():
+        try:
+            transaction = build(known, now_ms=now_ms)
+        except Conflict as error:
+            wrong[key] = error
+        else:
+            if transaction is not None:
+                transactions.append(transaction)
+    return wrong, transactions
+
+
+def _renewed(reader: _Copies, *, token: str, now_ms: int) -> Transaction | None:
+    return consumer_leases.renew(reader, token, ttl_ms=None, now_ms=now_ms).transaction
+
+
+def _groups_of(found: Mapping[str, Object]) -> dict[str, PodGroup]:
+    return {key: item for key, item in found.items() if isinstance(item, PodGroup)}

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from batchq.api.access import Identity, Verb, Visibility
 from batchq.client import Client
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.errors import BatchqError
 from batchq.http.access_book import LOOK_S, AccessBook
 from batchq.http.access_endpoints import record_refusal

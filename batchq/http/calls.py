@@ -25,11 +25,11 @@ from batchq.api.access import (
     Visibility,
     bindings_of,
     decide,
+    without_names,
 )
 from batchq.api.objects import PodGroup, key_of
-from batchq.api.sight import without_names
 from batchq.client import Client
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.http.limits import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 

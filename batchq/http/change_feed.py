@@ -19,7 +19,7 @@ import structlog
 from msgspec import Struct
 
 from batchq.api.objects import PodGroup
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.errors import StoreUnavailable
 
 _log = structlog.get_logger()

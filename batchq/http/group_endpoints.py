@@ -13,11 +13,10 @@ from time import monotonic
 import msgspec
 from msgspec import Struct
 
-from batchq.api.access import Tier
+from batchq.api.access import Tier, seen
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import API_VERSION, PodGroup, Unreadable, kind_of
 from batchq.api.printable import printable
-from batchq.api.sight import seen
 from batchq.client import Accepted, Client
 from batchq.client.group_pages import token_of_object
 from batchq.client.output import LogLine

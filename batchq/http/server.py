@@ -20,7 +20,7 @@ from uvicorn.config import Config
 
 from batchq.api.access import Visibility
 from batchq.client import Client
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.errors import Conflict, InvalidInput
 from batchq.http.application import ApiApplication, ApiSettings
 from batchq.http.connections import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchq.cli.why import row_of
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions
 
 READY_WITHIN_S = 30.0

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from batchq.client import Client
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Delegate
 from batchq.store.redis import RedisStore
 from tests.client.stage import Stage, a_cluster
 from tests.harness.server import Server

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.client.access_control import Actor
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Actor, Delegate
 from batchq.errors import InvalidInput
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions, check_options
 from tests.client.stage import Stage

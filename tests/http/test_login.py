@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchq.api.access import parse_binding
-from batchq.client.access_control import Actor
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Actor, Delegate
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
 from tests.harness.server import Server

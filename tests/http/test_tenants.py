@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
-from batchq.client.access_control import Actor
-from batchq.client.delegation import Delegate
+from batchq.client.access_control import Actor, Delegate
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq.api.access import Tier
+from batchq.api.access import Tier, seen, without_names
 from batchq.api.manifest import encode
 from batchq.api.objects import (
     Condition,
@@ -19,7 +19,6 @@ from batchq.api.objects import (
     PodTemplate,
     Task,
 )
-from batchq.api.sight import seen, without_names
 
 
 def a_group(word: str) -> PodGroup:

@@ -64,11 +64,18 @@ class Home:
         different values, and all must find the same server. XDG_RUNTIME_DIR also disappears at
         logout, while the server stays.
         """
-        inside = self.run / "batchq.sock"
+        return self._socket_at(self.run / "batchq.sock", suffix="")
+
+    @property
+    def api_socket(self) -> Path:
+        """The unix socket of the HTTP API that `batchq up` starts."""
+        return self._socket_at(self.run / "api.sock", suffix="-api")
+
+    def _socket_at(self, inside: Path, *, suffix: str) -> Path:
         if len(os.fsencode(inside)) <= LONGEST_SOCKET_PATH_BYTES:
             return inside
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
-        return short_folder() / f"{digest}.sock"
+        return short_folder() / f"{digest}{suffix}.sock"
 
     def prepare(self) -> None:
         """Create the folders, and close existing ones to other users.

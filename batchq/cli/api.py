@@ -61,6 +61,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Whose schedule facts a user may read: of all namespaces, or of its own.",
 )
+@click.option(
+    "--supervised",
+    is_flag=True,
+    help="Answer in a child process, which is started again whenever it dies.",
+)
 @pass_globals
 def api(
     shared: Globals,
@@ -71,6 +76,7 @@ def api(
     names: tuple[str, ...],
     agent_users: tuple[str, ...],
     visibility: str,
+    supervised: bool,
 ) -> int:
     """Serve the HTTP API; logs to stderr.
 
@@ -102,7 +108,15 @@ def api(
     _check_url(shared)
     server = ApiServer(options, lambda: Delegate(shared.redis_url), _why)
     logs.configure()
-    server.run()
+    if supervised:
+        from batchq.daemon.supervisor import Supervisor
+
+        try:
+            Supervisor("api", server.serve).run()
+        finally:
+            server.close()
+    else:
+        server.run()
     return 0
 
 

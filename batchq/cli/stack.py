@@ -42,14 +42,18 @@ def _row(part: Part) -> dict[str, object]:
 
 
 def _kind(name: str) -> str:
-    return {"server": "Server", "scheduler": "Scheduler"}.get(name, "Agent")
+    return {"server": "Server", "scheduler": "Scheduler", "api": "API"}.get(name, "Agent")
 
 
 def _detail(part: Part) -> str:
-    """Return an agent's resources in words, or the server's version."""
+    """Return an agent's resources in words, the server's version, or the API's address."""
     from batchq.api.resources import describe
 
-    return describe(parse_resources(part.detail)) if "=" in part.detail else part.detail
+    return describe(parse_resources(part.detail)) if _is_offer(part) else part.detail
+
+
+def _is_offer(part: Part) -> bool:
+    return _kind(part.name) == "Agent" and "=" in part.detail
 
 
 def _loopback_port(
@@ -105,6 +109,12 @@ def _loopback_port(
 )
 @metrics_option
 @click.option(
+    "--api/--no-api",
+    default=None,
+    help="Start the HTTP API on a unix socket that only this user can open.  [default: if the"
+    " packages of batchq[http] are installed]",
+)
+@click.option(
     "--foreground", is_flag=True, help="Run until Ctrl-C or SIGTERM, then stop everything."
 )
 @output_option("table", "json")
@@ -116,6 +126,7 @@ def up(
     config: Path | None,
     port: int | None,
     metrics: str | None,
+    api: bool | None,
     foreground: bool,
     output: Output,
 ) -> None:
@@ -141,6 +152,11 @@ def up(
     from batchq.paths import find_home
 
     checked_config(config)
+    if api and not stack.has_api():
+        raise InvalidInput(
+            "--api: the packages of the HTTP API are not installed",
+            hint="pip install 'batchq[http]'",
+        )
     home = find_home()
     options = stack.UpOptions(
         url=shared.redis_url,
@@ -149,6 +165,7 @@ def up(
         config=config,
         port=port,
         metrics=metrics,
+        api=api,
     )
     with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
         report = stack.up(home, options, say=_say)
@@ -173,7 +190,7 @@ def kept_offers(report: StackReport, resources: str | None) -> list[str]:
     kept = [
         part
         for part in report.parts
-        if part.state == "running" and "=" in part.detail and parse_resources(part.detail) != wanted
+        if part.state == "running" and _is_offer(part) and parse_resources(part.detail) != wanted
     ]
     if not kept:
         return []
@@ -196,7 +213,7 @@ def _say(sentence: str) -> None:
 @output_option("table", "json")
 @pass_globals
 def down(shared: Globals, keep_server: bool, now: bool, output: Output) -> None:
-    """Stop the node agents, the scheduler and the embedded server of this machine.
+    """Stop the node agents, the scheduler, the HTTP API and the embedded server of this machine.
 
     The agents drain: running pods may end, and are stopped and requeued if they take too long. The
     data stays, and `batchq up` continues with it. With --redis-url, only a stack that uses that

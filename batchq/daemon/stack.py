@@ -1,4 +1,6 @@
-"""The local stack: `batchq up`, `status` and `down` for the server, scheduler and agents of a home.
+"""The local stack: `batchq up`, `status` and `down` for the processes of a home.
+
+These are the server, the scheduler, the agents and, if its packages are installed, the HTTP API.
 
 An agent that drains waits for its pods for a while and then asks them to stop. An agent that takes
 too long is killed together with its pods, which are listed in its run files.
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -172,13 +175,17 @@ MOST_AGENTS = 64
 
 READY_WITHIN_S = 60.0
 SCHEDULER_ENDS_WITHIN_S = 40.0
+_API_READY_WITHIN_S = 10.0
 
 _POLL_S = 0.05
 _WATCH_S = 1.0
 #: A running node counts as ready if its last heartbeat is at most this old.
 _HEARD_WITHIN_MS = 40_000
 _SCHEDULER = "scheduler"
+_API = "api"
 _AGENT = "agent-"
+#: What the HTTP API needs besides batchq.
+_API_PACKAGES = ("starlette", "uvicorn")
 
 
 class PartState(StrEnum):
@@ -194,13 +201,13 @@ class PartState(StrEnum):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One process of the stack. `name` is `server`, `scheduler` or the node's name."""
+    """One process of the stack. `name` is `server`, `scheduler`, `api` or the node's name."""
 
     name: str
     state: PartState
     pid: int | None = None
     log: str = ""
-    #: The resources that an agent offers, or the server's version.
+    #: The resources that an agent offers, the server's version, or the API's address.
     detail: str = ""
 
 
@@ -230,6 +237,8 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     port: int | None = None
     #: `[HOST:]PORT` on which the scheduler serves metrics; None to serve none.
     metrics: str | None = None
+    #: Whether to start the HTTP API; None starts it if its packages are installed.
+    api: bool | None = False
     within_s: float = READY_WITHIN_S
 
 
@@ -264,7 +273,10 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
             launch = _Launch(home, url, store, undo, say)
             parts.append(launch.scheduler(options.config, options.metrics))
             parts.extend(launch.agents(offers))
+            api = launch.api(is_wanted=options.api if options.api is not None else has_api())
             launch.await_ready(parts, detached.node_names(options.agents), options.within_s)
+            if api is not None and launch.is_api_ready():
+                parts.append(api)
         finally:
             store.close()
         undo.pop_all()
@@ -286,6 +298,11 @@ def status(home: Home, *, url: str | None = None) -> StackReport:
     return StackReport(home=str(home.root), url=shown(target), parts=tuple(parts))
 
 
+def has_api() -> bool:
+    """Return whether the packages of the HTTP API are installed."""
+    return all(find_spec(package) is not None for package in _API_PACKAGES)
+
+
 def down(
     home: Home,
     *,
@@ -295,7 +312,9 @@ def down(
     drained_within_s: float = DRAINED_WITHIN_S,
     say: Say = lambda _: None,
 ) -> StackReport:
-    """End the agents (which drain), then the scheduler, then the embedded server. Data stays.
+    """End the agents (which drain), then the scheduler and the HTTP API, then the embedded server.
+
+    Data stays.
 
     With `url`, only the stack of that server; None ends whichever runs here. `keep_server` leaves
     the server running; `now` kills the pods instead of waiting for them. A process that does not
@@ -311,27 +330,30 @@ def down(
         records = _records(home)
         if asked_for is not None:
             _refuse_to_end_anothers(home, records, asked_for)
-        agents = {_node_of(record): record for record in records if record.name != _SCHEDULER}
-        schedulers = [record for record in records if record.name == _SCHEDULER]
+        agents = {_node_of(record): record for record in records if _is_agent(record)}
+        others = [record for record in records if not _is_agent(record)]
         fates = end_agents(home.run, agents, now=now, patience_s=drained_within_s, say=say)
         agent_parts = _ended(home, list(agents.values()), fates)
-        scheduler_parts = _end(home, schedulers, SCHEDULER_ENDS_WITHIN_S)
+        ended = _end(home, others, SCHEDULER_ENDS_WITHIN_S)
         server = _server_part(home) if keep_server else _down_server(home)
-    first = scheduler_parts or [Part(name=_SCHEDULER, state=PartState.ABSENT)]
-    return StackReport(home=str(home.root), url=shown(url), parts=(server, *first, *agent_parts))
+    first = [part for part in ended if part.name == _SCHEDULER]
+    first = first or [Part(name=_SCHEDULER, state=PartState.ABSENT)]
+    api = [part for part in ended if part.name == _API]
+    parts = (server, *first, *agent_parts, *api)
+    return StackReport(home=str(home.root), url=shown(url), parts=parts)
 
 
 def hold(home: Home, report: StackReport, *, say: Say = lambda _: None) -> StackReport:
     """Keep a running stack up until SIGINT or SIGTERM, or until a part dies; then call `down`.
 
-    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError when a part has died,
-    after everything has ended.
+    SIGHUP is passed on to the scheduler. Main thread only. Raises BatchqError when a part other
+    than the HTTP API has died, after everything has ended.
     """
     ending = Termination()
     ending.on_signals(signal.SIGINT, signal.SIGTERM)
     on_hangup(lambda: _pass_on(home, signal.SIGHUP))
     lost: list[Part] = []
-    expected = {part.name for part in report.parts}
+    expected = {part.name for part in report.parts if part.name != _API}
     while ending.wait(_WATCH_S) is None and not lost:
         now = status(home, url=None).parts
         lost = [
@@ -351,7 +373,7 @@ def running_scheduler(home: Home) -> Record | None:
 
 
 class _Launch:
-    """Starts the scheduler and the agents of one `up`."""
+    """Starts the scheduler, the agents and the HTTP API of one `up`."""
 
     def __init__(self, home: Home, url: str, store: RedisStore, undo: ExitStack, say: Say) -> None:
         self._home = home
@@ -386,12 +408,45 @@ class _Launch:
             for name in sorted({*offers, *running}, key=_by_number)
         ]
 
+    def api(self, *, is_wanted: bool) -> Part | None:
+        """Find the HTTP API, or start it if it is wanted; None if there is none."""
+        record = detached.read_record(_record_path(self._home, _API))
+        is_running = record is not None and detached.is_running(record)
+        if not (is_wanted or is_running):
+            return None
+        address = f"unix:{self._home.api_socket}"
+        deadline = time.monotonic() + _API_READY_WITHIN_S
+        while not is_running and _answers(self._home.api_socket) and time.monotonic() < deadline:
+            # The child of a killed API process is ending.
+            time.sleep(_POLL_S)
+        return self._find_or_start(
+            _API, [_API, "--supervised", "--listen", address], {"address": address}
+        )
+
+    def is_api_ready(self) -> bool:
+        """Wait until the HTTP API answers. If it does not, work goes on without it."""
+        record = detached.read_record(_record_path(self._home, _API))
+        deadline = time.monotonic() + _API_READY_WITHIN_S
+        while record is not None and detached.is_running(record):
+            if _answers(self._home.api_socket):
+                return True
+            if time.monotonic() >= deadline:
+                self._say(f"The HTTP API does not answer yet; its log is {record.log}")
+                return True
+            time.sleep(_POLL_S)
+        log = self._home.logs / f"{_API}.log"
+        last = detached.tail(log, since=self._since.get(_API, 0), lines=1) or f"see {log}"
+        self._say(f"The HTTP API did not start: {last}")
+        return False
+
     def await_ready(self, parts: Sequence[Part], names: Sequence[str], within_s: float) -> None:
         """Wait until a scheduler leads and every node of `names` has sent a heartbeat."""
         started = {part.name for part in parts if part.state is PartState.STARTED}
         deadline = time.monotonic() + within_s
         while waited_for := self._missing(names, started):
             for record in self._started:
+                if record.name == _API:
+                    continue
                 exit_code = detached.reap(record.pid)
                 if exit_code is not None or not detached.is_running(record):
                     raise self._died_at_start(record, exit_code)
@@ -479,11 +534,12 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
                 hint=f"stop it with `batchq down`, without --redis-url and {URL_VARIABLE}, "
                 f"or use another {HOME_VARIABLE}",
             )
+    records = [record for record in _records(home) if _is_agent(record)]
     there = {_node_of(record): _offer_of(record) for record in _running_agents(home)}
     missing = [name for name in detached.node_names(options.agents) if name not in there]
     if options.resources is not None:
         return dict.fromkeys(missing, options.resources)
-    dead = {_node_of(record): _offer_of(record) for record in _records(home)}
+    dead = {_node_of(record): _offer_of(record) for record in records}
     again = {name: dead[name] for name in missing if dead.get(name)}
     # The agents of a replay declare what they offer, and use nothing of this machine.
     taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
@@ -565,15 +621,19 @@ def _ended(home: Home, records: Sequence[Record], fates: Sequence[ProcessFate]) 
 
 
 def _records(home: Home) -> list[Record]:
-    """Return the scheduler's record, then the agents' by number."""
-    paths = [home.run / f"{_SCHEDULER}.json", *home.run.glob(f"{_AGENT}*.json")]
-    found = [record for path in paths if (record := detached.read_record(path)) is not None]
-    return sorted(found, key=lambda record: (record.name != _SCHEDULER, _by_number(record.name)))
+    """Return the scheduler's record, then the agents' by number, then the HTTP API's."""
+    agents = sorted(home.run.glob(f"{_AGENT}*.json"), key=lambda path: _by_number(path.stem))
+    paths = [_record_path(home, _SCHEDULER), *agents, _record_path(home, _API)]
+    return [record for path in paths if (record := detached.read_record(path)) is not None]
 
 
 def _running_agents(home: Home) -> list[Record]:
-    found = [record for record in _records(home) if record.name != _SCHEDULER]
+    found = [record for record in _records(home) if _is_agent(record)]
     return [record for record in found if detached.is_running(record)]
+
+
+def _is_agent(record: Record) -> bool:
+    return record.name.startswith(_AGENT)
 
 
 def _node_of(record: Record) -> str:
@@ -606,7 +666,7 @@ def _part(record: Record, state: PartState) -> Part:
         state=state,
         pid=record.pid if alive else None,
         log=record.log,
-        detail=_offer_of(record),
+        detail=record.notes.get("address", "") or _offer_of(record),
     )
 
 
@@ -621,6 +681,8 @@ def _state(fate: ProcessFate) -> PartState:
 
 
 def _shown(name: str) -> str:
+    if name == _API:
+        return "HTTP API"
     return f"agent {name.removeprefix(_AGENT)}" if name.startswith(_AGENT) else name
 
 
@@ -634,6 +696,16 @@ def _is_dead_here(identity: str) -> bool:
     host, _, rest = identity.rpartition(":")[0].rpartition(":")
     is_ours = host == socket.gethostname() and rest.isdigit()
     return is_ours and detached.birth_of(int(rest)) is None
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_POLL_S)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _pass_on(home: Home, number: signal.Signals) -> None:

@@ -190,11 +190,19 @@ class ApiServer:
         return found
 
     def run(self) -> None:
-        """Answer until SIGINT or SIGTERM, or until `stop`."""
+        """Answer until SIGINT or SIGTERM, or until `stop`; then close the sockets."""
         try:
-            asyncio.run(self._run())
+            self.serve()
         finally:
-            self._undo.close()
+            self.close()
+
+    def serve(self) -> None:
+        """Answer until SIGINT or SIGTERM, or until `stop`. The sockets stay open."""
+        asyncio.run(self._run())
+
+    def close(self) -> None:
+        """Close the sockets, and remove those of the file system."""
+        self._undo.close()
 
     def stop(self) -> None:
         """End `run` from another thread."""

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from batchq.client import Client
+from batchq.client.api_session import ApiCredentials, ApiSession
 from batchq.daemon import detached, stack
 from batchq.daemon.embedded_server import ensure_server, stop_server
 from batchq.daemon.stack import PartState, StackReport, UpOptions
@@ -281,4 +283,65 @@ def test_in_the_foreground_the_death_of_a_part_ends_it_all(home: Home) -> None:
     kill(report, "scheduler")
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 9
+    assert states(stack.status(home)) == ["not running"] * 2
+
+
+def who_am_i(home: Home) -> str:
+    """Ask the HTTP API of this home."""
+    credentials = ApiCredentials(server=f"unix:{home.api_socket}")
+    return str(ApiSession(credentials).request("GET", "/v1/me")["user"])
+
+
+def serving_child(report: StackReport) -> psutil.Process:
+    """Return the process that answers, the child of the one that `up` has started."""
+    pid = next(part.pid for part in report.parts if part.name == "api")
+    found: list[psutil.Process] = []
+    until(lambda: bool(found.extend(psutil.Process(pid).children()) or found))
+    return found[0]
+
+
+def test_the_http_api_starts_and_ends_with_the_stack_and_a_killed_one_is_replaced(
+    home: Home,
+) -> None:
+    report = stack.up(home, UpOptions(agents=0, api=None))
+    assert [part.name for part in report.parts] == ["server", "scheduler", "api"]
+    assert report.parts[-1].detail == f"unix:{home.api_socket}"
+    user = who_am_i(home)
+
+    first = serving_child(report)
+    first.kill()
+    # The request waits for the next child: the socket has stayed open.
+    assert who_am_i(home) == user
+    assert serving_child(report).pid != first.pid
+
+    kill(report, "api")
+    assert states(stack.up(home, UpOptions(agents=0, api=None))) == [
+        "running",
+        "running",
+        "started",
+    ]
+    assert who_am_i(home) == user
+
+    assert states(stack.down(home)) == ["ended"] * 3
+    assert not home.api_socket.exists()
+
+
+def test_up_goes_on_without_an_http_api_that_cannot_start(home: Home) -> None:
+    home.prepare()
+    home.api_socket.mkdir()
+    said: list[str] = []
+    report = stack.up(home, UpOptions(agents=0, api=True), say=said.append)
+    assert states(report) == ["started", "started"]
+    assert said[-1].startswith("The HTTP API did not start: ")
+    assert f"cannot listen on unix:{home.api_socket}" in said[-1]
+
+
+def test_the_foreground_outlives_the_http_api(home: Home) -> None:
+    report = stack.up(home, UpOptions(agents=0, api=True))
+    child = hold_in_child(home, report)
+    kill(report, "api")
+    until(lambda: states(stack.status(home)) == ["running", "running", "dead"])
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
     assert states(stack.status(home)) == ["not running"] * 2

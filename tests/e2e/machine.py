@@ -161,7 +161,7 @@ class Machine:
 
     def up(self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi") -> None:
         """Start server, scheduler with quick settings, and agents, with `batchq up`."""
-        config = ("--config", str(self.quick))
+        config = ("--config", str(self.quick), "--no-api")
         self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
 
     def agent(

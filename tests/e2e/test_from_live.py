@@ -94,7 +94,7 @@ def test_a_look_ahead_comes_true_and_changes_nothing(machine: Machine) -> None:
         assert (eviction["by"], eviction["action"]) == ("default/top", "preempt")
 
         assert phase(client, "low") == "Running"
-        machine.batchq("up", "--agents", "0", "--config", str(machine.quick))
+        machine.batchq("up", "--no-api", "--agents", "0", "--config", str(machine.quick))
         until(lambda: phase(client, "top") == "Running", what="top has taken the room of low")
         assert group(client, "low").status.evictions.last_by == "default/top"
         assert phase(client, "after") == "Pending"

@@ -154,14 +154,16 @@ def test_up_serves_metrics_too_and_refuses_a_port_in_use_before_it_starts_anythi
 ) -> None:
     with closing(listen(Address("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        refused = machine.batchq("up", "--agents", "0", "--metrics", str(port), exits=1)
+        refused = machine.batchq("up", "--no-api", "--agents", "0", "--metrics", str(port), exits=1)
         sentence = f"error: cannot serve metrics on 127.0.0.1:{port}: Address already in use"
         assert refused.stderr.splitlines()[0] == sentence
         assert len(refused.stderr.splitlines()) == 2
         assert embedded.running_server(machine.home) is None
         refused = machine.batchq("scheduler", "--metrics", str(port), exits=1)
         assert refused.stderr.splitlines()[0] == sentence
-    machine.batchq("up", "--agents", "0", "--config", str(machine.quick), "--metrics", str(port))
+    machine.batchq(
+        "up", "--no-api", "--agents", "0", "--config", str(machine.quick), "--metrics", str(port)
+    )
     until(lambda: leads(f"http://127.0.0.1:{port}"))
-    again = machine.batchq("up", "--agents", "0", "--metrics", str(port))
+    again = machine.batchq("up", "--no-api", "--agents", "0", "--metrics", str(port))
     assert "--metrics takes effect after `batchq down`" in again.stderr

@@ -60,7 +60,7 @@ def epoch(machine: Machine) -> int:
 def test_work_continues_at_the_new_primary(watched: ReplicatedServer, machine: Machine) -> None:
     diary = machine.root / "diary"
     patient = machine.file("patient.yaml", PATIENT)
-    started = machine.batchq("up", "--agents", "0", "--config", str(patient))
+    started = machine.batchq("up", "--no-api", "--agents", "0", "--config", str(patient))
     assert "server" not in started.stdout.split(), "none of its own is started"
     machine.start("worker", "--name", "n1", "--resources", "cpu=4", *QUICK_AGENT, "--lease", "10s")
     machine.submit(gang("early", diary, 80))

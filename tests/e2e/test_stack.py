@@ -46,8 +46,8 @@ def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
 
 
 def test_up_starts_nothing_that_runs_already(stack: Machine) -> None:
-    before = stack.batchq("up", "--agents", "2").stdout
-    assert before == stack.batchq("up", "--agents", "2").stdout
+    before = stack.batchq("up", "--agents", "2", "--no-api").stdout
+    assert before == stack.batchq("up", "--agents", "2", "--no-api").stdout
     assert before.count("running") == 4
 
 
@@ -57,7 +57,7 @@ def test_up_restarts_dead_processes(machine: Machine) -> None:
     record = detached.read_record(path)
     assert record is not None
     kill(record.pid)
-    answer = machine.batchq("up", "--agents", "1").stdout.splitlines()[1:]
+    answer = machine.batchq("up", "--agents", "1", "--no-api").stdout.splitlines()[1:]
     assert [line.split()[1] for line in answer] == ["running", "running", "started"]
     machine.submit(HELLO)
     with machine.client() as client:

@@ -101,7 +101,9 @@ def attack(machine: Machine, pids: Sequence[int], ports: Sequence[int]) -> list[
 
 def up_with_a_pod(machine: Machine, *options: str) -> str:
     """Start a stack with one running pod, and return what `up` printed."""
-    output = machine.batchq("up", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options)
+    output = machine.batchq(
+        "up", "--no-api", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options
+    )
     machine.batchq("submit", "--name", "mine", "--", "sleep", "600")
     with Client(default_url(machine.home)) as client:
         until(
@@ -141,7 +143,7 @@ def test_a_port_is_useless_without_the_password(shared: Machine) -> None:
 
 def test_a_user_with_the_password_can_use_the_port(shared: Machine) -> None:
     port = free_port()
-    shared.batchq("up", "--agents", "0", "--port", str(port))
+    shared.batchq("up", "--no-api", "--agents", "0", "--port", str(port))
     refused = shared.batchq("jobs", url=f"redis://127.0.0.1:{port}", exits=9)
     assert "asks for a password" in refused.stderr
     url = f"redis://:{read_password(shared.home)}@127.0.0.1:{port}"

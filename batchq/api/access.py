@@ -117,14 +117,6 @@ class Scope(Struct, frozen=True, kw_only=True, rename="camel"):
             return False
         return not self.namespaces or namespace in self.namespaces
 
-    def includes(self, other: Scope) -> bool:
-        """Whether `other` permits nothing that this scope does not permit."""
-        return _narrows(self.verbs, other.verbs) and _narrows(self.namespaces, other.namespaces)
-
-
-def _narrows(outer: Sequence[str], inner: Sequence[str]) -> bool:
-    return not outer or (bool(inner) and set(inner) <= set(outer))
-
 
 Via: TypeAlias = Literal["socket", "token"]
 

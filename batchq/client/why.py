@@ -46,6 +46,7 @@ from batchq.client.queues import QueueView, borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
+from batchq.core.preemption.order import why_both_spared
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import NotFound
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 
 _EVICTING_ACTIONS = ("preempt", "reclaim")
+#: How victims of both actions for one group are named.
+_TOGETHER = "preempt and reclaim"
 _NOT_CONFIGURED = "the scheduler is configured without this action"
 _LACKS_CAPACITY = (
     Waiting.WAITING_FOR_QUOTA,
@@ -96,7 +99,7 @@ class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Spared(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why an action finds no victims for the group."""
+    """Why an action, or both together, find no victims for the group."""
 
     action: str
     reasons: tuple[str, ...]
@@ -354,6 +357,8 @@ class _WaitReport:
             shown.update(new)
             if new:
                 found.append(Spared(action=action.name, reasons=new))
+        if both := why_both_spared(self._session, self._group):
+            found.append(Spared(action=_TOGETHER, reasons=tuple(both)))
         missing = [name for name in _EVICTING_ACTIONS if name not in self._session.actions]
         return (*found, *(Spared(action=name, reasons=(_NOT_CONFIGURED,)) for name in missing))
 

@@ -286,9 +286,9 @@ def spared(world: World, name: str) -> dict[str, tuple[str, ...]]:
     return {one.action: one.reasons for one in world.why(name).spared}
 
 
-def crowded(*objects: Any, runs: tuple[PodGroup, ...], waits: PodGroup) -> World:
+def crowded(*objects: Any, runs: tuple[PodGroup, ...], waits: PodGroup, cpus: int = 4) -> World:
     """Return a world in which one group lacks the capacity that the running ones hold."""
-    world = World(a_node(cpu=4), a_priority("high", 100), *objects)
+    world = World(a_node(cpu=cpus), a_priority("high", 100), *objects)
     world.run(*runs)
     world.add(waits)
     world.turn()
@@ -325,6 +325,50 @@ def test_a_group_that_has_only_just_started_is_protected() -> None:
     assert spared(world, "b") == {
         "preempt": ("1 group is protected by minRuntime until 1970-01-01T00:26:40Z",)
     }
+
+
+def of_three_queues(deserved: int, *, asked: int) -> World:
+    """Return a world of 6 cpus in which `b` waits in `mine`, where it could evict `low` (1 cpu);
+    `theirs` could give back `lent` (3 cpus), and `kept` (2 cpus) is within its share.
+    """
+    return crowded(
+        a_queue("mine", deserved={"cpu": deserved}, preemption=RECLAIMS),
+        a_queue("theirs", deserved={"cpu": 1000}),
+        a_queue("other", deserved={"cpu": 2000}),
+        runs=(
+            asks("low", queue="mine", requests={"cpu": 1}),
+            asks("lent", queue="theirs", requests={"cpu": 3}),
+            asks("kept", queue="other", requests={"cpu": 2}),
+        ),
+        waits=asks("b", queue="mine", requests={"cpu": asked}, priority_class_name="high"),
+        cpus=6,
+    )
+
+
+def test_victims_of_both_actions_that_do_not_suffice_together_are_counted() -> None:
+    world = of_three_queues(5000, asked=5)
+    assert spared(world, "b") == {
+        "preempt": (
+            "1 group could make way, but even together they would not leave enough of cpu",
+        ),
+        "reclaim": ("queue mine would hold cpu 6, more than the 5 that it deserves",),
+        "preempt and reclaim": (
+            "2 groups could make way, but even together they would not leave enough of cpu",
+        ),
+    }
+
+
+def test_victims_of_both_actions_are_not_taken_for_more_than_the_queue_deserves() -> None:
+    world = of_three_queues(3000, asked=4)
+    assert spared(world, "b")["preempt and reclaim"] == (
+        "2 groups could make way, but queue mine would end above what it deserves",
+    )
+
+
+def test_victims_of_both_actions_are_not_named_if_one_action_has_none() -> None:
+    world = of_three_queues(5000, asked=5)
+    world.scheduler = assemble(SchedulerConfig(settings=Settings(min_runtime_ms=MINUTE)))
+    assert "preempt and reclaim" not in spared(world, "b")
 
 
 def test_protection_for_the_cost_of_former_reclaims_is_named() -> None:

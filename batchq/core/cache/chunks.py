@@ -396,11 +396,6 @@ class Ordered(Generic[T]):
         """
         return self._start
 
-    def pairs_after(self, key: Any) -> Iterator[tuple[Any, T]]:
-        """Return every key above this one with its item, lowest first."""
-        start = bisect_right(self._keys, key, self._start)
-        return zip(self._keys[start:], self._items[start:], strict=True)  # type: ignore[arg-type]
-
     def at(self, place: int) -> tuple[Any, T] | None:
         """Return the key and the item at an index; None after the last one."""
         if place >= len(self._keys):

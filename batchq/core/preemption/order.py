@@ -49,7 +49,14 @@ from batchq.core.preemption.protection import (
     may_evict,
     protection_ends_at,
 )
-from batchq.core.preemption.scopes import POINTS, propose
+from batchq.core.preemption.scopes import (
+    POINTS,
+    PREEMPT,
+    RECLAIM,
+    FromBoth,
+    fits_in_head_reservations,
+    propose,
+)
 from batchq.core.preemption.search import (
     Decision,
     PreemptionRequest,
@@ -59,7 +66,7 @@ from batchq.core.preemption.search import (
 )
 from batchq.core.quota.fair_shares import deserved_of_queues, note_admission
 from batchq.core.quota.limit_checks import over_any_limit
-from batchq.core.quota.selector import FairShareSelector
+from batchq.core.quota.selector import FairShareSelector, borrowers_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
@@ -490,7 +497,36 @@ def why_spared(
     may = [victim for victim in victims if request.may_take(session, victim, shortage)]
     spared = [victim for victim in victims if victim not in may]
     lines = _refusals(session, point, request.preemptor, spared, shortage)
-    return [*lines, *_why_not_enough(session, request, may, list(queues))]
+    return [*lines, *_why_not_enough(session, request, may, [list(queues)])]
+
+
+def why_both_spared(session: Session, group: GroupState) -> list[str]:
+    """Return why the victims of preempt and of reclaim are not taken together for a group; nothing
+    if one of the two actions may take none, which `spares` of that action explains.
+    """
+    queue = session.queues.get(group.queue)
+    if queue is None or not {PREEMPT, RECLAIM} <= set(session.actions):
+        return []
+    policy = queue.record.spec.preemption
+    if "Never" in (policy.within_queue, policy.reclaim) or why_no_request(session, group):
+        return []
+    request = FromBoth(group)
+    if fits_in_head_reservations(session, request):
+        return []
+    shortage = request.fit(session).shortage()
+    others = borrowers_of(session, POINTS[RECLAIM]).givers(group.queue)
+    of_action = {PREEMPT: [queue.name], RECLAIM: others}
+    may: list[Victim] = []
+    for queues in of_action.values():
+        victims = (
+            Victim(one, _stoppable(one), whole=True) for one in _holders(session, group, queues)
+        )
+        taken = [victim for victim in victims if request.may_take(session, victim, shortage)]
+        if not taken:
+            return []
+        may += taken
+    in_order = [of_action[name] for name in session.actions if name in of_action]
+    return _why_not_enough(session, request, may, in_order)
 
 
 def _holders(session: Session, preemptor: GroupState, queues: Iterable[str]) -> list[GroupState]:
@@ -542,13 +578,15 @@ def _protection(session: Session, victim: Victim, point: str) -> str:
 
 
 def _why_not_enough(
-    session: Session, request: PreemptionRequest, may: list[Victim], queues: list[str]
+    session: Session, request: PreemptionRequest, may: list[Victim], queues: list[list[str]]
 ) -> list[str]:
-    """Return why the groups that could be taken are not taken."""
+    """Return why the groups that could be taken are not taken. `queues`: where victims are sought
+    first, and where those are sought that complete them, if anywhere.
+    """
     if not may:
         return []
     could = f"{counted(len(may), 'group')} could make way"
-    decision = find_victims(session, request, queues)
+    decision = find_victims(session, request, *queues)
     if decision is not None:
         if exceeds_budget(session, decision):
             return [f"{could}, but {_budget(session)}"]

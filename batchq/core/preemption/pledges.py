@@ -42,12 +42,6 @@ def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
         yield group, group.status.pledge
 
 
-def keep_owing(session: Session) -> None:
-    """Record the preemptors of all victims, before the ledger charges any group."""
-    for preemptor, pledge in standing_pledges(session):
-        note_pledge(session, preemptor, pledge)
-
-
 def note_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None:
     """Record a pledge: each victim is pledged once, and its preemptor's charge depends on it."""
     for uid in pledge.groups:

@@ -1,13 +1,21 @@
-"""Clocks and id sources. The simulator has a clock of its own, and a live store its server's."""
+"""Clocks, id sources and structlog.
+
+The simulator has a clock of its own, and a live store its server's.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 from batchq.ports import Clock
+
+if TYPE_CHECKING:
+    import structlog as structlog
 
 
 class SystemClock:
@@ -82,3 +90,23 @@ def _base36(number: int, *, width: int = _HALF) -> str:
         pairs.append(_PAIRS[pair])
     pairs.reverse()
     return "".join(pairs)
+
+
+def __getattr__(name: str) -> Any:
+    """Load structlog on first use, and without Rich.
+
+    Structlog imports Rich, Pygments and attrs, which format its tracebacks on terminals. They take
+    longer to load than structlog itself, and an agent and a scheduler need none of them.
+    """
+    if name != "structlog":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    is_loaded = "rich" in sys.modules
+    if not is_loaded:
+        # Python reports a module that is None here as not installed.
+        sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog
+    finally:
+        if not is_loaded:
+            del sys.modules["rich"]
+    return structlog

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
 from msgspec import Struct
 
 from batchq import __version__
@@ -50,7 +49,7 @@ from batchq.store.schedulers import (
     read_object_limit,
 )
 from batchq.store.urls import shown
-from batchq.system import RandomIds
+from batchq.system import RandomIds, structlog
 from batchq.worker.rq_delivery import Relay
 
 _log = structlog.get_logger()

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-import structlog
-
 from batchq.api.transaction import count_of, generation_of
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -22,7 +22,6 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-import structlog
 from apscheduler.events import (
     EVENT_JOB_ERROR,
     EVENT_JOB_EXECUTED,
@@ -40,6 +39,7 @@ from batchq.core.session.snapshot import Settings
 from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
 from batchq.api.objects import Node
 from batchq.api.transaction import Commit, Event, Transaction, count_of
@@ -36,6 +34,7 @@ from batchq.store.node_channels import (
 )
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

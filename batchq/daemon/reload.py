@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
 from msgspec import Struct
 
 from batchq.api.transaction import Event, Transaction
@@ -35,7 +34,7 @@ from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import Home
 from batchq.scheduler.cycle import Scheduler
 from batchq.store.redis import RedisStore
-from batchq.system import RandomIds
+from batchq.system import RandomIds, structlog
 
 _log = structlog.get_logger()
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import structlog
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE
@@ -31,6 +30,7 @@ from batchq.store.inspection import (
     take_out_deliveries,
 )
 from batchq.store.redis import RedisStore
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Protocol
 
-import structlog
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

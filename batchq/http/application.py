@@ -16,7 +16,6 @@ from functools import partial
 from http import HTTPStatus
 
 import msgspec
-import structlog
 from msgspec import Struct, structs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -66,6 +65,7 @@ from batchq.http.problems import (
     unauthenticated,
 )
 from batchq.http.route_table import ROUTES, openapi_document
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 
-import structlog
 from msgspec import Struct
 
 from batchq.api.objects import PodGroup
 from batchq.client.access_control import Delegate
 from batchq.errors import StoreUnavailable
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 
-import structlog
 from msgspec import Struct
 from uvicorn.config import Config
 
@@ -31,6 +30,7 @@ from batchq.http.connections import (
 )
 from batchq.http.identities import SocketAccounts, account_name
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

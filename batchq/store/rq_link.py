@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-import structlog
 from redis import exceptions as broken
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.client import Pipeline
@@ -27,6 +26,7 @@ from batchq.store.link import (
     close_client,
     new_client,
 )
+from batchq.system import structlog
 
 log = structlog.get_logger(__name__)
 

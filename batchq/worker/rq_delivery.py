@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import structlog
 from rq import Queue
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job, JobStatus
@@ -28,6 +27,7 @@ from batchq.store.link import is_forbidden, is_wrong_type
 from batchq.store.node_channels import WakeReason, add_notifications, add_taking_out, check_notified
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqConnection, RqLink
+from batchq.system import structlog
 
 RunPod = TypeVar("RunPod", bound=Callable[..., Any])
 

@@ -106,3 +106,18 @@ def test_an_agent_loads_neither_the_scheduler_nor_the_client() -> None:
         name for name in loaded if SCHEDULER.fullmatch(name) or strangers.fullmatch(name)
     )
     assert not too_much, report(too_much, "an agent decides nothing about groups, and loads:")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "batchq.cli.worker, batchq.daemon.observability.logs, batchq.worker.agent.agent",
+        "batchq.cli.config, batchq.daemon.app, batchq.daemon.observability.logs",
+    ],
+    ids=["agent", "scheduler"],
+)
+def test_an_agent_and_a_scheduler_load_nothing_for_terminals(modules: str) -> None:
+    loaded = modules_loaded_by("-c", f"import {modules}")
+    assert "structlog.dev" in loaded
+    too_much = sorted(name for name in loaded if re.match(r"(rich|pygments|attr)\.", name))
+    assert not too_much, report(too_much, "import structlog from batchq.system, without:")

@@ -17,7 +17,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
 
-import structlog
 from msgspec import Struct
 from prometheus_client.exposition import choose_encoder
 
@@ -29,6 +28,7 @@ from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import InvalidInput
 from batchq.scheduler.cycle import CycleReport, Scheduler
 from batchq.store.outage import Outage
+from batchq.system import structlog
 
 _log = structlog.get_logger()
 

@@ -16,13 +16,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
-
-import structlog
-from structlog.typing import EventDict, Processor
+from typing import TYPE_CHECKING, TextIO
 
 from batchq.api.printable import printable
 from batchq.errors import InvalidInput
+from batchq.system import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
 
 FORMAT_VARIABLE = "BATCHQ_LOG"
 LEVEL_VARIABLE = "BATCHQ_LOG_LEVEL"

@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import SPOILED, PodAttempt
@@ -36,6 +35,7 @@ from batchq.store.node_channels import WakeReason
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
+from batchq.system import structlog
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.messages import (
     ClaimsApplied,

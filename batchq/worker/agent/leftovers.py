@@ -16,9 +16,9 @@ from pathlib import Path
 from time import monotonic
 
 import psutil
-import structlog
 
 from batchq.api.times import DAY, SECOND
+from batchq.system import structlog
 from batchq.worker.host.cgroup import PodCgroup
 from batchq.worker.host.processes import await_death, has_mark, mark_of
 from batchq.worker.workhorse.process import send_to_group

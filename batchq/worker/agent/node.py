@@ -15,7 +15,6 @@ import os
 import socket
 from collections.abc import Mapping
 
-import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
@@ -23,6 +22,7 @@ from batchq.api.objects import Node, Taint
 from batchq.api.times import describe_age
 from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
+from batchq.system import structlog
 from batchq.worker.workhorse.run_file import started_ms
 
 log = structlog.get_logger(__name__)

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
-import structlog
-
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
 from batchq.errors import StoreUnavailable
 from batchq.store.liveness import Renewal, leases_of, pid_of_server
 from batchq.store.node_channels import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
+from batchq.system import structlog
 from batchq.worker.agent.messages import (
     AttemptAnswer,
     ClaimAnswer,

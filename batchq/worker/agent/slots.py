@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-import structlog
 from msgspec import Struct, structs
 from rq import Queue, Worker
 from rq.exceptions import DeserializationError, NoSuchJobError
@@ -35,6 +34,7 @@ from batchq.api.times import SECOND
 from batchq.store import codec, keys
 from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
+from batchq.system import structlog
 from batchq.worker.agent.messages import DisownPod, StopPod, VouchFor
 from batchq.worker.host import processes
 from batchq.worker.host.processes import Signals

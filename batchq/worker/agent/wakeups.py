@@ -6,13 +6,12 @@ import select
 from collections import Counter
 from collections.abc import Callable
 
-import structlog
-
 from batchq.api.times import SECOND
 from batchq.errors import BatchqError, InvariantBroken, StoreUnavailable, UnreadableRecord
 from batchq.store.link import is_damaged
 from batchq.store.node_channels import WakeReason, WakeUpChannel
 from batchq.store.outage import Backoff, Outage
+from batchq.system import structlog
 
 #: The pause between two looks at an empty queue without a wake-up: an older leader may send none,
 #: and a server may lose its last second.

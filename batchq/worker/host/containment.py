@@ -20,10 +20,10 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-import structlog
 from msgspec import Struct
 
 from batchq.errors import UsageError
+from batchq.system import structlog
 from batchq.worker.host import cgroup, pid_namespace
 from batchq.worker.host.cgroup import PodCgroup, Unusable
 from batchq.worker.host.node_resources import Enforcement

@@ -24,11 +24,11 @@ from enum import StrEnum
 from pathlib import Path
 
 import psutil
-import structlog
 from msgspec import Struct
 
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import InvalidInput, UsageError
+from batchq.system import structlog
 from batchq.worker.host import cgroup
 from batchq.worker.host.cgroup import PodCgroup, Unusable
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import structlog
 from msgspec import Struct, structs
 
 from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
 from batchq.api.transaction import count_of
+from batchq.system import structlog
 from batchq.worker.host import processes
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds, limit_data

@@ -26,7 +26,6 @@ from time import monotonic_ns
 from typing import Protocol
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import Ended, NodeReport, PodOutcome
@@ -34,6 +33,7 @@ from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
+from batchq.system import structlog
 
 #: How often a work-horse renews its lease while its agent does not vouch for it, and how often it
 #: sends output.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from batchq.api.node_report import PodOutcome
 from batchq.errors import Conflict, InvalidInput
+from batchq.system import structlog
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
-import structlog
 from msgspec import Struct, structs
 
 from batchq.api.node_report import Runs
@@ -29,6 +28,7 @@ from batchq.errors import StoreUnavailable
 from batchq.store.liveness import pid_of_server
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore, Renewal
+from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import agent_pid, withdraw
 from batchq.worker.host import processes

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import structlog
 
+from batchq.system import structlog
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_of_pidfd

@@ -11,10 +11,10 @@ import select
 import signal
 from collections.abc import Callable
 
-import structlog
 from msgspec import Struct
 
 from batchq.api.reasons import Finish, Leaving
+from batchq.system import structlog
 from batchq.worker.agent.pod_states import patience_ms
 from batchq.worker.host.processes import Signals, is_readable
 from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher

@@ -1,4 +1,5 @@
-"""Why a group waits, leaves or ends: three closed lists, and the Verdict that carries one.
+"""Why a group waits, leaves or ends: three closed lists, the Verdict that carries a reason, and
+the Explanation, in which every command shows one.
 
 Conditions, the command line, the Python client and metrics use the same words.
 """
@@ -148,6 +149,72 @@ UNSEEN = Verdict(
     reason=Waiting.PENDING_EVALUATION,
     detail="the scheduler has not looked at it yet",
 )
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """One reason why a group waits, as `why`, lists, plans and the doctor show it.
+
+    `verdict` is what blocks the group, with its numbers. `remedy` says what would help; '' if only
+    time does and the message says so, or where no remedies are looked for, as in lists. `revision`
+    is that of the snapshot that the numbers are from; 0 in lists. A reason that the scheduler has
+    stored and that no longer applies has the numbers of that time.
+    """
+
+    verdict: Verdict
+    remedy: str = ""
+    revision: int = 0
+
+    @property
+    def reason(self) -> Waiting:
+        """The CamelCase reason."""
+        return self.verdict.reason
+
+    @property
+    def message(self) -> str:
+        """The sentence, with the numbers that decide."""
+        return self.verdict.message()
+
+    @property
+    def text(self) -> str:
+        """The reason and its sentence."""
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def plugin(self) -> str:
+        """The plugin or the action that refuses the group."""
+        return self.verdict.plugin
+
+    @property
+    def subject(self) -> str:
+        """What refuses it: a queue, a quota, the cluster."""
+        return self.verdict.subject
+
+    @property
+    def resource(self) -> str:
+        """The resource of the numbers; '' if there are none."""
+        return self.verdict.resource
+
+    @property
+    def need(self) -> int | None:
+        """How much the group requests."""
+        return self.verdict.need
+
+    @property
+    def limit(self) -> int | None:
+        """How much the subject allows."""
+        return self.verdict.limit
+
+    @property
+    def seen(self) -> int | None:
+        """How much of the limit is in use."""
+        return self.verdict.seen
+
+    @property
+    def free(self) -> int | None:
+        """How much of the limit is not in use."""
+        if self.seen is None or self.limit is None:
+            return None
+        return max(0, self.limit - self.seen)
 
 
 #: A verdict without its passing parts: equal for verdicts of the same cause.

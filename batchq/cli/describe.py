@@ -419,7 +419,7 @@ def _data(
             {"reason": str(one.reason), "message": one.message} for one in why.reasons
         ]
         data["ahead"] = list(why.line_ahead)
-        data["verdicts"] = [to_builtins(one) for one in why.verdicts]
+        data["verdicts"] = [to_builtins(one.verdict) for one in why.reasons]
         data["podList"] = [encode(pod) for pod in client.pods(item)]
     data["events"] = [
         {"at": format_instant(event.at), "reason": event.reason, "message": event.message}

@@ -74,8 +74,8 @@ def _show_group(plan: Plan, group: GroupPlan) -> None:
     show_section(
         "Why",
         [
-            (f"{place}. {verdict.reason}", verdict.message())
-            for place, verdict in enumerate(group.blockers, start=1)
+            (f"{place}. {one.reason}", one.message)
+            for place, one in enumerate(group.blockers, start=1)
         ],
     )
     show_section("What would help", [(advice.sentence,) for advice in group.advice])
@@ -186,9 +186,7 @@ def _group_row(group: GroupPlan) -> dict[str, object]:
             "within": format_duration(awaits.within_ms),
         },
         "checks": group.checks,
-        "reasons": [
-            {"reason": verdict.reason, "message": verdict.message()} for verdict in group.blockers
-        ],
+        "reasons": [{"reason": one.reason, "message": one.message} for one in group.blockers],
         "position": group.position,
         "ahead": group.ahead,
         "expectedStart": instant(group.expected_start),

@@ -8,7 +8,7 @@ import click
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.notation import counted, data_of
-from batchq.api.reasons import Waiting
+from batchq.api.reasons import Explanation, Waiting
 from batchq.api.resources import describe, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
 from batchq.cli.jobs import awaited_row, others_row, others_text, start_row, start_text, waits_for
@@ -27,7 +27,7 @@ from batchq.cli.output.values import group_key
 from batchq.client.connection import NO_LEADER
 from batchq.client.outcomes import ExpectedStart
 from batchq.client.overview import Backfilling, Others
-from batchq.client.why import Period, Reason, Why
+from batchq.client.why import Period, Why
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (
@@ -287,7 +287,7 @@ def _ever(why: Why) -> bool | None:
     return None if why.phase in TERMINAL or why.phase in ADMITTED else True
 
 
-def _reason_row(reason: Reason) -> dict[str, object]:
+def _reason_row(reason: Explanation) -> dict[str, object]:
     numbers = {
         name: None if units is None else format_quantity(reason.resource, units)
         for name, units in (

@@ -64,7 +64,7 @@ from batchq.client.requests import (
     refuse_too_many_groups,
 )
 from batchq.client.submission import Accepted, Checker, Existing, Refused, Submission, Tally
-from batchq.errors import BatchqError, Conflict, NotFound
+from batchq.errors import BatchqError, Conflict
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import Starts, TrialScheduler
     from batchq.client.output import LogLine
-    from batchq.client.overview import Explanation, GroupView, Overview
+    from batchq.client.overview import GroupView, Overview
     from batchq.client.plan import Plan
     from batchq.client.queues import QueueView
     from batchq.client.watch import Goal, Result
@@ -491,17 +491,6 @@ class Client:
         from batchq.client.overview import Overview
 
         return Overview(self._store.snapshot(), self._store.now_ms())
-
-    def explain(self, group: str, *, namespace: str = DEFAULT) -> Explanation:
-        """Explain why a group waits: all reasons with current numbers, position, groups ahead.
-
-        Raises NotFound.
-        """
-        self.get("PodGroup", group, namespace=namespace)
-        explanation = self.overview().explain(key_named(group, namespace))
-        if explanation is None:
-            raise NotFound(f"PodGroup {key_named(group, namespace)} was deleted just now")
-        return explanation
 
     def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
         """Explain why a group waits: every reason with current numbers and a remedy, its position,

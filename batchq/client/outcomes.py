@@ -17,7 +17,7 @@ from batchq.api import intents
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Object, key_of
-from batchq.api.reasons import NEVER_FITS, Verdict
+from batchq.api.reasons import NEVER_FITS, Explanation, Verdict
 from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     EVERY_NAMESPACE,
@@ -205,7 +205,7 @@ class GroupPlan(Struct, frozen=True, kw_only=True):
     nodes: dict[str, int]
     awaits: Awaited | None
     checks: tuple[str, ...]
-    blockers: tuple[Verdict, ...]
+    blockers: tuple[Explanation, ...]
     position: int | None
     ahead: tuple[str, ...]
     ending: str
@@ -242,7 +242,7 @@ def group_plan(session: Session, key: str) -> GroupPlan:
         nodes=_nodes(group),
         awaits=awaits,
         checks=() if is_admitted(group) else _open_checks(group),
-        blockers=verdicts if waits else (),
+        blockers=tuple(Explanation(verdict=one) for one in verdicts) if waits else (),
         position=None if place is None else place + 1,
         ahead=() if place is None else tuple(line[:place]),
         ending=_ending(group),

@@ -22,7 +22,7 @@ from batchq.api.objects import (
     Task,
     gates_of,
 )
-from batchq.api.reasons import UNSEEN, Verdict, Waiting
+from batchq.api.reasons import UNSEEN, Explanation, Verdict, Waiting
 from batchq.api.resources import Amounts, describe
 from batchq.api.times import SECOND
 from batchq.assembly import assemble
@@ -66,27 +66,6 @@ class PodCounts(Struct, frozen=True, kw_only=True):
     stopping: int = 0
 
 
-class Blocker(Struct, frozen=True, kw_only=True):
-    """One reason why a group waits.
-
-    `stored` is the verdict as the scheduler stored it. `now` is the same verdict with the ledger's
-    current numbers, or None if this reason no longer applies.
-    """
-
-    stored: Verdict
-    now: Verdict | None
-
-    @property
-    def reason(self) -> Waiting:
-        """The CamelCase reason."""
-        return self.stored.reason
-
-    @property
-    def message(self) -> str:
-        """The sentence, with current numbers."""
-        return (self.now or self.stored).message()
-
-
 class Awaited(Struct, frozen=True, kw_only=True):
     """What a preemptor waits for: the pods of its victims that have not ended.
 
@@ -117,7 +96,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     request_text: str
     #: Position in its queue, from 1; None unless the group is Pending and in line.
     position: int | None
-    blockers: tuple[Blocker, ...]
+    #: Why it waits, the most fundamental reason first.
+    blockers: tuple[Explanation, ...]
     nodes: tuple[str, ...]
     created_at: int
     started_at: int | None
@@ -133,18 +113,6 @@ class GroupView(Struct, frozen=True, kw_only=True):
     awaits: Awaited | None = None
     #: Which pods of an admitted group wait for gates: `2 pods of task b wait for gate late`.
     gated: tuple[str, ...] = ()
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a group waits. `ahead` are the keys of the groups before it in its queue."""
-
-    group: GroupView
-    ahead: tuple[str, ...]
-
-    @property
-    def blockers(self) -> tuple[Blocker, ...]:
-        """All reasons, the most fundamental first."""
-        return self.group.blockers
 
 
 class QueuePage(Struct, frozen=True, kw_only=True):
@@ -219,14 +187,14 @@ class Overview:
         chosen.sort(key=lambda group: (group.record.metadata.creation_timestamp or 0, group.order))
         return [(group.record, shown_phase(group)) for group in chosen]
 
-    def explain(self, key: str) -> Explanation | None:
-        """Explain why a group waits; None if there is no such group."""
+    def group(self, key: str) -> GroupView | None:
+        """Return one group; None if there is none of this key."""
         group = self._session.by_key.get(key)
-        if group is None:
-            return None
-        view = self._view(group)
-        ahead = tuple(self._line(group.queue))[: (view.position or 1) - 1]
-        return Explanation(group=view, ahead=ahead)
+        return None if group is None else self._view(group)
+
+    def ahead(self, view: GroupView) -> tuple[str, ...]:
+        """Return the keys of the groups before a group in its queue."""
+        return tuple(self._line(view.queue))[: (view.position or 1) - 1]
 
     def queues(self) -> list[QueueView]:
         """Return every queue, each before the queues below it, siblings by name."""
@@ -287,7 +255,7 @@ class Overview:
             request=group.reservation,
             request_text=_request_text(group),
             position=self._position(group),
-            blockers=self._blockers(group),
+            blockers=self._explanations(group),
             nodes=_nodes(group),
             created_at=group.record.metadata.creation_timestamp or 0,
             started_at=status.started_at,
@@ -313,22 +281,22 @@ class Overview:
             self._places[queue] = {key: place for place, key in enumerate(keys, start=1)}
         return self._places[queue]
 
-    def _blockers(self, group: GroupState) -> tuple[Blocker, ...]:
+    def _explanations(self, group: GroupState) -> tuple[Explanation, ...]:
+        """Return the stored reasons, with the numbers of this snapshot where they still apply.
+
+        Only a decided session can add reasons that are not stored yet: that is a session of the
+        scheduler, and too expensive for a list.
+        """
         if group.phase in TERMINAL:
             return ()
         stored = group.record.status.reasons
         pending = group.phase == PodGroupPhase.PENDING
         if pending and not stored:
-            return (Blocker(stored=UNSEEN, now=UNSEEN),)
-        if self._is_part:
-            return tuple(Blocker(stored=verdict, now=verdict) for verdict in stored)
-        session = self._session
-        asked = pending and bool(stored)
-        fresh = verdicts_of(session, group) if asked else ()
+            return (Explanation(verdict=UNSEEN),)
+        known = verdicts_of(self._session, group) if pending and not self._is_part else ()
         return tuple(
-            Blocker(
-                stored=verdict,
-                now=next((other for other in fresh if other.same_cause(verdict)), None),
+            Explanation(
+                verdict=next((other for other in known if other.same_cause(verdict)), verdict)
             )
             for verdict in stored
         )

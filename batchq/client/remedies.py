@@ -453,7 +453,7 @@ def _outcome_words(result: _Result) -> str:
 def _first_reason(result: _Result) -> str:
     if result.plan.never:
         return f": {result.plan.never}"
-    return "".join(f": {one.reason}, {one.message()}" for one in result.plan.blockers[:1])
+    return "".join(f": {one.reason}, {one.message}" for one in result.plan.blockers[:1])
 
 
 # --- smaller ----------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ def _lacking(plan: GroupPlan, amounts: Amounts, largest: Amounts) -> list[str]:
     """
     if oversize := [name for name, units in amounts.items() if units > largest[name]]:
         return oversize
-    named_resources = [verdict.resource for verdict in plan.blockers if verdict.resource in amounts]
+    named_resources = [reason.resource for reason in plan.blockers if reason.resource in amounts]
     named = [name for name, units in sorted(amounts.items()) if units and name != PODS]
     return list(dict.fromkeys(named_resources)) or named
 
@@ -533,9 +533,9 @@ def _lacking(plan: GroupPlan, amounts: Amounts, largest: Amounts) -> list[str]:
 def _limit_left(plan: GroupPlan, resource: str) -> int:
     """Return the most that the limits allow now, or ever if the group could never run."""
     headrooms = [
-        verdict.limit if plan.never else max(0, verdict.limit - (verdict.seen or 0))
-        for verdict in plan.blockers
-        if verdict.resource == resource and verdict.limit is not None
+        reason.limit if plan.never else max(0, reason.limit - (reason.seen or 0))
+        for reason in plan.blockers
+        if reason.resource == resource and reason.limit is not None
     ]
     return min(headrooms, default=2**53)
 
@@ -604,12 +604,12 @@ def _is_closed(plan: GroupPlan) -> bool:
     stopped, or its quota is used up. Another queue would circumvent that decision.
     """
     return any(
-        verdict.reason == Waiting.QUEUE_STOPPED
+        one.reason == Waiting.QUEUE_STOPPED
         or (
-            verdict.reason in (Waiting.WAITING_FOR_QUOTA, Waiting.EXCEEDS_MAX_QUOTA)
-            and verdict.subject.startswith("queue ")
+            one.reason in (Waiting.WAITING_FOR_QUOTA, Waiting.EXCEEDS_MAX_QUOTA)
+            and one.subject.startswith("queue ")
         )
-        for verdict in plan.blockers
+        for one in plan.blockers
     )
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup, key_of
+from batchq.api.reasons import Explanation
 from batchq.api.times import describe_age
 from batchq.api.transaction import Event
 from batchq.client.changes.object_writes import find
@@ -387,8 +388,7 @@ def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> W
     phase = group.status.phase if isinstance(group, PodGroup) else "gone"
     why = ""
     if isinstance(group, PodGroup) and group.status.reasons:
-        first = group.status.reasons[0]
-        why = f" ({first.reason}: {first.message()})"
+        why = f" ({Explanation(verdict=group.status.reasons[0]).text})"
     elif phase in TERMINAL:
         why = ", but processes of it still run"
     more = len(waiting) - 1

@@ -20,7 +20,14 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.objects import Amounts, Condition, PodGroup
-from batchq.api.reasons import UNSATISFIABLE, UNSEEN, Leaving, Verdict, Waiting
+from batchq.api.reasons import (
+    UNSATISFIABLE,
+    UNSEEN,
+    Explanation,
+    Leaving,
+    Verdict,
+    Waiting,
+)
 from batchq.api.transaction import Event
 from batchq.client.changes.object_writes import find
 from batchq.client.outcomes import (
@@ -67,26 +74,6 @@ _LACKS_CAPACITY = (
 )
 
 
-class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One reason why a group waits, with its numbers.
-
-    `free` is limit - seen. `revision` is that of the snapshot with these numbers; for a stored
-    reason that no longer applies, it is that of the scheduler's snapshot.
-    """
-
-    reason: Waiting
-    message: str
-    plugin: str
-    subject: str = ""
-    resource: str = ""
-    need: int | None = None
-    limit: int | None = None
-    seen: int | None = None
-    free: int | None = None
-    remedy: str = ""
-    revision: int = 0
-
-
 class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
     """The group's queue, and the queues that hold what it deserves (`borrowers`)."""
 
@@ -114,8 +101,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     cannot. `start` is when capacity will be free; `expected` when it starts, counting the groups
     ahead. `backfilling` is its position in a backfilled queue. `spared` says why it has no victims.
     `waited` maps reason -> total time, as far as events go back; `history` is the same as a time
-    series. `view` is the group as lists show it, `line_ahead` has the keys of the groups ahead, and
-    `verdicts` has what `reasons` were made of.
+    series. `view` is the group as lists show it, `line_ahead` has the keys of the groups ahead.
     """
 
     key: str
@@ -134,8 +120,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     ending: str
     led: bool
     next: str
-    reasons: tuple[Reason, ...]
-    former: tuple[Reason, ...]
+    reasons: tuple[Explanation, ...]
+    former: tuple[Explanation, ...]
     reserved: bool
     position: int | None
     ahead: Others
@@ -154,7 +140,6 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     history: tuple[Period, ...]
     view: GroupView
     line_ahead: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
 
 
 def explain(
@@ -165,9 +150,9 @@ def explain(
     group = opened.by_key.get(key)
     if group is None:
         return None
-    explanation = Overview(deciding.snapshot, deciding.now_ms, opened).explain(key)
-    assert explanation is not None
-    view = explanation.group
+    overview = Overview(deciding.snapshot, deciding.now_ms, opened)
+    view = overview.group(key)
+    assert view is not None
     decided = deciding.decide()
     waits = _WaitReport(deciding.scheduler, decided, decided.by_key[key], group, led=led)
     history = periods_of(events, view.created_at)
@@ -208,8 +193,7 @@ def explain(
         waited=waited_for(history, deciding.now_ms),
         history=tuple(history),
         view=view,
-        line_ahead=explanation.ahead,
-        verdicts=waits.shown_verdicts(),
+        line_ahead=overview.ahead(view),
     )
 
 
@@ -243,25 +227,22 @@ class _WaitReport:
         waits = self._unfinished and self.plan.outcome is not Outcome.NOW
         return verdicts_of(self._session, self._group) if waits else ()
 
-    def shown_verdicts(self) -> tuple[Verdict, ...]:
-        """Return the reasons that are shown: also that its pods wait for gates, and that no session
+    def reasons(self) -> tuple[Explanation, ...]:
+        """Return the reasons that apply: also that its pods wait for gates, and that no session
         has seen it.
         """
         gated = gated_pods(self._group) if self._before.phase in ADMITTED else ()
         is_pending = self._before.phase == PodGroupPhase.PENDING
         unseen = is_pending and not self._before.record.status.reasons
-        return (*self._verdicts(), *gated, *((UNSEEN,) if unseen else ()))
-
-    def reasons(self) -> tuple[Reason, ...]:
-        found: list[Reason] = []
-        for verdict in self.shown_verdicts():
-            reason = self._reason(verdict)
+        found: list[Explanation] = []
+        for verdict in (*self._verdicts(), *gated, *((UNSEEN,) if unseen else ())):
+            reason = self._explained(verdict)
             # If it can never run, several reasons have the same remedy: show it once.
             repeated = self.ever and any(reason.remedy == other.remedy for other in found)
             found.append(structs.replace(reason, remedy="") if repeated else reason)
         return tuple(found)
 
-    def former(self) -> tuple[Reason, ...]:
+    def former(self) -> tuple[Explanation, ...]:
         """Return the stored reasons that no longer apply."""
         if not self._unfinished or self._before.phase not in (
             PodGroupPhase.PENDING,
@@ -270,26 +251,16 @@ class _WaitReport:
             return ()
         now = self._verdicts()
         return tuple(
-            structs.replace(self._reason(verdict), remedy="")
+            structs.replace(self._explained(verdict), remedy="")
             for verdict in self._before.record.status.reasons
             if not any(verdict.same_cause(other) for other in now)
         )
 
-    def _reason(self, verdict: Verdict) -> Reason:
-        seen, limit = verdict.seen, verdict.limit
-        return Reason(
-            reason=verdict.reason,
-            message=verdict.message(),
-            plugin=verdict.plugin,
-            subject=verdict.subject,
-            resource=verdict.resource,
-            need=verdict.need,
-            limit=limit,
-            seen=seen,
-            free=None if seen is None or limit is None else max(0, limit - seen),
-            remedy=remedy_for(
-                self._session, self._group, verdict, led=self._led, never=bool(self.ever)
-            ),
+    def _explained(self, verdict: Verdict) -> Explanation:
+        never = bool(self.ever)
+        return Explanation(
+            verdict=verdict,
+            remedy=remedy_for(self._session, self._group, verdict, led=self._led, never=never),
             revision=verdict.revision or self._session.snapshot.revision,
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Explanation, Verdict, Waiting
 from batchq.cli.output.progress import bar_of, display, state_in_words
 from batchq.cli.run import (
     PodOutput,
@@ -23,7 +23,7 @@ from batchq.cli.run import (
     verdict,
     with_fresh_names,
 )
-from batchq.client.overview import Blocker, GroupView, PodCounts
+from batchq.client.overview import GroupView, PodCounts
 from batchq.errors import InvalidInput, UsageError
 
 FILE = """
@@ -179,7 +179,7 @@ QUOTA = Verdict(
     [
         (view("Pending"), "waits for its first session"),
         (
-            view("Pending", blockers=(Blocker(stored=QUOTA, now=None),)),
+            view("Pending", blockers=(Explanation(verdict=QUOTA),)),
             "WaitingForQuota: needs cpu 4, and namespace blue has 2 free (4 of 6 in use)",
         ),
         (view("InQueue", running=1), "admitted; 1 of 2 pods started"),

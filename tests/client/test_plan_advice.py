@@ -57,7 +57,7 @@ def test_a_request_larger_than_every_empty_node_never_starts() -> None:
     assert (plan.exit_code, group.earliest_start, group.after) == (5, None, ())
     [verdict] = group.blockers
     assert verdict.reason == "ExceedsCapacity"
-    assert verdict.message() == (
+    assert verdict.message == (
         "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu; a pod needs"
         " cpu 5, and the largest node has 4"
     )

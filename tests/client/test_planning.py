@@ -139,7 +139,7 @@ def test_a_waiting_request_has_all_reasons_its_position_and_the_groups_ahead() -
     )
     group = only(plan)
     assert (plan.outcome, plan.exit_code, group.phase) == (Outcome.WAITS, 4, "Pending")
-    assert [(one.reason, one.message()) for one in group.blockers] == [
+    assert [(one.reason, one.message) for one in group.blockers] == [
         (
             "WaitingForQuota",
             "needs cpu 4, and the quota of namespace default has 3 free (6 of 9 in use)",
@@ -167,7 +167,7 @@ def test_a_request_no_node_takes_never_starts_and_says_why() -> None:
     assert (plan.outcome, group.phase, group.position) == (Outcome.NEVER, "Pending", None)
     [verdict] = group.blockers
     assert verdict.reason == "ExceedsCapacity"
-    assert verdict.message().startswith(
+    assert verdict.message.startswith(
         "not even empty nodes take it: task w: 0/2 nodes fit: 2 insufficient cpu"
     )
     assert advices(plan) == ["asking for cpu 3 instead of 4, it would start now"]
@@ -312,7 +312,7 @@ def test_a_check_without_a_controller_reserves_nothing() -> None:
 def test_a_check_in_the_request_exists_without_a_controller() -> None:
     queue = a_queue("team", admission_checks=("budget",))
     plan = plan_on(a_snapshot(CPU_8), a_check(), queue, a_request(queue="team"))
-    assert [one.message() for one in only(plan).blockers] == [
+    assert [one.message for one in only(plan).blockers] == [
         "check budget is inactive: accountant holds no lease on it"
     ]
 

@@ -187,28 +187,28 @@ def test_an_explanation_has_current_numbers(stage: Stage) -> None:
     stage.client.submit(command=["true"], name="first", queue="a", cpus=2)
     stage.client.submit(command=["true"], name="second", queue="a", cpus=2)
     stage.turn()
-    second = stage.client.explain("second")
-    assert second.group.position == 2
-    assert second.ahead == ("default/first",)
-    [blocker] = second.blockers
+    second = stage.client.why("second")
+    assert second.position == 2
+    assert second.line_ahead == ("default/first",)
+    [blocker] = second.reasons
     assert blocker.reason == "WaitingForQuota"
     assert blocker.message == "needs cpu 2, and queue a has 1 free (3 of 4 in use)"
-    assert stage.client.explain("holder").group.position is None
+    assert stage.client.why("holder").position is None
     # The stored verdict does not change; the shown numbers are current.
     stage.end("holder")
     stage.client.submit(command=["sleep"], name="third", queue="a", cpus=4)
     stage.turn()
-    [third] = stage.client.explain("third").blockers
+    [third] = stage.client.jobs()[-1].blockers
     assert third.message == "needs cpu 4, and queue a has 0 free (4 of 4 in use)"
 
 
 def test_a_gated_group_has_no_place_in_line(stage: Stage) -> None:
     stage.client.submit(command=["true"], name="gated", gates=["data-ready"])
     stage.turn()
-    explanation = stage.client.explain("gated")
-    assert explanation.group.shown == "SchedulingGated"
-    assert explanation.group.position is None
-    [blocker] = explanation.blockers
+    gated = stage.client.why("gated")
+    assert gated.shown == "SchedulingGated"
+    assert gated.position is None
+    [blocker] = gated.reasons
     assert blocker.message == (
         "Scheduling is blocked due to non-empty scheduling gates: data-ready"
     )

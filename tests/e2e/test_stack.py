@@ -90,7 +90,7 @@ def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack
         until(lambda: phase(client, "blue/blue-1") == "Running", what="blue-1 runs")
         until(lambda: _waits_for_quota(client, "blue/blue-2"), what="blue-2 waits for its quota")
         assert pods_of(client, "blue/blue-2") == []
-        [blocker] = client.explain("blue/blue-2").blockers
+        [blocker] = client.why("blue/blue-2").reasons
         numbers = (
             "needs cpu 400m, and the quota of namespace blue has 100m free (400m of 500m in use)"
         )

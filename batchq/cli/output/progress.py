@@ -121,7 +121,7 @@ def state_in_words(view: GroupView) -> str:
     match view.phase:
         case PodGroupPhase.PENDING:
             first = view.blockers[0] if view.blockers else None
-            return f"{first.reason}: {first.message}" if first else "waits for its first session"
+            return first.text if first else "waits for its first session"
         case PodGroupPhase.IN_QUEUE:
             return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
         case PodGroupPhase.COMPLETED:

@@ -112,7 +112,7 @@ def why_waiting(view: GroupView) -> str:
         pending = view.phase == PodGroupPhase.PENDING
         return "PendingEvaluation: the scheduler has not looked at it yet" if pending else ""
     first, more = view.blockers[0], len(view.blockers) - 1
-    return f"{first.reason}: {first.message}" + (f" (+{more} more)" if more else "")
+    return first.text + (f" (+{more} more)" if more else "")
 
 
 def _eviction_text(view: GroupView, why: str) -> str:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import Condition, Pod, PodGroup, full_name
-from batchq.api.reasons import UNSATISFIABLE, Leaving
+from batchq.api.reasons import UNSATISFIABLE, Explanation, Leaving
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
 from batchq.client.requests import exceeds_nodes
@@ -191,13 +191,15 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
         case PodGroupPhase.PENDING:
             waits = state.now_ms - (group.metadata.creation_timestamp or state.now_ms)
             unsatisfiable = [
-                verdict for verdict in status.reasons if verdict.reason in UNSATISFIABLE
+                Explanation(verdict=verdict)
+                for verdict in status.reasons
+                if verdict.reason in UNSATISFIABLE
             ]
             if unsatisfiable and waits > UNSATISFIABLE_MS:
                 yield _group(
                     name,
                     f"waits for more than {describe_age(UNSATISFIABLE_MS)}:"
-                    f" {unsatisfiable[0].reason}: {unsatisfiable[0].message()}",
+                    f" {unsatisfiable[0].text}",
                     "a request that can be met",
                     f"edit or cancel it (`batchq cancel {name}`), or give its queue more",
                 )

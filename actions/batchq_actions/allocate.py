@@ -90,7 +90,7 @@ def _place_gangs(
     session: Session, waiting: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
     lines = {name: deque(groups) for name, groups in waiting.items()}
-    turns = FairShareSelector(session, lines)
+    turns = FairShareSelector(session, lines, lambda name: next(iter(lines[name]), None))
     while (name := turns.next()) is not None:
         if not lines[name]:
             turns.drop(name)
@@ -194,7 +194,7 @@ def _place_extras(
     """
     placed = 0
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
-    turns = FairShareSelector(session, lines)
+    turns = FairShareSelector(session, lines, lambda name: _first_of(lines[name]))
     while placed < MOST_EXTRAS and (name := turns.next()) is not None:
         levels = lines[name]
         if not levels:
@@ -218,6 +218,10 @@ def _by_priority(
             mine = _extras_of(session, group, extras)
             levels.setdefault(group.priority, deque()).append(mine)
     return deque(levels[priority] for priority in sorted(levels, reverse=True))
+
+
+def _first_of(levels: Iterable[Iterable[_Extras]]) -> GroupState | None:
+    return next((extras.group for level in levels for extras in level), None)
 
 
 def _place_pledged(session: Session) -> None:

@@ -121,7 +121,12 @@ def _fill(session: Session, heads: dict[str, GroupState]) -> None:
     admissions = {name: _go_ahead(turn, line) for name, line in lines.items()}
     admissions |= {name: _go_between(turn, name) for name in unheaded}
     # 3. One group of the fairest queue starts at a time, and all plans follow it.
-    turns = FairShareSelector(session, admissions)
+    first_of = {name: next(iter(session.queues[name].line), None) for name in unheaded}
+    turns = FairShareSelector(
+        session,
+        admissions,
+        lambda name: lines[name].head if name in lines else first_of.get(name),
+    )
     while (name := turns.next()) is not None:
         started = next(admissions[name], None)
         if started is None:

@@ -174,7 +174,7 @@ def _serve_queues(
     lines = candidates(
         session, drained, whole=lambda name: heads_matter or _is_strict_queue(session, name)
     )
-    turns = FairShareSelector(session, lines)
+    turns = FairShareSelector(session, lines, lambda name: lines[name].peek())
     headed: set[str] = set()
     # 1. Fairness names the queue; its first group that is not skipped is tried.
     while (name := turns.next()) is not None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from tests.cases.peers import Row, differs, not_applicable, same
 
-#: K36 under every setting of Kueue's: who is deserved something first, else the older queue.
-_BY_SHARE = [
+#: K36 without priority between queues, by eviction or by creation: who is deserved something
+#: first, then the older head.
+_BY_EVICTION = [
     "old",
+    "recently_evicted",
     "new",
     "new_high_pri",
-    "recently_evicted",
     "old_borrowing",
+    "evicted_borrowing",
     "high_pri_borrowing",
     "new_borrowing",
-    "evicted_borrowing",
     "high_pri_borrowing_more",
 ]
+_BY_CREATION = ["recently_evicted", "old", *_BY_EVICTION[2:]]
 
 TABLE: dict[str, Row] = {
     "K01": same(
@@ -77,8 +79,8 @@ TABLE: dict[str, Row] = {
     "K28": same(admit=["guaranteed"], pending={"best-effort": "WaitingForQuota"}),
     "K30": differs(
         preempt={"wl-rest-admitted": "reclaim"},
-        pending={"wl-hero": "WaitingForPreemption", "wl-tiny-pending": "WaitingForQuota"},
-        starts=["wl-hero", "wl-tiny-pending"],
+        pending={"wl-hero": "WaitingForQuota", "wl-tiny-pending": "WaitingForPreemption"},
+        starts=["wl-tiny-pending", "wl-hero"],
     ),
     "K31": differs(admit=["c1"], pending={"b1": "WaitingForQuota"}),
     "K33/1": same(order=["w2", "w1"]),
@@ -113,10 +115,10 @@ TABLE: dict[str, Row] = {
         },
         starts=["gpu-1", "gpu-2", "gpu-3", "gpu-4"],
     ),
-    "K36/1": differs(order=_BY_SHARE),
-    "K36/2": differs(order=_BY_SHARE),
-    "K36/3": differs(order=_BY_SHARE),
-    "K36/4": differs(order=_BY_SHARE),
+    "K36/1": differs(order=_BY_EVICTION),
+    "K36/2": differs(order=_BY_CREATION),
+    "K36/3": same(order=_BY_EVICTION),
+    "K36/4": same(order=_BY_CREATION),
     "K37/evict": differs(
         left="CheckRetry", checks={"check-1": "False", "check-2": "Ready"}, asked_again=1
     ),

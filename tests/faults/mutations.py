@@ -173,7 +173,7 @@ MUTATIONS = (
         "_pass_on",
         "instructions.append(DisownPod(answer.attempt))",
         "instructions.append(VouchFor((answer.attempt,), self._renewed_at))",
-        found_by=343,
+        found_by=870,
     ),
     _agent(
         "an attempt that has ended keeps its lease",

@@ -4,7 +4,9 @@ deserved shares equal those computed from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
+from math import inf
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
+from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -88,20 +91,52 @@ def _admit(session: Session, group: GroupState, *, undo: bool) -> None:
     note_admission(session, group)
 
 
+def _age(session: Session, name: str) -> Any:
+    meta = session.queues[name].record.metadata
+    return meta.creation_timestamp or 0, meta.uid, name
+
+
+def _lowest(
+    session: Session, parent: str, turns: Container[str], first: Callable[[str], GroupState | None]
+) -> tuple[str, Any] | None:
+    """Return the queue at or below a parent that is to be served, and its head: level by level,
+    the lowest share, then the oldest head, then the oldest queue.
+    """
+    if parent in turns:
+        group = first(parent)
+        return parent, (inf,) if group is None else (group.queue_time, group.uid)
+    found = [
+        (*session.level_key(session.queues[name])[:1], below[1], _age(session, name), below)
+        for name in session.tree.children_of.get(parent, ())
+        if (below := _lowest(session, name, turns, first)) is not None
+    ]
+    return min(found)[-1] if found else None
+
+
 @given(_sessions(), st.data())
-def test_the_next_queue_is_the_one_with_the_lowest_key_of_all(
+def test_the_next_queue_has_the_lowest_share_and_then_the_oldest_head_of_all(
     session: Session, data: st.DataObject
 ) -> None:
     names = [name for name in session.queues if data.draw(st.booleans(), name)]
-    turns = FairShareSelector(session, names)
+    waiting = {
+        name: [group for group in session.groups.values() if group.queue == name] for name in names
+    }
+
+    def first(name: str) -> GroupState | None:
+        return next(iter(waiting[name]), None)
 
     def lowest() -> str | None:
-        queues = [session.queues[name] for name in names]
-        return min(queues, key=session.queue_key).name if queues else None
+        found = _lowest(session, ROOT, names, first)
+        return None if found is None else found[0]
 
+    turns = FairShareSelector(session, list(names), first)
     assert turns.next() == lowest()
     for _ in _happens(session, data):
-        assert turns.next() == lowest()
+        name = turns.next()
+        assert name == lowest()
+        if name is not None and data.draw(st.booleans(), "its first group is tried"):
+            del waiting[name][:1]
+            assert turns.next() == lowest()
         if names and data.draw(st.booleans(), "one is served no more"):
             gone = data.draw(st.sampled_from(names))
             names.remove(gone)

@@ -186,8 +186,7 @@ def test_the_capability_of_the_root_queue_binds_every_group() -> None:
         group("b", 2, runtime="9s"),
         group("misplaced", queue="root"),
     )
-    # Of queues that tie, `default` is the oldest, because it exists from the start.
-    assert admitted(came) == [(0, ["default/b"]), (9, ["default/a"])]
+    assert admitted(came) == [(0, ["default/a"]), (9, ["default/b"])]
     assert reasons(came, "misplaced") == ["Misconfigured"]
 
 

@@ -103,7 +103,7 @@ def test_an_array_that_waits_for_its_checks_is_expected_to_end_its_walltime_from
         ),
         config=NO_EVICTIONS,
     )
-    assert pods_start(came) == {"f-t-0": 6, "a-t-0": 30, "head-t-0": 50, "a-t-1": 60}
+    assert pods_start(came) == {"f-t-0": 6, "a-t-0": 30, "a-t-1": 50, "head-t-0": 70}
 
 
 def test_an_elastic_group_is_backfilled_and_grows_while_that_delays_no_group() -> None:

@@ -28,6 +28,7 @@ from tests.sim.worlds import (
     reasons,
     refusal,
     requeued,
+    starts,
     taker,
     timeline,
 )
@@ -211,15 +212,15 @@ def test_elastic_pods_go_to_the_queue_with_the_lowest_share_computed_again_after
     assert binds(came) == gangs + more
 
 
-def test_the_older_of_equal_queues_comes_first_and_then_the_lower_uid() -> None:
+def test_the_lower_uid_of_heads_equally_old_comes_first() -> None:
     """Every order ends in (queue time, uid); uids that are places compare as numbers."""
     for stamps in ((10, "1", 5, "2"), (5, "10", 5, "9")):
         of_b, of_a = stamps[:2], stamps[2:]
-        queues = [
-            manifest("Queue", name, {}, metadata={"creationTimestamp": at, "uid": uid})
+        heads = [
+            group(f"g{name}", queue=name, created=at, uid=uid)
             for name, (at, uid) in (("b", of_b), ("a", of_a))
         ]
-        came = came_of(node("n1", 1), *queues, group("gb", queue="b"), group("ga", queue="a"))
+        came = came_of(node("n1", 1), queue("b"), queue("a"), *heads)
         assert in_order(came) == ["ga"]
 
 
@@ -551,3 +552,39 @@ def test_queues_that_contradict_each_other_are_refused(
 ) -> None:
     """Children's sums within the parent's stated ones …: bad content for `simulate`."""
     assert sentence in refusal(node("n1", 10), *queues)
+
+
+@pytest.mark.parametrize("inner", [(), (queue("p"), queue("c", parent="p"))])
+def test_between_equal_shares_the_queue_with_the_older_head_is_served(
+    inner: tuple[Manifest, ...],
+) -> None:
+    """Every order ends in (queue time, uid), so no queue waits for ever for an older one."""
+    busy = "c" if inner else "a"
+    jobs = [group(f"a{at}", 1, 3, queue=busy, runtime="10s") for at in (0, 3, 7, 12, 17)]
+    came = came_of(
+        *(node("n1", 4), *inner, queue("a"), queue("b")),
+        jobs[0],
+        timeline(
+            *(applies(3, jobs[1]), applies(5, group("b", 1, 3, queue="b", runtime=10))),
+            *(applies(at, job) for at, job in zip((7, 12, 17), jobs[2:], strict=True)),
+        ),
+    )
+    assert starts(came) == {
+        "a0-t-0": 0,
+        "a3-t-0": 10,
+        "b-t-0": 20,
+        "a7-t-0": 30,
+        "a12-t-0": 40,
+        "a17-t-0": 50,
+    }
+
+
+def test_heads_are_compared_anew_after_each_turn() -> None:
+    """Between equal shares the first group that is still to be tried decides."""
+    came = came_of(
+        *(node("n1", 4), queue("a"), queue("b")),
+        group("a1", queue="a", schedulingGates=[{"name": "g"}]),
+        *(group(f"b{place}", queue="b") for place in (1, 2)),
+        *(group(f"a{place}", queue="a") for place in (2, 3)),
+    )
+    assert admitted(came) == [(0, [f"default/{name}" for name in ("b1", "a2", "b2", "a3")])]

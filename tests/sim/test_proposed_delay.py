@@ -84,7 +84,7 @@ def test_resources_reserved_by_min_resources_are_used_by_no_other_group() -> Non
         group("array", 10, minMember=1, runtime="1h"),
         timeline({"at": "5s", "apply": group("late", minResources={"cpu": 3})}),
     )
-    assert reserved(came)[0] == (0, ["default/array", "default/reserves"])
+    assert reserved(came)[0] == (0, ["default/reserves", "default/array"])
     assert [(at, len(pods)) for at, pods in bound(came)] == [(0, 4)]
     assert reasons(came, "late") == ["WaitingForResources"]
     assert came.queues["q"].reserved["cpu"] == "6"

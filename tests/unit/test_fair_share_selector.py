@@ -29,6 +29,11 @@ def _admit(session: Session, name: str) -> None:
     note_admission(session, group)
 
 
+def _turns(session: Session, names: list[str]) -> FairShareSelector:
+    """The selector of queues in which nothing waits, so that their age decides between equals."""
+    return FairShareSelector(session, names, lambda name: None)
+
+
 def _tree() -> list[Any]:
     return [a_queue("x"), a_queue("x1", parent="x"), a_queue("x2", parent="x"), a_queue("y")]
 
@@ -36,7 +41,7 @@ def _tree() -> list[Any]:
 def test_a_charge_changes_the_shares_of_all_ancestors() -> None:
     waiting = [a_group(f"in-{name}", queue=name) for name in ("x1", "x2", "y")]
     session = _session(a_node(cpu=9), *_tree(), *waiting)
-    turns = FairShareSelector(session, ["x1", "x2", "y"])
+    turns = _turns(session, ["x1", "x2", "y"])
     assert turns.next() == "x1"
     _admit(session, "in-x1")
     # x2 holds nothing yet, but x does.
@@ -62,7 +67,7 @@ def test_an_admission_in_another_queue_may_change_what_a_queue_deserves_and_its_
         *(a_group(f"more-{place}", queue="b") for place in range(9)),
         a_group("wide", 8, queue="a", min_member=1),
     )
-    turns = FairShareSelector(session, ["b", "c"])
+    turns = _turns(session, ["b", "c"])
     assert turns.next() == "b"  # 3 of 11, and c 2 of 4
     _admit(session, "wide")
     assert turns.next() == "c"  # 3 of 4, and c 2 of 4
@@ -70,7 +75,7 @@ def test_an_admission_in_another_queue_may_change_what_a_queue_deserves_and_its_
 
 def test_an_undone_admission_gives_a_turn_back() -> None:
     session = _session(a_node(cpu=9), *_tree(), a_group("g", queue="x1"), a_group("h", queue="y"))
-    turns = FairShareSelector(session, ["x1", "y"])
+    turns = _turns(session, ["x1", "y"])
     group = session.by_key["default/g"]
     with Statement(session) as statement:
         admit(statement, group, reservation=group.reservation)
@@ -80,7 +85,7 @@ def test_an_undone_admission_gives_a_turn_back() -> None:
 
 def test_a_queue_without_pending_groups_leaves_the_turns_to_its_siblings() -> None:
     session = _session(a_node(cpu=9), *_tree())
-    turns = FairShareSelector(session, ["x1", "x2", "y"])
+    turns = _turns(session, ["x1", "x2", "y"])
     served = []
     while (name := turns.next()) is not None:
         served.append(name)
@@ -89,7 +94,7 @@ def test_a_queue_without_pending_groups_leaves_the_turns_to_its_siblings() -> No
 
 
 def test_an_inner_queue_with_groups_of_its_own_comes_before_its_children() -> None:
-    turns = FairShareSelector(_session(*_tree()), ["x1", "x", "y"])
+    turns = _turns(_session(*_tree()), ["x1", "x", "y"])
     served = []
     while (name := turns.next()) is not None:
         served.append(name)
@@ -100,7 +105,7 @@ def test_an_inner_queue_with_groups_of_its_own_comes_before_its_children() -> No
 def test_a_single_pending_queue_belongs_to_the_root_and_needs_no_key() -> None:
     plugins = tuple(entry for entry in DEFAULT_PLUGINS if entry.name != "proportion")
     session = assemble(SchedulerConfig(plugins=plugins)).open(a_snapshot(a_node(cpu=1)), 0)
-    turns = FairShareSelector(session, ["root"])
+    turns = _turns(session, ["root"])
     assert turns.next() == "root"
     turns.drop("root")
     assert turns.next() is None

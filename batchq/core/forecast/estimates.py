@@ -23,6 +23,7 @@ nodes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -202,13 +203,15 @@ class _Plan:
             return
         fair_shares(session)
         lines = {name: _WaitingLine(last=now_ms) for name in waiting}
-        comes = {name: iter(waiting[name]) for name in sorted(waiting) if name in session.queues}
-        turns = FairShareSelector(session.with_ledger(self._sums), comes)
+        comes = {name: deque(waiting[name]) for name in sorted(waiting) if name in session.queues}
+        turns = FairShareSelector(
+            session.with_ledger(self._sums), comes, lambda name: next(iter(comes[name]), None)
+        )
         while (name := turns.next()) is not None:
-            if (one := next(comes[name], None)) is None:
-                turns.drop(name)
+            if comes[name]:
+                yield lines[name], comes[name].popleft()
             else:
-                yield lines[name], one
+                turns.drop(name)
         for lost in sorted(waiting.keys() - session.queues.keys()):
             yield from ((lines[lost], group) for group in waiting[lost])
 

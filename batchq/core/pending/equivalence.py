@@ -79,6 +79,15 @@ class PendingIterator:
         self._shown = group
         return group
 
+    def peek(self) -> GroupState | None:
+        """Return the group that `next` would return now."""
+        heap = self._heap
+        if self.peers is not None:
+            following = self.peers.members.at(self._place + 1)
+            if following is not None and (not heap or following[0] < heap[0][0]):
+                return following[1]
+        return heap[0][2] if heap else None
+
     def pass_over(self) -> None:
         """Skip the rest of the last group's class, unless the group was refused alone."""
         if self.peers is not None and self._shown is not None and not self._shown.is_refused_alone:

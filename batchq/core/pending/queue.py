@@ -76,6 +76,10 @@ class Candidates:
             groups.pass_over()
         return None
 
+    def peek(self) -> GroupState | None:
+        """Return the next group, which may be one that `next` leaves out; None at the end."""
+        return self._groups.peek()
+
     def pass_over(self) -> None:
         """Skip the groups that share the last group's refusal."""
         self._groups.pass_over()

@@ -403,7 +403,7 @@ def _groups_lacking_places(session: Session) -> Iterator[GroupState]:
     for group in sorted(groups, key=session.group_key):
         queue = group.queue if session.plugins.points["queueOrder"] else ROOT
         lines.setdefault(queue, deque()).append(group)
-    turns = FairShareSelector(session, lines)
+    turns = FairShareSelector(session, lines, lambda name: next(iter(lines[name]), None))
     while (name := turns.next()) is not None:
         if lines[name]:
             yield lines[name].popleft()

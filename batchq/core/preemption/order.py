@@ -124,7 +124,7 @@ def serve_preemptors(
     deserved_of_queues(session)
     session.get(AT_ACTION_START).begin()
     failed: set[Any] = set()
-    turns = FairShareSelector(session, walks)
+    turns = FairShareSelector(session, walks, lambda name: walks[name].peek())
     # The iterators in which a preemptor was skipped.
     halted = dict(walks)
     while (name := turns.next()) is not None:

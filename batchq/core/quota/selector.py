@@ -1,7 +1,10 @@
 """The selector of the queue that is served next, as each turn changes the queues' shares.
 
-Starting at the root, the child with the lowest key is chosen at each level; `Session.queue_key`
-defines the order. The children with turns left, their own or those of queues below, are kept
+Starting at the root, the child with the lowest key is chosen at each level; `Session.level_key`
+defines the order. Between equal shares the older head comes first (as in Kueue, where the heads of
+all queues are sorted by queue time), so that no queue waits for ever for one whose share is always
+0 again when capacity becomes free. The head of an inner queue is that of the child that would be
+served. The children with turns left, their own or those of queues below, are kept
 sorted. Before each answer, only queues whose ledger or deserved has changed get a new key: a charge
 changes the shares of its own path only. A turn therefore costs the depth of the tree times the
 logarithm of its width, independent of the number of waiting queues.
@@ -13,15 +16,20 @@ constant during a session.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
+from batchq.core.cache.chunks import uid_order
 from batchq.core.quota.fair_shares import FAIR_SHARES, comparable, fair_shares
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Key, Session, StateKey
+from batchq.core.session.state import GroupState
 
 _NOTHING: Amounts = {}
+#: After every rank of a group.
+_NO_HEAD: Key = (inf,)
 
 
 class FairShareSelector:
@@ -31,17 +39,25 @@ class FairShareSelector:
     needs no key, and serves as a single line of all groups.
     """
 
-    def __init__(self, session: Session, names: Iterable[str]) -> None:
+    def __init__(
+        self, session: Session, names: Iterable[str], first: Callable[[str], GroupState | None]
+    ) -> None:
+        """Create a selector; `first` returns the group for which a queue would be served."""
         self._session = session
         self._own = dict.fromkeys(names)
+        self._first = first
         self._is_sorted = False
         #: Parent -> the sorted keys of its children with turns left; a key ends in the child's
         #: name.
         self._below: dict[str, list[Key]] = {}
         self._keys: dict[str, Key] = {}
+        #: The rank of the group that each queue would start next.
+        self._heads: dict[str, Key] = {}
         #: What each queue held when its key was computed.
         self._held: dict[str, Amounts] = {}
         self._charges_seen = self._shares_seen = 0
+        #: The queue served last, whose first group may be another one now.
+        self._served = ROOT
 
     def next(self) -> str | None:
         """Return the queue to serve now; None if none has a turn left."""
@@ -55,6 +71,7 @@ class FairShareSelector:
         name = ROOT
         while name not in self._own:
             name = self._below[name][0][-1]
+        self._served = name
         return name
 
     def drop(self, name: str) -> None:
@@ -64,34 +81,39 @@ class FairShareSelector:
             return
         for above in reversed(self._session.tree.chain(name)[1:]):
             if above in self._own or self._below.get(above):
+                self._follow_head(above)
                 return
             self._take_out(above)
 
     # ------------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
-        for name in self._own:
-            self._enter(name)
-        for keys in self._below.values():
-            keys.sort()
+        chain = self._session.tree.chain
+        names = {one for name in self._own for one in chain(name)[1:]}
+        # The deepest first, because the key of an inner queue contains the head of a child.
+        for name in sorted(names, key=lambda name: (-len(chain(name)), name)):
+            self._below.get(name, []).sort()
+            self._heads[name] = self._head(name)
+            key = self._keys[name] = self._key(name)
+            self._below.setdefault(chain(name)[-2], []).append(key)
+        self._below.get(ROOT, []).sort()
         self._charges_seen = len(self._session.ledger.moved)
         self._shares_seen = self._shares_moved()
         self._is_sorted = True
 
-    def _enter(self, name: str) -> None:
-        chain = self._session.tree.chain(name)
-        for parent, child in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
-            if child in self._keys:
-                return
-            key = self._keys[child] = self._key(child)
-            self._below.setdefault(parent, []).append(key)
+    def _head(self, name: str) -> Key:
+        """Return the rank of the group that the queue would start next."""
+        if name not in self._own:
+            return self._heads[self._below[name][0][-1]]
+        group = self._first(name)
+        return _NO_HEAD if group is None else (group.queue_time, uid_order(group.uid))
 
     def _holds(self, name: str) -> Amounts:
         return self._session.ledger.sums.get(queue_scope(name), _NOTHING)
 
     def _key(self, name: str) -> Key:
         self._held[name] = dict(self._holds(name))
-        return self._session.level_key(self._session.queues[name])
+        return self._session.level_key(self._session.queues[name], self._heads[name])
 
     def _line_of(self, name: str) -> list[Key]:
         return self._below[self._session.tree.parent_of.get(name, ROOT)]
@@ -105,7 +127,7 @@ class FairShareSelector:
         return len(shares.moved) if shares is not None else 0
 
     def _catch_up(self) -> None:
-        """Compute new keys for the queues whose holding or deserved has changed."""
+        """Compute new keys for the queues whose holding, deserved or first group has changed."""
         charges = self._session.ledger.moved
         shares = self._session.peek(FAIR_SHARES)
         charged = dict.fromkeys(charges[self._charges_seen :])
@@ -115,6 +137,7 @@ class FairShareSelector:
             # Most changes are made and undone by trials.
             if name in self._keys and (name in shared or self._held[name] != self._holds(name)):
                 self._rekey(name)
+        self._follow_head(self._served)
 
     def _rekey(self, name: str) -> None:
         old, new = self._keys[name], self._key(name)
@@ -124,6 +147,13 @@ class FairShareSelector:
         del line[bisect_left(line, old)]
         insort(line, new)
         self._keys[name] = new
+        self._follow_head(self._session.tree.parent_of.get(name, ROOT))
+
+    def _follow_head(self, name: str) -> None:
+        """Compute a new key for a queue whose head is another group now, and for those above."""
+        if name in self._keys and (head := self._head(name)) != self._heads[name]:
+            self._heads[name] = head
+            self._rekey(name)
 
 
 #: With this plugin, only queues that borrow at the highest level give; without it, every borrower

@@ -480,11 +480,13 @@ class Session:
         """
         return tuple(self.level_key(self.queues[name]) for name in self.tree.chain(queue.name)[1:])
 
-    def level_key(self, queue: QueueState) -> Key:
-        """Return the sort key of a queue among its siblings. No two keys are equal."""
+    def level_key(self, queue: QueueState, head: Key = ()) -> Key:
+        """Return the sort key of a queue among its siblings: the plugins' keys, the rank of its
+        head, age, uid. No two keys are equal.
+        """
         keys = tuple(entry.function(self, queue) for entry in self.plugins.points["queueOrder"])
         meta = queue.record.metadata
-        return (*keys, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
+        return (*keys, head, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
 
     def pod_key(self, group: GroupState, pod: Pod) -> Key:
         """Return the sort key of a pod in its group: the plugins' keys, then task, then index."""

@@ -24,7 +24,7 @@ from batchq.api.transaction import queue_scope
 from batchq.core.cache.chunks import uid_order
 from batchq.core.quota.fair_shares import FAIR_SHARES, comparable, fair_shares
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.session.session import Key, Session, StateKey
+from batchq.core.session.session import Key, Session, StateKey, with_head
 from batchq.core.session.state import GroupState
 
 _NOTHING: Amounts = {}
@@ -92,14 +92,23 @@ class FairShareSelector:
         names = {one for name in self._own for one in chain(name)[1:]}
         # The deepest first, because the key of an inner queue contains the head of a child.
         for name in sorted(names, key=lambda name: (-len(chain(name)), name)):
-            self._below.get(name, []).sort()
+            self._sort_below(name)
             self._heads[name] = self._head(name)
             key = self._keys[name] = self._key(name)
             self._below.setdefault(chain(name)[-2], []).append(key)
-        self._below.get(ROOT, []).sort()
+        self._sort_below(ROOT)
         self._charges_seen = len(self._session.ledger.moved)
         self._shares_seen = self._shares_moved()
         self._is_sorted = True
+
+    def _sort_below(self, parent: str) -> None:
+        """Sort the children of a queue. Equal shares become one object, which compares faster."""
+        line = self._below.get(parent, [])
+        line.sort()
+        for place in range(1, len(line)):
+            before, key = line[place - 1], line[place]
+            if before[0] == key[0]:
+                line[place] = self._keys[key[-1]] = (before[0], *key[1:])
 
     def _head(self, name: str) -> Key:
         """Return the rank of the group that the queue would start next."""
@@ -141,19 +150,23 @@ class FairShareSelector:
 
     def _rekey(self, name: str) -> None:
         old, new = self._keys[name], self._key(name)
-        if new == old:
-            return
+        if new != old:
+            self._move(name, old, new)
+
+    def _follow_head(self, name: str) -> None:
+        """Change the key of a queue whose head is another group now, and of those above."""
+        if name in self._keys and (head := self._head(name)) != self._heads[name]:
+            self._heads[name] = head
+            old = self._keys[name]
+            self._move(name, old, with_head(old, head))
+
+    def _move(self, name: str, old: Key, new: Key) -> None:
         line = self._line_of(name)
-        del line[bisect_left(line, old)]
+        # Usually it is the queue served last, and so the first.
+        del line[0 if line[0] is old else bisect_left(line, old)]
         insort(line, new)
         self._keys[name] = new
         self._follow_head(self._session.tree.parent_of.get(name, ROOT))
-
-    def _follow_head(self, name: str) -> None:
-        """Compute a new key for a queue whose head is another group now, and for those above."""
-        if name in self._keys and (head := self._head(name)) != self._heads[name]:
-            self._heads[name] = head
-            self._rekey(name)
 
 
 #: With this plugin, only queues that borrow at the highest level give; without it, every borrower

@@ -576,6 +576,11 @@ class Session:
         self.carried.park(group)
 
 
+def with_head(level_key: Key, head: Key) -> Key:
+    """Return a queue's `Session.level_key` with the rank of another head."""
+    return (*level_key[:-4], head, *level_key[-3:])
+
+
 def _enqueue_comes_first(actions: tuple[str, ...]) -> bool:
     """Return whether `enqueue` is the first action, so that its verdicts on pending groups stay
     valid.

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
@@ -399,32 +399,49 @@ def data_of(value: object) -> object:
     """
     match value:
         case Struct():
-            fields = _struct_type(type(value)).fields
             return {
-                field.encode_name: _data(field.type, getattr(value, field.name)) for field in fields
+                written: None if (each := getattr(value, name)) is None else write(each)
+                for written, name, write in _writers(type(value))
             }
+        case Enum():
+            return value.value
+        case str() | int() | float() | None:
+            return value
         case Mapping():
             return {name: data_of(each) for name, each in value.items()}
         case list() | tuple():
             return [data_of(each) for each in value]
         case _:
-            return value.value if isinstance(value, Enum) else value
+            return value
 
 
-def _data(kind: inspect.Type, value: Any) -> object:
+@cache
+def _writers(kind: type[Struct]) -> tuple[tuple[str, str, Callable[[Any], object]], ...]:
+    """Return the name as written, the name, and the writer of each field of a struct."""
+    fields = _struct_type(kind).fields
+    return tuple((field.encode_name, field.name, _writer(field.type)) for field in fields)
+
+
+def _writer(kind: inspect.Type) -> Callable[[Any], object]:
+    """Return what writes a value of this type that is not None."""
     match kind:
-        case _ if value is None:
-            return None
         case inspect.UnionType(types=types):
-            return _data(next(one for one in types if not isinstance(one, inspect.NoneType)), value)
+            return _writer(next(one for one in types if not isinstance(one, inspect.NoneType)))
         case inspect.Metadata(extra={"form": "amounts"}):
-            return {name: format_quantity(name, units) for name, units in value.items()}
+            return _quantities
         case inspect.Metadata(extra={"form": form}):
-            return write_form(form, value)
+            return partial(write_form, form)
         case inspect.DictType(value_type=item):
-            return {name: _data(item, each) for name, each in value.items()}
+            write = _writer(item)
+            return lambda value: {
+                name: None if each is None else write(each) for name, each in value.items()
+            }
         case _:
-            return data_of(value)
+            return data_of
+
+
+def _quantities(amounts: Mapping[str, int]) -> dict[str, str]:
+    return {name: format_quantity(name, units) for name, units in amounts.items()}
 
 
 def write_form(form: str, value: Any) -> object:

@@ -7,12 +7,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
+from msgspec import field
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.manifest import encode
 from batchq.api.notation import counted
 from batchq.api.objects import AdmissionCheck, PodGroup, full_name, key_of
 from batchq.api.times import MINUTE, describe_age, format_duration
-from batchq.cli.output.forms import Columns, ListForm, Output, instant, report, show_list, tabled
+from batchq.cli.output.forms import (
+    Columns,
+    ListForm,
+    Output,
+    Row,
+    instant,
+    report,
+    show_list,
+    tabled,
+)
 from batchq.cli.output.options import (
     DURATION,
     Globals,
@@ -48,24 +59,39 @@ def views_listing(now_ms: int, none: str) -> ListForm[CheckView]:
     return ListForm(lambda views: tabled(views, columns, spare=spare), none, row=view_row)
 
 
-def view_row(view: CheckView) -> dict[str, object]:
-    """Return the JSON form of a check; every key is always present."""
+class CheckRow(Row, frozen=True):
+    """A check of a group; an unknown time is ""."""
+
+    pod_group: str
+    queue: str
+    phase: PodGroupPhase
+    name: str = field(name="check")
+    status: str
+    reason: str
+    message: str
+    since: str
+    reserved_at: str
+    waits: bool
+    controller: str
+    active: bool
+    active_until: str
+
+
+def view_row(view: CheckView) -> CheckRow:
+    """Return the JSON form of a check of a group."""
     record, status = view.check.record, view.group.status
-    return {
-        "podGroup": key_of(view.group),
-        "queue": view.group.spec.queue,
-        "phase": str(status.phase),
-        "check": view.state.name,
-        "status": view.state.status,
-        "reason": view.state.reason,
-        "message": view.state.message,
-        "since": instant(view.state.since) or "",
-        "reservedAt": instant(status.reserved_at) or "",
-        "waits": view.waits,
-        "controller": "" if record is None else record.spec.controller_name,
-        "active": view.check.active,
-        "activeUntil": instant(view.check.active_until) or "",
-    }
+    return CheckRow.of(
+        view.state,
+        pod_group=key_of(view.group),
+        queue=view.group.spec.queue,
+        phase=status.phase,
+        since=instant(view.state.since) or "",
+        reserved_at=instant(status.reserved_at) or "",
+        waits=view.waits,
+        controller="" if record is None else record.spec.controller_name,
+        active=view.check.active,
+        active_until=instant(view.check.active_until) or "",
+    )
 
 
 def checks_table(checks: Sequence[ListedCheck], now_ms: int) -> Table:

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
-from batchq.api.notation import counted
+from batchq.api.notation import counted, data_of
 from batchq.api.objects import (
     AdmissionCheck,
     Gate,
@@ -31,7 +31,7 @@ from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
 from batchq.cli import checks
 from batchq.cli.checks import show_checks_of_group
 from batchq.cli.gates import opened_text
-from batchq.cli.jobs import row_of
+from batchq.cli.jobs import GroupRow
 from batchq.cli.output import tables
 from batchq.cli.output.forms import Output, show_data
 from batchq.cli.output.options import (
@@ -414,7 +414,7 @@ def _data(
 ) -> dict[str, object]:
     data: dict[str, object] = {"object": encode(item)}
     if why is not None and isinstance(item, PodGroup):
-        data |= row_of(why.view)
+        data |= data_of(GroupRow.of(why.view))
         data["reasons"] = [
             {"reason": str(one.reason), "message": one.message} for one in why.reasons
         ]

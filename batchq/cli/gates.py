@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+from msgspec import field
 
 from batchq.api.objects import OpenedGate
-from batchq.api.times import describe_age, format_instant
-from batchq.cli.output.forms import Columns, ListForm, Output, report, show_list, tabled
+from batchq.api.times import describe_age
+from batchq.cli.output.forms import Columns, ListForm, Output, Row, Time, report, show_list, tabled
 from batchq.cli.output.options import (
     DURATION,
     Globals,
@@ -133,6 +134,29 @@ def open_gates(
             done("PodGroup", key, action, f"podgroup {key}: {action}")
 
 
+class OpenedRow(Row, frozen=True):
+    """An open gate."""
+
+    name: str = field(name="gate")
+    task: str | None
+    by: str | None
+    at: Time
+
+
+class GateRow(Row, frozen=True):
+    """A closed gate; null is the whole group, or an unknown person."""
+
+    group: str = field(name="podGroup")
+    queue: str
+    shown: str
+    gate: str
+    task: str | None
+    age_seconds: int
+    set_at: Time
+    set_by: str | None
+    opened: tuple[OpenedRow, ...]
+
+
 def _listing(now_ms: int, none: str) -> ListForm[GateView]:
     columns: Columns[GateView] = {
         "GROUP": lambda one: one.group,
@@ -145,22 +169,16 @@ def _listing(now_ms: int, none: str) -> ListForm[GateView]:
         "OPENED": lambda one: opened_text(one.opened, now_ms),
     }
 
-    def row(view: GateView) -> dict[str, object]:
-        return {
-            "podGroup": view.group,
-            "queue": view.queue,
-            "shown": view.shown,
-            "gate": view.gate,
-            "task": view.task or None,
-            "ageSeconds": (now_ms - view.set_at) // 1000,
-            "setAt": format_instant(view.set_at),
-            "setBy": view.set_by or None,
-            "opened": [
-                {"gate": one.name, "task": one.task or None, "by": one.by or None}
-                | {"at": format_instant(one.at)}
-                for one in view.opened
-            ],
-        }
+    def row(view: GateView) -> GateRow:
+        return GateRow.of(
+            view,
+            task=view.task or None,
+            age_seconds=(now_ms - view.set_at) // 1000,
+            set_by=view.set_by or None,
+            opened=tuple(
+                OpenedRow.of(one, task=one.task or None, by=one.by or None) for one in view.opened
+            ),
+        )
 
     return ListForm(lambda views: tabled(views, columns, spare=("QUEUE", "SHOWN")), none, row=row)
 

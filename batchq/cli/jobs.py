@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
+from msgspec import field
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
@@ -15,8 +16,9 @@ from batchq.api.times import SECOND, describe_age, format_instant
 from batchq.cli.output.forms import (
     ListForm,
     Output,
-    instant,
-    quantities,
+    Quantities,
+    Row,
+    Time,
     show_list,
     show_pages,
     show_unreadable,
@@ -39,7 +41,7 @@ from batchq.cli.output.values import name_of_kind, warn_no_leader
 from batchq.client import Client
 from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
 from batchq.client.outcomes import ExpectedStart, Starts, StartView
-from batchq.client.overview import GATED, Awaited, GroupView, Others
+from batchq.client.overview import GATED, GroupView, Others, PodCounts
 from batchq.client.queues import ROOT
 
 
@@ -105,37 +107,108 @@ def _whole_seconds(at: int) -> int:
 # --- -o json ------------------------------------------------------------------------------------
 
 
-def _item(view: StartView, now_ms: int) -> dict[str, object]:
-    namespace, _, name = view.key.partition("/")
-    return {
-        "name": name,
-        "namespace": namespace,
-        "queue": view.queue,
-        "position": view.position,
-        "expectedStart": start_row(view.expected, now_ms),
-    }
+class OthersRow(Row, frozen=True):
+    """Other groups: their number, and the names of the first in the reader's namespace."""
+
+    count: int
+    named: tuple[str, ...]
+    more: int
+    elsewhere: int = field(name="otherNamespaces")
 
 
-def start_row(expected: ExpectedStart, now_ms: int) -> dict[str, object]:
+class StartRow(Row, frozen=True):
+    """An expected start, in whole seconds."""
+
+    at: Time | None
+    in_seconds: int | None
+    ends: OthersRow
+    behind: OthersRow
+    why: str
+
+
+def start_row(expected: ExpectedStart, now_ms: int) -> StartRow:
     """Return the JSON form of an expected start."""
     at = expected.at
-    return {
-        "at": None if at is None else format_instant(_whole_seconds(at)),
-        "inSeconds": None if at is None else max(0, -((now_ms - at) // SECOND)),
-        "ends": others_row(expected.ends),
-        "behind": others_row(expected.behind),
-        "why": expected.why,
-    }
+    return StartRow(
+        at=None if at is None else _whole_seconds(at),
+        in_seconds=None if at is None else max(0, -((now_ms - at) // SECOND)),
+        ends=OthersRow.of(expected.ends),
+        behind=OthersRow.of(expected.behind),
+        why=expected.why,
+    )
 
 
-def others_row(others: Others) -> dict[str, object]:
-    """Return the JSON form of a list of other groups."""
-    return {
-        "count": others.count,
-        "named": others.named,
-        "more": others.more,
-        "otherNamespaces": others.elsewhere,
-    }
+class WaitingRow(Row, frozen=True):
+    """An item of `batchq jobs --start`."""
+
+    name: str
+    namespace: str
+    queue: str
+    position: int | None
+    expected_start: StartRow
+
+
+def _item(view: StartView, now_ms: int) -> WaitingRow:
+    namespace, _, name = view.key.partition("/")
+    expected = start_row(view.expected, now_ms)
+    return WaitingRow.of(view, name=name, namespace=namespace, expected_start=expected)
+
+
+class ReasonRow(Row, frozen=True):
+    """A reason for waiting, in a list."""
+
+    reason: Waiting
+    message: str
+
+
+class EvictedRow(Row, frozen=True):
+    """Why a group was evicted, and its preemptor."""
+
+    reason: str
+    message: str
+    last_transition_time: Time = field(name="at")
+
+
+class EvictionsRow(Row, frozen=True):
+    """What evictions have cost a group; `lost` is in units of the resource times seconds."""
+
+    groups: int
+    pods: int
+    lost: Quantities
+
+
+class AwaitedRow(Row, frozen=True):
+    """What a group waits for to stop."""
+
+    action: str
+    pods: int
+    groups: tuple[str, ...] = field(name="podGroups")
+    until: Time | None
+
+
+class GroupRow(Row, frozen=True):
+    """A group, as lists, queues and `describe` show it."""
+
+    name: str
+    namespace: str
+    queue: str
+    priority: int
+    phase: PodGroupPhase
+    shown: str
+    position: int | None
+    blockers: tuple[ReasonRow, ...] = field(name="reasons")
+    pods: PodCounts
+    request: Quantities
+    nodes: tuple[str, ...]
+    created_at: Time = field(name="submittedAt")
+    started_at: Time | None
+    finished_at: Time | None
+    reason: str = field(name="finishReason")
+    message: str
+    evicted: EvictedRow | None
+    evictions: EvictionsRow
+    awaits: AwaitedRow | None
+    gated: tuple[str, ...]
 
 
 _PHASES = (*map(str, PodGroupPhase), GATED)
@@ -310,7 +383,7 @@ def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, outp
         lambda views: groups_table(views, looked_at, namespaces=not query.namespace),
         f"there are no such pod groups{where}",
         kind="JobList",
-        row=row_of,
+        row=GroupRow.of,
         name=lambda view: view.key,
     )
     done = show_pages(output, chosen(), shown, limit=paging.limit, token_of=token_of_view)
@@ -370,59 +443,6 @@ def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
     ended = [view.key for view in views if view.phase in TERMINAL]
     old = frozenset(ended[:-finished])
     return [view for view in views if view.key not in old]
-
-
-def row_of(view: GroupView) -> dict[str, object]:
-    """Return the JSON form of a group: amounts as quantities, times in RFC 3339."""
-    namespace, _, name = view.key.partition("/")
-    return {
-        "name": name,
-        "namespace": namespace,
-        "queue": view.queue,
-        "priority": view.priority,
-        "phase": view.phase,
-        "shown": view.shown,
-        "position": view.position,
-        "reasons": [{"reason": one.reason, "message": one.message} for one in view.blockers],
-        "pods": view.pods,
-        "request": quantities(view.request),
-        "nodes": view.nodes,
-        "submittedAt": format_instant(view.created_at),
-        "startedAt": instant(view.started_at),
-        "finishedAt": instant(view.finished_at),
-        "finishReason": view.reason,
-        "message": view.message,
-        "evicted": _evicted(view),
-        "evictions": {
-            "groups": view.evictions.groups,
-            "pods": view.evictions.pods,
-            # Units of the resource times seconds, written like the resource.
-            "lost": quantities(view.evictions.lost),
-        },
-        "awaits": awaited_row(view.awaits),
-        "gated": view.gated,
-    }
-
-
-def _evicted(view: GroupView) -> dict[str, str] | None:
-    """Return why it was evicted, and its preemptor, while the condition is True."""
-    evicted = view.evicted
-    if evicted is None:
-        return None
-    at = format_instant(evicted.last_transition_time)
-    return {"reason": evicted.reason, "message": evicted.message, "at": at}
-
-
-def awaited_row(awaits: Awaited | None) -> dict[str, object] | None:
-    """Return the JSON form of what a group waits for to stop."""
-    if awaits is None:
-        return None
-    return {
-        "action": awaits.action,
-        "pods": awaits.pods,
-        "podGroups": awaits.groups,
-        "until": instant(awaits.until),
-    }
 
 
 def _is_wanted(view: GroupView, query: _Query) -> bool:

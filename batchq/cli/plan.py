@@ -6,20 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from msgspec import field
 
 from batchq.api.intents import Eviction
-from batchq.api.notation import counted
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import counted, data_of
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
-from batchq.cli.output.forms import Output, instant, quantities
+from batchq.cli.jobs import ReasonRow
+from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields, show_section
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
-from batchq.client.outcomes import GroupPlan, Outcome
+from batchq.client.outcomes import Advice, GroupPlan, Outcome
 from batchq.client.overview import Awaited
 from batchq.client.plan import Plan
 
@@ -39,18 +42,80 @@ def show_plan(plan: Plan) -> None:
     show_section("Assumed as applied", [(change,) for change in plan.changes])
 
 
+class PlanAwaitedRow(Row, frozen=True):
+    """What a planned group would wait for to stop."""
+
+    pods: int
+    groups: tuple[str, ...] = field(name="podGroups")
+    within_ms: Length = field(name="within")
+
+
+class GroupPlanRow(Row, frozen=True):
+    """What would happen to a group."""
+
+    name: str
+    namespace: str
+    queue: str
+    priority: int
+    request: Quantities
+    outcome: Outcome
+    phase: PodGroupPhase
+    reserved: bool
+    nodes: dict[str, int]
+    awaits: PlanAwaitedRow | None
+    checks: tuple[str, ...]
+    blockers: tuple[ReasonRow, ...] = field(name="reasons")
+    position: int | None
+    ahead: tuple[str, ...]
+    expected_start: Time | None
+    earliest_start: Time | None
+    after: tuple[str, ...]
+    never: str = field(name="neverBecause")
+    ending: str
+    advice: tuple[Advice, ...]
+
+
+class VictimRow(Row, frozen=True):
+    """A victim; `lost` is in units of the resource times seconds."""
+
+    key: str = field(name="podGroup")
+    queue: str
+    whole: bool
+    pods: tuple[str, ...]
+    by: str | None
+    action: str | None
+    reason: str
+    lost: Quantities
+
+
+class PlanRow(Row, frozen=True):
+    """The answer of `batchq plan`."""
+
+    outcome: Outcome
+    exit_code: int
+    at: Time
+    groups: tuple[GroupPlanRow, ...] = field(name="podGroups")
+    evicted: tuple[VictimRow, ...]
+    delayed: tuple[str, ...]
+    changes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
 def plan_row(plan: Plan) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
-    return {
-        "outcome": plan.outcome,
-        "exitCode": plan.exit_code,
-        "at": format_instant(plan.at),
-        "podGroups": [_group_row(group) for group in plan.groups],
-        "evicted": [_victim_row(victim) for victim in plan.evicted],
-        "delayed": plan.delayed,
-        "changes": plan.changes,
-        "warnings": plan.warnings,
-    }
+    row = PlanRow.of(
+        plan,
+        groups=tuple(map(_group_row, plan.groups)),
+        evicted=tuple(
+            VictimRow.of(one, by=one.by or None, action=one.action or None) for one in plan.evicted
+        ),
+    )
+    return data_of(row)
+
+
+def _group_row(group: GroupPlan) -> GroupPlanRow:
+    namespace, _, name = group.key.partition("/")
+    return GroupPlanRow.of(group, name=name, namespace=namespace)
 
 
 # --- a group ----------------------------------------------------------------------------------
@@ -165,39 +230,6 @@ def _few(names: Sequence[str], most: int) -> list[str]:
     return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
-def _group_row(group: GroupPlan) -> dict[str, object]:
-    namespace, _, name = group.key.partition("/")
-    awaits = group.awaits
-    return {
-        "name": name,
-        "namespace": namespace,
-        "queue": group.queue,
-        "priority": group.priority,
-        "request": quantities(group.request),
-        "outcome": group.outcome,
-        "phase": group.phase,
-        "reserved": group.reserved,
-        "nodes": group.nodes,
-        "awaits": None
-        if awaits is None
-        else {
-            "pods": awaits.pods,
-            "podGroups": awaits.groups,
-            "within": format_duration(awaits.within_ms),
-        },
-        "checks": group.checks,
-        "reasons": [{"reason": one.reason, "message": one.message} for one in group.blockers],
-        "position": group.position,
-        "ahead": group.ahead,
-        "expectedStart": instant(group.expected_start),
-        "earliestStart": instant(group.earliest_start),
-        "after": group.after,
-        "neverBecause": group.never,
-        "ending": group.ending,
-        "advice": group.advice,
-    }
-
-
 # --- others -----------------------------------------------------------------------------------
 
 
@@ -217,20 +249,6 @@ def _victims(evicted: Sequence[Eviction]) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _victim_row(victim: Eviction) -> dict[str, object]:
-    return {
-        "podGroup": victim.key,
-        "queue": victim.queue,
-        "whole": victim.whole,
-        "pods": victim.pods,
-        "by": victim.by or None,
-        "action": victim.action or None,
-        "reason": victim.reason,
-        # Units of the resource times seconds, written like the resource.
-        "lost": quantities(victim.lost),
-    }
 
 
 @click.command(

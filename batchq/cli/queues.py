@@ -7,17 +7,19 @@ from collections.abc import Sequence
 import click
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted, label_problem
+from batchq.api.notation import counted, data_of, label_problem
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
 from batchq.api.times import describe_age
 from batchq.cli.checks import show_checks_of_queue
-from batchq.cli.jobs import row_of
+from batchq.cli.jobs import GroupRow
 from batchq.cli.objects import apply_content, read_content
 from batchq.cli.output import tables
 from batchq.cli.output.forms import (
     ListForm,
     Output,
+    Quantities,
+    Row,
     manifests,
     quantities,
     reference,
@@ -36,7 +38,7 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import GroupView, QueuePage
-from batchq.client.queues import ROOT, FirstToGo, QueueView
+from batchq.client.queues import ROOT, FirstToGo, QueueView, Stop
 from batchq.errors import InvalidInput, NotFound, UsageError
 
 #: How many waiting groups, and how many possible victims, are named.
@@ -70,41 +72,50 @@ def show_queue_page(page: QueuePage, now_ms: int) -> None:
     )
 
 
-def queue_row(view: QueueView) -> dict[str, object]:
-    """Return the JSON form of a queue; amounts are canonical quantities, null is unlimited."""
-    return {
-        "name": view.name,
-        "parent": view.parent,
-        "children": view.children,
-        "queue": encode(view.queue),
-        "deserved": {**quantities(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
-        "guarantee": quantities(view.guarantee),
-        "capability": quantities(view.queue.spec.capability),
-        "used": quantities(view.used),
-        "reserved": quantities(view.reserved),
-        "charged": quantities(view.charged),
-        "borrowed": quantities(view.borrowed),
-        "share": view.share,
-        "pendingGroups": view.pending_groups,
-        "pending": quantities(view.pending),
-        "admittedGroups": view.admitted_groups,
-        "runningGroups": view.running_groups,
-        "stops": view.stops,
-    }
+class QueueRow(Row, frozen=True):
+    """A queue; amounts are canonical quantities, null is unlimited."""
+
+    name: str
+    parent: str
+    children: tuple[str, ...]
+    queue: dict[str, object]
+    deserved: dict[str, str | None]
+    guarantee: Quantities
+    capability: Quantities
+    used: Quantities
+    reserved: Quantities
+    charged: Quantities
+    borrowed: Quantities
+    share: float | str
+    pending_groups: int
+    pending: Quantities
+    admitted_groups: int
+    running_groups: int
+    stops: tuple[Stop, ...]
+
+
+def queue_row(view: QueueView) -> QueueRow:
+    """Return the JSON form of a queue."""
+    return QueueRow.of(
+        view,
+        queue=encode(view.queue),
+        deserved={**quantities(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
+        capability=view.queue.spec.capability,
+    )
 
 
 def page_row(page: QueuePage) -> dict[str, object]:
     """Return the JSON form of the page: the queue's row, and the rest of the page."""
     return {
-        **queue_row(page.view),
+        **data_of(queue_row(page.view)),
         "deservedBy": {
             resource: "weight" if resource in page.weights else "stated"
             for resource in page.view.resources
         },
         "lenders": page.lenders,
         "borrowers": page.borrowers,
-        "line": [row_of(view) for view in page.line[:_MOST_NAMED]],
-        "aside": [row_of(view) for view in page.not_in_line[:_MOST_NAMED]],
+        "line": [GroupRow.of(view) for view in page.line[:_MOST_NAMED]],
+        "aside": [GroupRow.of(view) for view in page.not_in_line[:_MOST_NAMED]],
         "firstToGo": page.first_to_go[:_MOST_NAMED],
     }
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import click
+from msgspec import field
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.notation import counted, data_of
+from batchq.api.objects import Condition
 from batchq.api.reasons import Explanation, Waiting
 from batchq.api.resources import describe, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
-from batchq.cli.jobs import awaited_row, others_row, others_text, start_row, start_text, waits_for
+from batchq.cli.jobs import (
+    AwaitedRow,
+    OthersRow,
+    StartRow,
+    others_text,
+    start_row,
+    start_text,
+    waits_for,
+)
 from batchq.cli.output import tables
-from batchq.cli.output.forms import Output, duration, instant
+from batchq.cli.output.forms import Length, Output, Row, Time
 from batchq.cli.output.options import (
     Globals,
     examples,
@@ -26,8 +36,8 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
 from batchq.client.connection import NO_LEADER
 from batchq.client.outcomes import ExpectedStart
-from batchq.client.overview import Backfilling, Others
-from batchq.client.why import Period, Why
+from batchq.client.overview import Others
+from batchq.client.why import Period, QueueShare, Spared, Why
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (
@@ -239,44 +249,106 @@ def _period_row(period: Period, now_ms: int) -> tuple[str, ...]:
 # --- -o json ------------------------------------------------------------------------------------
 
 
+class ReasonWithNumbers(Row, frozen=True):
+    """A reason for waiting; the numbers are quantities of the resource."""
+
+    reason: Waiting
+    message: str
+    plugin: str
+    subject: str
+    resource: str
+    need: str | None
+    limit: str | None
+    seen: str | None
+    free: str | None
+    remedy: str
+    revision: int
+
+
+class EarliestRow(Row, frozen=True):
+    """When capacity will be free."""
+
+    at: Time | None
+    ends: OthersRow
+    why: str
+
+
+class BackfillRow(Row, frozen=True):
+    """A position in a backfilled queue."""
+
+    head: str
+    head_at: Time | None = field(name="headStart")
+    reserved_at: Time | None = field(name="reservation")
+    fits_now: bool
+    delays: str | None
+    longest_ms: Length | None = field(name="longestWalltime")
+
+
+class PeriodRow(Row, frozen=True):
+    """A period of a group's history."""
+
+    at: Time
+    until: Time | None
+    seconds: int
+    phase: PodGroupPhase
+    reasons: tuple[str, ...]
+    note: str
+
+
+class WhyRow(Row, frozen=True):
+    """The answer of `batchq why`."""
+
+    key: str = field(name="podGroup")
+    queue: str
+    priority: int
+    phase: PodGroupPhase
+    shown: str
+    at: Time
+    revision: int
+    since: Time
+    created_at: Time = field(name="submittedAt")
+    started_at: Time | None
+    finished_at: Time | None
+    nodes: tuple[str, ...]
+    ending: str
+    led: bool = field(name="schedulerLeads")
+    next: str
+    reasons: tuple[ReasonWithNumbers, ...]
+    former: tuple[ReasonWithNumbers, ...]
+    reserved: bool
+    position: int | None
+    ahead: OthersRow
+    ever_possible: bool | None
+    ever: str = field(name="neverBecause")
+    expected: StartRow | None = field(name="expectedStart")
+    start: EarliestRow | None = field(name="earliestStart")
+    backfilling: BackfillRow | None = field(name="backfill")
+    spared: tuple[Spared, ...]
+    queue_share: QueueShare | None
+    awaits: AwaitedRow | None
+    backoff_until: Time | None
+    evictions: int
+    evicted: str
+    conditions: tuple[Condition, ...]
+    waited_seconds: dict[str, int]
+    history: tuple[PeriodRow, ...]
+
+
 def row_of(why: Why) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
-    row = {
-        "podGroup": why.key,
-        "queue": why.queue,
-        "priority": why.priority,
-        "phase": why.phase,
-        "shown": why.shown,
-        "at": format_instant(why.at),
-        "revision": why.revision,
-        "since": format_instant(why.since),
-        "submittedAt": format_instant(why.created_at),
-        "startedAt": instant(why.started_at),
-        "finishedAt": instant(why.finished_at),
-        "nodes": why.nodes,
-        "ending": why.ending,
-        "schedulerLeads": why.led,
-        "next": why.next,
-        "reasons": [_reason_row(reason) for reason in why.reasons],
-        "former": [_reason_row(reason) for reason in why.former],
-        "reserved": why.reserved,
-        "position": why.position,
-        "ahead": others_row(why.ahead),
-        "everPossible": _ever(why),
-        "neverBecause": why.ever,
-        "expectedStart": None if why.expected is None else start_row(why.expected, why.at),
-        "earliestStart": _start_row(why.start),
-        "backfill": _backfilling_row(why.backfilling),
-        "spared": why.spared,
-        "queueShare": why.queue_share,
-        "awaits": awaited_row(why.awaits),
-        "backoffUntil": instant(why.backoff_until),
-        "evictions": why.evictions,
-        "evicted": why.evicted,
-        "conditions": why.conditions,
-        "waitedSeconds": {name: units // 1000 for name, units in why.waited.items()},
-        "history": [_period_data(period, why.at) for period in why.history],
-    }
+    position = why.backfilling
+    row = WhyRow.of(
+        why,
+        reasons=tuple(map(_reason_row, why.reasons)),
+        former=tuple(map(_reason_row, why.former)),
+        ever_possible=_ever(why),
+        expected=None if why.expected is None else start_row(why.expected, why.at),
+        backfilling=position and BackfillRow.of(position, delays=position.delays or None),
+        waited_seconds={name: units // 1000 for name, units in why.waited.items()},
+        history=tuple(
+            PeriodRow.of(period, seconds=period.lasted(why.at) // 1000) for period in why.history
+        ),
+    )
     return data_of(row)
 
 
@@ -287,56 +359,13 @@ def _ever(why: Why) -> bool | None:
     return None if why.phase in TERMINAL or why.phase in ADMITTED else True
 
 
-def _reason_row(reason: Explanation) -> dict[str, object]:
-    numbers = {
-        name: None if units is None else format_quantity(reason.resource, units)
-        for name, units in (
-            ("need", reason.need),
-            ("limit", reason.limit),
-            ("seen", reason.seen),
-            ("free", reason.free),
-        )
+def _reason_row(one: Explanation) -> ReasonWithNumbers:
+    numbers = {"need": one.need, "limit": one.limit, "seen": one.seen, "free": one.free}
+    written = {
+        name: None if units is None else format_quantity(one.resource, units)
+        for name, units in numbers.items()
     }
-    return {
-        "reason": reason.reason,
-        "message": reason.message,
-        "plugin": reason.plugin,
-        "subject": reason.subject,
-        "resource": reason.resource,
-        **numbers,
-        "remedy": reason.remedy,
-        "revision": reason.revision,
-    }
-
-
-def _start_row(start: ExpectedStart | None) -> dict[str, object] | None:
-    if start is None:
-        return None
-    return {"at": instant(start.at), "ends": others_row(start.ends), "why": start.why}
-
-
-def _backfilling_row(position: Backfilling | None) -> dict[str, object] | None:
-    if position is None:
-        return None
-    return {
-        "head": position.head,
-        "headStart": instant(position.head_at),
-        "reservation": instant(position.reserved_at),
-        "fitsNow": position.fits_now,
-        "delays": position.delays or None,
-        "longestWalltime": duration(position.longest_ms),
-    }
-
-
-def _period_data(period: Period, now_ms: int) -> dict[str, object]:
-    return {
-        "at": format_instant(period.at),
-        "until": instant(period.until),
-        "seconds": period.lasted(now_ms) // 1000,
-        "phase": period.phase,
-        "reasons": period.reasons,
-        "note": period.note,
-    }
+    return ReasonWithNumbers.of(one, **written)
 
 
 @click.command(

@@ -114,6 +114,16 @@ class GroupView(Struct, frozen=True, kw_only=True):
     #: Which pods of an admitted group wait for gates: `2 pods of task b wait for gate late`.
     gated: tuple[str, ...] = ()
 
+    @property
+    def namespace(self) -> str:
+        """The group's namespace."""
+        return self.key.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The group's name in its namespace."""
+        return self.key.partition("/")[2]
+
 
 class QueuePage(Struct, frozen=True, kw_only=True):
     """One queue in detail, with the groups in it and in the queues below it.

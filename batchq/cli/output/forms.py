@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+
+from msgspec import Meta, Struct, convert
 
 from batchq.api.manifest import encode
 from batchq.api.notation import counted, data_of
@@ -19,6 +21,35 @@ from batchq.api.resources import Amounts, format_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.cli.output.render import Table, TableWriter, show_table
 from batchq.cli.output.terminal import echo
+
+#: How a field of a row is written: an instant or a duration (ms), amounts in integer units.
+Time: TypeAlias = Annotated[int, Meta(extra={"form": "instant"})]
+Length: TypeAlias = Annotated[int, Meta(extra={"form": "duration"})]
+Quantities: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
+
+
+class Row(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The fields of an answer for programs, in their order, for values that are written in another
+    shape than their own.
+    """
+
+    @classmethod
+    def of(cls, value: object, **given: object) -> Self:
+        """Return the row of a value: a field is given, or is the value's attribute of that name."""
+        source = _Source(value, given) if given else value
+        return convert(source, cls, from_attributes=True)
+
+
+class _Source:
+    """A value, some attributes of which are replaced."""
+
+    def __init__(self, value: object, given: Mapping[str, object]) -> None:
+        self.__dict__.update(given)
+        self._value = value
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._value, name)
+
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

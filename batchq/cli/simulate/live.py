@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
+from msgspec import field
 
 from batchq.api.intents import Eviction
-from batchq.api.lifecycle import TERMINAL
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import API_VERSION
 from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
-from batchq.cli.output.forms import duration, instant, output_of, quantities
+from batchq.cli.output.forms import Length, Quantities, Row, Time, output_of
 from batchq.cli.output.options import DURATION, Globals
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
@@ -34,6 +35,7 @@ from batchq.lab.simulation.future import (
     QueueFigures,
     Stopped,
     WhatIf,
+    WorldReason,
 )
 
 if TYPE_CHECKING:
@@ -165,109 +167,154 @@ def _typed(name: str) -> str:
     return next(param.opts[-1] for param in context.command.params if param.name == name)
 
 
+class AssumptionsRow(Row, frozen=True):
+    """How long groups are assumed to run."""
+
+    runtime_fraction: float
+    assumed_ms: Length | None = field(name="assumedRuntime")
+    endless: int
+
+
+class ConfigurationRow(Row, frozen=True):
+    """A look ahead under one configuration."""
+
+    name: str
+    stopped: Stopped
+    stopped_at: Time
+    sessions: int
+
+
+class FutureRow(Row, frozen=True):
+    """A group's future under one configuration."""
+
+    configuration: str
+    starts_at: Time | None
+    starts_in_seconds: float | None
+    starts_again_at: tuple[str, ...]
+    ends_at: Time | None
+    phase: PodGroupPhase
+    ending: str
+    evictions: int
+    waits_for: tuple[WorldReason, ...]
+    unanswered: tuple[str, ...] = field(name="unansweredChecks")
+
+
+class FateRow(Row, frozen=True):
+    """A group, and its futures."""
+
+    name: str
+    namespace: str
+    queue: str
+    phase: PodGroupPhase
+    started_at: Time | None
+    differs: bool
+    futures: tuple[FutureRow, ...]
+
+
+class EvictionRow(Row, frozen=True):
+    """A simulated eviction; `lost` is in units of the resource times seconds."""
+
+    configuration: str
+    at: Time
+    in_seconds: float
+    key: str = field(name="podGroup")
+    queue: str
+    whole: bool
+    pods: int
+    by: str | None
+    action: str | None
+    reason: str
+    lost: Quantities
+
+
+class FiguresRow(Row, frozen=True):
+    """The sums of a queue under one configuration; a queue of null is all of them."""
+
+    queue: str | None
+    configuration: str
+    waiting: int
+    started: int
+    median_wait_seconds: float | None
+    evictions: int
+    lost: Quantities
+    last_end_at: Time | None
+    unended: int
+
+
+class WhatIfRow(Row, frozen=True):
+    """The answer of `batchq simulate --from-live`."""
+
+    api_version: str
+    kind: str
+    at: Time
+    until: Length | None
+    assumptions: AssumptionsRow
+    configurations: tuple[ConfigurationRow, ...]
+    pod_groups: tuple[FateRow, ...]
+    evictions: tuple[EvictionRow, ...]
+    queues: tuple[FiguresRow, ...]
+
+
 def as_data(
     found: WhatIf, lasting: Lasting, *, until_ms: int | None, differences: bool
-) -> dict[str, object]:
+) -> WhatIfRow:
     """Return the JSON form of a look ahead."""
     each = list(zip(found.names, found.futures, strict=True))
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "WhatIf",
-        "at": format_instant(found.at),
-        "until": duration(until_ms),
-        "assumptions": {
-            "runtimeFraction": lasting.thousandths / 1000,
-            "assumedRuntime": duration(lasting.assumed_ms),
-            "endless": found.endless,
-        },
-        "configurations": [_configuration(name, future) for name, future in each],
-        "podGroups": [
-            _group(found, fate) for fate in found.fates if fate.differs or not differences
-        ],
-        "evictions": [
-            _eviction(found, name, one) for name, future in each for one in future.evictions
-        ],
-        "queues": list(_queues(found)),
-    }
+    return WhatIfRow(
+        api_version=API_VERSION,
+        kind="WhatIf",
+        at=found.at,
+        until=until_ms,
+        assumptions=AssumptionsRow(
+            runtime_fraction=lasting.thousandths / 1000,
+            assumed_ms=lasting.assumed_ms,
+            endless=found.endless,
+        ),
+        configurations=tuple(ConfigurationRow.of(future, name=name) for name, future in each),
+        pod_groups=tuple(
+            _fate_row(found, fate) for fate in found.fates if fate.differs or not differences
+        ),
+        evictions=tuple(
+            EvictionRow.of(
+                one,
+                configuration=name,
+                in_seconds=_seconds(found, one.at),
+                pods=len(one.pods),
+                by=one.by or None,
+                action=one.action or None,
+            )
+            for name, future in each
+            for one in future.evictions
+        ),
+        queues=tuple(
+            FiguresRow.of(
+                one,
+                queue=None if one.queue == ALL else one.queue,
+                configuration=name,
+                median_wait_seconds=(
+                    None if one.median_wait_ms is None else one.median_wait_ms / 1000
+                ),
+            )
+            for name, figures in zip(found.names, found.figures, strict=True)
+            for one in figures
+        ),
+    )
 
 
-def _configuration(name: str, future: Future) -> dict[str, object]:
-    return {
-        "name": name,
-        "stopped": future.stopped,
-        "stoppedAt": format_instant(future.stopped_at),
-        "sessions": future.sessions,
-    }
-
-
-def _group(found: WhatIf, fate: GroupFate) -> dict[str, object]:
-    present = fate.present
-    namespace, _, name = present.key.partition("/")
-    return {
-        "name": name,
-        "namespace": namespace,
-        "queue": present.queue,
-        "phase": present.phase,
-        "startedAt": instant(present.started_at),
-        "differs": fate.differs,
-        "futures": [
-            _future(found, configuration, future)
-            for configuration, future in zip(found.names, fate.futures, strict=True)
-        ],
-    }
-
-
-def _future(found: WhatIf, configuration: str, future: GroupFuture) -> dict[str, object]:
-    return {
-        "configuration": configuration,
-        "startsAt": instant(future.starts_at),
-        "startsInSeconds": None if future.starts_at is None else _seconds(found, future.starts_at),
-        "startsAgainAt": [format_instant(at) for at in future.starts[1:]],
-        "endsAt": instant(future.ends_at),
-        "phase": future.phase,
-        "ending": future.ending,
-        "evictions": future.evictions,
-        "waitsFor": future.waits_for,
-        "unansweredChecks": future.unanswered,
-    }
-
-
-def _eviction(found: WhatIf, configuration: str, eviction: Eviction) -> dict[str, object]:
-    return {
-        "configuration": configuration,
-        "at": format_instant(eviction.at),
-        "inSeconds": _seconds(found, eviction.at),
-        "podGroup": eviction.key,
-        "queue": eviction.queue,
-        "whole": eviction.whole,
-        "pods": len(eviction.pods),
-        "by": eviction.by or None,
-        "action": eviction.action or None,
-        "reason": eviction.reason,
-        # Units of the resource times seconds, whose form is that of the resource.
-        "lost": quantities(eviction.lost),
-    }
-
-
-def _queues(found: WhatIf) -> Iterator[dict[str, object]]:
-    for name, figures in zip(found.names, found.figures, strict=True):
-        for one in figures:
-            yield _figures(name, one)
-
-
-def _figures(configuration: str, figures: QueueFigures) -> dict[str, object]:
-    wait_ms = figures.median_wait_ms
-    return {
-        "queue": None if figures.queue == ALL else figures.queue,
-        "configuration": configuration,
-        "waiting": figures.waiting,
-        "started": figures.started,
-        "medianWaitSeconds": None if wait_ms is None else wait_ms / 1000,
-        "evictions": figures.evictions,
-        "lost": quantities(figures.lost),
-        "lastEndAt": instant(figures.last_end_at),
-        "unended": figures.unended,
-    }
+def _fate_row(found: WhatIf, fate: GroupFate) -> FateRow:
+    namespace, _, name = fate.present.key.partition("/")
+    futures = tuple(
+        FutureRow.of(
+            one,
+            configuration=configuration,
+            starts_in_seconds=None if one.starts_at is None else _seconds(found, one.starts_at),
+            starts_again_at=tuple(format_instant(at) for at in one.starts[1:]),
+        )
+        for configuration, one in zip(found.names, fate.futures, strict=True)
+    )
+    return FateRow.of(
+        fate.present, name=name, namespace=namespace, differs=fate.differs, futures=futures
+    )
 
 
 def _seconds(found: WhatIf, at: int) -> float:

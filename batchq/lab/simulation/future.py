@@ -110,7 +110,9 @@ class Stopped(StrEnum):
     TOO_FAR = "TooFar"
 
 
-class FutureReason(Struct, frozen=True):
+class WorldReason(Struct, frozen=True):
+    """Why a group of a simulated world waits, or how it ended."""
+
     reason: str
     message: str
 
@@ -145,7 +147,7 @@ class GroupFuture(Struct, frozen=True, kw_only=True):
     ends_at: int | None = None
     ending: str = ""
     evictions: int = 0
-    waits_for: tuple[FutureReason, ...] = ()
+    waits_for: tuple[WorldReason, ...] = ()
     unanswered: tuple[str, ...] = ()
 
     @property

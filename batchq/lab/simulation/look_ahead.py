@@ -45,7 +45,6 @@ from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
 from batchq.lab.simulation.future import (
     Future,
-    FutureReason,
     GroupFuture,
     Lasting,
     Present,
@@ -341,7 +340,7 @@ class FutureRecorder:
             self._set(
                 key,
                 phase=PodGroupPhase(group.phase),
-                waits_for=tuple(FutureReason(one.reason, one.message) for one in group.reasons),
+                waits_for=tuple(group.reasons),
                 unanswered=tuple(sorted(open_checks)),
             )
 

@@ -28,6 +28,7 @@ from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.lab.simulation.future import WorldReason
 from batchq.ports import Clock, Store
 from batchq.scheduler.cycle import CycleReport, Scheduler
 
@@ -63,11 +64,6 @@ class CycleStory(Struct, frozen=True, kw_only=True):
     evicted: list[Evicted]
     pledged: dict[str, list[str]]
     finished: list[str]
-
-
-class WorldReason(Struct, frozen=True):
-    reason: str
-    message: str
 
 
 class GroupOutcome(Struct, frozen=True, kw_only=True):

@@ -14,57 +14,7 @@ from msgspec import Struct
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
 from batchq.errors import StoreUnavailable
 from batchq.ports import Clock
-from batchq.worker.agent.messages import (
-    ClaimAnswer,
-    ClaimedPodsRead,
-    ClaimsDue,
-    ClaimsPosted,
-    ConcludeEnds,
-    DeclinePod,
-    Delivery,
-    DisownPod,
-    DueEndsRead,
-    EndedPodsRead,
-    EndLeases,
-    EndProcesses,
-    EndRecord,
-    EndsConcluded,
-    EndsDue,
-    EndsReported,
-    EnqueuePods,
-    Event,
-    ForgetPods,
-    FormerPodsFound,
-    HorseEnd,
-    HorsesEnded,
-    IgnoreDelivery,
-    Instruction,
-    LeasesDue,
-    LeasesRenewed,
-    NodePodsRead,
-    PodsDelivered,
-    PostClaims,
-    PostReport,
-    ProcessesEnded,
-    ReadClaimedPods,
-    ReadDueEnds,
-    ReadEndedPods,
-    ReadRunningPods,
-    ReadStops,
-    RenewLeases,
-    ReportEnds,
-    RunningPodsRead,
-    ServerAnswered,
-    SignalsReceived,
-    StartedRun,
-    StartPod,
-    StopHorses,
-    StopPod,
-    StopsAnnounced,
-    StopsRead,
-    UnstartedPodsRead,
-    VouchFor,
-)
+from batchq.worker.agent import messages
 from batchq.worker.agent.node import Membership, NodeOffer
 from batchq.worker.agent.pod_reports import answers_of
 from batchq.worker.agent.pod_states import patience_ms, pods_of
@@ -104,7 +54,7 @@ class Agent:
         *,
         number: int,
         paces: AgentPaces,
-        hire: Callable[[Agent, StartPod], Horse],
+        hire: Callable[[Agent, messages.StartPod], Horse],
         stopped: Callable[[Agent, int], None],
         say: Callable[[str], None],
     ) -> None:
@@ -122,7 +72,7 @@ class Agent:
         self._signals = self._back_after_ms = 0
         self._leave_by: int | None = None
         self._say = say
-        self._exits: list[HorseEnd] = []
+        self._exits: list[messages.HorseEnd] = []
         self._has_begun = self._has_heard_of_stops = False
         self._away_until = self._beat_at = self._settle_at = self._reconcile_at = 0
         self._leases_at = 0
@@ -158,7 +108,7 @@ class Agent:
         self._back_after_ms = back_after_ms
         self.notify()
 
-    def horse_ended(self, end: HorseEnd) -> None:
+    def horse_ended(self, end: messages.HorseEnd) -> None:
         """Note the end of a work-horse, a child of this process."""
         self._exits.append(end)
         self.notify()
@@ -176,7 +126,7 @@ class Agent:
             self._away_until = now_ms + self._paces.look_ms
         if self._has_heard_of_stops:
             self._has_heard_of_stops = False
-            self._succeeds(lambda: self._tell(StopsAnnounced(now_ms=now_ms)))
+            self._succeeds(lambda: self._tell(messages.StopsAnnounced(now_ms=now_ms)))
         self._collect()
         self._do_periodic(now_ms)
         if self._signals:
@@ -209,13 +159,13 @@ class Agent:
     def _begin(self) -> None:
         self._member.refuse_if_served()
         former = tuple(sorted(self.machine.records, key=lambda one: one.id))
-        self._tell(FormerPodsFound(now_ms=self._clock.now_ms(), attempts=former))
-        self._tell(EndsDue(now_ms=self._clock.now_ms()))
+        self._tell(messages.FormerPodsFound(now_ms=self._clock.now_ms(), attempts=former))
+        self._tell(messages.EndsDue(now_ms=self._clock.now_ms()))
         for attempt in former:
             if attempt not in self.state:
                 self.machine.records.pop(attempt, None)
         self._reconcile()
-        self._tell(ServerAnswered(now_ms=self._clock.now_ms(), run=self._store.run_id()))
+        self._tell(messages.ServerAnswered(now_ms=self._clock.now_ms(), run=self._store.run_id()))
         self._store.beat(self.machine.name, self.state.known_to)
         self._member.register()
 
@@ -226,15 +176,15 @@ class Agent:
             taken = self._store.take(self.machine.name, most)
             pods = self._store.get_many("Pod", [one.pod for one in taken]) if taken else {}
             found = pods_of([one.pod for one in taken], pods)
-            deliveries = tuple(Delivery(attempt=one, pod=found[one.pod]) for one in taken)
+            deliveries = tuple(messages.Delivery(attempt=one, pod=found[one.pod]) for one in taken)
             if deliveries:
-                self._tell(PodsDelivered(now_ms=now_ms, deliveries=deliveries))
-        self._tell(ClaimsDue(now_ms=now_ms))
+                self._tell(messages.PodsDelivered(now_ms=now_ms, deliveries=deliveries))
+        self._tell(messages.ClaimsDue(now_ms=now_ms))
 
     def _collect(self) -> None:
         ends, self._exits = tuple(self._exits), []
         if ends:
-            event = HorsesEnded(now_ms=self._clock.now_ms(), ends=ends)
+            event = messages.HorsesEnded(now_ms=self._clock.now_ms(), ends=ends)
             self._succeeds(lambda: self._tell(event))
 
     def _do_periodic(self, now_ms: int) -> None:
@@ -245,7 +195,7 @@ class Agent:
             is_known = self._succeeds(self._beat) and self._is_known
             self._beat_at = now_ms + (self._paces.beat_ms if is_known else self._paces.look_ms)
         if now_ms >= self._settle_at:
-            self._succeeds(lambda: self._tell(EndsDue(now_ms=now_ms)))
+            self._succeeds(lambda: self._tell(messages.EndsDue(now_ms=now_ms)))
             self._settle_at = now_ms + self._paces.look_ms
         if now_ms >= self._reconcile_at:
             has_reconciled = self._succeeds(self._reconcile)
@@ -261,12 +211,12 @@ class Agent:
             if horse.voucher.seen_at < since_ms
         )
         self.vouchers.tick(now_ms, None)
-        self._tell(LeasesDue(now_ms=now_ms, silent=silent))
+        self._tell(messages.LeasesDue(now_ms=now_ms, silent=silent))
 
     def _beat(self) -> None:
         self._is_known = False
         run = self._store.run_id()
-        self._tell(ServerAnswered(now_ms=self._clock.now_ms(), run=run))
+        self._tell(messages.ServerAnswered(now_ms=self._clock.now_ms(), run=run))
         self._member.beat(ready=not self.state.is_draining, run=self.state.known_to)
         self._is_known = run == self.state.known_to
 
@@ -274,7 +224,7 @@ class Agent:
         now_ms, node = self._clock.now_ms(), self.machine.name
         pods = self._store.pods_on(node)
         ends = [one for one in self._store.pending(node) if isinstance(one, Ended)]
-        event = NodePodsRead(
+        event = messages.NodePodsRead(
             now_ms=now_ms,
             server_now_ms=now_ms,
             pods=pods,
@@ -284,7 +234,7 @@ class Agent:
         self._tell(event)
 
     def _drain(self, now_ms: int) -> None:
-        self._tell(SignalsReceived(now_ms=now_ms, count=self._signals))
+        self._tell(messages.SignalsReceived(now_ms=now_ms, count=self._signals))
         is_announced = self._succeeds(self._withdraw) and not self.state.ended()
         if not self.state.is_drained:
             return
@@ -299,94 +249,116 @@ class Agent:
         if not self._member.withdraw():
             raise StoreUnavailable("no leader has withdrawn the node yet")
         pods = self._store.pods_on(self.machine.name)
-        self._tell(UnstartedPodsRead(now_ms=self._clock.now_ms(), pods=pods))
+        self._tell(messages.UnstartedPodsRead(now_ms=self._clock.now_ms(), pods=pods))
 
     # --- instructions -------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: messages.Event) -> None:
         self.state.drive(event, self._carry_out)
 
-    def _carry_out(self, instruction: Instruction) -> Event | None:
+    def _carry_out(self, instruction: messages.Instruction) -> messages.Event | None:
         match instruction:
-            case DeclinePod(attempt, why):
+            case messages.DeclinePod(attempt, why):
                 self._say(f"{self.machine.name} declines {attempt.id}: {why}")
-            case IgnoreDelivery(attempt):
+            case messages.IgnoreDelivery(attempt):
                 self._say(f"{self.machine.name} has {attempt.id} already")
-            case VouchFor() | StopPod() | DisownPod():
+            case messages.VouchFor() | messages.StopPod() | messages.DisownPod():
                 self._tell_horses(instruction)
-            case StartPod() | StopHorses() | EndProcesses() | ForgetPods():
+            case (
+                messages.StartPod()
+                | messages.StopHorses()
+                | messages.EndProcesses()
+                | messages.ForgetPods()
+            ):
                 return self._carry_out_here(instruction)
-            case PostClaims() | RenewLeases() | ReadStops() | ReadClaimedPods():
+            case (
+                messages.PostClaims()
+                | messages.RenewLeases()
+                | messages.ReadStops()
+                | messages.ReadClaimedPods()
+            ):
                 return self._carry_out_claim(instruction)
-            case PostReport(report):
+            case messages.PostReport(report):
                 self._store.post(self.machine.name, report)
-            case EnqueuePods(attempts):
+            case messages.EnqueuePods(attempts):
                 if attempts:
                     self._store.enqueue(self.machine.name, attempts)
-            case EndLeases(attempts):
+            case messages.EndLeases(attempts):
                 self._store.end_leases(self.machine.name, attempts)
             case _:
                 return self._carry_out_end(instruction)
         return None
 
-    def _tell_horses(self, instruction: VouchFor | StopPod | DisownPod) -> None:
+    def _tell_horses(
+        self, instruction: messages.VouchFor | messages.StopPod | messages.DisownPod
+    ) -> None:
         horses = self.machine.horses
         match instruction:
-            case VouchFor(attempts, asked_at):
+            case messages.VouchFor(attempts, asked_at):
                 for attempt in attempts:
                     if attempt in horses:
                         horses[attempt].voucher.renew(asked_at=asked_at)
-            case StopPod(attempt, reason):
+            case messages.StopPod(attempt, reason):
                 if attempt in horses:
                     horses[attempt].voucher.stop(reason)
                     horses[attempt].wake()
-            case DisownPod(attempt):
+            case messages.DisownPod(attempt):
                 if attempt in horses:
                     horses[attempt].voucher.disown()
                     horses[attempt].wake()
 
     def _carry_out_here(
-        self, instruction: StartPod | StopHorses | EndProcesses | ForgetPods
-    ) -> Event | None:
+        self,
+        instruction: messages.StartPod
+        | messages.StopHorses
+        | messages.EndProcesses
+        | messages.ForgetPods,
+    ) -> messages.Event | None:
         match instruction:
-            case StartPod():
+            case messages.StartPod():
                 self._hire(self, instruction).begin()
-            case StopHorses(kills):
+            case messages.StopHorses(kills):
                 for horse in list(self.machine.horses.values()):
                     horse.stop(kills=kills)
-            case EndProcesses(attempts):
+            case messages.EndProcesses(attempts):
                 now_ms = self._clock.now_ms()
-                return ProcessesEnded(now_ms=now_ms, attempts=attempts, are_left=False)
-            case ForgetPods(attempts):
+                return messages.ProcessesEnded(now_ms=now_ms, attempts=attempts, are_left=False)
+            case messages.ForgetPods(attempts):
                 for attempt in attempts:
                     self.machine.records.pop(attempt, None)
         return None
 
     def _carry_out_claim(
-        self, instruction: PostClaims | RenewLeases | ReadStops | ReadClaimedPods
-    ) -> Event:
+        self,
+        instruction: messages.PostClaims
+        | messages.RenewLeases
+        | messages.ReadStops
+        | messages.ReadClaimedPods,
+    ) -> messages.Event:
         now_ms, node = self._clock.now_ms(), self.machine.name
         until_ms = now_ms + self._paces.lease_ms
         match instruction:
-            case ReadClaimedPods(uids):
+            case messages.ReadClaimedPods(uids):
                 found = self._store.get_many("Pod", uids)
-                return ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
-            case RenewLeases(attempts):
+                return messages.ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
+            case messages.RenewLeases(attempts):
                 answers = answers_of(attempts, self._store.renew_all(node, attempts, until_ms))
-                return LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
-            case ReadStops(attempts):
-                return StopsRead(
+                return messages.LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
+            case messages.ReadStops(attempts):
+                return messages.StopsRead(
                     now_ms=now_ms, answers=answers_of(attempts, self._store.look(attempts))
                 )
-            case PostClaims(claims):
+            case messages.PostClaims(claims):
                 return self._post_claims(claims, until_ms)
 
-    def _post_claims(self, claims: Sequence[tuple[StartClaim, str, str]], until_ms: int) -> Event:
+    def _post_claims(
+        self, claims: Sequence[tuple[StartClaim, str, str]], until_ms: int
+    ) -> messages.Event:
         for claim, _, _ in claims:
-            self.machine.records[PodAttempt(claim.pod, claim.attempt)] = EndRecord()
+            self.machine.records[PodAttempt(claim.pod, claim.attempt)] = messages.EndRecord()
         renewals, groups = self._store.claim(self.machine.name, claims, until_ms)
         answers = tuple(
-            ClaimAnswer(
+            messages.ClaimAnswer(
                 attempt=PodAttempt(claim.pod, claim.attempt),
                 word=renewal.word,
                 reason=renewal.reason,
@@ -396,36 +368,38 @@ class Agent:
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         )
         now_ms = self._clock.now_ms()
-        return ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
+        return messages.ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
 
-    def _carry_out_end(self, instruction: Instruction) -> Event:
+    def _carry_out_end(self, instruction: messages.Instruction) -> messages.Event:
         now_ms, node = self._clock.now_ms(), self.machine.name
         match instruction:
-            case ReportEnds(ends):
+            case messages.ReportEnds(ends):
                 reports = [end.report for end in ends]
                 self._store.end(node, reports)
                 attempts = tuple(PodAttempt(one.pod, one.attempt) for one in reports)
-                return EndsReported(now_ms=now_ms, attempts=attempts)
-            case ReadEndedPods(uids):
+                return messages.EndsReported(now_ms=now_ms, attempts=attempts)
+            case messages.ReadEndedPods(uids):
                 found = self._store.get_many("Pod", uids)
-                return EndedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
-            case ReadRunningPods():
+                return messages.EndedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
+            case messages.ReadRunningPods():
                 return self._read_running(instruction)
-            case ReadDueEnds(attempts, is_unexplained):
+            case messages.ReadDueEnds(attempts, is_unexplained):
                 return self._read_due(attempts, is_unexplained=is_unexplained)
-            case ConcludeEnds(attempts, _):
+            case messages.ConcludeEnds(attempts, _):
                 self._store.end_leases(node, attempts)
-                return EndsConcluded(now_ms=now_ms, attempts=attempts)
+                return messages.EndsConcluded(now_ms=now_ms, attempts=attempts)
             case _:
                 raise AssertionError(f"unknown: {instruction}")
 
-    def _read_due(self, attempts: tuple[PodAttempt, ...], *, is_unexplained: bool) -> Event:
+    def _read_due(
+        self, attempts: tuple[PodAttempt, ...], *, is_unexplained: bool
+    ) -> messages.Event:
         now_ms, node, records = self._clock.now_ms(), self.machine.name, self.machine.records
         pending = self._store.pending(node) if is_unexplained else ()
         uids = [attempt.pod for attempt in attempts]
         found = self._store.get_many("Pod", uids)
         leases = self._store.leases(node) if is_unexplained else {}
-        return DueEndsRead(
+        return messages.DueEndsRead(
             now_ms=now_ms,
             attempts=attempts,
             posted=frozenset(one.subject for one in pending if isinstance(one, StartClaim | Ended)),
@@ -434,11 +408,11 @@ class Agent:
             records={one: records[one] for one in attempts if one in records},
         )
 
-    def _read_running(self, instruction: ReadRunningPods) -> Event:
+    def _read_running(self, instruction: messages.ReadRunningPods) -> messages.Event:
         horses = self.machine.horses
         found = [horses[one].runs() for one in instruction.attempts if one in horses]
         runs = tuple(
-            StartedRun(
+            messages.StartedRun(
                 attempt=PodAttempt(one.pod, one.attempt),
                 author=one.author,
                 started_at=one.started_at,
@@ -449,4 +423,4 @@ class Agent:
         uids = [one.attempt.pod for one in runs]
         pods = pods_of(uids, self._store.get_many("Pod", uids)) if uids else {}
         now_ms = self._clock.now_ms()
-        return RunningPodsRead(now_ms=now_ms, run=instruction.run, pods=pods, runs=runs)
+        return messages.RunningPodsRead(now_ms=now_ms, run=instruction.run, pods=pods, runs=runs)

@@ -19,53 +19,7 @@ from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome, StartClaim
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
-from batchq.worker.agent.messages import (
-    AttemptAnswer,
-    ClaimAnswer,
-    ClaimedPodsRead,
-    ClaimsDue,
-    ClaimsPosted,
-    ConcludeEnds,
-    DeclinePod,
-    Delivery,
-    DisownPod,
-    DueEndsRead,
-    EndedPodsRead,
-    EndLeases,
-    EndProcesses,
-    EndRecord,
-    EndsConcluded,
-    EndsDue,
-    EndsReported,
-    EnqueuePods,
-    Event,
-    ForgetPods,
-    HorseEnd,
-    HorsesEnded,
-    IgnoreDelivery,
-    Instruction,
-    LeasesDue,
-    LeasesRenewed,
-    NodePodsRead,
-    PodsDelivered,
-    PostClaims,
-    PostReport,
-    ProcessesEnded,
-    ReadClaimedPods,
-    ReadDueEnds,
-    ReadEndedPods,
-    ReadStops,
-    RenewLeases,
-    ReportEnds,
-    SignalsReceived,
-    StartPod,
-    StopHorses,
-    StopPod,
-    StopsAnnounced,
-    StopsRead,
-    UnstartedPodsRead,
-    VouchFor,
-)
+from batchq.worker.agent import messages
 from batchq.worker.agent.pod_states import attempt_of, lease_margin_ms, pods_of
 from tests.agents import LEASE_MS, a_bound_pod, an_agent, changed, granted, the_group
 
@@ -83,36 +37,38 @@ class Cluster:
         self.reports: dict[str, StartClaim | Ended] = {}
         self.leases: dict[PodAttempt, int] = {}
         self.horses: set[PodAttempt] = set()
-        self.records: dict[PodAttempt, EndRecord] = {}
+        self.records: dict[PodAttempt, messages.EndRecord] = {}
         self.started: list[PodAttempt] = []
         self.signals = 0
         #: What the next requests to the server meet: nothing, or a failure before or after it.
         self.failures: list[str] = []
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: messages.Event) -> None:
         try:
             self.agent.drive(event, self._carry_out)
         except StoreUnavailable:
             return
 
-    def _carry_out(self, instruction: Instruction) -> Event | None:
+    def _carry_out(self, instruction: messages.Instruction) -> messages.Event | None:
         match instruction:
-            case StartPod():
+            case messages.StartPod():
                 return self._start(instruction)
-            case DeclinePod() | IgnoreDelivery() | StopHorses():
+            case messages.DeclinePod() | messages.IgnoreDelivery() | messages.StopHorses():
                 return None
-            case VouchFor(attempts):
+            case messages.VouchFor(attempts):
                 assert self.horses.issuperset(attempts), "a pod that does not run is vouched for"
                 return None
-            case StopPod(attempt) | DisownPod(attempt):
+            case messages.StopPod(attempt) | messages.DisownPod(attempt):
                 assert attempt in self.horses, "a pod that does not run is told to stop"
                 return None
-            case ForgetPods(attempts):
+            case messages.ForgetPods(attempts):
                 for attempt in attempts:
                     self.records.pop(attempt, None)
                 return None
-            case EndProcesses(attempts):
-                return ProcessesEnded(now_ms=self.now_ms, attempts=attempts, are_left=False)
+            case messages.EndProcesses(attempts):
+                return messages.ProcessesEnded(
+                    now_ms=self.now_ms, attempts=attempts, are_left=False
+                )
         failure = self.failures.pop(0) if self.failures else ""
         if failure == "before":
             raise StoreUnavailable("it was not sent")
@@ -121,37 +77,37 @@ class Cluster:
             raise StoreUnavailable("the answer was lost")
         return answer
 
-    def _start(self, start: StartPod) -> None:
+    def _start(self, start: messages.StartPod) -> None:
         assert start.attempt not in self.started, "started twice"
         assert self.leases[start.attempt] >= self.now_ms, "started without its lease"
         assert self.now_ms < start.lease_from + LEASE_MS - lease_margin_ms(LEASE_MS)
         assert start.pod.status.phase == PodPhase.RUNNING
         self.started.append(start.attempt)
         self.horses.add(start.attempt)
-        self.records[start.attempt] = EndRecord()
+        self.records[start.attempt] = messages.EndRecord()
 
-    def _ask(self, instruction: Instruction) -> Event | None:
+    def _ask(self, instruction: messages.Instruction) -> messages.Event | None:
         now_ms = self.now_ms
         match instruction:
-            case ReadClaimedPods(uids):
-                return ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, self.pods))
-            case ReadEndedPods(uids):
-                return EndedPodsRead(now_ms=now_ms, pods=pods_of(uids, self.pods))
-            case PostClaims(claims):
+            case messages.ReadClaimedPods(uids):
+                return messages.ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, self.pods))
+            case messages.ReadEndedPods(uids):
+                return messages.EndedPodsRead(now_ms=now_ms, pods=pods_of(uids, self.pods))
+            case messages.PostClaims(claims):
                 answers = tuple(self._claim(claim) for claim, _, _ in claims)
-                return ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
-            case RenewLeases() | ReadStops():
+                return messages.ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
+            case messages.RenewLeases() | messages.ReadStops():
                 return self._ask_of_leases(instruction)
-            case PostReport(StartClaim() as claim):
+            case messages.PostReport(StartClaim() as claim):
                 self.reports[claim.subject] = claim
-            case ReportEnds(ends):
+            case messages.ReportEnds(ends):
                 attempts = tuple(PodAttempt(one.report.pod, one.report.attempt) for one in ends)
                 for end, attempt in zip(ends, attempts, strict=True):
                     assert attempt not in self.horses, "the end of a running pod is reported"
                     self.report_end(end.report)
-                return EndsReported(now_ms=now_ms, attempts=attempts)
-            case ReadDueEnds(attempts):
-                return DueEndsRead(
+                return messages.EndsReported(now_ms=now_ms, attempts=attempts)
+            case messages.ReadDueEnds(attempts):
+                return messages.DueEndsRead(
                     now_ms=now_ms,
                     attempts=attempts,
                     posted=frozenset(self.reports),
@@ -159,33 +115,35 @@ class Cluster:
                     leases_ms={one: self.leases.get(one, now_ms) - now_ms for one in attempts},
                     records={one: self.records[one] for one in attempts if one in self.records},
                 )
-            case ConcludeEnds(attempts, _):
+            case messages.ConcludeEnds(attempts, _):
                 self._end_leases(attempts)
-                return EndsConcluded(now_ms=now_ms, attempts=attempts)
-            case EndLeases(attempts):
+                return messages.EndsConcluded(now_ms=now_ms, attempts=attempts)
+            case messages.EndLeases(attempts):
                 self._end_leases(attempts)
-            case EnqueuePods(attempts):
+            case messages.EnqueuePods(attempts):
                 self.queue += [one for one in attempts if one not in self.queue]
             case _:
                 raise AssertionError(f"unexpected: {instruction}")
         return None
 
-    def _ask_of_leases(self, instruction: RenewLeases | ReadStops) -> Event:
+    def _ask_of_leases(
+        self, instruction: messages.RenewLeases | messages.ReadStops
+    ) -> messages.Event:
         now_ms = self.now_ms
         answers = tuple(self._answer(attempt) for attempt, _ in instruction.attempts)
-        if isinstance(instruction, ReadStops):
-            return StopsRead(now_ms=now_ms, answers=answers)
+        if isinstance(instruction, messages.ReadStops):
+            return messages.StopsRead(now_ms=now_ms, answers=answers)
         for attempt, _ in instruction.attempts:
             self.leases[attempt] = now_ms + LEASE_MS
-        return LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
+        return messages.LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
 
-    def _claim(self, claim: StartClaim) -> ClaimAnswer:
+    def _claim(self, claim: StartClaim) -> messages.ClaimAnswer:
         attempt = PodAttempt(claim.pod, claim.attempt)
         self.leases[attempt] = self.now_ms + LEASE_MS
         self.reports[claim.subject] = claim
         pod = self.pods[claim.pod]
         answer = self._answer(attempt)
-        return ClaimAnswer(
+        return messages.ClaimAnswer(
             attempt=attempt,
             word=answer.word,
             reason=pod.status.reason,
@@ -193,14 +151,14 @@ class Cluster:
             group=the_group(),
         )
 
-    def _answer(self, attempt: PodAttempt) -> AttemptAnswer:
+    def _answer(self, attempt: PodAttempt) -> messages.AttemptAnswer:
         status = self.pods[attempt.pod].status
         is_running = status.phase == PodPhase.RUNNING
         if not self.is_current(attempt):
-            return AttemptAnswer(attempt=attempt, word="fenced")
+            return messages.AttemptAnswer(attempt=attempt, word="fenced")
         if status.terminating:
-            return AttemptAnswer(attempt=attempt, word="stop", is_running=is_running)
-        return AttemptAnswer(attempt=attempt, word="ok", is_running=is_running)
+            return messages.AttemptAnswer(attempt=attempt, word="stop", is_running=is_running)
+        return messages.AttemptAnswer(attempt=attempt, word="ok", is_running=is_running)
 
     def is_current(self, attempt: PodAttempt) -> bool:
         pod = self.pods[attempt.pod]
@@ -236,7 +194,7 @@ class Cluster:
 
     def list_node(self) -> None:
         ends = frozenset(name for name, one in self.reports.items() if isinstance(one, Ended))
-        event = NodePodsRead(
+        event = messages.NodePodsRead(
             now_ms=self.now_ms,
             server_now_ms=self.now_ms,
             pods=[pod for pod in self.pods.values() if pod.status.phase in ON_NODE],
@@ -249,27 +207,27 @@ class Cluster:
         taken = self.queue[: self.agent.free()]
         del self.queue[: len(taken)]
         if taken:
-            deliveries = tuple(Delivery(attempt=one) for one in taken)
-            self.tell(PodsDelivered(now_ms=self.now_ms, deliveries=deliveries))
+            deliveries = tuple(messages.Delivery(attempt=one) for one in taken)
+            self.tell(messages.PodsDelivered(now_ms=self.now_ms, deliveries=deliveries))
 
     def horse_ends(self, attempt: PodAttempt, how: str) -> None:
         """End a pod as its work-horse does: it keeps its lease until then."""
         self.horses.discard(attempt)
         outcome, exit_code = PodOutcome(exit_code=0), 0
-        record: EndRecord | None = EndRecord(outcome=outcome)
+        record: messages.EndRecord | None = messages.EndRecord(outcome=outcome)
         match how:
             case "reports":
                 self.report_end(
                     Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author="h")
                 )
             case "hands over":
-                record = EndRecord(outcome=outcome, hands_over=True)
+                record = messages.EndRecord(outcome=outcome, hands_over=True)
             case "is killed":
-                record, exit_code = EndRecord(), -9
+                record, exit_code = messages.EndRecord(), -9
         if record is not None:
             self.records[attempt] = record
-        end = HorseEnd(attempt=attempt, exit_code=exit_code, record=record)
-        self.tell(HorsesEnded(now_ms=self.now_ms, ends=(end,)))
+        end = messages.HorseEnd(attempt=attempt, exit_code=exit_code, record=record)
+        self.tell(messages.HorsesEnded(now_ms=self.now_ms, ends=(end,)))
 
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
@@ -310,16 +268,16 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def check_claims(self) -> None:
-        self.cluster.tell(ClaimsDue(now_ms=self.cluster.now_ms))
+        self.cluster.tell(messages.ClaimsDue(now_ms=self.cluster.now_ms))
 
     @rule()
     def announce_stops(self) -> None:
-        self.cluster.tell(StopsAnnounced(now_ms=self.cluster.now_ms))
+        self.cluster.tell(messages.StopsAnnounced(now_ms=self.cluster.now_ms))
 
     @rule(is_silent=booleans())
     def renew_leases(self, is_silent: bool) -> None:
         silent = frozenset(self.cluster.horses) if is_silent else frozenset()
-        self.cluster.tell(LeasesDue(now_ms=self.cluster.now_ms, silent=silent))
+        self.cluster.tell(messages.LeasesDue(now_ms=self.cluster.now_ms, silent=silent))
 
     @rule()
     def apply_reports(self) -> None:
@@ -339,7 +297,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def check_ends(self) -> None:
-        self.cluster.tell(EndsDue(now_ms=self.cluster.now_ms))
+        self.cluster.tell(messages.EndsDue(now_ms=self.cluster.now_ms))
 
     @rule()
     def list_node(self) -> None:
@@ -357,9 +315,9 @@ class RandomEvents(RuleBasedStateMachine):
     def drain(self) -> None:
         self.cluster.signals = 1
         cluster = self.cluster
-        cluster.tell(SignalsReceived(now_ms=cluster.now_ms, count=1))
+        cluster.tell(messages.SignalsReceived(now_ms=cluster.now_ms, count=1))
         pods = [pod for pod in cluster.pods.values() if pod.status.phase in ON_NODE]
-        cluster.tell(UnstartedPodsRead(now_ms=cluster.now_ms, pods=pods))
+        cluster.tell(messages.UnstartedPodsRead(now_ms=cluster.now_ms, pods=pods))
 
     @invariant()
     def states_agree(self) -> None:
@@ -375,16 +333,16 @@ class RandomEvents(RuleBasedStateMachine):
         cluster.failures.clear()
         for _ in range(40):
             cluster.pass_time(3_000)
-            cluster.tell(SignalsReceived(now_ms=cluster.now_ms, count=cluster.signals))
+            cluster.tell(messages.SignalsReceived(now_ms=cluster.now_ms, count=cluster.signals))
             cluster.list_node()
             cluster.deliver()
-            cluster.tell(ClaimsDue(now_ms=cluster.now_ms))
+            cluster.tell(messages.ClaimsDue(now_ms=cluster.now_ms))
             cluster.apply_reports()
-            cluster.tell(ClaimsDue(now_ms=cluster.now_ms + 500))
+            cluster.tell(messages.ClaimsDue(now_ms=cluster.now_ms + 500))
             for attempt in sorted(cluster.horses, key=lambda one: one.id):
                 cluster.horse_ends(attempt, "hands over")
             cluster.apply_reports()
-            cluster.tell(EndsDue(now_ms=cluster.now_ms))
+            cluster.tell(messages.EndsDue(now_ms=cluster.now_ms))
             if cluster.agent.is_draining:
                 self.drain()
         on_node = [one for one in cluster.pods.values() if one.status.phase in ON_NODE]

@@ -10,53 +10,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
-from batchq.worker.agent.messages import (
-    AttemptAnswer,
-    ClaimAnswer,
-    ClaimedPodsRead,
-    ClaimsDue,
-    ClaimsPosted,
-    ConcludeEnds,
-    DeclinePod,
-    Delivery,
-    DisownPod,
-    DueEndsRead,
-    EndedPodsRead,
-    EndLeases,
-    EndProcesses,
-    EndRecord,
-    EndReport,
-    EndsConcluded,
-    EndsDue,
-    EndsReported,
-    EnqueuePods,
-    Event,
-    ForgetPods,
-    HorseEnd,
-    HorsesEnded,
-    IgnoreDelivery,
-    Instruction,
-    LeasesDue,
-    LeasesRenewed,
-    NodePodsRead,
-    PodsDelivered,
-    PostClaims,
-    ProcessesEnded,
-    ReadDueEnds,
-    ReadEndedPods,
-    ReadStops,
-    RenewLeases,
-    ReportEnds,
-    SignalsReceived,
-    StartFailed,
-    StartPod,
-    StopHorses,
-    StopPod,
-    StopsAnnounced,
-    StopsRead,
-    UnstartedPodsRead,
-    VouchFor,
-)
+from batchq.worker.agent import messages
 from batchq.worker.agent.pod_states import LOST, MOVES, Cause, PodState, attempt_of
 from batchq.worker.agent.state_machine import AgentState, InvalidMove, Paces
 from tests.agents import (
@@ -80,22 +34,22 @@ def horse_ended(
     agent: AgentState,
     *,
     exit_code: int = 0,
-    record: EndRecord | None = None,
+    record: messages.EndRecord | None = None,
     now_ms: int = 2_000,
-) -> list[Instruction]:
-    end = HorseEnd(attempt=HERE, exit_code=exit_code, record=record)
-    return agent.handle(HorsesEnded(now_ms=now_ms, ends=(end,)))
+) -> list[messages.Instruction]:
+    end = messages.HorseEnd(attempt=HERE, exit_code=exit_code, record=record)
+    return agent.handle(messages.HorsesEnded(now_ms=now_ms, ends=(end,)))
 
 
-def a_report(outcome: PodOutcome, **more: object) -> EndReport:
+def a_report(outcome: PodOutcome, **more: object) -> messages.EndReport:
     report = Ended(pod=HERE.pod, attempt=HERE.attempt, outcome=outcome, author=AUTHOR)
-    return EndReport(report=report, **more)
+    return messages.EndReport(report=report, **more)
 
 
-def due(agent: AgentState, pod: Pod | None, *, now_ms: int = 2_500) -> list[Instruction]:
+def due(agent: AgentState, pod: Pod | None, *, now_ms: int = 2_500) -> list[messages.Instruction]:
     """Check the ends while the server shows this pod; return what follows from the answer."""
-    assert agent.handle(EndsDue(now_ms=now_ms)) == [ReadEndedPods((HERE.pod,))]
-    return agent.handle(EndedPodsRead(now_ms=now_ms, pods={HERE.pod: pod}))
+    assert agent.handle(messages.EndsDue(now_ms=now_ms)) == [messages.ReadEndedPods((HERE.pod,))]
+    return agent.handle(messages.EndedPodsRead(now_ms=now_ms, pods={HERE.pod: pod}))
 
 
 def due_ends_read(
@@ -103,10 +57,10 @@ def due_ends_read(
     *,
     posted: frozenset[str] = frozenset(),
     lease_ms: int = 0,
-    record: EndRecord | None = None,
+    record: messages.EndRecord | None = None,
     now_ms: int = 2_600,
-) -> DueEndsRead:
-    return DueEndsRead(
+) -> messages.DueEndsRead:
+    return messages.DueEndsRead(
         now_ms=now_ms,
         attempts=(HERE,),
         posted=posted,
@@ -120,7 +74,7 @@ def a_dead_pod() -> AgentState:
     """Return an agent whose only work-horse has just died."""
     agent = an_agent()
     start(agent, POD)
-    assert horse_ended(agent, exit_code=-9, record=EndRecord()) == []
+    assert horse_ended(agent, exit_code=-9, record=messages.EndRecord()) == []
     assert agent.state_of(HERE) == PodState.UNREPORTED
     return agent
 
@@ -150,9 +104,9 @@ def test_a_pod_starts_only_after_its_claim_was_posted() -> None:
 def test_an_invalid_move_tells_what_happened_before() -> None:
     agent = an_agent()
     start(agent, POD)
-    horse_ended(agent, record=EndRecord(outcome=DONE))
+    horse_ended(agent, record=messages.EndRecord(outcome=DONE))
     with pytest.raises(InvalidMove) as broken:
-        horse_ended(agent, record=EndRecord(outcome=DONE))
+        horse_ended(agent, record=messages.EndRecord(outcome=DONE))
     told = str(broken.value)
     assert told.startswith(
         "attempt u1-1-0-1 is reported, and cannot move because its work-horse has reported its end"
@@ -174,23 +128,25 @@ def test_the_story_of_a_pod_omits_other_pods() -> None:
 
 def test_a_known_attempt_that_is_delivered_again_is_ignored() -> None:
     agent = an_agent()
-    delivery = PodsDelivered(now_ms=900, deliveries=(Delivery(attempt=HERE),))
+    delivery = messages.PodsDelivered(now_ms=900, deliveries=(messages.Delivery(attempt=HERE),))
     assert agent.handle(delivery) == []
-    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
+    assert agent.handle(delivery) == [messages.IgnoreDelivery(HERE)]
     agent = an_agent()
     start(agent, POD)
-    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
-    horse_ended(agent, record=EndRecord(outcome=DONE))
-    assert agent.handle(delivery) == [IgnoreDelivery(HERE)]
+    assert agent.handle(delivery) == [messages.IgnoreDelivery(HERE)]
+    horse_ended(agent, record=messages.EndRecord(outcome=DONE))
+    assert agent.handle(delivery) == [messages.IgnoreDelivery(HERE)]
 
 
 def test_a_pod_delivered_while_others_are_read_waits_for_the_next_check() -> None:
     agent = an_agent()
     claim(agent, POD)
     other = attempt_of(a_bound_pod(1))
-    agent.handle(ClaimsDue(now_ms=2_000))
-    agent.handle(PodsDelivered(now_ms=2_000, deliveries=(Delivery(attempt=other),)))
-    agent.handle(ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: granted(POD)}))
+    agent.handle(messages.ClaimsDue(now_ms=2_000))
+    agent.handle(
+        messages.PodsDelivered(now_ms=2_000, deliveries=(messages.Delivery(attempt=other),))
+    )
+    agent.handle(messages.ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: granted(POD)}))
     assert agent.state_of(other) == PodState.DELIVERED
 
 
@@ -200,7 +156,7 @@ def test_slots_count_pods_that_run_and_pods_that_are_about_to_start() -> None:
     start(agent, POD)
     claim(agent, a_bound_pod(1))
     assert agent.free() == 0
-    horse_ended(agent, record=EndRecord(outcome=DONE))
+    horse_ended(agent, record=messages.EndRecord(outcome=DONE))
     assert agent.free() == 1
 
 
@@ -208,61 +164,67 @@ def test_a_claim_granted_after_its_lease_was_nearly_over_is_given_back() -> None
     agent = an_agent(paces=Paces(patience_ms=60_000))
     claim(agent, POD, now_ms=1_000)
     late = 1_000 + LEASE_MS - LEASE_MS // 6
-    agent.handle(ClaimsDue(now_ms=late))
-    declined, report = agent.handle(ClaimedPodsRead(now_ms=late, pods={HERE.pod: granted(POD)}))
-    assert declined == DeclinePod(HERE, "its node went away")
+    agent.handle(messages.ClaimsDue(now_ms=late))
+    declined, report = agent.handle(
+        messages.ClaimedPodsRead(now_ms=late, pods={HERE.pod: granted(POD)})
+    )
+    assert declined == messages.DeclinePod(HERE, "its node went away")
     outcome = PodOutcome(stopped="NodeLost", message="its node went away")
-    assert report == ReportEnds((a_report(outcome),))
+    assert report == messages.ReportEnds((a_report(outcome),))
 
 
 def test_a_claim_whose_answer_was_lost_is_posted_again() -> None:
     agent = an_agent()
-    delivery = PodsDelivered(now_ms=1_000, deliveries=(Delivery(attempt=HERE, pod=POD),))
+    delivery = messages.PodsDelivered(
+        now_ms=1_000, deliveries=(messages.Delivery(attempt=HERE, pod=POD),)
+    )
     agent.handle(delivery)
 
-    def unanswered(_instruction: Instruction) -> Event | None:
+    def unanswered(_instruction: messages.Instruction) -> messages.Event | None:
         raise StoreUnavailable("the answer was lost")
 
     with pytest.raises(StoreUnavailable):
-        agent.drive(ClaimsDue(now_ms=1_000), unanswered)
+        agent.drive(messages.ClaimsDue(now_ms=1_000), unanswered)
     assert agent.state_of(HERE) == PodState.DELIVERED
-    agent.handle(ClaimsDue(now_ms=1_020))
+    agent.handle(messages.ClaimsDue(now_ms=1_020))
     # The leader has applied the first claim meanwhile.
-    [posted] = agent.handle(ClaimedPodsRead(now_ms=1_020, pods={HERE.pod: granted(POD)}))
-    assert isinstance(posted, PostClaims)
-    answer = ClaimAnswer(attempt=HERE, word="ok", group=the_group())
-    [started] = agent.handle(ClaimsPosted(now_ms=1_030, asked_at=1_020, answers=(answer,)))
-    assert isinstance(started, StartPod)
+    [posted] = agent.handle(messages.ClaimedPodsRead(now_ms=1_020, pods={HERE.pod: granted(POD)}))
+    assert isinstance(posted, messages.PostClaims)
+    answer = messages.ClaimAnswer(attempt=HERE, word="ok", group=the_group())
+    [started] = agent.handle(messages.ClaimsPosted(now_ms=1_030, asked_at=1_020, answers=(answer,)))
+    assert isinstance(started, messages.StartPod)
     assert (started.attempt, started.lease_from) == (HERE, 1_020)
 
 
 def test_an_attempt_that_a_restored_server_shows_again_is_not_started_twice() -> None:
     agent = an_agent()
-    delivery = Delivery(attempt=HERE, pod=granted(POD))
-    agent.handle(PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
-    assert agent.handle(ClaimsDue(now_ms=1_000)) == [DeclinePod(HERE, "it has run here before")]
+    delivery = messages.Delivery(attempt=HERE, pod=granted(POD))
+    agent.handle(messages.PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
+    assert agent.handle(messages.ClaimsDue(now_ms=1_000)) == [
+        messages.DeclinePod(HERE, "it has run here before")
+    ]
     assert agent.state_of(HERE) == PodState.UNREPORTED
 
 
 def test_a_former_attempt_is_not_claimed_while_a_later_one_runs_here() -> None:
     agent = an_agent()
     start(agent, changed(POD, attempt=2))
-    delivery = Delivery(attempt=HERE, pod=POD)
-    agent.handle(PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
-    assert agent.handle(ClaimsDue(now_ms=1_000)) == [
-        DeclinePod(HERE, "another attempt of it runs here"),
-        ForgetPods((HERE,)),
+    delivery = messages.Delivery(attempt=HERE, pod=POD)
+    agent.handle(messages.PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
+    assert agent.handle(messages.ClaimsDue(now_ms=1_000)) == [
+        messages.DeclinePod(HERE, "another attempt of it runs here"),
+        messages.ForgetPods((HERE,)),
     ]
 
 
 def test_a_pod_that_cannot_be_started_is_reported_as_lost() -> None:
     agent = an_agent()
     start(agent, POD)
-    assert agent.handle(StartFailed(now_ms=1_000, attempt=HERE)) == []
-    assert due(agent, granted(POD)) == [EndProcesses((HERE,))]
-    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(messages.StartFailed(now_ms=1_000, attempt=HERE)) == []
+    assert due(agent, granted(POD)) == [messages.EndProcesses((HERE,))]
+    agent.handle(messages.ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
     assert agent.handle(due_ends_read(granted(POD), lease_ms=9_000)) == [
-        ReportEnds((a_report(LOST, replaces_horse=True),))
+        messages.ReportEnds((a_report(LOST, replaces_horse=True),))
     ]
 
 
@@ -272,10 +234,12 @@ def test_a_pod_that_cannot_be_started_is_reported_as_lost() -> None:
 def test_the_agent_reports_an_end_that_its_work_horse_hands_over() -> None:
     agent = an_agent()
     start(agent, POD)
-    record = EndRecord(outcome=DONE, result=b"7", hands_over=True)
-    assert horse_ended(agent, record=record) == [ReportEnds((a_report(DONE, result=b"7"),))]
+    record = messages.EndRecord(outcome=DONE, result=b"7", hands_over=True)
+    assert horse_ended(agent, record=record) == [
+        messages.ReportEnds((a_report(DONE, result=b"7"),))
+    ]
     assert agent.state_of(HERE) == PodState.UNREPORTED
-    agent.handle(EndsReported(now_ms=2_100, attempts=(HERE,)))
+    agent.handle(messages.EndsReported(now_ms=2_100, attempts=(HERE,)))
     assert agent.state_of(HERE) == PodState.REPORTED
 
 
@@ -289,191 +253,214 @@ def test_an_attempt_whose_work_horse_left_nothing_is_superseded() -> None:
 def test_an_end_is_reported_again_until_the_server_shows_it() -> None:
     agent = an_agent()
     start(agent, POD)
-    assert horse_ended(agent, record=EndRecord(outcome=DONE)) == []
+    assert horse_ended(agent, record=messages.EndRecord(outcome=DONE)) == []
     assert due(agent, granted(POD), now_ms=6_999) == []
-    assert due(agent, granted(POD), now_ms=7_000) == [EndProcesses((HERE,))]
-    ended = ProcessesEnded(now_ms=7_000, attempts=(HERE,), are_left=False)
-    assert agent.handle(ended) == [ReadDueEnds((HERE,), False)]
-    record = EndRecord(outcome=DONE, result=b"7")
+    assert due(agent, granted(POD), now_ms=7_000) == [messages.EndProcesses((HERE,))]
+    ended = messages.ProcessesEnded(now_ms=7_000, attempts=(HERE,), are_left=False)
+    assert agent.handle(ended) == [messages.ReadDueEnds((HERE,), False)]
+    record = messages.EndRecord(outcome=DONE, result=b"7")
     assert agent.handle(due_ends_read(granted(POD), record=record)) == [
-        ReportEnds((a_report(DONE, result=b"7", replaces_horse=True),))
+        messages.ReportEnds((a_report(DONE, result=b"7", replaces_horse=True),))
     ]
-    agent.handle(EndsReported(now_ms=7_100, attempts=(HERE,)))
+    agent.handle(messages.EndsReported(now_ms=7_100, attempts=(HERE,)))
     over = changed(granted(POD), phase=PodPhase.SUCCEEDED)
-    assert due(agent, over, now_ms=8_000) == [ConcludeEnds((HERE,), ())]
-    concluded = EndsConcluded(now_ms=8_000, attempts=(HERE,))
-    assert agent.handle(concluded) == [ForgetPods((HERE,))]
+    assert due(agent, over, now_ms=8_000) == [messages.ConcludeEnds((HERE,), ())]
+    concluded = messages.EndsConcluded(now_ms=8_000, attempts=(HERE,))
+    assert agent.handle(concluded) == [messages.ForgetPods((HERE,))]
     assert HERE not in agent
 
 
 def test_output_is_sent_once_the_server_shows_the_end_but_not_of_a_superseded_attempt() -> None:
     agent = a_dead_pod()
     over = changed(granted(POD), phase=PodPhase.EVICTED)
-    assert due(agent, over) == [ConcludeEnds((HERE,), (HERE,))]
-    assert due(a_dead_pod(), changed(POD, attempt=2)) == [ConcludeEnds((HERE,), ())]
-    assert due(a_dead_pod(), None) == [ConcludeEnds((HERE,), ())]
+    assert due(agent, over) == [messages.ConcludeEnds((HERE,), (HERE,))]
+    assert due(a_dead_pod(), changed(POD, attempt=2)) == [messages.ConcludeEnds((HERE,), ())]
+    assert due(a_dead_pod(), None) == [messages.ConcludeEnds((HERE,), ())]
 
 
 def test_a_pod_has_not_ended_while_a_process_is_left_and_keeps_its_lease() -> None:
     agent = a_dead_pod()
-    assert due(agent, granted(POD)) == [EndProcesses((HERE,))]
-    left = ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=True)
+    assert due(agent, granted(POD)) == [messages.EndProcesses((HERE,))]
+    left = messages.ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=True)
     assert agent.handle(left) == []
     assert agent.state_of(HERE) == PodState.UNREPORTED
-    assert agent.handle(LeasesDue(now_ms=2_600)) == [RenewLeases(((HERE, "u1 1 1"),))]
-    agent.handle(ProcessesEnded(now_ms=3_500, attempts=(HERE,), are_left=False))
-    assert agent.handle(LeasesDue(now_ms=9_000)) == []
+    assert agent.handle(messages.LeasesDue(now_ms=2_600)) == [
+        messages.RenewLeases(((HERE, "u1 1 1"),))
+    ]
+    agent.handle(messages.ProcessesEnded(now_ms=3_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(messages.LeasesDue(now_ms=9_000)) == []
 
 
 def test_a_bound_pod_whose_work_horse_died_may_be_delivered_again() -> None:
     agent = a_dead_pod()
     due(agent, POD)
-    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
-    assert agent.handle(due_ends_read(POD)) == [ForgetPods((HERE,))]
+    agent.handle(messages.ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    assert agent.handle(due_ends_read(POD)) == [messages.ForgetPods((HERE,))]
     assert HERE not in agent
 
 
 def test_a_bound_pod_whose_claim_may_yet_be_applied_is_not_delivered_again() -> None:
     agent = a_dead_pod()
     due(agent, POD)
-    agent.handle(ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
+    agent.handle(messages.ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False))
     [report] = agent.handle(due_ends_read(POD, posted=frozenset({HERE.id})))
-    assert report == ReportEnds((a_report(LOST, replaces_horse=True),))
+    assert report == messages.ReportEnds((a_report(LOST, replaces_horse=True),))
 
 
 def test_an_attempt_unknown_here_is_lost_only_when_its_lease_is_over() -> None:
     agent = an_agent()
-    listed = NodePodsRead(
+    listed = messages.NodePodsRead(
         now_ms=1_000, server_now_ms=1_000, pods=[granted(POD)], reported=frozenset(), leased=(HERE,)
     )
-    assert agent.handle(listed) == [EnqueuePods(())]
+    assert agent.handle(listed) == [messages.EnqueuePods(())]
     due(agent, granted(POD))
-    ended = ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False)
-    assert agent.handle(ended) == [ReadDueEnds((HERE,), True)]
+    ended = messages.ProcessesEnded(now_ms=2_500, attempts=(HERE,), are_left=False)
+    assert agent.handle(ended) == [messages.ReadDueEnds((HERE,), True)]
     assert agent.handle(due_ends_read(granted(POD), lease_ms=9_000)) == []
     assert due(agent, granted(POD), now_ms=11_599) == []
-    assert due(agent, granted(POD), now_ms=11_600) == [EndProcesses((HERE,))]
-    agent.handle(ProcessesEnded(now_ms=11_600, attempts=(HERE,), are_left=False))
+    assert due(agent, granted(POD), now_ms=11_600) == [messages.EndProcesses((HERE,))]
+    agent.handle(messages.ProcessesEnded(now_ms=11_600, attempts=(HERE,), are_left=False))
     [report] = agent.handle(due_ends_read(granted(POD), lease_ms=-1, now_ms=11_600))
-    assert report == ReportEnds((a_report(LOST, replaces_horse=True),))
+    assert report == messages.ReportEnds((a_report(LOST, replaces_horse=True),))
 
 
 # --- leases ---------------------------------------------------------------------------------
 
 
-def renewed(agent: AgentState, *answers: AttemptAnswer, at: int) -> list[Instruction]:
+def renewed(
+    agent: AgentState, *answers: messages.AttemptAnswer, at: int
+) -> list[messages.Instruction]:
     """Have the leases renewed at that instant; return what follows from the answers."""
-    [renewal] = agent.handle(LeasesDue(now_ms=at))
-    assert isinstance(renewal, RenewLeases)
-    return agent.handle(LeasesRenewed(now_ms=at + 5, asked_at=at, answers=answers))
+    [renewal] = agent.handle(messages.LeasesDue(now_ms=at))
+    assert isinstance(renewal, messages.RenewLeases)
+    return agent.handle(messages.LeasesRenewed(now_ms=at + 5, asked_at=at, answers=answers))
 
 
 def test_one_request_renews_the_leases_of_all_pods_that_run_or_wait_for_their_start() -> None:
     agent = an_agent()
     start(agent, POD)
     claim(agent, a_bound_pod(1))
-    assert agent.handle(LeasesDue(now_ms=2_000)) == [
-        RenewLeases(((PodAttempt("u1-1-1", 1), "u1 1 1"), (HERE, "u1 1 1")))
+    assert agent.handle(messages.LeasesDue(now_ms=2_000)) == [
+        messages.RenewLeases(((PodAttempt("u1-1-1", 1), "u1 1 1"), (HERE, "u1 1 1")))
     ]
 
 
 def test_the_work_horses_hear_when_the_renewal_was_sent() -> None:
     agent = an_agent()
     start(agent, POD)
-    assert renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=2_000) == [
-        VouchFor((HERE,), 2_000)
+    assert renewed(agent, messages.AttemptAnswer(attempt=HERE, word="ok"), at=2_000) == [
+        messages.VouchFor((HERE,), 2_000)
     ]
 
 
 def test_leases_are_renewed_after_a_twelfth_of_their_length() -> None:
     agent = an_agent()
     start(agent, POD)
-    renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=2_000)
-    assert agent.handle(LeasesDue(now_ms=4_499)) == []
-    assert agent.handle(LeasesDue(now_ms=4_500)) == [RenewLeases(((HERE, "u1 1 1"),))]
+    renewed(agent, messages.AttemptAnswer(attempt=HERE, word="ok"), at=2_000)
+    assert agent.handle(messages.LeasesDue(now_ms=4_499)) == []
+    assert agent.handle(messages.LeasesDue(now_ms=4_500)) == [
+        messages.RenewLeases(((HERE, "u1 1 1"),))
+    ]
 
 
 def test_stops_are_read_when_they_are_announced() -> None:
     agent = an_agent()
-    assert agent.handle(StopsAnnounced(now_ms=500)) == []
+    assert agent.handle(messages.StopsAnnounced(now_ms=500)) == []
     start(agent, POD)
     claim(agent, a_bound_pod(1))
-    assert agent.handle(StopsAnnounced(now_ms=2_000)) == [ReadStops(((HERE, "u1 1 1"),))]
+    assert agent.handle(messages.StopsAnnounced(now_ms=2_000)) == [
+        messages.ReadStops(((HERE, "u1 1 1"),))
+    ]
 
 
 def test_a_renewal_without_an_answer_is_repeated_at_the_next_look() -> None:
     agent = an_agent()
     start(agent, POD)
-    first = agent.handle(LeasesDue(now_ms=2_000))
-    assert agent.handle(LeasesDue(now_ms=2_500)) == first
+    first = agent.handle(messages.LeasesDue(now_ms=2_000))
+    assert agent.handle(messages.LeasesDue(now_ms=2_500)) == first
 
 
 def test_a_stop_reaches_the_work_horse_with_and_without_a_renewal() -> None:
     agent = an_agent()
     start(agent, POD)
-    stop = AttemptAnswer(attempt=HERE, word="stop", reason="Preempted")
-    assert agent.handle(StopsRead(now_ms=1_500, answers=(stop,))) == [StopPod(HERE, "Preempted")]
-    assert renewed(agent, stop, at=2_000) == [VouchFor((HERE,), 2_000), StopPod(HERE, "Preempted")]
+    stop = messages.AttemptAnswer(attempt=HERE, word="stop", reason="Preempted")
+    assert agent.handle(messages.StopsRead(now_ms=1_500, answers=(stop,))) == [
+        messages.StopPod(HERE, "Preempted")
+    ]
+    assert renewed(agent, stop, at=2_000) == [
+        messages.VouchFor((HERE,), 2_000),
+        messages.StopPod(HERE, "Preempted"),
+    ]
 
 
 def test_an_attempt_that_the_server_does_not_know_is_not_vouched_for() -> None:
     agent = an_agent()
     start(agent, POD)
-    assert renewed(agent, AttemptAnswer(attempt=HERE, word="fenced"), at=2_000) == [DisownPod(HERE)]
+    assert renewed(agent, messages.AttemptAnswer(attempt=HERE, word="fenced"), at=2_000) == [
+        messages.DisownPod(HERE)
+    ]
 
 
 def test_a_pod_is_not_vouched_for_while_its_work_horse_is_silent_or_after_its_end() -> None:
     agent = an_agent()
     start(agent, POD)
-    assert agent.handle(LeasesDue(now_ms=2_000, silent=frozenset({HERE}))) == []
-    end = HorseEnd(attempt=HERE, exit_code=0, record=EndRecord(outcome=PodOutcome(exit_code=0)))
-    agent.handle(HorsesEnded(now_ms=2_100, ends=(end,)))
-    assert agent.handle(LeasesDue(now_ms=2_200)) == []
+    assert agent.handle(messages.LeasesDue(now_ms=2_000, silent=frozenset({HERE}))) == []
+    end = messages.HorseEnd(
+        attempt=HERE, exit_code=0, record=messages.EndRecord(outcome=PodOutcome(exit_code=0))
+    )
+    agent.handle(messages.HorsesEnded(now_ms=2_100, ends=(end,)))
+    assert agent.handle(messages.LeasesDue(now_ms=2_200)) == []
 
 
 def test_a_claim_whose_lease_was_lost_once_the_pod_was_running_is_given_back() -> None:
     agent = an_agent()
     claim(agent, POD, now_ms=1_000)
     lost = 1_000 + LEASE_MS - LEASE_MS // 6
-    renewed(agent, AttemptAnswer(attempt=HERE, word="ok", is_running=True), at=lost)
-    agent.handle(ClaimsDue(now_ms=lost + 100))
-    declined, _ = agent.handle(ClaimedPodsRead(now_ms=lost + 100, pods={HERE.pod: granted(POD)}))
-    assert declined == DeclinePod(HERE, "its node went away")
+    renewed(agent, messages.AttemptAnswer(attempt=HERE, word="ok", is_running=True), at=lost)
+    agent.handle(messages.ClaimsDue(now_ms=lost + 100))
+    declined, _ = agent.handle(
+        messages.ClaimedPodsRead(now_ms=lost + 100, pods={HERE.pod: granted(POD)})
+    )
+    assert declined == messages.DeclinePod(HERE, "its node went away")
 
 
 def test_a_claim_that_was_not_applied_in_an_outage_starts_with_its_renewed_lease() -> None:
     agent = an_agent()
     claim(agent, POD, now_ms=1_000)
     late = 1_000 + LEASE_MS
-    renewed(agent, AttemptAnswer(attempt=HERE, word="ok"), at=late)
-    agent.handle(ClaimsDue(now_ms=late + 100))
-    [started] = agent.handle(ClaimedPodsRead(now_ms=late + 100, pods={HERE.pod: granted(POD)}))
-    assert isinstance(started, StartPod)
+    renewed(agent, messages.AttemptAnswer(attempt=HERE, word="ok"), at=late)
+    agent.handle(messages.ClaimsDue(now_ms=late + 100))
+    [started] = agent.handle(
+        messages.ClaimedPodsRead(now_ms=late + 100, pods={HERE.pod: granted(POD)})
+    )
+    assert isinstance(started, messages.StartPod)
     assert started.lease_from == late
 
 
 # --- what the server has on the node ------------------------------------------------------------
 
 
-def listing(*pods: Pod, now_ms: int = 1_000, leased: tuple[PodAttempt, ...] = ()) -> NodePodsRead:
-    return NodePodsRead(
+def listing(
+    *pods: Pod, now_ms: int = 1_000, leased: tuple[PodAttempt, ...] = ()
+) -> messages.NodePodsRead:
+    return messages.NodePodsRead(
         now_ms=now_ms, server_now_ms=now_ms, pods=pods, reported=frozenset(), leased=leased
     )
 
 
 def test_a_bound_pod_without_a_delivery_is_delivered_again_after_some_patience() -> None:
     agent = an_agent()
-    assert agent.handle(listing(POD, now_ms=100)) == [EnqueuePods((HERE,))]
-    assert agent.handle(listing(POD, now_ms=9_999)) == [EnqueuePods(())]
-    assert agent.handle(listing(POD, now_ms=10_000)) == [EnqueuePods((HERE,))]
+    assert agent.handle(listing(POD, now_ms=100)) == [messages.EnqueuePods((HERE,))]
+    assert agent.handle(listing(POD, now_ms=9_999)) == [messages.EnqueuePods(())]
+    assert agent.handle(listing(POD, now_ms=10_000)) == [messages.EnqueuePods((HERE,))]
 
 
 def test_a_pod_whose_end_waits_to_be_applied_is_left_alone() -> None:
     agent = an_agent()
-    listed = NodePodsRead(
+    listed = messages.NodePodsRead(
         now_ms=1_000, server_now_ms=99_000, pods=[POD], reported=frozenset({HERE.id}), leased=()
     )
-    assert agent.handle(listed) == [EnqueuePods(())]
+    assert agent.handle(listed) == [messages.EnqueuePods(())]
     assert HERE not in agent
 
 
@@ -481,14 +468,17 @@ def test_leases_of_attempts_that_are_unknown_here_are_ended() -> None:
     agent = an_agent()
     start(agent, POD)
     stray = PodAttempt("u2-1-0", 3)
-    assert agent.handle(listing(leased=(HERE, stray))) == [EndLeases((stray,)), EnqueuePods(())]
+    assert agent.handle(listing(leased=(HERE, stray))) == [
+        messages.EndLeases((stray,)),
+        messages.EnqueuePods(()),
+    ]
 
 
 # --- drain --------------------------------------------------------------------------------------
 
 
-def signalled(agent: AgentState, count: int, *, now_ms: int) -> list[Instruction]:
-    return agent.handle(SignalsReceived(now_ms=now_ms, count=count))
+def signalled(agent: AgentState, count: int, *, now_ms: int) -> list[messages.Instruction]:
+    return agent.handle(messages.SignalsReceived(now_ms=now_ms, count=count))
 
 
 def test_a_draining_agent_stops_its_pods_after_the_timeout_and_kills_them_on_a_second_signal() -> (
@@ -500,12 +490,12 @@ def test_a_draining_agent_stops_its_pods_after_the_timeout_and_kills_them_on_a_s
     assert not agent.is_draining
     assert signalled(agent, 1, now_ms=2_000) == []
     assert signalled(agent, 1, now_ms=11_999) == []
-    assert signalled(agent, 1, now_ms=12_000) == [StopHorses(kills=False)]
+    assert signalled(agent, 1, now_ms=12_000) == [messages.StopHorses(kills=False)]
     assert signalled(agent, 1, now_ms=12_500) == []
-    assert signalled(agent, 2, now_ms=13_000) == [StopHorses(kills=True)]
+    assert signalled(agent, 2, now_ms=13_000) == [messages.StopHorses(kills=True)]
     assert signalled(agent, 2, now_ms=13_500) == []
     assert not agent.is_drained
-    horse_ended(agent, record=EndRecord(outcome=DONE))
+    horse_ended(agent, record=messages.EndRecord(outcome=DONE))
     assert agent.is_drained
 
 
@@ -514,11 +504,13 @@ def test_a_draining_agent_gives_back_what_it_has_not_started() -> None:
     claim(agent, POD)
     other = a_bound_pod(1)
     signalled(agent, 1, now_ms=2_000)
-    agent.handle(ClaimsDue(now_ms=2_000))
-    declined, _ = agent.handle(ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: POD}))
-    assert declined == DeclinePod(HERE, "its node went away before it started")
-    [report] = agent.handle(UnstartedPodsRead(now_ms=2_000, pods=[POD, other, granted(other)]))
-    assert isinstance(report, ReportEnds)
+    agent.handle(messages.ClaimsDue(now_ms=2_000))
+    declined, _ = agent.handle(messages.ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: POD}))
+    assert declined == messages.DeclinePod(HERE, "its node went away before it started")
+    [report] = agent.handle(
+        messages.UnstartedPodsRead(now_ms=2_000, pods=[POD, other, granted(other)])
+    )
+    assert isinstance(report, messages.ReportEnds)
     assert [end.report.subject for end in report.ends] == ["u1-1-1-1"]
     assert agent.is_drained
     assert agent.handle(listing(POD, now_ms=99_000)) == []
@@ -528,9 +520,11 @@ def test_a_draining_agent_gives_back_what_it_has_not_started() -> None:
 
 
 def failing_from(
-    place: int, told: list[Instruction], answer: Callable[[Instruction], Event | None]
-) -> Callable[[Instruction], Event | None]:
-    def carry_out(instruction: Instruction) -> Event | None:
+    place: int,
+    told: list[messages.Instruction],
+    answer: Callable[[messages.Instruction], messages.Event | None],
+) -> Callable[[messages.Instruction], messages.Event | None]:
+    def carry_out(instruction: messages.Instruction) -> messages.Event | None:
         told.append(instruction)
         if len(told) > place:
             raise StoreUnavailable("down")
@@ -541,30 +535,30 @@ def failing_from(
 
 def test_after_a_failure_only_instructions_that_need_no_server_are_carried_out() -> None:
     agent = a_dead_pod()
-    told: list[Instruction] = []
+    told: list[messages.Instruction] = []
 
-    def answer(instruction: Instruction) -> Event | None:
-        assert isinstance(instruction, ReadEndedPods)
-        return EndedPodsRead(now_ms=2_500, pods={HERE.pod: None})
+    def answer(instruction: messages.Instruction) -> messages.Event | None:
+        assert isinstance(instruction, messages.ReadEndedPods)
+        return messages.EndedPodsRead(now_ms=2_500, pods={HERE.pod: None})
 
     with pytest.raises(StoreUnavailable):
-        agent.drive(EndsDue(now_ms=2_500), failing_from(1, told, answer))
-    assert told == [ReadEndedPods((HERE.pod,)), ConcludeEnds((HERE,), ())]
+        agent.drive(messages.EndsDue(now_ms=2_500), failing_from(1, told, answer))
+    assert told == [messages.ReadEndedPods((HERE.pod,)), messages.ConcludeEnds((HERE,), ())]
     assert agent.state_of(HERE) == PodState.UNREPORTED
-    assert due(agent, None) == [ConcludeEnds((HERE,), ())]
+    assert due(agent, None) == [messages.ConcludeEnds((HERE,), ())]
 
 
 def test_starts_after_a_failed_start_fail_too_and_are_not_forgotten() -> None:
     agent = an_agent()
     second = a_bound_pod(1)
     claim(agent, POD, second)
-    told: list[Instruction] = []
+    told: list[messages.Instruction] = []
 
-    def answer(instruction: Instruction) -> Event | None:
+    def answer(instruction: messages.Instruction) -> messages.Event | None:
         pods = {HERE.pod: granted(POD), second.metadata.uid: granted(second)}
-        return ClaimedPodsRead(now_ms=1_500, pods=pods)
+        return messages.ClaimedPodsRead(now_ms=1_500, pods=pods)
 
     with pytest.raises(StoreUnavailable):
-        agent.drive(ClaimsDue(now_ms=1_500), failing_from(1, told, answer))
+        agent.drive(messages.ClaimsDue(now_ms=1_500), failing_from(1, told, answer))
     assert [type(one).__name__ for one in told] == ["ReadClaimedPods", "StartPod"]
     assert agent.ended() == {HERE, attempt_of(second)}

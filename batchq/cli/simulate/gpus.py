@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -200,10 +201,7 @@ class Played(NamedTuple):
         use = self.use
         start = use.over_time[0].at_s if use.over_time else 0
         middles = [(one.at_s + one.long_s / 2 - start) / _DAY_S for one in use.over_time]
-
-        def curve(values: Sequence[float]) -> Curve:
-            return Curve(x=tuple(middles), y=tuple(100 * value for value in values))
-
+        curve = partial(_curve, middles)
         return GpuPicture(
             name=self.name,
             words=f"{percent(use.allocation.mean)} allocated and"
@@ -253,11 +251,7 @@ class Inflated(NamedTuple):
         """Return what to plot over the requested percentage of the cluster's GPUs."""
         run, last = self.inflation, self.inflation.last.reading
         points = run.points
-        arrived = tuple(100 * one.arrived / run.capacity for one in points)
-
-        def curve(values: Sequence[float]) -> Curve:
-            return Curve(x=arrived, y=tuple(100 * value for value in values))
-
+        curve = partial(_curve, [100 * one.arrived / run.capacity for one in points])
         return GpuPicture(
             name=self.name,
             words=f"{_hundredths(last.allocation)} allocated in the end,"
@@ -272,6 +266,11 @@ class Inflated(NamedTuple):
 
 #: All runs of one command are of one kind.
 Viewed: TypeAlias = Played | Inflated
+
+
+def _curve(along: Sequence[float], parts: Sequence[float]) -> Curve:
+    """Return the curve of parts of one, in percent."""
+    return Curve(x=tuple(along), y=tuple(100 * part for part in parts))
 
 
 def _of_reading(point: Point) -> dict[str, float]:

@@ -392,7 +392,7 @@ def _row(found: WhatIf, fate: GroupFate, *, alone: bool) -> tuple[str, ...]:
     if alone:
         cells.append(_end(found, first))
     for other in fate.futures[1:]:
-        cells += [_start(found, present, other), _difference(present, first, other)]
+        cells += [_start(found, present, other), _difference(first, other)]
     return tuple(cells)
 
 
@@ -428,7 +428,7 @@ def _ahead(found: WhatIf, at: int) -> str:
     return f"in {describe_age(seconds * 1000)}" if seconds > 0 else "now"
 
 
-def _difference(present: Present, first: GroupFuture, other: GroupFuture) -> str:
+def _difference(first: GroupFuture, other: GroupFuture) -> str:
     """Return the most important difference between two futures of a group."""
     if first.evictions != other.evictions:
         return "evicted" if other.evictions > first.evictions else "not evicted"

@@ -1,14 +1,14 @@
 """The pace of the scheduler: one turn per period, and sooner after a change.
 
-Only the thread of the executor `session` decides. Everything else changes only the time of its next
-turn. A change in the store makes the next turn earlier, and so does an instant at which, according
-to the last turn, something is due. Many changes at once cause one turn, and two turns are at least
+Only the session thread decides. Everything else changes only the time of its next turn. A change in
+the store makes the next turn earlier, and so does an instant at which, according to the last turn,
+something is due. Many changes at once cause one turn, and two turns are at least
 `min_session_interval_ms` apart. After resources were freed, a quarter of the last turn's duration
 is enough, because a group may be waiting for them. If the store does not answer, the next turn is
 delayed.
 
-APScheduler keeps the period and refuses to start a turn while one runs. This module adds what
-APScheduler lacks: waking, backing off, and reporting a turn that hangs.
+APScheduler keeps the period. The turns between, which follow each other within milliseconds on a
+busy cluster, are planned without it: moving one of its jobs costs as much as a short turn.
 """
 
 from __future__ import annotations
@@ -19,17 +19,9 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from typing import Protocol
 
-from apscheduler.events import (
-    EVENT_JOB_ERROR,
-    EVENT_JOB_EXECUTED,
-    EVENT_JOB_MAX_INSTANCES,
-    EVENT_JOB_SUBMITTED,
-    JobExecutionEvent,
-    SchedulerEvent,
-)
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -45,7 +37,7 @@ _log = structlog.get_logger()
 
 #: A turn that takes longer than this many periods is reported as hanging.
 HANGS_AFTER_PERIODS = 10
-_SESSION = "session"
+_PERIOD = "period"
 
 
 class TurnReport(Struct, frozen=True, kw_only=True):
@@ -88,51 +80,53 @@ class Loop:
         self._patience_s = patience_s
         self._period_s = settings.schedule_period_ms / 1000
         self._apart_s = settings.min_session_interval_ms / 1000
-        # Guards the fields below. Never held while APScheduler is called, which calls back while
-        # it holds its own locks.
+        # Guards the fields below. Never held while APScheduler is called, which holds its own
+        # locks.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._started = False
         #: No further turn begins; set by `stop`, and after a crash.
         self._stopping = False
         self._ended = False
         self._woken = False
         self._hurried = False
         self._holding_off = False
-        #: Used only by APScheduler's own thread.
-        self._move_when_planned = False
         self._due_in_s: float | None = None
         self._running_since: float | None = None
         self._ended_at = time.monotonic()
         self._lasted_s = 0.0
-        self._session_thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="session", daemon=False)
         self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
-        self._scheduler = self._make_scheduler()
+        self._scheduler = BackgroundScheduler(
+            executors={"default": ThreadPoolExecutor(1)}, timezone=UTC, daemon=False
+        )
 
     # --- the service ------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
         """Whether a turn runs or another will run."""
-        return self._running_since is not None or (self._started and not self._stopping)
+        return self._running_since is not None or (self._has_started and not self._stopping)
+
+    @property
+    def _has_started(self) -> bool:
+        return self._thread.ident is not None
 
     def start(self) -> None:
         """Run the first turn at once, and further turns at the pace of the settings."""
         with self._lock:
-            if self._started or self._stopping:
+            if self._has_started or self._stopping:
                 return
-            self._started = True
+            self._woken = self._hurried = True
+            self._thread.start()
         self._scheduler.add_job(
-            self._run_turn,
+            self._end_period,
             "interval",
             seconds=self._period_s,
-            id=_SESSION,
-            executor=_SESSION,
-            # A late turn still runs, and several late ones run once.
+            id=_PERIOD,
+            # A late end of a period still counts, and several late ones count once.
             coalesce=True,
             misfire_grace_time=None,
             max_instances=1,
-            next_run_time=datetime.now(UTC),
         )
         self._scheduler.start()
 
@@ -145,12 +139,10 @@ class Loop:
             finished = self._changed.wait_for(self._is_idle, self._patience_s)
         if not finished:
             _log.error("service.stuck", service=self.name, waited_s=self._patience_s)
-        if first and self._started:
-            # With wait=True, APScheduler joins the thread while it holds its locks, which the end
-            # of a turn needs in order to move the next one: deadlock. Join the thread here.
+        if first and self._has_started:
             self._scheduler.shutdown(wait=False)
-            if finished and self._session_thread is not None:
-                self._session_thread.join(self._patience_s)
+            if finished and self._thread is not threading.current_thread():
+                self._thread.join(self._patience_s)
 
     # --- wake-ups ----------------------------------------------------------------------------
 
@@ -158,7 +150,7 @@ class Loop:
         """Take a turn after a change, as soon as the interval between turns allows."""
         with self._lock:
             self._woken = True
-        self._move_next_turn()
+            self._changed.notify_all()
 
     def hurry(self) -> None:
         """Take a turn after resources were freed: like `wake`, but turns may then use up to four
@@ -166,9 +158,7 @@ class Loop:
         """
         with self._lock:
             self._woken = self._hurried = True
-            # A turn planned for later may already be waiting for its distance.
             self._changed.notify_all()
-        self._move_next_turn()
 
     def keep_pace(self) -> None:
         """Take the turn that a clock set back would delay; call this about once a period.
@@ -186,7 +176,7 @@ class Loop:
             self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
         # Before the start and after the end, no job exists to reschedule.
         with suppress(JobLookupError):
-            self._scheduler.reschedule_job(_SESSION, trigger="interval", seconds=self._period_s)
+            self._scheduler.reschedule_job(_PERIOD, trigger="interval", seconds=self._period_s)
 
     @property
     def period_s(self) -> float:
@@ -205,7 +195,7 @@ class Loop:
 
     def waiting_for_store_s(self) -> float:
         """Return how long the store call in progress has taken, in seconds; 0 without one."""
-        number = self._session_thread.ident if self._session_thread else None
+        number = self._thread.ident
         return 0.0 if number is None else self._asking_s(number)
 
     def standing_still_s(self) -> float:
@@ -219,16 +209,31 @@ class Loop:
 
     # --- the session thread -----------------------------------------------------------------
 
-    def _run_turn(self) -> None:
+    def _run(self) -> None:
+        while self._await_turn():
+            try:
+                self._take_turn()
+            except BaseException as error:  # any error of a turn ends the process
+                with self._lock:
+                    self._stopping = True
+                self._crashed(error)
+
+    def _await_turn(self) -> bool:
+        """Wait until a turn is due, and begin it; return False after `stop` or a crash."""
         with self._lock:
-            self._await_distance()
-            if self._stopping or self._too_early():
-                return
-            self._running_since = time.monotonic()
-            self._session_thread = threading.current_thread()
-            # A wake-up from here on may concern what this turn no longer reads: it causes another.
-            self._woken = self._hurried = self._holding_off = False
-            self._due_in_s = None
+            while not self._stopping:
+                wait_s = self._wanted_wait_s()
+                if wait_s is not None and wait_s <= 0.0:
+                    self._running_since = time.monotonic()
+                    # A wake-up from here on may concern what this turn no longer reads: it causes
+                    # another.
+                    self._woken = self._hurried = self._holding_off = False
+                    self._due_in_s = None
+                    return True
+                self._changed.wait(wait_s)
+        return False
+
+    def _take_turn(self) -> None:
         try:
             report = self._turn()
         except StoreUnavailable as error:
@@ -247,74 +252,33 @@ class Loop:
                 self._running_since, self._ended_at = None, time.monotonic()
                 self._changed.notify_all()
 
-    def _await_distance(self) -> None:
-        """Wait until the least distance from the last turn has passed, or `stop` is called."""
-        while not self._stopping:
-            left_s = self._ended_at + self._distance_s() - time.monotonic()
-            if left_s <= 0.0:
-                return
-            self._changed.wait(left_s)
-
     def _distance_s(self) -> float:
         """Return the least distance between the last turn and the next, in seconds."""
         return min(self._apart_s, self._lasted_s / 4) if self._hurried else self._apart_s
 
-    def _too_early(self) -> bool:
-        """Return whether a turn planned before the last one failed falls within the back-off."""
-        return self._holding_off and (self._wanted_wait_s() or 0.0) > 0.0
-
     def _is_idle(self) -> bool:
         return self._running_since is None
 
-    # --- the time of the next turn ----------------------------------------------------------
-
-    def _after_turn(self, event: JobExecutionEvent) -> None:
-        """Move the next turn now that APScheduler counts this one as ended.
-
-        Inside the turn that would be too early: APScheduler could refuse a turn brought forward
-        there, because it still counts this one as running.
-        """
-        if event.exception is not None:
-            with self._lock:
-                self._stopping = True
-            self._crashed(event.exception)
-            return
-        if threading.current_thread() is self._session_thread:
-            self._move_next_turn()
-        else:
-            # The turn ended before APScheduler had planned the next one, and APScheduler's own
-            # thread reports the end. The plan would overwrite a move made now.
-            self._move_when_planned = True
-
-    def _after_plan(self, event: SchedulerEvent) -> None:
-        if self._move_when_planned:
-            self._move_when_planned = False
-            self._move_next_turn()
-
-    def _move_next_turn(self) -> None:
-        """Move the next turn to the time that the fields ask for."""
-        with self._lock:
-            wait_s = self._wanted_wait_s()
-            firm = self._holding_off
-        if wait_s is None:
-            return
-        wanted_at = datetime.now(UTC) + timedelta(seconds=wait_s)
-        planned = self._scheduler.get_job(_SESSION)
-        if planned is not None and (firm or wanted_at < planned.next_run_time):
-            # The loop may be stopped between these lines; the job is then gone.
-            with suppress(JobLookupError):
-                self._scheduler.modify_job(_SESSION, next_run_time=wanted_at)
-
     def _wanted_wait_s(self) -> float | None:
         """Return the wait until the next turn in seconds; None leaves it to the period."""
-        if self._stopping or not self._started or not self._is_idle():
-            return None
         since_last_s = time.monotonic() - self._ended_at
         if self._woken and not self._holding_off:
             return max(0.0, self._distance_s() - since_last_s)
-        return None if self._due_in_s is None else max(0.0, self._due_in_s - since_last_s)
+        if self._due_in_s is None:
+            return None
+        return max(0.0, max(self._due_in_s, self._distance_s()) - since_last_s)
 
-    # --- the watchdog -----------------------------------------------------------------------
+    # --- the period, in a thread of APScheduler ---------------------------------------------
+
+    def _end_period(self) -> None:
+        """Take a turn, or report the one that runs if it hangs."""
+        # Under the lock, so that the log reports the hang before the end.
+        with self._lock:
+            if self._is_idle():
+                self._woken = True
+                self._changed.notify_all()
+            else:
+                self._complain()
 
     def _log_end_of_hang(self) -> None:
         first_complaint_s = HANGS_AFTER_PERIODS * self._period_s
@@ -322,32 +286,20 @@ class Loop:
             _log.warning("session.ended_at_last", lasted_s=round(self.hanging_s(), 1))
         self._next_complaint_s = first_complaint_s
 
-    def _refused(self, event: SchedulerEvent) -> None:
-        """Report the current turn if it hangs; called when a turn was due while another ran."""
-        # Under the lock, so that the log reports the hang before the end.
-        with self._lock:
-            lasted_s = self.hanging_s()
-            if lasted_s - self.waiting_for_store_s() < self._next_complaint_s:
-                return
-            # Double the interval between complaints, so that the log does not fill up.
-            self._next_complaint_s = 2 * lasted_s
-            _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._innermost_calls())
+    def _complain(self) -> None:
+        """Report the current turn if it hangs."""
+        lasted_s = self.hanging_s()
+        if lasted_s - self.waiting_for_store_s() < self._next_complaint_s:
+            return
+        # Double the interval between complaints, so that the log does not fill up.
+        self._next_complaint_s = 2 * lasted_s
+        _log.error("session.hangs", for_s=round(lasted_s, 1), where=self._innermost_calls())
 
     def _innermost_calls(self) -> str:
         """Return the innermost calls of the session thread, as `file:line function`."""
-        number = self._session_thread.ident if self._session_thread else None
-        frame = sys._current_frames().get(number or 0)
+        frame = sys._current_frames().get(self._thread.ident or 0)
         calls = traceback.extract_stack(frame, limit=64)[-4:] if frame else []
         return " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
-
-    def _make_scheduler(self) -> BackgroundScheduler:
-        scheduler = BackgroundScheduler(
-            executors={_SESSION: ThreadPoolExecutor(1)}, timezone=UTC, daemon=False
-        )
-        scheduler.add_listener(self._after_turn, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
-        scheduler.add_listener(self._after_plan, EVENT_JOB_SUBMITTED)
-        scheduler.add_listener(self._refused, EVENT_JOB_MAX_INSTANCES)
-        return scheduler
 
 
 #: The longest single wait for a change, and so the longest delay of a stop, in milliseconds.

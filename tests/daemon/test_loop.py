@@ -202,7 +202,7 @@ def test_a_loop_that_a_clock_put_off_is_pushed_on() -> None:
 
         # The effect on the plan of a clock that is set back by an hour.
         in_an_hour = datetime.now(UTC) + timedelta(hours=1)
-        loop._scheduler.modify_job("session", next_run_time=in_an_hour)
+        loop._scheduler.modify_job("period", next_run_time=in_an_hour)
         before = turns.count
         until(lambda: time.monotonic() - turns.ended[-1] > 0.05)
         loop.keep_pace()

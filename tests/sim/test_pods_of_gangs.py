@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.test_charges_of_running_groups import task_of
-from tests.sim.worlds import group, manifest, node, outcome, phases, pod, starts
+from tests.sim.worlds import bound, group, manifest, node, outcome, phases, pod, starts
 
 
 def test_a_gang_takes_its_tasks_by_the_priority_of_their_pods() -> None:
@@ -73,6 +73,21 @@ def test_a_gang_that_fits_largest_pods_first_starts_although_it_needs_one_small_
     )
     assert set(starts(came).values()) == {0}
     assert phases(came) == {"mixed": "Completed"}
+
+
+def test_a_node_that_limits_its_pods_is_not_the_fullest_because_of_that() -> None:
+    """`s` is the larger pod by its memory, and leaves n2 to `t` only if it takes all of n1."""
+    of_s = task_of("s", 2, runtime="10s", replicas=1)
+    of_s["template"]["requests"]["memory"] = 5
+    came = outcome(
+        node("n1", 2, memory=5),
+        node("n2", 3, memory=6, pods=4),
+        node("n3", 3),
+        group("mixed", tasks=[of_s, task_of("t", 3, runtime="10s", replicas=2)]),
+    )
+    assert bound(came) == [
+        (0, {"default/mixed-s-0": "n1", "default/mixed-t-0": "n3", "default/mixed-t-1": "n2"})
+    ]
 
 
 def test_a_gang_with_pods_that_fit_only_one_node_starts() -> None:

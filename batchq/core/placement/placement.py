@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import Amounts, describe_quantity
+from batchq.api.resources import PODS, Amounts, describe_quantity
 from batchq.core.placement.node_order import Judge, ShapeRanking
 from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session, StateKey
@@ -41,7 +41,8 @@ def place_largest_first(
     those with fewer choices come first. `takes` says whether a node takes one more pod, and `take`
     places it. Pods are compared by their largest dimension as a fraction of `whole`, then by the
     sum of all. Nodes are compared by how much is free in the requested dimensions, then in the
-    others, so that a pod without GPUs leaves GPU nodes free. The parts of one task are consecutive.
+    others, so that a pod without GPUs leaves GPU nodes free. Pod slots do not count: beside nodes
+    without a limit, one with a limit would always be the fullest.
     """
     there = list(nodes)
     sizes = [_size(shape, whole) for shape, _ in parts]
@@ -72,7 +73,7 @@ def _place(
     """Place the parts in this order, each pod on the fullest node; return whether all pods fit."""
     for part in order:
         shape, count = parts[part]
-        asked = [name for name in shape.requests if whole.get(name)]
+        asked = [name for name in shape.requests if whole.get(name) and name != PODS]
         others = [name for name in whole if whole[name] and name not in shape.requests]
         takers = sorted(
             (_free_part(asked, node, whole), _free_part(others, node, whole), node.name, node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from msgspec import field
@@ -59,7 +60,7 @@ def views_listing(now_ms: int, none: str) -> ListForm[CheckView]:
     return ListForm(lambda views: tabled(views, columns, spare=spare), none, row=view_row)
 
 
-class CheckRow(Row, frozen=True):
+class _CheckRow(Row, frozen=True):
     """A check of a group; an unknown time is ""."""
 
     pod_group: str
@@ -77,10 +78,23 @@ class CheckRow(Row, frozen=True):
     active_until: str
 
 
-def view_row(view: CheckView) -> CheckRow:
+class _CheckPageRow(Row, frozen=True):
+    object: dict[str, Any]
+    active: bool
+    queues: tuple[str, ...]
+    waiting: tuple[_CheckRow, ...]
+
+
+class _RequestRow(Row, frozen=True):
+    key: str = field(name="podGroup")
+    check: str
+    queue: str
+
+
+def view_row(view: CheckView) -> _CheckRow:
     """Return the JSON form of a check of a group."""
     record, status = view.check.record, view.group.status
-    return CheckRow.of(
+    return _CheckRow.of(
         view.state,
         pod_group=key_of(view.group),
         queue=view.group.spec.queue,
@@ -270,13 +284,13 @@ def show(shared: Globals, name: str, output: Output) -> None:
         page = client.checks.page(name_of_kind("AdmissionCheck", name))
         now_ms = client.now_ms()
     assert page.check.record is not None
-    value = {
-        "object": encode(page.check.record),
-        "active": page.check.active,
-        "queues": page.queues,
-        "waiting": [view_row(view) for view in page.views if view.waits],
-    }
-    output.page(value, lambda: show_check(page.check, page.queues, page.views, now_ms))
+    row = _CheckPageRow(
+        object=encode(page.check.record),
+        active=page.check.active,
+        queues=page.queues,
+        waiting=tuple(view_row(view) for view in page.views if view.waits),
+    )
+    output.page(row, lambda: show_check(page.check, page.queues, page.views, now_ms))
 
 
 @checks.command(
@@ -391,8 +405,7 @@ def _report_held(client: Client, watch: CheckWatch) -> tuple[str, ...]:
 def _show_request(request: CheckRequest, output: Output) -> None:
     name = full_name(request.group).removeprefix("default/")
     answer = f"`batchq checks set {name} {request.check} True`"
-    row = {"podGroup": request.key, "check": request.check, "queue": request.queue}
-    output.line(row, f"{request.key} (queue {request.queue}) waits: {answer}")
+    output.line(_RequestRow.of(request), f"{request.key} (queue {request.queue}) waits: {answer}")
 
 
 @contextmanager

@@ -134,16 +134,14 @@ def open_gates(
             done("PodGroup", key, action, f"podgroup {key}: {action}")
 
 
-class OpenedRow(Row, frozen=True):
-    """An open gate."""
-
+class _OpenedRow(Row, frozen=True):
     name: str = field(name="gate")
     task: str | None
     by: str | None
     at: Time
 
 
-class GateRow(Row, frozen=True):
+class _GateRow(Row, frozen=True):
     """A closed gate; null is the whole group, or an unknown person."""
 
     group: str = field(name="podGroup")
@@ -154,7 +152,7 @@ class GateRow(Row, frozen=True):
     age_seconds: int
     set_at: Time
     set_by: str | None
-    opened: tuple[OpenedRow, ...]
+    opened: tuple[_OpenedRow, ...]
 
 
 def _listing(now_ms: int, none: str) -> ListForm[GateView]:
@@ -169,14 +167,14 @@ def _listing(now_ms: int, none: str) -> ListForm[GateView]:
         "OPENED": lambda one: opened_text(one.opened, now_ms),
     }
 
-    def row(view: GateView) -> GateRow:
-        return GateRow.of(
+    def row(view: GateView) -> _GateRow:
+        return _GateRow.of(
             view,
             task=view.task or None,
             age_seconds=(now_ms - view.set_at) // 1000,
             set_by=view.set_by or None,
             opened=tuple(
-                OpenedRow.of(one, task=one.task or None, by=one.by or None) for one in view.opened
+                _OpenedRow.of(one, task=one.task or None, by=one.by or None) for one in view.opened
             ),
         )
 

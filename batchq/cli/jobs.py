@@ -138,9 +138,7 @@ def start_row(expected: ExpectedStart, now_ms: int) -> StartRow:
     )
 
 
-class WaitingRow(Row, frozen=True):
-    """An item of `batchq jobs --start`."""
-
+class _WaitingRow(Row, frozen=True):
     name: str
     namespace: str
     queue: str
@@ -148,10 +146,10 @@ class WaitingRow(Row, frozen=True):
     expected_start: StartRow
 
 
-def _item(view: StartView, now_ms: int) -> WaitingRow:
+def _item(view: StartView, now_ms: int) -> _WaitingRow:
     namespace, _, name = view.key.partition("/")
     expected = start_row(view.expected, now_ms)
-    return WaitingRow.of(view, name=name, namespace=namespace, expected_start=expected)
+    return _WaitingRow.of(view, name=name, namespace=namespace, expected_start=expected)
 
 
 class ReasonRow(Row, frozen=True):
@@ -161,15 +159,13 @@ class ReasonRow(Row, frozen=True):
     message: str
 
 
-class EvictedRow(Row, frozen=True):
-    """Why a group was evicted, and its preemptor."""
-
+class _EvictedRow(Row, frozen=True):
     reason: str
     message: str
     last_transition_time: Time = field(name="at")
 
 
-class EvictionsRow(Row, frozen=True):
+class _EvictionsRow(Row, frozen=True):
     """What evictions have cost a group; `lost` is in units of the resource times seconds."""
 
     groups: int
@@ -205,8 +201,8 @@ class GroupRow(Row, frozen=True):
     finished_at: Time | None
     reason: str = field(name="finishReason")
     message: str
-    evicted: EvictedRow | None
-    evictions: EvictionsRow
+    evicted: _EvictedRow | None
+    evictions: _EvictionsRow
     awaits: AwaitedRow | None
     gated: tuple[str, ...]
 

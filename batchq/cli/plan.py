@@ -42,17 +42,13 @@ def show_plan(plan: Plan) -> None:
     show_section("Assumed as applied", [(change,) for change in plan.changes])
 
 
-class PlanAwaitedRow(Row, frozen=True):
-    """What a planned group would wait for to stop."""
-
+class _PlanAwaitedRow(Row, frozen=True):
     pods: int
     groups: tuple[str, ...] = field(name="podGroups")
     within_ms: Length = field(name="within")
 
 
-class GroupPlanRow(Row, frozen=True):
-    """What would happen to a group."""
-
+class _GroupPlanRow(Row, frozen=True):
     name: str
     namespace: str
     queue: str
@@ -62,7 +58,7 @@ class GroupPlanRow(Row, frozen=True):
     phase: PodGroupPhase
     reserved: bool
     nodes: dict[str, int]
-    awaits: PlanAwaitedRow | None
+    awaits: _PlanAwaitedRow | None
     checks: tuple[str, ...]
     blockers: tuple[ReasonRow, ...] = field(name="reasons")
     position: int | None
@@ -75,7 +71,7 @@ class GroupPlanRow(Row, frozen=True):
     advice: tuple[Advice, ...]
 
 
-class VictimRow(Row, frozen=True):
+class _VictimRow(Row, frozen=True):
     """A victim; `lost` is in units of the resource times seconds."""
 
     key: str = field(name="podGroup")
@@ -88,14 +84,12 @@ class VictimRow(Row, frozen=True):
     lost: Quantities
 
 
-class PlanRow(Row, frozen=True):
-    """The answer of `batchq plan`."""
-
+class _PlanRow(Row, frozen=True):
     outcome: Outcome
     exit_code: int
     at: Time
-    groups: tuple[GroupPlanRow, ...] = field(name="podGroups")
-    evicted: tuple[VictimRow, ...]
+    groups: tuple[_GroupPlanRow, ...] = field(name="podGroups")
+    evicted: tuple[_VictimRow, ...]
     delayed: tuple[str, ...]
     changes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -103,19 +97,19 @@ class PlanRow(Row, frozen=True):
 
 def plan_row(plan: Plan) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
-    row = PlanRow.of(
+    row = _PlanRow.of(
         plan,
         groups=tuple(map(_group_row, plan.groups)),
         evicted=tuple(
-            VictimRow.of(one, by=one.by or None, action=one.action or None) for one in plan.evicted
+            _VictimRow.of(one, by=one.by or None, action=one.action or None) for one in plan.evicted
         ),
     )
     return data_of(row)
 
 
-def _group_row(group: GroupPlan) -> GroupPlanRow:
+def _group_row(group: GroupPlan) -> _GroupPlanRow:
     namespace, _, name = group.key.partition("/")
-    return GroupPlanRow.of(group, name=name, namespace=namespace)
+    return _GroupPlanRow.of(group, name=name, namespace=namespace)
 
 
 # --- a group ----------------------------------------------------------------------------------

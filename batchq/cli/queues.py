@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+from msgspec import field
 
 from batchq.api.manifest import encode
 from batchq.api.notation import counted, data_of, label_problem
@@ -38,7 +39,7 @@ from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import Client
 from batchq.client.overview import GroupView, QueuePage
-from batchq.client.queues import ROOT, FirstToGo, QueueView, Stop
+from batchq.client.queues import ROOT, FirstToGo, Loan, QueueView, Stop
 from batchq.errors import InvalidInput, NotFound, UsageError
 
 #: How many waiting groups, and how many possible victims, are named.
@@ -72,7 +73,7 @@ def show_queue_page(page: QueuePage, now_ms: int) -> None:
     )
 
 
-class QueueRow(Row, frozen=True):
+class _QueueRow(Row, frozen=True):
     """A queue; amounts are canonical quantities, null is unlimited."""
 
     name: str
@@ -94,29 +95,45 @@ class QueueRow(Row, frozen=True):
     stops: tuple[Stop, ...]
 
 
-def queue_row(view: QueueView) -> QueueRow:
+class _QueuePageRow(_QueueRow, frozen=True):
+    deserved_by: dict[str, str]
+    lenders: tuple[Loan, ...]
+    borrowers: tuple[Loan, ...]
+    line: tuple[GroupRow, ...]
+    not_in_line: tuple[GroupRow, ...] = field(name="aside")
+    first_to_go: tuple[FirstToGo, ...]
+
+
+def queue_row(view: QueueView) -> _QueueRow:
     """Return the JSON form of a queue."""
-    return QueueRow.of(
-        view,
-        queue=encode(view.queue),
-        deserved={**quantities(view.deserved), **dict.fromkeys(_unlimited(view.deserved))},
-        capability=view.queue.spec.capability,
-    )
+    return _QueueRow.of(view, **_computed(view))
 
 
 def page_row(page: QueuePage) -> dict[str, object]:
     """Return the JSON form of the page: the queue's row, and the rest of the page."""
-    return {
-        **data_of(queue_row(page.view)),
-        "deservedBy": {
+    row = _QueuePageRow.of(
+        page.view,
+        **_computed(page.view),
+        deserved_by={
             resource: "weight" if resource in page.weights else "stated"
             for resource in page.view.resources
         },
-        "lenders": page.lenders,
-        "borrowers": page.borrowers,
-        "line": [GroupRow.of(view) for view in page.line[:_MOST_NAMED]],
-        "aside": [GroupRow.of(view) for view in page.not_in_line[:_MOST_NAMED]],
-        "firstToGo": page.first_to_go[:_MOST_NAMED],
+        lenders=page.lenders,
+        borrowers=page.borrowers,
+        line=page.line[:_MOST_NAMED],
+        not_in_line=page.not_in_line[:_MOST_NAMED],
+        first_to_go=page.first_to_go[:_MOST_NAMED],
+    )
+    return data_of(row)
+
+
+def _computed(view: QueueView) -> dict[str, object]:
+    """Return the fields of a row that the view has in another form."""
+    unlimited = dict.fromkeys(_unlimited(view.deserved))
+    return {
+        "queue": encode(view.queue),
+        "deserved": {**quantities(view.deserved), **unlimited},
+        "capability": view.queue.spec.capability,
     }
 
 

@@ -249,7 +249,7 @@ def _period_row(period: Period, now_ms: int) -> tuple[str, ...]:
 # --- -o json ------------------------------------------------------------------------------------
 
 
-class ReasonWithNumbers(Row, frozen=True):
+class _ReasonWithNumbers(Row, frozen=True):
     """A reason for waiting; the numbers are quantities of the resource."""
 
     reason: Waiting
@@ -265,17 +265,13 @@ class ReasonWithNumbers(Row, frozen=True):
     revision: int
 
 
-class EarliestRow(Row, frozen=True):
-    """When capacity will be free."""
-
+class _EarliestRow(Row, frozen=True):
     at: Time | None
     ends: OthersRow
     why: str
 
 
-class BackfillRow(Row, frozen=True):
-    """A position in a backfilled queue."""
-
+class _BackfillRow(Row, frozen=True):
     head: str
     head_at: Time | None = field(name="headStart")
     reserved_at: Time | None = field(name="reservation")
@@ -284,9 +280,7 @@ class BackfillRow(Row, frozen=True):
     longest_ms: Length | None = field(name="longestWalltime")
 
 
-class PeriodRow(Row, frozen=True):
-    """A period of a group's history."""
-
+class _PeriodRow(Row, frozen=True):
     at: Time
     until: Time | None
     seconds: int
@@ -295,9 +289,7 @@ class PeriodRow(Row, frozen=True):
     note: str
 
 
-class WhyRow(Row, frozen=True):
-    """The answer of `batchq why`."""
-
+class _WhyRow(Row, frozen=True):
     key: str = field(name="podGroup")
     queue: str
     priority: int
@@ -313,16 +305,16 @@ class WhyRow(Row, frozen=True):
     ending: str
     led: bool = field(name="schedulerLeads")
     next: str
-    reasons: tuple[ReasonWithNumbers, ...]
-    former: tuple[ReasonWithNumbers, ...]
+    reasons: tuple[_ReasonWithNumbers, ...]
+    former: tuple[_ReasonWithNumbers, ...]
     reserved: bool
     position: int | None
     ahead: OthersRow
     ever_possible: bool | None
     ever: str = field(name="neverBecause")
     expected: StartRow | None = field(name="expectedStart")
-    start: EarliestRow | None = field(name="earliestStart")
-    backfilling: BackfillRow | None = field(name="backfill")
+    start: _EarliestRow | None = field(name="earliestStart")
+    backfilling: _BackfillRow | None = field(name="backfill")
     spared: tuple[Spared, ...]
     queue_share: QueueShare | None
     awaits: AwaitedRow | None
@@ -331,22 +323,22 @@ class WhyRow(Row, frozen=True):
     evicted: str
     conditions: tuple[Condition, ...]
     waited_seconds: dict[str, int]
-    history: tuple[PeriodRow, ...]
+    history: tuple[_PeriodRow, ...]
 
 
 def row_of(why: Why) -> dict[str, object]:
     """Return the JSON form: amounts as quantities, times in RFC 3339."""
     position = why.backfilling
-    row = WhyRow.of(
+    row = _WhyRow.of(
         why,
         reasons=tuple(map(_reason_row, why.reasons)),
         former=tuple(map(_reason_row, why.former)),
         ever_possible=_ever(why),
         expected=None if why.expected is None else start_row(why.expected, why.at),
-        backfilling=position and BackfillRow.of(position, delays=position.delays or None),
+        backfilling=position and _BackfillRow.of(position, delays=position.delays or None),
         waited_seconds={name: units // 1000 for name, units in why.waited.items()},
         history=tuple(
-            PeriodRow.of(period, seconds=period.lasted(why.at) // 1000) for period in why.history
+            _PeriodRow.of(period, seconds=period.lasted(why.at) // 1000) for period in why.history
         ),
     )
     return data_of(row)
@@ -359,13 +351,13 @@ def _ever(why: Why) -> bool | None:
     return None if why.phase in TERMINAL or why.phase in ADMITTED else True
 
 
-def _reason_row(one: Explanation) -> ReasonWithNumbers:
+def _reason_row(one: Explanation) -> _ReasonWithNumbers:
     numbers = {"need": one.need, "limit": one.limit, "seen": one.seen, "free": one.free}
     written = {
         name: None if units is None else format_quantity(one.resource, units)
         for name, units in numbers.items()
     }
-    return ReasonWithNumbers.of(one, **written)
+    return _ReasonWithNumbers.of(one, **written)
 
 
 @click.command(

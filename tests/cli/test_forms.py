@@ -7,9 +7,20 @@ from collections.abc import Sequence
 
 import pytest
 import yaml
-from msgspec import Struct
+from msgspec import Struct, field
 
-from batchq.cli.output.forms import ListForm, output_of, report, show_list, show_pages, tabled
+from batchq.api.notation import data_of
+from batchq.cli.output.forms import (
+    ListForm,
+    Quantities,
+    Row,
+    Time,
+    output_of,
+    report,
+    show_list,
+    show_pages,
+    tabled,
+)
 
 
 class Fruit(Struct, frozen=True, rename={"tastes_of": "tastesOf"}):
@@ -74,6 +85,43 @@ def test_pages_print_what_the_whole_list_prints(form: str, capsys: Capture) -> N
     shown = show_pages(output_of(form), pages, FORM, limit=None, token_of=lambda one: one.name)
     assert capsys.readouterr().out == whole
     assert shown.written == 3
+
+
+class Basket(Struct, frozen=True):
+    key: str
+    owner: Fruit
+    packed_at: int
+    weights: dict[str, int]
+
+
+class FruitRow(Row, frozen=True):
+    name: str
+    tastes_of: str = field(name="like")
+
+
+class BasketRow(Row, frozen=True):
+    key: str = field(name="basket")
+    owner: FruitRow | None
+    packed_at: Time | None
+    weights: Quantities
+    age_days: int
+
+
+def test_a_row_has_the_values_attributes_or_what_it_is_given() -> None:
+    basket = Basket("b1", FRUITS[0], 1_000, {"memory": 2048, "cpu": 1500})
+    whole = BasketRow.of(basket, age_days=3)
+    # In the order of the row; amounts in the order of the value.
+    assert json.dumps(data_of(whole)) == json.dumps(
+        {
+            "basket": "b1",
+            "owner": {"name": "apple", "like": "apples"},
+            "packedAt": "1970-01-01T00:00:01Z",
+            "weights": {"memory": "2048", "cpu": "1500m"},
+            "ageDays": 3,
+        }
+    )
+    without = BasketRow.of(basket, age_days=3, owner=None, packed_at=None, weights={})
+    assert list(data_of(without).values()) == ["b1", None, None, {}, 3]
 
 
 def test_a_limit_ends_the_list_and_names_where_it_continues(capsys: Capture) -> None:

@@ -296,6 +296,13 @@ def _hundredths(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
+def _percentages(
+    name: str, title: str, best: Callable[[Sequence[float]], float] | None = None
+) -> Iterator[Figure]:
+    for part, when in (("mean", "mean"), ("peak", "peak"), ("final", "at last arrival")):
+        yield Figure(f"{name}_{part}", f"{title}, {when}", percent, best)
+
+
 _PLAYED = (
     Figure("jobs", "Pods", whole),
     Figure("placed", "Placed", whole, max),
@@ -304,17 +311,9 @@ _PLAYED = (
     Figure("median_wait_s", "Wait, median", span, min),
     Figure("p95_wait_s", "Wait, 95 % within", span, min),
     Figure("max_wait_s", "Wait, longest", span, min),
-    Figure("gpu_allocation_mean", "GPUs allocated, mean", percent),
-    Figure("gpu_allocation_peak", "GPUs allocated, peak", percent),
-    Figure("gpu_allocation_final", "GPUs allocated, at last arrival", percent),
-    Figure("gpu_fragmentation_mean", "Fragments of all GPUs, mean", percent, min),
-    Figure("gpu_fragmentation_peak", "Fragments of all GPUs, peak", percent, min),
-    Figure("gpu_fragmentation_final", "Fragments of all GPUs, at last arrival", percent, min),
-    Figure("gpu_fragmentation_of_free_mean", "Fragments of free GPUs, mean", percent, min),
-    Figure("gpu_fragmentation_of_free_peak", "Fragments of free GPUs, peak", percent, min),
-    Figure(
-        "gpu_fragmentation_of_free_final", "Fragments of free GPUs, at last arrival", percent, min
-    ),
+    *_percentages("gpu_allocation", "GPUs allocated"),
+    *_percentages("gpu_fragmentation", "Fragments of all GPUs", min),
+    *_percentages("gpu_fragmentation_of_free", "Fragments of free GPUs", min),
     Figure("stranded_nodes_mean", "Stranded nodes, mean", _decimal, min),
     Figure("stranded_nodes_peak", "Stranded nodes, peak", whole, min),
     Figure("makespan_s", "Makespan", span, min),

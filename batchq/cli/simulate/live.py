@@ -167,26 +167,20 @@ def _typed(name: str) -> str:
     return next(param.opts[-1] for param in context.command.params if param.name == name)
 
 
-class AssumptionsRow(Row, frozen=True):
-    """How long groups are assumed to run."""
-
+class _AssumptionsRow(Row, frozen=True):
     runtime_fraction: float
     assumed_ms: Length | None = field(name="assumedRuntime")
     endless: int
 
 
-class ConfigurationRow(Row, frozen=True):
-    """A look ahead under one configuration."""
-
+class _ConfigurationRow(Row, frozen=True):
     name: str
     stopped: Stopped
     stopped_at: Time
     sessions: int
 
 
-class FutureRow(Row, frozen=True):
-    """A group's future under one configuration."""
-
+class _FutureRow(Row, frozen=True):
     configuration: str
     starts_at: Time | None
     starts_in_seconds: float | None
@@ -199,19 +193,17 @@ class FutureRow(Row, frozen=True):
     unanswered: tuple[str, ...] = field(name="unansweredChecks")
 
 
-class FateRow(Row, frozen=True):
-    """A group, and its futures."""
-
+class _FateRow(Row, frozen=True):
     name: str
     namespace: str
     queue: str
     phase: PodGroupPhase
     started_at: Time | None
     differs: bool
-    futures: tuple[FutureRow, ...]
+    futures: tuple[_FutureRow, ...]
 
 
-class EvictionRow(Row, frozen=True):
+class _EvictionRow(Row, frozen=True):
     """A simulated eviction; `lost` is in units of the resource times seconds."""
 
     configuration: str
@@ -227,7 +219,7 @@ class EvictionRow(Row, frozen=True):
     lost: Quantities
 
 
-class FiguresRow(Row, frozen=True):
+class _FiguresRow(Row, frozen=True):
     """The sums of a queue under one configuration; a queue of null is all of them."""
 
     queue: str | None
@@ -241,41 +233,39 @@ class FiguresRow(Row, frozen=True):
     unended: int
 
 
-class WhatIfRow(Row, frozen=True):
-    """The answer of `batchq simulate --from-live`."""
-
+class _WhatIfRow(Row, frozen=True):
     api_version: str
     kind: str
     at: Time
     until: Length | None
-    assumptions: AssumptionsRow
-    configurations: tuple[ConfigurationRow, ...]
-    pod_groups: tuple[FateRow, ...]
-    evictions: tuple[EvictionRow, ...]
-    queues: tuple[FiguresRow, ...]
+    assumptions: _AssumptionsRow
+    configurations: tuple[_ConfigurationRow, ...]
+    pod_groups: tuple[_FateRow, ...]
+    evictions: tuple[_EvictionRow, ...]
+    queues: tuple[_FiguresRow, ...]
 
 
 def as_data(
     found: WhatIf, lasting: Lasting, *, until_ms: int | None, differences: bool
-) -> WhatIfRow:
+) -> _WhatIfRow:
     """Return the JSON form of a look ahead."""
     each = list(zip(found.names, found.futures, strict=True))
-    return WhatIfRow(
+    return _WhatIfRow(
         api_version=API_VERSION,
         kind="WhatIf",
         at=found.at,
         until=until_ms,
-        assumptions=AssumptionsRow(
+        assumptions=_AssumptionsRow(
             runtime_fraction=lasting.thousandths / 1000,
             assumed_ms=lasting.assumed_ms,
             endless=found.endless,
         ),
-        configurations=tuple(ConfigurationRow.of(future, name=name) for name, future in each),
+        configurations=tuple(_ConfigurationRow.of(future, name=name) for name, future in each),
         pod_groups=tuple(
             _fate_row(found, fate) for fate in found.fates if fate.differs or not differences
         ),
         evictions=tuple(
-            EvictionRow.of(
+            _EvictionRow.of(
                 one,
                 configuration=name,
                 in_seconds=_seconds(found, one.at),
@@ -287,7 +277,7 @@ def as_data(
             for one in future.evictions
         ),
         queues=tuple(
-            FiguresRow.of(
+            _FiguresRow.of(
                 one,
                 queue=None if one.queue == ALL else one.queue,
                 configuration=name,
@@ -301,10 +291,10 @@ def as_data(
     )
 
 
-def _fate_row(found: WhatIf, fate: GroupFate) -> FateRow:
+def _fate_row(found: WhatIf, fate: GroupFate) -> _FateRow:
     namespace, _, name = fate.present.key.partition("/")
     futures = tuple(
-        FutureRow.of(
+        _FutureRow.of(
             one,
             configuration=configuration,
             starts_in_seconds=None if one.starts_at is None else _seconds(found, one.starts_at),
@@ -312,7 +302,7 @@ def _fate_row(found: WhatIf, fate: GroupFate) -> FateRow:
         )
         for configuration, one in zip(found.names, fate.futures, strict=True)
     )
-    return FateRow.of(
+    return _FateRow.of(
         fate.present, name=name, namespace=namespace, differs=fate.differs, futures=futures
     )
 

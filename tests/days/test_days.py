@@ -21,6 +21,13 @@ def test_every_group_that_can_run_has_run_by_the_end_of_the_day(strategy: str) -
     assert failed == []
 
 
+def test_a_reservation_does_not_come_and_go_with_the_hold_of_a_group_that_it_refuses() -> None:
+    """On this day a hold let a head of another queue be reserved for, which ended the hold, and so
+    on, session after session of one instant.
+    """
+    assert isinstance(result_of((29, "strict")), Outcome)
+
+
 def test_the_days_have_all_that_users_and_machines_do() -> None:
     works = [one for seed in range(20) for one in day_of(seed).works]
     assert {one.queue for one in works} == {"batch", "lab", "service"}

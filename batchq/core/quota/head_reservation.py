@@ -164,12 +164,34 @@ def _stays_within_deserved(session: Session, head: GroupState) -> bool:
         return True
     # Groups of its own queue may end before it starts: at their walltimes, or because the head
     # cannot start before they end.
-    table = timeline_of(session)
+    table = _timeline_without_waiting_holds(session)
     start = table.slot(head, None)
     return all(
         min(table.sum_then(scope, name, start), _left_beside(session, head, name)) <= units
         for name, units in bounds.items()
     )
+
+
+def _timeline_without_waiting_holds(session: Session) -> LedgerTimeline:
+    """Return the timeline as if no waiting group without a reservation held capacity on nodes.
+
+    A group that a head reservation refuses holds nothing in the next session. So a reservation that
+    depended on its hold would come and go with every session.
+    """
+    nodes, groups = session.nodes, session.groups
+    waiting = [
+        uid
+        for uid in nodes.held
+        if uid in groups and not groups[uid].reserved and not groups[uid].status.pledge.stands
+    ]
+    if not waiting:
+        return timeline_of(session)
+    holds = {uid: nodes.put_back_hold(uid) for uid in waiting}
+    try:
+        return LedgerTimeline(session)
+    finally:
+        for uid, by_node in holds.items():
+            nodes.hold(uid, by_node)
 
 
 def _left_beside(session: Session, head: GroupState, name: str) -> int:

@@ -79,6 +79,7 @@ class Horse:
         self._contact = AgentContact(
             voucher, server=ServerWatch(lambda: None), lease_ms=paces.lease_ms
         )
+        self.on_end = machine.on_horse_end
         self._outcome: PodOutcome | None = None
         self._renew_at = 0
         self._has_renewed = False

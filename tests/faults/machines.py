@@ -120,6 +120,8 @@ class WorkHorse(Protocol):
     due_at: int
     process: Process | None
     voucher: Voucher
+    #: What its parent does when it ends.
+    on_end: Callable[[HorseEnd], None]
 
     @property
     def alive(self) -> bool: ...
@@ -159,11 +161,13 @@ class Machine:
         self.on_horse_end: Callable[[HorseEnd], None] = _ignore
 
     def horse_ended(self, horse: WorkHorse, end: HorseEnd) -> None:
-        """Remove a work-horse whose process has ended, and tell the agent."""
+        """Remove a work-horse whose process has ended, and tell its parent, which may be an agent
+        that is gone: one that has replaced it does not hear of it.
+        """
         del self.horses[horse.attempt]
         horse.voucher.give_back()
-        if self.agent_lives:
-            self.on_horse_end(end)
+        if self.agent_lives and horse.on_end is self.on_horse_end:
+            horse.on_end(end)
 
     def take_capacity(self, process: Process) -> None:
         """Raises InvariantBroken if the running pods no longer fit."""

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from batchq.store.redis import RedisStore
+from tests.harness import reaper
 from tests.harness.server import Server
 
 TESTS = Path(__file__).parent
@@ -23,6 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: Their tests start processes and wait for them, for most of their time.
 _SLOW_FOLDERS = {"e2e", "worker", "poison", "daemon"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no process outlive the run."""
+    waiting = reaper.start()
+    config.add_cleanup(lambda: reaper.end(waiting))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

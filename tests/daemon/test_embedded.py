@@ -133,7 +133,7 @@ def test_a_server_that_does_not_answer_is_not_doubled(
     server = ensure_server(home)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(StoreUnavailable, match="has not answered for 0 s"):
+        with pytest.raises(StoreUnavailable, match=r"has not answered for \d+ s"):
             ensure_server(home, within_s=0.1)
     finally:
         os.kill(server.pid, signal.SIGCONT)

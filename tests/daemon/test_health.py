@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten all limits to fractions of a second."""
-    monkeypatch.setattr(http_server, "_LEAST_STILL_S", 0.3)
-    monkeypatch.setattr(http_server, "_LEAST_RECENT_S", 0.3)
+    """Shorten all limits to what a busy machine still keeps."""
+    monkeypatch.setattr(http_server, "_LEAST_STILL_S", 2.0)
+    monkeypatch.setattr(http_server, "_LEAST_RECENT_S", 2.0)
     monkeypatch.setattr(http_server, "_SLOW_STORE_S", 0.1)
     monkeypatch.setattr(http_server, "UNFIT_AFTER_PERIODS", 10)
 
@@ -84,8 +85,9 @@ def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
 
     with looping(turn) as (watched, _):
         until(lambda: "no progress" in watched.why_not_live())
-        assert watched.why_not_live() == "the session thread has made no progress for 0 s"
-        assert watched.why_not_ready() == "no session has succeeded for 0 s"
+        live, ready = watched.why_not_live(), watched.why_not_ready()
+        assert re.fullmatch(r"the session thread has made no progress for \d+ s", live)
+        assert re.fullmatch(r"no session has succeeded for \d+ s", ready)
         let_go.set()
         until(lambda: watched.why_not_live() == watched.why_not_ready() == "")
 
@@ -102,8 +104,9 @@ def test_an_unavailable_server_makes_it_unready_but_stays_alive() -> None:
         until(lambda: watched.why_not_ready() == "")
         away.set()
         until(lambda: outage.unavailable)
-        assert watched.why_not_ready() == "the server has not answered for 0 s"
-        until(lambda: outage.lasts_s() > 0.5)
+        why = watched.why_not_ready()
+        assert re.fullmatch(r"the server has not answered for \d+ s", why)
+        until(lambda: outage.lasts_s() > 3.0)
         assert watched.why_not_live() == ""
         away.clear()
         until(lambda: watched.why_not_ready() == "")

@@ -46,7 +46,7 @@ class AwayLease:
             raise StoreUnavailable("the server is not running")
 
 
-def candidate(store: RedisStore | AwayLease, name: str, *, lease_ms: int = 150) -> Leadership:
+def candidate(store: RedisStore | AwayLease, name: str, *, lease_ms: int = 3_000) -> Leadership:
     return Leadership(store, identity=name, outage=Outage(), lease_ms=lease_ms)
 
 
@@ -57,7 +57,7 @@ def test_an_identity_names_host_and_process_and_is_never_the_same() -> None:
 
 
 def test_the_only_candidate_leads_and_keeps_leading(store: RedisStore) -> None:
-    only = candidate(store, "only", lease_ms=3_000)
+    only = candidate(store, "only")
     only.start()
     until(lambda: count_of(only.epoch() or 0) == 1)
     first_end = store.now_ms() + 3_000
@@ -85,7 +85,7 @@ def test_a_second_candidate_waits_and_logs_it_once(store: RedisStore) -> None:
 
 def test_a_resigning_leader_is_succeeded_at_once_in_a_higher_epoch(store: RedisStore) -> None:
     first = candidate(store, "first", lease_ms=60_000)
-    second = candidate(store, "second", lease_ms=60)
+    second = candidate(store, "second")
     first.start()
     until(lambda: count_of(first.epoch() or 0) == 1)
     second.start()
@@ -97,7 +97,7 @@ def test_a_resigning_leader_is_succeeded_at_once_in_a_higher_epoch(store: RedisS
 
 def test_a_silent_leader_is_succeeded_when_its_lease_is_over(store: RedisStore) -> None:
     assert count_of(store.lead("silent", 200) or 0) == 1
-    second = candidate(store, "second", lease_ms=60)
+    second = candidate(store, "second")
     second.start()
     until(lambda: count_of(second.epoch() or 0) == 2)
     second.stop()
@@ -105,7 +105,7 @@ def test_a_silent_leader_is_succeeded_when_its_lease_is_over(store: RedisStore) 
 
 def test_a_candidate_tells_the_loop_when_it_is_elected(store: RedisStore) -> None:
     elected = threading.Event()
-    only = Leadership(store, identity="only", outage=Outage(), lease_ms=150, elected=elected.set)
+    only = Leadership(store, identity="only", outage=Outage(), lease_ms=3_000, elected=elected.set)
     only.start()
     assert elected.wait(10)
     assert count_of(only.epoch() or 0) == 1
@@ -114,7 +114,7 @@ def test_a_candidate_tells_the_loop_when_it_is_elected(store: RedisStore) -> Non
 
 def test_without_its_store_it_stops_deciding_when_the_lease_is_over() -> None:
     lease = AwayLease()
-    leader = candidate(lease, "leader", lease_ms=90)
+    leader = candidate(lease, "leader", lease_ms=1_500)
     leader.start()
     until(lambda: leader.epoch() == 7)
     with capture_logs() as lines:
@@ -163,7 +163,7 @@ def test_a_leader_that_cannot_resign_ends_all_the_same() -> None:
 def test_a_leader_not_fit_to_lead_lets_its_lease_run_out() -> None:
     lease, fit = AwayLease(), threading.Event()
     fit.set()
-    leader = Leadership(lease, identity="leader", outage=Outage(), lease_ms=90, fit=fit.is_set)
+    leader = Leadership(lease, identity="leader", outage=Outage(), lease_ms=1_500, fit=fit.is_set)
     leader.start()
     until(lambda: leader.epoch() == 7)
     fit.clear()
@@ -176,7 +176,7 @@ def test_a_leader_not_fit_to_lead_lets_its_lease_run_out() -> None:
 
 
 def test_a_killed_server_that_comes_back_knows_its_leader(home: Home, store: RedisStore) -> None:
-    leader = candidate(store, "leader", lease_ms=3_000)
+    leader = candidate(store, "leader")
     leader.start()
     until(lambda: count_of(leader.epoch() or 0) == 1)
     embedded_server.stop_server(home)

@@ -156,12 +156,15 @@ def test_turns_that_are_hurried_take_no_more_than_four_fifths_of_the_time() -> N
 
 
 def test_hurried_turns_are_no_further_apart_than_others() -> None:
-    turns = Turns(lambda number: turned(number == 1 and threading.Event().wait(0.5)))
+    turns = Turns(lambda _: turned(threading.Event().wait(1.0)))
     with running(turns, apart_ms=1) as loop:
-        until(lambda: turns.count == 1)
-        loop.hurry()
-        until(lambda: turns.count == 2)
-    assert turns.began[1] - turns.ended[0] < 0.4
+        for number in range(1, 4):
+            until(lambda: len(turns.began) == number)  # noqa: B023
+            loop.hurry()
+        until(lambda: turns.count >= 4)
+    gaps = [start - end for start, end in zip(turns.began[1:], turns.ended, strict=False)]
+    # A quarter of a turn would be 0.25 s. The shortest gap counts, because the machine may be busy.
+    assert min(gaps) < 0.25
 
 
 def test_wakes_from_many_threads_block_neither_each_other_nor_a_stop() -> None:
@@ -295,8 +298,8 @@ def test_the_log_reports_a_hang_before_its_end() -> None:
 
 
 def test_a_turn_of_several_periods_is_not_reported_as_hanging() -> None:
-    turns = Turns(lambda number: turned(number != 1 or not threading.Event().wait(0.05)))
-    with capture_logs() as lines, running(turns, period_ms=20):
+    turns = Turns(lambda number: turned(number != 1 or not threading.Event().wait(0.5)))
+    with capture_logs() as lines, running(turns, period_ms=200):
         until(lambda: turns.count >= 3)
     assert events(lines) == []
 

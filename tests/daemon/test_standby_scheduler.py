@@ -30,7 +30,7 @@ from tests.builders import a_group, a_node, a_queue, a_running_group, as_charged
 from tests.contract.made import put
 from tests.daemon.waiting import until
 
-LEASE_MS = 2_000
+LEASE_MS = 5_000
 
 
 class Nothing:

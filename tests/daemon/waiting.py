@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def until(true: Callable[[], bool], *, within_s: float = 10.0) -> None:
+def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
     """Return once `true()` holds; fail if it does not in time."""
     deadline = time.monotonic() + within_s
     never = threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from contextlib import ExitStack
 
-from batchq.api.lifecycle import ON_NODE
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Evictions, Pod
 from batchq.daemon import embedded_server as embedded
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
@@ -109,11 +109,16 @@ class Cluster:
         """Return whether a group has a pledge."""
         return group(self.client, name).status.pledge.stands
 
+    def is_pending_with_pledge(self, name: str) -> bool:
+        """Return whether a group that is pending has a pledge."""
+        status = group(self.client, name).status
+        return status.pledge.stands and status.phase == PodGroupPhase.PENDING
+
     def spent(self, name: str) -> Evictions:
         """Return what evictions have cost a group."""
         return group(self.client, name).status.evictions
 
-    def await_completion(self, *names: str, within_s: float = 60.0) -> None:
+    def await_completion(self, *names: str, within_s: float = 120.0) -> None:
         """Wait until all these groups have completed."""
         for name in names:
             until(

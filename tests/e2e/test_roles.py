@@ -214,7 +214,9 @@ def test_a_daemon_with_the_wrong_credentials_logs_what_it_lacks(
 
 def test_work_survives_the_death_of_an_agent_and_of_the_leader(stack: GuardedStack) -> None:
     with stack.client("submitter") as client:
-        lasts = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done"
+        # The gang runs until the file is gone, however slow the machine is.
+        held = stack.machine.file("held", "")
+        lasts = f"while [ -e {held} ]; do sleep 0.1; done"
         two = ("-N", "2", "--cpus", "2", "--retries", "2")
         stack.batchq("submitter", "submit", "--name", "long", *two, "--", "sh", "-c", lasts)
         until(lambda: phase(client, "long") == "Running", what="it runs")
@@ -228,6 +230,7 @@ def test_work_survives_the_death_of_an_agent_and_of_the_leader(stack: GuardedSta
         stack.start_agent("n1")
         stack.schedulers.remove(leading)
         stack.start_scheduler()
+        held.unlink()
     ended(stack, "long")
 
 

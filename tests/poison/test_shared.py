@@ -441,7 +441,8 @@ def test_the_doctor_reads_a_part_of_a_large_report_queue_and_shows_its_size(
 ) -> None:
     fact = '{"fact":"claim","pod":"p%d","attempt":1,"agent":"a","fence":"f"}'
     raw.hset(keys.report_queue("n1"), mapping={f"p{n}-1": fact % n for n in range(20_000)})
-    began = time.monotonic()
+    # CPU time, which other processes do not prolong.
+    began = time.process_time()
     [found] = [one for one in examine(small.store.url).findings if one.check == "inboxes"]
     assert found.found.startswith("20000 reports are in its report queue")
-    assert time.monotonic() - began < 8
+    assert time.process_time() - began < 8

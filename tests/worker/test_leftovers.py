@@ -38,7 +38,7 @@ def _record(group: int, *, boot: str) -> RunFile:
 
 def test_the_group_of_a_pod_is_killed_even_without_its_leader(tmp_path: Path, group: int) -> None:
     assert sweep(tmp_path, [_record(group, boot=own_boot())]) == []
-    until(lambda: members(group) == [], within_s=5)
+    until(lambda: members(group) == [])
 
 
 def test_a_group_with_the_number_of_a_pod_from_before_the_reboot_is_left_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 import redis
@@ -13,7 +14,7 @@ from batchq.store.node_channels import WakeReason, notify
 from batchq.worker.workhorse.leases import Lease, OwnServer, ServerWatch, Voucher, VoucherTable
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.daemon.waiting import until
-from tests.worker.stage import WITHIN_S, Stage, members
+from tests.worker.stage import Stage, members
 
 LEASE_MS = 30_000
 
@@ -111,14 +112,27 @@ def clients(raw: redis.Redis) -> int:
     return len(raw.client_list())
 
 
+def clients_beside_a_quiet_pod(stage: Stage, raw: redis.Redis) -> int:
+    """Start a pod, which opens the test's own connections; return how many stay open."""
+    stage.started(stage.bind("sleep", "600")[0])
+    counts = [clients(raw)]
+
+    def is_settled() -> bool:
+        # The work-horse closes the connection over which it has reported the start.
+        threading.Event().wait(0.05)
+        counts.append(clients(raw))
+        return len(counts) > 60 and len(set(counts[-60:])) == 1
+
+    until(is_settled)
+    return counts[-1]
+
+
 @pytest.mark.e2e
 def test_an_agent_has_three_connections_whatever_the_number_of_its_quiet_pods(
     stage: Stage, raw: redis.Redis
 ) -> None:
-    # The first pod opens the test's own connections.
     stage.start_agent("n1")
-    stage.started(stage.bind("sleep", "600", node="n1")[0])
-    before = clients(raw)
+    before = clients_beside_a_quiet_pod(stage, raw)
     stage.start_agent("n2")
     until(lambda: clients(raw) - before == 3)
     for pod in stage.bind("sleep", "600", replicas=16, node="n2"):
@@ -133,21 +147,23 @@ def test_a_pod_that_has_written_something_lets_its_connection_go(
     stage: Stage, raw: redis.Redis
 ) -> None:
     stage.start_agent()
-    stage.started(stage.bind("sleep", "600")[0])
-    before = clients(raw)
-    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600")
+    before = clients_beside_a_quiet_pod(stage, raw)
+    flag = stage.home / "flag"
+    writes = f"while ! test -e {flag}; do echo up; sleep 0.1; done; sleep 600"
+    (pod,) = stage.bind("sh", "-c", writes)
     stage.started(pod, saying="up")
-    assert clients(raw) - before == 1
-    until(lambda: clients(raw) == before, within_s=WITHIN_S)
+    until(lambda: clients(raw) - before == 1)
+    flag.touch()
+    until(lambda: clients(raw) == before)
 
 
 @pytest.mark.e2e
 def test_a_quiet_pod_outlives_its_first_lease_while_its_agent_runs(stage: Stage) -> None:
-    stage.start_agent(lease_ms=1_500)
+    stage.start_agent(lease_ms=4_000)
     (pod,) = stage.bind("sh", "-c", "sleep 600")
     group = stage.started(pod)
     started_at = stage.store.now_ms()
-    until(lambda: stage.store.now_ms() > started_at + 4_000)
+    until(lambda: stage.store.now_ms() > started_at + 9_000)
     assert members(group) != []
     assert stage.now(pod).status.phase == PodPhase.RUNNING
     stage.stop(pod)
@@ -182,13 +198,13 @@ def test_a_stop_that_a_former_scheduler_does_not_announce_comes_with_the_next_re
 def test_a_quiet_pod_is_killed_when_its_agent_is_stopped_and_the_server_is_gone(
     stage: Stage, raw: redis.Redis
 ) -> None:
-    agent = stage.start_agent(lease_ms=3_000)
+    agent = stage.start_agent(lease_ms=9_000)
     (pod,) = stage.bind("sh", "-c", "sleep 600")
     group = stage.started(pod)
     agent.send_signal(signal.SIGSTOP)
     raw.config_set("maxclients", 1)
     raw.client_kill_filter(_type="normal", skipme=True)
-    until(lambda: members(group) == [], within_s=3)
+    until(lambda: members(group) == [], within_s=9.0)
     raw.config_set("maxclients", 1_000)
     agent.send_signal(signal.SIGCONT)
     assert stage.ended(pod).status.reason == "NodeLost"

@@ -69,5 +69,6 @@ def test_an_idle_agent_sends_few_requests(stage: Stage, raw: redis.Redis, tmp_pa
     raw.config_resetstat()
     until(lambda: time.monotonic() - since > 3.0)
     asked = raw.info("commandstats")
+    seconds = time.monotonic() - since
     # One look a second; without wake-ups there were twenty.
-    assert asked["cmdstat_lmove"]["calls"] <= 4
+    assert asked["cmdstat_lmove"]["calls"] <= seconds + 1

@@ -39,8 +39,9 @@ _LOOK_EVERY_S = 1.0
 _RECOUNT_APART = 10
 #: The most repairs of one kind that are logged and become events at once.
 _MOST_REPORTED = 20
-#: If a page has this many wrong heads, the next page is checked in the same look, up to a limit.
-_MANY_HEADS, _HEAD_PAGES = 50, 8
+#: If a page has this many wrong heads, the next page is checked in the same look. Sessions wait
+#: meanwhile, so there is a limit.
+_MANY_HEADS, _HEADS_WITHIN_S = 50, 0.3
 
 
 class Mender:
@@ -126,12 +127,12 @@ class Mender:
 
     def _mend_heads(self, epoch: int) -> None:
         mended: list[Recounted] = []
-        for _ in range(_HEAD_PAGES):
+        give_up_at = time.monotonic() + _HEADS_WITHIN_S
+        is_likely_more = True
+        while is_likely_more:
             found = mend_heads(self._store, epoch, self._store.suspect_heads())
             mended += found
-            # Many wrong heads on one page suggest more: check the next page too.
-            if len(found) < _MANY_HEADS:
-                break
+            is_likely_more = len(found) >= _MANY_HEADS and time.monotonic() < give_up_at
         self.mended += len(mended[_MOST_REPORTED:])
         repairs = []
         for one in mended[:_MOST_REPORTED]:

@@ -134,6 +134,8 @@ def limits_of(objects: Objects) -> dict[str, Amounts]:
 TRIES = 8
 #: Fields that one call of the script sets.
 FIELDS_A_CALL = 2_000
+#: People are told of this many false heads of a kind: reading a million takes minutes.
+MOST_FALSE_HEADS = 1_000
 
 
 class Recounted(Struct, frozen=True, kw_only=True):
@@ -233,14 +235,21 @@ def compared_heads(link: Link, kind: str, some: Sequence[str]) -> dict[str, tupl
     return found
 
 
-def _all_heads(link: Link, kind: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    cursor = 0
-    while True:
+def _heads_by_page(
+    link: Link, kind: str, objects: Collection[str]
+) -> Iterator[Mapping[str, bytes]]:
+    """Yield all stored heads, and b"" for each object without one."""
+    headless = set(objects)
+    cursor, is_first = 0, True
+    while cursor or is_first:
         following, page = link.ask(partial(_page_of_heads, kind=kind, cursor=cursor))
-        found |= {key_of_field(field): head for field, head in page.items()}
-        if (cursor := int(following)) == 0:
-            return found
+        cursor, is_first = int(following), False
+        heads = {key_of_field(field): head for field, head in page.items()}
+        headless -= heads.keys()
+        yield heads
+    rest = sorted(headless)
+    for start in range(0, len(rest), HEADS_A_PAGE):
+        yield dict.fromkeys(rest[start : start + HEADS_A_PAGE], b"")
 
 
 def _page_of_heads(client: Any, kind: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
@@ -255,9 +264,16 @@ def _of_unreadable(head: bytes | None) -> bytes:
 
 
 def false_heads(
-    link: Link, objects: Mapping[str, Mapping[str, Object]], unreadable: Sequence[Unreadable]
+    link: Link,
+    objects: Mapping[str, Mapping[str, Object]],
+    unreadable: Sequence[Unreadable],
+    *,
+    most: int = MOST_FALSE_HEADS,
 ) -> list[Unreadable]:
-    """Return every head that does not match its object, for people. Raises StoreUnavailable."""
+    """Return the heads that do not match their objects, for people: up to `most` of each kind.
+
+    Raises StoreUnavailable.
+    """
     left_out = {(one.kind, one.key) for one in unreadable}
 
     def expected(kind: str, key: str) -> bytes | None:
@@ -268,11 +284,16 @@ def false_heads(
 
     found = []
     for kind in KINDS:
-        there = {**dict.fromkeys(objects.get(kind, {}), b""), **_all_heads(link, kind)}
-        suspects = [key for key, head in there.items() if head_differs(head, expected(kind, key))]
-        for start in range(0, len(suspects), HEADS_A_PAGE):
-            differing = compared_heads(link, kind, suspects[start : start + HEADS_A_PAGE])
-            found += [records.false_head(kind, key) for key in sorted(differing)]
+        differing: set[str] = set()
+        for heads in _heads_by_page(link, kind, objects.get(kind, {}).keys()):
+            suspects = [
+                key for key, head in heads.items() if head_differs(head, expected(kind, key))
+            ]
+            if suspects:
+                differing.update(compared_heads(link, kind, suspects))
+            if len(differing) >= most:
+                break
+        found += [records.false_head(kind, key) for key in sorted(differing)[:most]]
     return found
 
 

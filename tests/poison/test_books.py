@@ -566,12 +566,25 @@ def test_an_object_with_a_revision_from_the_future_is_followed_when_it_changes(
     assert booked.snapshot().queues == ()
 
 
+def test_of_many_false_heads_the_first_are_reported(
+    booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "HEADS_A_PAGE", 3)
+    raw.hdel(keys.heads("Queue"), "default")
+    raw.hset(keys.heads("Pod"), mapping={f"poison-{number}": "1|Bound|a|" for number in range(600)})
+    read = read_books(booked)
+    assert read is not None
+    found = false_heads(booked.link, read.objects, read.unreadable, most=5)
+    assert [one.key.split()[0] for one in found] == ["Queue", *["Pod"] * 5]
+
+
 def test_with_many_false_heads_the_next_pages_are_checked_at_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "HEADS_A_PAGE", 2)
     monkeypatch.setattr(repair, "_MANY_HEADS", 1)
-    made = [pod(number, group_uid="u2") for number in range(7)]
+    monkeypatch.setattr(repair, "_HEADS_WITHIN_S", 30.0)
+    made = [pod(number, group_uid="u2") for number in range(70)]
     booked.commit([writing(*map(put, made))], request_id="pods")
     before = in_books(booked, raw)
     raw.hdel(keys.heads("Pod"), *(one.metadata.uid for one in made))

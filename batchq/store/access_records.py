@@ -20,6 +20,7 @@ from msgspec import Struct
 from batchq.api.access import Binding, Scope, Via
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
+from batchq.store.codec import DAMAGE, whole
 from batchq.store.link import Link
 
 _R = TypeVar("_R", "TokenRecord", "BindingRecord")
@@ -105,7 +106,7 @@ def read_access_revision(link: Link) -> int:
     stored = link.ask(
         lambda client: cast("bytes | None", client.hget(keys.ACCESS_STATE, "revision"))
     )
-    return int(stored or b"0") if (stored or b"0").isdigit() else 0
+    return whole(stored) or 0
 
 
 def read_access(link: Link) -> AccessState:
@@ -129,7 +130,7 @@ def _decoded(stored: dict[bytes, bytes], kind: type[_R]) -> dict[str, _R]:
     for field, value in stored.items():
         try:
             found[field.decode()] = msgspec.json.decode(value, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except DAMAGE:
             continue
     return found
 
@@ -187,7 +188,7 @@ def read_audit(link: Link, most: int) -> list[AuditEntry]:
     for place, (text, digest) in enumerate(found):
         try:
             record = msgspec.json.decode(text, type=AuditRecord)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except DAMAGE:
             record = _UNREADABLE
         before = digests[place - 1] if place else record.previous
         is_chained = record.previous == before and digest_of(before, text) == digest
@@ -220,11 +221,8 @@ def _page(last: str, count: int, client: redis.Redis) -> list[tuple[bytes, dict[
 def read_last_uses(link: Link) -> dict[str, int]:
     """Return when each token was last used, in milliseconds. Raises StoreUnavailable."""
     stored = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.TOKENS_USED)))
-    return {
-        field.decode(errors="replace"): int(value)
-        for field, value in stored.items()
-        if value.isdigit()
-    }
+    found = {field.decode(errors="replace"): whole(value) for field, value in stored.items()}
+    return {token: at for token, at in found.items() if at is not None}
 
 
 def write_last_use(link: Link, token: str, at_ms: int) -> None:

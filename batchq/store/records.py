@@ -46,6 +46,9 @@ from batchq.store.rules import Held
 _LONGEST_REASON = 200
 #: Longer than any valid key of an object.
 _LONGEST_KEY, _SHOWN_OF_KEY = 1024, 40
+#: Longer than any uid that batchq creates. Uids of digits are compared as numbers, and Python
+#: refuses numbers of more than 4,300 digits.
+_LONGEST_UID = 1024
 #: No name contains these otherwise: `name_of` escapes backslashes as `\\x5c`.
 _EMPTY, _SHORTENED = "\\x", "\\..."
 _LONGEST_NAME = 120
@@ -81,6 +84,8 @@ def read_record(
     # names.
     if " " in key or " " in uid or "|" in uid or _names_no_scope(item):
         return _unreadable(kind, key, "a name contains a space, or its uid a space or bar")
+    if len(uid) > _LONGEST_UID:
+        return _unreadable(kind, key, f"its uid has {len(uid):,} characters")
     if isinstance(item, PodGroup) and (why := disorder_of(item)):
         return _unreadable(kind, key, why)
     return item

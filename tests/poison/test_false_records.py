@@ -32,7 +32,7 @@ from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
 from batchq.store import records
-from tests.contract.made import group
+from tests.contract.made import group, node, queue
 from tests.worlds.wide import wide_world
 
 #: False records tried on each cluster; `make swarm` sets more.
@@ -40,7 +40,22 @@ LIES = int(os.environ.get("BATCHQ_MUTATIONS", "1000")) // 20
 WORLDS = range(8)
 
 NUMBERS = (-(2**40), -1, 0, 1, 2**31, 10**9, 2**63 - 1)
-WORDS = ("", "x", "\0", "-1", "9" * 400, "root", "default", "q0", "n0", "u-1", "red/g0", "\u202e")
+WORDS = (
+    "",
+    "x",
+    "\0",
+    "-1",
+    "²",
+    "9" * 400,
+    "9" * 5000,
+    "root",
+    "default",
+    "q0",
+    "n0",
+    "u-1",
+    "red/g0",
+    "\u202e",
+)
 _OF_SNAPSHOT = ("groups", "queues", "nodes", "quotas", "priority_classes", "admission_checks")
 
 
@@ -187,6 +202,15 @@ def test_a_session_runs_over_groups_with_the_identity_of_another(seed: int) -> N
         forgetful = scheduler.without_memory()
         for seen in (snapshot, result, snapshot):
             Scheduler.decide(forgetful, seen, now_ms)
+
+
+@pytest.mark.parametrize("kind", ["PodGroup", "Queue", "Node"])
+def test_a_record_with_a_uid_that_is_no_number_to_python_is_unreadable(kind: str) -> None:
+    made = {"PodGroup": group(), "Queue": queue(), "Node": node()}[kind]
+    lie = structs.replace(made, metadata=structs.replace(made.metadata, uid="9" * 5000))
+    found = records.read_record(kind, key_of(lie), msgspec.json.encode(lie))
+    assert isinstance(found, Unreadable)
+    assert found.why == "its uid has 5,000 characters"
 
 
 def tasks(*replicas: int) -> tuple[Task, ...]:

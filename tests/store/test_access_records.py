@@ -15,6 +15,7 @@ from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records, keys
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
+from tests.poison.damage import DEEP, HUGE
 
 OPERATOR = Actor(user="root@host", via="redis")
 ALICE = Binding(subject="user:alice", role=AccessRole.SUBMITTER, namespace="ml")
@@ -197,10 +198,15 @@ def test_a_wrong_request_for_a_token_is_refused(
 
 
 def test_a_record_that_cannot_be_read_gives_no_rights(
-    control: AccessControl, raw: redis.Redis
+    control: AccessControl, redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     made = control.create_token("alice", OPERATOR, scope=Scope(verbs=(Verb.READ,)))
-    raw.hset(keys.TOKENS, "broken", "{")
+    raw.hset(keys.TOKENS, mapping={"broken": "{", "deep": DEEP, "huge": HUGE, "list": "[]"})
+    raw.hset(keys.ACCESS_STATE, "revision", "9" * 5000)
     raw.hset(keys.BINDINGS, b"\xff", b"\xff")
     state = control.state()
     assert (list(state.tokens), state.bindings) == ([made.record.id], {})
+    raw.hset(keys.TOKENS_USED, mapping={"a": "9" * 5000, "b": b"\xff", "c": "7"})
+    assert access_records.read_last_uses(redis_store.link) == {"c": 7}
+    raw.xadd(keys.AUDIT, {"record": DEEP, "digest": "x"})
+    assert [one.is_chained for one in control.audit(2)] == [True, False]

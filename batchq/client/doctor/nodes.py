@@ -10,6 +10,7 @@ from batchq.api.times import SECOND, describe_age
 from batchq.client.changes import Overpromised, overpromised
 from batchq.client.connection import SchedulerSeen, process_of
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
+from batchq.store.codec import whole
 
 _READS = "reading (`+@read`) of batchq's keys"
 #: Three heartbeat intervals of an agent.
@@ -51,14 +52,16 @@ def protocols(state: State) -> tuple[Finding, ...]:
         return unseen("the nodes", _READS)
     findings = []
     for node in state.nodes():
-        version = node.metadata.annotations.get(PROTOCOL_ANNOTATION, "")
-        apart = abs(int(version) - PROTOCOL) if version.isdigit() else 0
-        if node.status.ready and apart:
+        version = node.metadata.annotations.get(PROTOCOL_ANNOTATION, str(PROTOCOL))
+        # A node's annotations may contain anything.
+        number = whole(version.encode())
+        apart = None if number is None else abs(number - PROTOCOL)
+        if node.status.ready and apart != 0:
             findings.append(
                 Finding(
                     level=Level.NOTE if apart == 1 else Level.ERROR,
                     subject=f"Node {node.metadata.name}",
-                    found=f"its agent uses protocol {version}, this batchq {PROTOCOL}",
+                    found=f"its agent uses protocol {version[:20]}, this batchq {PROTOCOL}",
                     expected="the same, or an adjacent version during an upgrade",
                     remedy="upgrade the older of the two, step by step if they are further apart",
                 )

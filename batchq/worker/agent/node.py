@@ -185,7 +185,7 @@ def _agent_of(node: Node) -> str:
 def _parts(identity: str) -> tuple[str, int | None, int | None]:
     host, _, rest = identity.partition(":")
     pid, _, started = rest.partition(":")
-    if pid.isdigit() and started.isdigit() and len(rest) < _MAX_DIGITS:
+    if rest.isascii() and pid.isdigit() and started.isdigit() and len(rest) < _MAX_DIGITS:
         return host, int(pid), int(started)
     return host, None, None
 

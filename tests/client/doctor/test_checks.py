@@ -271,6 +271,14 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         a_state(node(annotations={"batchq/protocol": "4"})),
         *("protocols", ERROR, "Node n1", "its agent uses protocol 4, this batchq 2"),
     ),
+    "a node states a protocol that is no number": (
+        a_state(node(annotations={"batchq/protocol": "²"})),
+        *("protocols", ERROR, "Node n1", "its agent uses protocol ², this batchq 2"),
+    ),
+    "a node states a protocol of 5,000 digits": (
+        a_state(node(annotations={"batchq/protocol": "9" * 5000})),
+        *("protocols", ERROR, "Node n1", f"its agent uses protocol {'9' * 20}, this batchq 2"),
+    ),
     "a node has not reported since the server's start": (
         with_standing(restarted_at=NOW - 10_000),
         *("reported", NOTE, "Node n1", "has not reported its pods since the server's start 10s"),

@@ -60,7 +60,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     type=click.IntRange(1, 10_000),
     default=256,
     show_default=True,
-    help="How many pods may run at the same time.",
+    help="How many pods may run at the same time; the node offers as many `pods`.",
 )
 @click.option(
     "--drain-timeout",

@@ -11,6 +11,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
+from batchq.worker.agent.node import agent_pid
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy
@@ -27,7 +28,7 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
         resources={"cpu": 4000, "memory": 1 << 33},
     )
     node = _node(stage)
-    assert node.spec.resources == {"cpu": 4000, "memory": 8589934592}
+    assert node.spec.resources == {"cpu": 4000, "memory": 8589934592, "pods": 256_000}
     assert node.metadata.labels == {"disk": "fast", "batchq/containment": "subreaper"}
     assert node.metadata.annotations["batchq/protocol"] == "2"
     assert node.spec.taints[0].key == "own"
@@ -35,8 +36,25 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
     assert stage.store.ledger()["capacity"] == {
         "cpu": 4000,
         "memory": 8589934592,
-        "pods": 1_000_000_000_000,
+        "pods": 256_000,
     }
+
+
+@pytest.mark.parametrize(
+    ("slots", "stated", "offered"),
+    [(4, {}, 4000), (4, {"pods": 3000}, 3000), (4, {"pods": 5000}, 4000)],
+    ids=["none stated", "fewer stated", "more stated"],
+)
+def test_a_node_takes_no_more_pods_than_its_agent_has_slots(
+    stage: Stage, slots: int, stated: dict[str, int], offered: int
+) -> None:
+    stage.start_agent(slots=slots, resources={"cpu": 4000, **stated})
+    assert _node(stage).spec.resources == {"cpu": 4000, "pods": offered}
+
+
+@pytest.mark.parametrize("identity", ["", "vm", "vm:12", "vm:²:²", "vm:" + "9" * 99 + ":1"])
+def test_a_malformed_identity_of_an_agent_names_no_process(identity: str) -> None:
+    assert agent_pid(identity) is None
 
 
 def test_a_cordon_outlives_a_restart_of_the_agent(stage: Stage) -> None:

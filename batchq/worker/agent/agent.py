@@ -17,7 +17,7 @@ import gc
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from batchq.api.node_report import SPOILED, PodAttempt
 from batchq.api.objects import Taint
+from batchq.api.resources import ONE_POD, PODS
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
@@ -212,7 +213,7 @@ class Agent:
         )
         offer = NodeOffer(
             name=settings.node,
-            resources=resources,
+            resources=_within_slots(resources, settings.slots),
             labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
             taints=settings.taints,
             annotations={
@@ -640,12 +641,22 @@ class Agent:
         prune_logs(self._log_dir, running=running, now_s=time())
 
 
+def _within_slots(resources: Mapping[str, int], slots: int) -> dict[str, int]:
+    """Return the resources with as many `pods` as the agent runs at once, at most.
+
+    Otherwise pods that request nothing would be bound without end, and pods bound after them would
+    wait here for a slot.
+    """
+    pods = slots * ONE_POD
+    return {**resources, PODS: min(resources.get(PODS, pods), pods)}
+
+
 class AgentSettings(Struct, frozen=True, kw_only=True):
     """How a machine takes part in the cluster.
 
     `resources` are in integer units (cpu in milli, memory in bytes, others in thousandths); None
     means the detected ones. Logs go to `home/logs`, and run files to `home/run/<node>`. `slots`
-    bounds how many pods run at once.
+    bounds how many pods run at once, and so the `pods` that the node offers.
     """
 
     node: str

@@ -401,9 +401,9 @@ class TrialScheduler(Struct, frozen=True, kw_only=True):
             now_ms=store.now_ms(),
         )
 
-    def session(self, snapshot: Snapshot | None = None) -> Session:
-        """Return a session without decisions, on the current state or on another snapshot."""
-        return self.scheduler.open(self.snapshot if snapshot is None else snapshot, self.now_ms)
+    def session(self) -> Session:
+        """Return a session without decisions."""
+        return self.scheduler.open(self.snapshot, self.now_ms)
 
     def decide(self, snapshot: Snapshot | None = None) -> Session:
         """Return a decided session, on the current state or on another snapshot."""
@@ -476,9 +476,7 @@ class Starts(Struct, frozen=True, kw_only=True, rename="camel"):
     not_planned: int
 
 
-def starts_of(
-    deciding: TrialScheduler, *, namespace: str = "", queue: str = "", most: int | None = None
-) -> Starts:
+def starts_of(deciding: TrialScheduler, *, namespace: str = "", queue: str = "") -> Starts:
     """Return the expected start of every waiting group (of a namespace, of a queue's subtree)."""
     session = deciding.decide()
     chosen = {
@@ -487,7 +485,7 @@ def starts_of(
         if namespace in ("", group.namespace) and queue in ("", *group.chain)
     }
     pending = [uid for uid, one in chosen.items() if one.phase == PodGroupPhase.PENDING]
-    estimates = expected_starts(session, wanted=pending, most=most)
+    estimates = expected_starts(session, wanted=pending)
     queues = {group.queue for uid, group in chosen.items() if uid in estimates}
     places = {
         key: place

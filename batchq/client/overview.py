@@ -294,8 +294,9 @@ class Overview:
     def _explanations(self, group: GroupState) -> tuple[Explanation, ...]:
         """Return the stored reasons, with the numbers of this snapshot where they still apply.
 
-        Only a decided session can add reasons that are not stored yet: that is a session of the
-        scheduler, and too expensive for a list.
+        A list says what the scheduler has decided. `why` asks a decided session instead, which may
+        have other reasons; for 10,000 groups, that would make a list half as dear again, and it
+        needs the scheduler's plugins.
         """
         if group.phase in TERMINAL:
             return ()

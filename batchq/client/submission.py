@@ -92,6 +92,8 @@ BYTES_A_BATCH = 4 * 1024 * 1024
 LONGEST_GATHER_S = 1.0
 #: How long queues and priority classes that were read are trusted.
 LONGEST_KNOWN_S = 1.0
+#: How long `close` waits for the answer about the last batch.
+_ANSWERS_WITHIN_S = 10.0
 
 
 class _Item:
@@ -220,17 +222,17 @@ class Submission(Iterator[Outcome]):
             pass
         return self.tally
 
-    def close(self, *, within_s: float = 10.0) -> bool:
+    def close(self) -> bool:
         """Stop reading requests, and wait for the answer about the batch that was sent.
 
-        Return False if no answer came within `within_s`: whether it was written is then unknown.
+        Return False if none came within 10 s: whether the batch was written is then unknown.
         """
         self._begun = self._all_read = True
         self._gathered = []
         batch = self._batch
         try:
             if batch is not None and batch.answer is not None:
-                batch.answer.result(within_s)
+                batch.answer.result(_ANSWERS_WITHIN_S)
             self._settle_batch()
         except (NotYet, StoreUnavailable):
             return False

@@ -268,7 +268,7 @@ ANSWERS_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.1
 
 
-def ask_to_reload(home: Home, client: Client, *, within_s: float = ANSWERS_WITHIN_S) -> Event:
+def ask_to_reload(home: Home, client: Client) -> Event:
     """Ask the scheduler that `up` started here to reload; return its Reloaded or ReloadFailed
     event.
 
@@ -283,11 +283,12 @@ def ask_to_reload(home: Home, client: Client, *, within_s: float = ANSWERS_WITHI
     identity = _identity_of(record.pid, client)
     before = client.events(kind=SCHEDULER, key=identity, most=1)
     detached.send(record, signal.SIGHUP)
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + ANSWERS_WITHIN_S
     while (latest := client.events(kind=SCHEDULER, key=identity, most=1)) == before:
         if time.monotonic() >= deadline:
             raise WaitTimedOut(
-                f"the scheduler (pid {record.pid}) has not answered within {within_s:.0f} s",
+                f"the scheduler (pid {record.pid}) has not answered within"
+                f" {ANSWERS_WITHIN_S:.0f} s",
                 hint=f"its log is {record.log}",
             )
         time.sleep(_LOOK_EVERY_S)

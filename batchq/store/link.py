@@ -82,16 +82,14 @@ Asked: TypeAlias = tuple[Script, Call]
 BYTES_A_TRIP = 32 * 1024 * 1024
 
 
-def in_trips(
-    things: Iterable[T], size_of: Callable[[T], int], most: int = BYTES_A_TRIP
-) -> Iterator[list[T]]:
+def in_trips(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield things in order, as many as fit in one round trip; at least one, however large."""
     trip: list[T] = []
     size = 0
     for thing in things:
         trip.append(thing)
         size += size_of(thing)
-        if size >= most:
+        if size >= BYTES_A_TRIP:
             yield trip
             trip, size = [], 0
     if trip:

@@ -94,16 +94,10 @@ class Patience:
     Owned by one thread.
     """
 
-    def __init__(
-        self,
-        tell: Callable[[str], None],
-        *,
-        deadline: float | None = None,
-        backoff: Backoff | None = None,
-    ) -> None:
+    def __init__(self, tell: Callable[[str], None], *, deadline: float | None = None) -> None:
         self._tell = tell
         self._deadline = deadline
-        self._backoff = backoff or Backoff(longest_ms=2000)
+        self._backoff = Backoff(longest_ms=2000)
         self._since: float | None = None
 
     def next_wait_s(self, error: StoreUnavailable) -> float | None:

@@ -159,13 +159,13 @@ def _unfinished(reader: Reader, key: str, what: str) -> PodGroup:
 
 
 def _with_spec(
-    reader: Reader, group: PodGroup, spec: PodGroupSpec, reason: str, now_ms: int, message: str = ""
+    reader: Reader, group: PodGroup, spec: PodGroupSpec, reason: str, now_ms: int
 ) -> Transaction:
     return put(
         reader,
         structs.replace(group, spec=spec),
         expect=group.metadata.revision,
-        event=_event(group, reason, now_ms, message),
+        event=_event(group, reason, now_ms, ""),
     )
 
 

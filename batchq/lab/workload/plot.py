@@ -92,12 +92,14 @@ class Picture(Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantShares, ...] = ()
 
 
-def picture_of(
-    schedules: Sequence[Schedule], *, resource: str = "cpu", tenants: bool = False
-) -> Picture:
+#: The resource whose use is drawn.
+_DRAWN = "cpu"
+
+
+def picture_of(schedules: Sequence[Schedule], *, tenants: bool = False) -> Picture:
     """Return the plot data of runs of the same load; with `tenants`, the largest tenants' shares.
 
-    `resource` is the resource whose use is drawn. `schedules` is not empty.
+    `schedules` is not empty.
     """
     width = _width_s(schedules)
 
@@ -109,24 +111,22 @@ def picture_of(
         load=first.load,
         capacity=first.capacity,
         runs=tuple((one.name, figures_of(one)) for one in schedules),
-        utilisation=lines(lambda one, sample: _part(one, resource, sample.total(resource))),
+        utilisation=lines(lambda one, sample: _part(one, sample.total(_DRAWN))),
         waiting=lines(lambda _, sample: sample.waiting),
         sizes=_sizes(schedules),
-        tenants=_tenants(schedules, _COARSER * width, resource) if tenants else (),
+        tenants=_tenants(schedules, _COARSER * width) if tenants else (),
     )
 
 
-def _part(schedule: Schedule, resource: str, units: float) -> float:
-    return units / (schedule.resources.get(resource) or 1)
+def _part(schedule: Schedule, units: float) -> float:
+    return units / (schedule.resources.get(_DRAWN) or 1)
 
 
-def _tenants(schedules: Sequence[Schedule], width: int, resource: str) -> tuple[TenantShares, ...]:
+def _tenants(schedules: Sequence[Schedule], width: int) -> tuple[TenantShares, ...]:
     deserved = [(one.name, entitled(one, width)) for one in schedules]
 
     def held(tenant: str) -> Callable[[Schedule, Sample], float]:
-        return lambda one, sample: _part(
-            one, resource, sample.used.get(tenant, {}).get(resource, 0.0)
-        )
+        return lambda one, sample: _part(one, sample.used.get(tenant, {}).get(_DRAWN, 0.0))
 
     return tuple(
         TenantShares(

@@ -421,21 +421,21 @@ def entitled(schedule: Schedule, width_s: int) -> list[dict[str, float]]:
     return steps
 
 
-def dues(schedule: Schedule, *, resource: str = "cpu") -> dict[str, Due]:
-    """Return what was due to each tenant, and how much of it the tenant held, in recorded steps.
+def dues(schedule: Schedule) -> dict[str, Due]:
+    """Return the cpu due to each tenant, and how much of it the tenant held, in recorded steps.
 
     Use beyond what is due does not offset earlier steps, because it was idle otherwise.
     """
     if not schedule.usage:
         return {}
     whole_s = sum(sample.long_s for sample in schedule.usage)
-    machine = schedule.resources.get(resource) or 1
+    machine = schedule.resources.get("cpu") or 1
     sums: dict[str, tuple[float, float]] = {}
     for sample, parts in zip(
         schedule.usage, entitled(schedule, schedule.usage[0].long_s), strict=False
     ):
         for tenant, due in parts.items():
-            held = sample.used.get(tenant, {}).get(resource, 0.0) / machine
+            held = sample.used.get(tenant, {}).get("cpu", 0.0) / machine
             due_s, met_s = sums.get(tenant, (0.0, 0.0))
             sums[tenant] = (due_s + due * sample.long_s, met_s + min(held, due) * sample.long_s)
     return {

@@ -566,7 +566,7 @@ def test_an_object_with_a_revision_from_the_future_is_followed_when_it_changes(
     assert booked.snapshot().queues == ()
 
 
-def test_of_many_false_heads_the_first_are_reported(
+def test_the_first_of_many_false_heads_are_reported(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(books, "HEADS_A_PAGE", 3)

@@ -22,6 +22,8 @@ from batchq.errors import InvalidInput
 HOME_VARIABLE = "BATCHQ_HOME"
 URL_VARIABLE = "BATCHQ_REDIS_URL"
 URL_FILE_VARIABLE = "BATCHQ_REDIS_URL_FILE"
+#: The HTTP API that commands use instead of the Redis server.
+SERVER_VARIABLE = "BATCHQ_SERVER"
 
 _PASSWORD = re.compile("[0-9A-Za-z]+")
 
@@ -49,6 +51,11 @@ class Home:
     def logs(self) -> Path:
         """One file per process."""
         return self.root / "logs"
+
+    @property
+    def credentials(self) -> Path:
+        """What `batchq login` keeps: the address of an HTTP API, and a token."""
+        return self.root / "credentials.json"
 
     @property
     def password(self) -> Path:

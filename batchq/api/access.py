@@ -52,6 +52,7 @@ class Verb(StrEnum):
 
     READ = "read"
     CREATE = "create"
+    UPDATE = "update"
     CANCEL = "cancel"
     DELETE = "delete"
 
@@ -60,6 +61,10 @@ class TargetKind(StrEnum):
     """What the API serves."""
 
     GROUPS = "groups"
+    #: With priority classes and admission checks.
+    QUEUES = "queues"
+    NODES = "nodes"
+    QUOTAS = "quotas"
     TOKENS = "tokens"
     #: Bindings in one namespace, of the roles that namespaces have.
     BINDINGS = "bindings"
@@ -77,10 +82,13 @@ class Tier(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Whose schedule facts a user with a role somewhere may read."""
+    """Whose schedule facts a user may read: those of all namespaces, of the own namespaces, or of
+    the own groups (admins and operators: as under `namespaces`).
+    """
 
     OPEN = "open"
     NAMESPACES = "namespaces"
+    OWN = "own"
 
 
 OF_NAMESPACES = frozenset({AccessRole.VIEWER, AccessRole.SUBMITTER, AccessRole.ADMIN})
@@ -168,18 +176,23 @@ class AccessRule(Struct, frozen=True, kw_only=True):
     """Which roles permit something.
 
     `roles` permit it in their namespace, `of_owner` if the target is also the caller's own.
-    `anywhere` permit it in every namespace, under open visibility. `without_role`: the owner needs
-    no role.
+    `anywhere` permit it in every namespace, under open visibility; `everywhere` under any.
+    `without_role`: the owner needs no role.
     """
 
     roles: frozenset[AccessRole] = frozenset()
     of_owner: frozenset[AccessRole] = frozenset()
     anywhere: frozenset[AccessRole] = frozenset()
+    everywhere: frozenset[AccessRole] = frozenset()
     without_role: bool = False
 
 
 _V, _S, _A, _O, _AUDITOR = AccessRole
-_GROUPS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = TargetKind
+_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = TargetKind
+_CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
+_OPERATING = AccessRule(roles=frozenset({_O}))
+#: Roles that see all groups of a namespace under visibility `own`.
+_OVERSEEING = frozenset({_A, _O})
 
 #: Every permission there is; for groups, reading by tier.
 RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
@@ -189,9 +202,20 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.READ, _GROUPS, Tier.SPEC): AccessRule(roles=OF_NAMESPACES),
     (Verb.READ, _GROUPS, Tier.OUTPUT): AccessRule(roles=frozenset({_A}), of_owner=OF_NAMESPACES),
     (Verb.CREATE, _GROUPS, None): AccessRule(roles=frozenset({_S, _A})),
-    (Verb.CANCEL, _GROUPS, None): AccessRule(
-        roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A})
-    ),
+    (Verb.UPDATE, _GROUPS, None): _CHANGING,
+    (Verb.CANCEL, _GROUPS, None): _CHANGING,
+    (Verb.DELETE, _GROUPS, None): _CHANGING,
+    (Verb.READ, _QUEUES, None): AccessRule(everywhere=OF_NAMESPACES | {_O}),
+    (Verb.CREATE, _QUEUES, None): _OPERATING,
+    (Verb.UPDATE, _QUEUES, None): _OPERATING,
+    (Verb.DELETE, _QUEUES, None): _OPERATING,
+    (Verb.READ, _NODES, None): AccessRule(everywhere=OF_NAMESPACES | {_O}),
+    (Verb.UPDATE, _NODES, None): _OPERATING,
+    (Verb.DELETE, _NODES, None): _OPERATING,
+    (Verb.READ, _QUOTAS, None): AccessRule(roles=OF_NAMESPACES | {_O}, anywhere=OF_NAMESPACES),
+    (Verb.CREATE, _QUOTAS, None): _OPERATING,
+    (Verb.UPDATE, _QUOTAS, None): _OPERATING,
+    (Verb.DELETE, _QUOTAS, None): _OPERATING,
     (Verb.READ, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
     (Verb.CREATE, _TOKENS, None): AccessRule(of_owner=_EVERY_ROLE),
     (Verb.DELETE, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
@@ -205,10 +229,18 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
 }
 
 
-def rule_of(verb: Verb, kind: TargetKind, tier: Tier) -> AccessRule:
+def rule_of(
+    verb: Verb, kind: TargetKind, tier: Tier, visibility: Visibility = Visibility.OPEN
+) -> AccessRule:
     """Return the rule for something; an empty rule, which permits nothing, if there is none."""
     reads_group = verb is Verb.READ and kind is TargetKind.GROUPS
-    return RULES.get((verb, kind, tier if reads_group else None), AccessRule())
+    rule = RULES.get((verb, kind, tier if reads_group else None), AccessRule())
+    if visibility is not Visibility.OPEN:
+        rule = structs.replace(rule, anywhere=frozenset())
+    if reads_group and visibility is Visibility.OWN:
+        overseeing = rule.roles & _OVERSEEING
+        return structs.replace(rule, roles=overseeing, of_owner=rule.of_owner | OF_NAMESPACES)
+    return rule
 
 
 def decide(
@@ -221,7 +253,7 @@ def decide(
     visibility: Visibility = Visibility.OPEN,
 ) -> AccessDecision:
     """Decide whether an identity may do something, from all bindings there are."""
-    rule = rule_of(verb, target.kind, tier)
+    rule = rule_of(verb, target.kind, tier, visibility)
     what = _what(verb, target, tier)
     if not identity.scope.permits(verb, target.namespace):
         return AccessDecision(allowed=False, because=f"the token's scope does not include: {what}")
@@ -233,7 +265,8 @@ def decide(
         if (
             (is_here and binding.role in rule.roles)
             or (is_own and binding.role in rule.of_owner and (is_here or not target.namespace))
-            or (visibility is Visibility.OPEN and binding.role in rule.anywhere)
+            or binding.role in rule.anywhere
+            or binding.role in rule.everywhere
         ):
             return AccessDecision(allowed=True, because=str(binding))
     return AccessDecision(allowed=False, because=_missing(identity, rule, target, what))
@@ -273,7 +306,8 @@ def _what(verb: Verb, target: Target, tier: Tier) -> str:
 
 
 def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) -> str:
-    roles = [str(role) for role in AccessRole if role in rule.roles | rule.anywhere]
+    permitting = rule.roles | rule.anywhere | rule.everywhere
+    roles = [str(role) for role in AccessRole if role in permitting]
     needed = f"one of the roles {', '.join(roles)}" if roles else "ownership"
     owners = " or, for its owner, a role there" if rule.of_owner and target.namespace else ""
     return f"user {identity.user} may not {what}: it takes {needed}{owners}"
@@ -336,7 +370,7 @@ def matrix(visibility: Visibility = Visibility.OPEN) -> list[MatrixRow]:
 def _cell(
     role: AccessRole, verb: Verb, kind: TargetKind, tier: Tier, visibility: Visibility
 ) -> str:
-    is_local = kind in (TargetKind.GROUPS, TargetKind.BINDINGS)
+    is_local = kind in (TargetKind.GROUPS, TargetKind.QUOTAS, TargetKind.BINDINGS)
     bound = "here" if role in OF_NAMESPACES and is_local else EVERYWHERE
     identity = Identity(user="caller", via="token")
     binding = Binding(subject="user:caller", role=role, namespace=bound)
@@ -354,8 +388,8 @@ def _cell(
 
 #: Replaces the value of an environment variable; its name is part of the spec.
 HIDDEN = "<hidden>"
-#: Replaces the name of a group in a namespace that the reader may not see.
-ANOTHER_GROUP = "a group of another namespace"
+#: Replaces the name of a group that the reader may not see.
+ANOTHER_GROUP = "another group"
 
 T = TypeVar("T")
 
@@ -442,12 +476,12 @@ def _without_message(condition: Condition) -> Condition:
 
 
 def without_names(document: T, is_visible: Callable[[str], bool]) -> T:
-    """Return a JSON document without the names of groups in namespaces that are not visible."""
+    """Return a JSON document without the names, `namespace/name`, of groups that are hidden."""
 
     def shown(found: re.Match[str]) -> str:
-        namespace = found["namespace"]
         # A fraction such as 2/3 is no name.
-        return found[0] if namespace.isdigit() or is_visible(namespace) else ANOTHER_GROUP
+        is_shown = found["namespace"].isdigit() or is_visible(found[0])
+        return found[0] if is_shown else ANOTHER_GROUP
 
     def walked(part: object) -> object:
         match part:

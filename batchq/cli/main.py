@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from batchq import __version__
@@ -281,7 +282,8 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     cancelled, 12 rejected, 124 timeout, 130 interrupted; `plan` also returns 3 with evictions, 4 it
     would wait, 5 never.
     """
-    ctx.obj = Globals(redis_url=redis_url or None)
+    is_option = ctx.get_parameter_source("redis_url") is ParameterSource.COMMANDLINE
+    ctx.obj = Globals(redis_url=redis_url or None, is_option=is_option)
     if no_color:
         leave_out_colors(ctx)
     if ctx.invoked_subcommand is None:

@@ -54,10 +54,12 @@ from batchq.client.requests import (
     Applied,
     Effect,
     Objects,
+    Permit,
     RequestPlan,
     Step,
     commit_planned,
     decoded,
+    permitted,
     plan_deletion,
     plan_steps,
     refuse_groups_beyond_limits,
@@ -80,10 +82,10 @@ if TYPE_CHECKING:
     from batchq.client.overview import GroupView, Overview
     from batchq.client.plan import Plan
     from batchq.client.queues import QueueView
-    from batchq.client.watch import Goal, Result
+    from batchq.client.watch import Goal, Result, WaitState
     from batchq.client.why import Why
     from batchq.store.mirror import Change
-    from batchq.store.pages import Page
+    from batchq.store.records import Page
     from batchq.store.redis import Listing, RedisStore
 
 # fmt: off
@@ -237,13 +239,18 @@ class Client:
         return group_of(request, suffix=self._ids.new_uid()[-5:])
 
     def submit_all(
-        self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
+        self,
+        objects: Objects,
+        *,
+        dry_run: bool = False,
+        keep_stop: Collection[str] = (),
+        permit: Permit | None = None,
     ) -> Sequence[Applied]:
         """Submit the new groups among `objects` and `apply` the others: all or nothing.
 
-        Raises the errors of `submit`.
+        `permit` is called as by `apply`. Raises the errors of `submit`.
         """
-        return self._request(objects, self._submit_one, dry_run, keep_stop)
+        return self._request(objects, self._submit_one, dry_run, keep_stop, permit)
 
     def submit_many(
         self,
@@ -296,15 +303,22 @@ class Client:
         return Checker(self._store, defaults)
 
     def apply(
-        self, objects: Objects, *, dry_run: bool = False, keep_stop: Collection[str] = ()
+        self,
+        objects: Objects,
+        *,
+        dry_run: bool = False,
+        keep_stop: Collection[str] = (),
+        permit: Permit | None = None,
     ) -> Sequence[Applied]:
         """Create the objects that do not exist and change the others; all or nothing.
 
         A `status` is ignored. A queue keeps its stored stopPolicy if it is in `keep_stop` or if its
-        plain data has no stopPolicy. `dry_run` checks everything and writes nothing.
+        plain data has no stopPolicy. `dry_run` checks everything and writes nothing. `permit` is
+        called with each object as stored (None if there is none) and as wanted, and may raise: what
+        it has accepted is what is changed.
         Raises InvalidInput, NotFound, Conflict (a field can no longer change), Rejected.
         """
-        return self._request(objects, self._apply_one, dry_run, keep_stop)
+        return self._request(objects, self._apply_one, dry_run, keep_stop, permit)
 
     def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
         """Delete an object; the pods of a finished group are deleted with it.
@@ -314,13 +328,18 @@ class Client:
         self.delete_all([(kind, name if kind not in NAMESPACED else key_named(name, namespace))])
 
     def delete_all(
-        self, places: Sequence[tuple[str, str]], *, dry_run: bool = False
+        self,
+        places: Sequence[tuple[str, str]],
+        *,
+        dry_run: bool = False,
+        permit: Permit | None = None,
     ) -> Sequence[Applied]:
         """Delete objects, given as (kind, key): all of them or, if one is refused, none.
 
-        Raises NotFound, Conflict, Rejected.
+        `permit` is called as by `apply`. Raises NotFound, Conflict, Rejected.
         """
-        return self._commit(partial(plan_deletion, self._store, places), dry_run=dry_run).applied
+        plan = partial(plan_deletion, self._store, places, permit=permit)
+        return self._commit(plan, dry_run=dry_run).applied
 
     def cancel(
         self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
@@ -334,21 +353,22 @@ class Client:
         cancel = partial(changes.cancel, self._store, key, message=reason, uid=uid)
         self._change(lambda now: cancel(now_ms=now))
 
-    def suspend(self, group: str, *, namespace: str = DEFAULT) -> bool:
+    def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Suspend a group and stop its running pods. Return False if it was suspended already.
 
+        With `uid`, only the group of this uid is suspended, not a later one of its name.
         Raises NotFound, or Conflict if it has ended already.
         """
         key = key_named(group, namespace)
-        return self._change(lambda now: changes.suspend(self._store, key, now_ms=now))
+        return self._change(lambda now: changes.suspend(self._store, key, now_ms=now, uid=uid))
 
-    def resume(self, group: str, *, namespace: str = DEFAULT) -> bool:
+    def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Return a suspended group to the pending queue. Return False if it was not suspended.
 
-        Raises NotFound, or Conflict if it has ended already.
+        `uid` is as for `suspend`. Raises NotFound, or Conflict if it has ended already.
         """
         key = key_named(group, namespace)
-        return self._change(lambda now: changes.resume(self._store, key, now_ms=now))
+        return self._change(lambda now: changes.resume(self._store, key, now_ms=now, uid=uid))
 
     def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
         """Open a gate, as `gates.open` does. Return False if it was open already."""
@@ -606,6 +626,14 @@ class Client:
         with self.patiently(timeout_s):
             return wait_for(self._store, keys, for_, timeout_s)
 
+    def wait_state(
+        self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT
+    ) -> WaitState:
+        """Return how far a group is from a goal of `wait`, without waiting. Raises NotFound."""
+        from batchq.client.watch import wait_state
+
+        return wait_state(self._store, key_named(group, namespace), for_)
+
     def result(
         self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
     ) -> Any:
@@ -752,9 +780,15 @@ class Client:
     # --- parts ------------------------------------------------------------------------------
 
     def _request(
-        self, objects: Objects, step: Step, dry_run: bool, keep_stop: Collection[str]
+        self,
+        objects: Objects,
+        step: Step,
+        dry_run: bool,
+        keep_stop: Collection[str],
+        permit: Permit | None,
     ) -> Sequence[Applied]:
         wanted, silent = decoded(objects)
+        step = permitted(step, permit)
         refuse_groups_beyond_limits(self._store, wanted)
         keep, held = silent.union(keep_stop), self._store.ledger
         build = partial(plan_steps, self._store, wanted, step, keep_stop=keep, held=held)

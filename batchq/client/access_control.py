@@ -20,6 +20,7 @@ from msgspec import Struct, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
 from batchq.api.notation import counted
+from batchq.api.objects import PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, format_instant
 from batchq.client import Client
@@ -348,6 +349,11 @@ class Delegate:
     def revision(self) -> int:
         """Return the count of writes: what is read from now on includes all of these."""
         return revision(self._store)
+
+    def owner_of(self, key: str) -> str | None:
+        """Return the user who submitted a group; None if there is no such group."""
+        group = self._store.get("PodGroup", key)
+        return group.status.submitted_by if isinstance(group, PodGroup) else None
 
     def watcher(self, *kinds: str) -> Watch:
         """Return a reader of changes, which lists what exists and then polls for changes."""

@@ -5,15 +5,18 @@ The standard library's `http.client` suffices, and is loaded by the commands tha
 
 from __future__ import annotations
 
+import base64
 import http.client
-import json
 import os
 import shlex
 import socket
 import ssl
 import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,13 +25,19 @@ from msgspec import Struct
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
-from batchq.paths import Home
+from batchq.paths import SERVER_VARIABLE, Home
 
 _TIMEOUT_S = 30.0
-_MOST_BYTES = 16 * 1024 * 1024
+#: A stream without news says so every 15 s.
+_STREAM_TIMEOUT_S = 60.0
+_MOST_BYTES = 64 * 1024 * 1024
+#: A connection that was idle for longer is not used again.
+_IDLE_S = 3.0
+_NDJSON = "application/x-ndjson"
 _HTTPS_PORT = 443
+_TOKEN_VARIABLE = "BATCHQ_TOKEN"  # noqa: S105 - its name
+_TOKEN_FILE_VARIABLE = "BATCHQ_TOKEN_FILE"  # noqa: S105 - its name
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_FILE = "credentials.json"
 
 
 class ApiCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -72,28 +81,81 @@ def checked_server(url: str) -> str:
 
 
 class ApiSession:
-    """Sends requests to an API, one connection for each."""
+    """Sends requests to an API over one connection, which is opened when it is needed.
+
+    Belongs to one thread.
+    """
 
     def __init__(self, credentials: ApiCredentials) -> None:
         self._credentials = credentials
+        self._open: http.client.HTTPConnection | None = None
+        self._used_at = 0.0
 
-    def request(self, method: str, path: str) -> Any:
-        """Return the document that answers a request.
+    def close(self) -> None:
+        """Close the connection."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def request(self, method: str, path: str, document: object = None, *, kind: Any = Any) -> Any:
+        """Return the answer to a request, decoded as `kind`; `document` is the request's body.
 
         Raises the error that the API's problem describes, StoreUnavailable if it does not answer.
         """
-        headers = {"Accept": "application/json"}
+        with self._explaining():
+            try:
+                answer = self._answer(method, path, document)
+                body = answer.read(_MOST_BYTES)
+            except BaseException:
+                # The rest of an answer must not be taken for the next one.
+                self.close()
+                raise
+        if answer.will_close or len(body) == _MOST_BYTES:
+            self.close()
+        return self._checked(body, answer.status, kind)
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Yield the lines of a stream of JSON, on a connection of its own; see `request`."""
+        connection = self._connection()
+        try:
+            with self._explaining():
+                connection.request("GET", path, headers=self._headers(_NDJSON))
+                answer = connection.getresponse()
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    self._checked(answer.read(_MOST_BYTES), answer.status, Any)
+                if connection.sock is not None:
+                    connection.sock.settimeout(_STREAM_TIMEOUT_S)
+                yield from answer
+        finally:
+            connection.close()
+
+    def _answer(self, method: str, path: str, document: object) -> http.client.HTTPResponse:
+        body = None if document is None else msgspec.json.encode(document)
+        headers = self._headers("application/json")
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        # The server closes a connection that has been idle for some seconds. A request that it did
+        # not read could be sent again, but nothing tells whether it was read.
+        if self._open is not None and monotonic() - self._used_at > _IDLE_S:
+            self.close()
+        if self._open is None:
+            self._open = self._connection()
+        self._open.request(method, path, body, headers)
+        answer = self._open.getresponse()
+        self._used_at = monotonic()
+        return answer
+
+    def _headers(self, accept: str) -> dict[str, str]:
+        headers = {"Accept": accept}
         if self._credentials.token:
             headers["Authorization"] = f"Bearer {self._credentials.token}"
+        return headers
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
         server = self._credentials.server
         try:
-            connection = self._connection()
-            try:
-                connection.request(method, path, headers=headers)
-                answer = connection.getresponse()
-                body = answer.read(_MOST_BYTES)
-            finally:
-                connection.close()
+            yield
         except ssl.SSLCertVerificationError as error:
             raise StoreUnavailable(
                 f"the certificate of {server} cannot be verified: {error.verify_message}",
@@ -105,12 +167,22 @@ class ApiSession:
             raise StoreUnavailable(
                 f"the API at {server} does not answer: {why}", hint="is `batchq api` running there?"
             ) from None
+
+    def _checked(self, body: bytes, status: int, kind: Any) -> Any:
+        is_error = status >= HTTPStatus.BAD_REQUEST
         try:
-            document = json.loads(body)
-        except ValueError:
+            document = msgspec.json.decode(body, type=Any if is_error else kind)
+        except msgspec.ValidationError:
+            raise StoreUnavailable(
+                f"the API at {self._credentials.server} is of another version of batchq",
+                hint="use the same version here and there",
+                lasts=True,
+            ) from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            server = self._credentials.server
             raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise _error_of(document, answer.status)
+        if is_error:
+            raise _error_of(document, status)
         return document
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -139,14 +211,25 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+#: Answers after which the same request may succeed later.
+_PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def _error_of(problem: Any, status: int) -> BatchqError:
     """Return the error that a problem describes; it keeps its exit code."""
     known = problem if isinstance(problem, dict) else {}
     detail, hint = str(known.get("detail", f"status {status}")), str(known.get("hint", ""))
     kind = getattr(errors, str(known.get("code", "")), None)
+    if kind is StoreUnavailable or status in _PASSING:
+        return StoreUnavailable(detail, hint=hint)
     if isinstance(kind, type) and issubclass(kind, BatchqError):
         return kind(detail, hint=hint)
     return StoreUnavailable(detail, hint=hint, lasts=True)
+
+
+def sealed(token: str) -> str:
+    """Return the token of a page in the form in which the API takes it."""
+    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
 # --- the file ---------------------------------------------------------------------------------
@@ -158,7 +241,7 @@ def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
     Raises InvalidInput if that is not possible.
     """
     home.prepare()
-    path = home.root / _FILE
+    path = home.credentials
     new = path.with_suffix(".new")
     try:
         new.unlink(missing_ok=True)
@@ -177,7 +260,7 @@ def read_credentials(home: Home) -> ApiCredentials:
     Raises NotFound if there are none, InvalidInput if other users may read them or they are
     malformed.
     """
-    path = home.root / _FILE
+    path = home.credentials
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -194,6 +277,43 @@ def read_credentials(home: Home) -> ApiCredentials:
         raise InvalidInput(f"{path} is malformed", hint="log in again: `batchq login`") from None
 
 
+def chosen_credentials(
+    home: Home, *, is_redis_chosen: bool, environ: Mapping[str, str] = os.environ
+) -> ApiCredentials | None:
+    """Return the API that commands use: that of BATCHQ_SERVER; else, unless a Redis server was
+    chosen, that of `batchq login`. None for the Redis server.
+
+    The token for BATCHQ_SERVER is BATCHQ_TOKEN, the content of the file BATCHQ_TOKEN_FILE, or the
+    one that `batchq login` has kept for this address. Raises InvalidInput.
+    """
+    named = environ.get(SERVER_VARIABLE, "")
+    kept = read_credentials(home) if home.credentials.exists() else None
+    if not named:
+        return None if is_redis_chosen else kept
+    server = checked_server(named)
+    if kept is None or kept.server != server:
+        kept = ApiCredentials(server=server)
+    token = environ.get(_TOKEN_VARIABLE, "") or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
+    return msgspec.structs.replace(kept, token=token) if token else kept
+
+
+def _token_in(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        words = Path(path).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise InvalidInput(f"{_TOKEN_FILE_VARIABLE}: {path}: {why}") from None
+    if len(words) != 1:
+        # The message must not show the content, which may be a token.
+        raise InvalidInput(
+            f"{_TOKEN_FILE_VARIABLE}: expected a file of one line, a token; {path} has"
+            f" {len(words)} words"
+        )
+    return words[0]
+
+
 def remove_credentials(home: Home) -> None:
     """Remove the stored credentials."""
-    (home.root / _FILE).unlink(missing_ok=True)
+    (home.credentials).unlink(missing_ok=True)

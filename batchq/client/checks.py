@@ -130,7 +130,7 @@ class Checks:
             if queue and queue not in tree.chain(item.spec.queue):
                 continue
             for state in item.status.checks:
-                listed = _listed(state.name, item.spec.queue, known, now_ms)
+                listed = listed_check(state.name, item.spec.queue, known, now_ms)
                 found.append(CheckView(group=item, state=state, check=listed))
         chosen = [view for view in found if view.waits or not waiting]
         return sorted(chosen, key=_place_in_list)
@@ -142,13 +142,13 @@ class Checks:
         for above in tree.chain(queue):
             record = tree.records.get(above)
             for name in record.spec.admission_checks if record is not None else ():
-                found.setdefault(name, _listed(name, above, known, now_ms))
+                found.setdefault(name, listed_check(name, above, known, now_ms))
         return tuple(found.values())
 
     def records(self) -> Sequence[ListedCheck]:
         """Return every AdmissionCheck, by name."""
         known, now_ms = self._known(), self._store.now_ms()
-        return [_listed(name, "", known, now_ms) for name in sorted(known)]
+        return [listed_check(name, "", known, now_ms) for name in sorted(known)]
 
     def page(self, name: str) -> CheckPage:
         """Return one AdmissionCheck in detail. Raises NotFound."""
@@ -156,7 +156,7 @@ class Checks:
         records = self._tree().records
         asking = [one for one, item in records.items() if name in item.spec.admission_checks]
         return CheckPage(
-            check=_listed(name, "", self._known(), self._store.now_ms()),
+            check=listed_check(name, "", self._known(), self._store.now_ms()),
             queues=tuple(sorted(asking)),
             views=tuple(view for view in self.views() if view.state.name == name),
         )
@@ -263,7 +263,10 @@ class Checks:
         return {item.metadata.name: item for item in stored if isinstance(item, AdmissionCheck)}
 
 
-def _listed(name: str, queue: str, known: dict[str, AdmissionCheck], now_ms: int) -> ListedCheck:
+def listed_check(
+    name: str, queue: str, known: Mapping[str, AdmissionCheck], now_ms: int
+) -> ListedCheck:
+    """Return a check that a queue requires ("" for none), as of an instant."""
     record = known.get(name)
     active = is_active(record, now_ms)
     return ListedCheck(name=name, listed_by=queue, record=record, active=active)

@@ -14,10 +14,8 @@ from msgspec import Struct, structs
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, Unreadable, key_of
 from batchq.client.overview import GATED, GroupView, Overview
-from batchq.store import pages
 from batchq.store.object_table import ObjectTable
-from batchq.store.pages import Entry, Page
-from batchq.store.records import field_of_key, key_of_field
+from batchq.store.records import Entry, Page, entries_after, field_of_key, key_of_field, token_of
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -87,6 +85,8 @@ class GroupLook:
         uids -= {group.metadata.uid.encode() for group in groups}
         if not uids:
             return []
+        from batchq.store import pages
+
         found = pages.read_entries(self._store.link, "PodGroup")
         wanted = [entry for entry in found if entry[0] in uids]
         page = pages.read_page(self._store.link, "PodGroup", wanted)
@@ -98,6 +98,8 @@ class GroupLook:
         if not uids:
             return []
         if self._pods is None:
+            from batchq.store import pages
+
             self._pods = {}
             for uid, field, _ in pages.read_entries(self._store.link, "Pod"):
                 self._pods.setdefault(uid, []).append(field)
@@ -126,10 +128,12 @@ class GroupPages:
         after: str = "",
         size: int = PAGE_SIZE,
     ) -> None:
+        from batchq.store import pages
+
         self._store, self._queue, self._phases, self._size = store, queue, tuple(phases), size
         entries = pages.read_entries(store.link, "PodGroup", namespace=namespace)
         if after:
-            entries = pages.after(entries, after)
+            entries = entries_after(entries, after)
         if phases or active:
             entries = [entry for entry in entries if _may_be(entry, phases, active=active)]
         self.hidden = 0
@@ -138,6 +142,8 @@ class GroupPages:
         self._entries = entries
 
     def __iter__(self) -> Iterator[GroupPage]:
+        from batchq.store import pages
+
         look = GroupLook(self._store)
         for entries in pages.in_order(self._entries, self._size):
             page = pages.read_page(self._store.link, "PodGroup", entries)
@@ -152,6 +158,8 @@ def object_pages(
     """Iterate over the objects of a kind (of one namespace), by key. `after` is the token of the
     last object of an earlier list. Raises StoreUnavailable.
     """
+    from batchq.store import pages
+
     entries = pages.read_entries(store.link, kind, namespace=namespace)
     if kind == "Pod" and namespace:
         groups = pages.read_entries(store.link, "PodGroup", namespace=namespace)
@@ -160,7 +168,7 @@ def object_pages(
         entries = [entry for entry in entries if entry[0] in uids or not entry[0]]
     entries = pages.by_key(entries)
     if after:
-        entries = pages.after(entries, after)
+        entries = entries_after(entries, after)
     for some in pages.in_order(entries, size):
         page = pages.read_page(store.link, kind, some)
         if kind in NAMESPACED and namespace:
@@ -193,15 +201,15 @@ def _without_older(entries: Sequence[Entry], finished: int) -> tuple[list[Entry]
 
 def token_of_view(view: GroupView) -> str:
     """Return the token with which a list of groups continues after this one."""
-    return pages.token_of(view.uid, view.key)
+    return token_of(view.uid, view.key)
 
 
 def is_behind(view: GroupView, token: str) -> bool:
     """Return whether a group comes after the place that a token names."""
     entry = (view.uid.encode(), field_of_key(view.key), b"")
-    return bool(pages.after([entry], token))
+    return bool(entries_after([entry], token))
 
 
 def token_of_object(item: Object) -> str:
     """Return the token with which a list of objects continues after this one."""
-    return pages.token_of("", key_of(item))
+    return token_of("", key_of(item))

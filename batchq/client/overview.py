@@ -106,6 +106,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     reason: str
     message: str
     uid: str = ""
+    #: The user who submitted it.
+    owner: str = ""
     #: The condition Evicted, if it is True and the group has not ended.
     evicted: Condition | None = None
     #: What preemption and reclaim have cost the group so far.
@@ -273,6 +275,7 @@ class Overview:
             reason=reason,
             message=message,
             uid=group.uid,
+            owner=status.submitted_by,
             evicted=None if group.phase in TERMINAL else _evicted(group),
             evictions=status.evictions,
             awaits=awaited_of(self._session, group),

@@ -37,7 +37,7 @@ from batchq.client.changes import (
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
-from batchq.errors import InvalidInput
+from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
 
@@ -76,6 +76,10 @@ class Applied(Struct, frozen=True, kw_only=True):
 Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
 #: Returns the transaction for one object, as part of the whole; None if nothing changes.
 Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
+
+
+#: Called with an object as stored (None if there is none) and as wanted; may raise.
+Permit: TypeAlias = Callable[[Object | None, Object], None]
 
 
 class Overlay:
@@ -202,7 +206,29 @@ def plan_steps(
     )
 
 
-def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> RequestPlan:
+def permitted(step: Step, permit: Permit | None) -> Step:
+    """Return a step that asks `permit` about the very state that it goes on from."""
+    if permit is None:
+        return step
+
+    def asking(reader: Reader, item: Object) -> Transaction | None:
+        place = kind_of(item), key_of(item)
+        for _ in range(TRIES):
+            before = reader.get(*place)
+            permit(before, item)
+            transaction = step(reader, item)
+            expected = 0 if before is None else before.metadata.revision
+            writes = () if transaction is None else transaction.writes
+            if all(one.expect == expected for one in writes if (one.kind, one.key) == place):
+                return transaction
+        raise Conflict(f"{title(item)} is being changed by others", hint="try again")
+
+    return asking
+
+
+def plan_deletion(
+    store: RedisStore, places: Sequence[tuple[str, str]], *, permit: Permit | None = None
+) -> RequestPlan:
     """Plan to delete the objects given as (kind, key), referring objects before referenced ones.
 
     Raises NotFound, Conflict, Rejected.
@@ -214,7 +240,7 @@ def plan_deletion(store: RedisStore, places: Sequence[tuple[str, str]]) -> Reque
 
     found: list[Object] = [find(store, KINDS[kind], key) for kind, key in places]
     refuse_live_nodes(store, found)
-    return plan_steps(store, found, remove, last_first=True)
+    return plan_steps(store, found, permitted(remove, permit), last_first=True)
 
 
 def commit_planned(

@@ -273,6 +273,25 @@ def _settled(
         _await_change(store, watch, uids, deadline, timeout_s, keys, results)
 
 
+class WaitState(Struct, frozen=True, kw_only=True):
+    """A group's state for a caller that waits for a goal; `uid` names this very group.
+
+    `is_settled`: it has reached the goal, or no longer can.
+    """
+
+    uid: str
+    result: Result
+    is_settled: bool
+
+
+def wait_state(store: RedisStore, key: str, goal: Goal) -> WaitState:
+    """Return how far a group is from a goal. Raises NotFound, StoreUnavailable."""
+    uid = find(store, PodGroup, key).metadata.uid
+    found = _look(store, key, uid, goal)
+    result = found or _current_result(store, key)
+    return WaitState(uid=uid, result=result, is_settled=found is not None)
+
+
 def wait_until_empty(store: RedisStore, node: str, timeout_s: float | None) -> int:
     """Wait until the node has no pods; return how many it still has at the timeout.
 
@@ -383,18 +402,26 @@ def _cannot_succeed(goal: Goal, results: dict[str, Result]) -> bool:
 
 
 def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> WaitTimedOut:
+    group = store.get("PodGroup", waiting[0])
+    found = group if isinstance(group, PodGroup) else None
+    return timed_out(waiting, found, timeout_s, leads=lambda: not has_no_leader(store))
+
+
+def timed_out(
+    waiting: Sequence[str], group: PodGroup | None, timeout_s: float, *, leads: Callable[[], bool]
+) -> WaitTimedOut:
+    """Return the error for groups that were waited for in vain; `group` is the first of them."""
     key = waiting[0]
-    group = store.get("PodGroup", key)
-    phase = group.status.phase if isinstance(group, PodGroup) else "gone"
+    phase = group.status.phase if group is not None else "gone"
     why = ""
-    if isinstance(group, PodGroup) and group.status.reasons:
+    if group is not None and group.status.reasons:
         why = f" ({Explanation(verdict=group.status.reasons[0]).text})"
     elif phase in TERMINAL:
         why = ", but processes of it still run"
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
     after = describe_age(round(timeout_s * 1000))
-    if phase not in TERMINAL and has_no_leader(store):
+    if phase not in TERMINAL and not leads():
         hint = NO_LEADER
     else:
         hint = f"it goes on; look at it with `batchq describe {key}`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -25,9 +25,7 @@ from batchq.api.times import format_instant
 from batchq.client.access_control import USUAL_DAYS, Actor, audit_row, binding_row, token_row
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
-from batchq.http.problems import ApiProblem, bad_request, forbidden
-
-_B = TypeVar("_B", "TokenRequest", "BindingRequest")
+from batchq.http.problems import ApiProblem, forbidden
 
 MOST_AUDITED = 1_000
 USUALLY_AUDITED = 100
@@ -92,7 +90,7 @@ def create_token(call: ApiCall) -> ApiAnswer:
             "a token cannot create tokens",
             hint="use the socket, or ask an operator: `batchq token create`",
         )
-    wanted = _decoded(call, TokenRequest)
+    wanted = call.body_as(TokenRequest)
     created = call.delegate.access.create_token(
         call.identity.user,
         actor_of(call),
@@ -143,7 +141,7 @@ def list_bindings(call: ApiCall) -> ApiAnswer:
 
 def grant(call: ApiCall) -> ApiAnswer:
     """Give a role to a user or a group of users."""
-    wanted = _decoded(call, BindingRequest)
+    wanted = call.body_as(BindingRequest)
     binding = parse_binding(wanted.subject, wanted.role, wanted.namespace)
     decision = _may_bind(call, Verb.CREATE, binding)
     is_new = call.delegate.access.grant(binding, actor_of(call), because=decision.because)
@@ -205,10 +203,3 @@ def _record(call: ApiCall, because: str, outcome: Literal["done", "refused"]) ->
     call.delegate.access.record(
         actor_of(call), str(route.verb), kind, name[:200], because=because, outcome=outcome
     )
-
-
-def _decoded(call: ApiCall, kind: type[_B]) -> _B:
-    try:
-        return msgspec.convert(call.json() or {}, kind)
-    except msgspec.ValidationError as error:
-        raise bad_request(f"the body: {error}") from None

@@ -71,7 +71,6 @@ _log = structlog.get_logger()
 
 #: Endpoints that run at the same time; more wait.
 THREADS = 16
-MOST_BODY_BYTES = 1024 * 1024
 LONGEST_BODY_S = 30.0
 #: An encoded slash, backslash or NUL, or a dot segment: a proxy before us would read it otherwise.
 _TRICKS = ("%2f", "%5c", "%00", "\\", "//", "/./", "/../", "%2e")
@@ -194,6 +193,7 @@ class ApiApplication:
             body=body,
             accept=request.headers.get("accept", ""),
             last_event=request.headers.get("last-event-id", ""),
+            if_match=request.headers.get("if-match", ""),
             address=self._address(request),
         )
         if identity.token and self._book.is_use_due(identity.token):
@@ -423,16 +423,17 @@ def _query(route: ApiRoute, request: Request) -> Mapping[str, str]:
 async def _body(route: ApiRoute, request: Request) -> bytes:
     """Read the body. Raises ApiProblem if it is too large, too slow or of another type."""
     stated = request.headers.get("content-length", "0")
-    if stated.isdigit() and int(stated) > MOST_BODY_BYTES:
-        raise too_large(f"the body has {stated} bytes; expected at most {MOST_BODY_BYTES}")
+    most = route.most_body_bytes
+    if stated.isdigit() and int(stated) > most:
+        raise too_large(f"the body has {stated} bytes; expected at most {most}")
     parts: list[bytes] = []
     length = 0
     try:
         async with asyncio.timeout(LONGEST_BODY_S):
             async for part in request.stream():
                 length += len(part)
-                if length > MOST_BODY_BYTES:
-                    raise too_large(f"the body has more than {MOST_BODY_BYTES} bytes")
+                if length > most:
+                    raise too_large(f"the body has more than {most} bytes")
                 parts.append(part)
     except TimeoutError:
         raise ApiProblem(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +30,7 @@ from batchq.api.access import (
 from batchq.api.objects import PodGroup, key_of
 from batchq.client import Client
 from batchq.client.access_control import Delegate
+from batchq.errors import NotFound
 from batchq.http.limits import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from batchq.http.access_book import AccessBook
     from batchq.http.change_feed import ChangeFeed
 
+T = TypeVar("T")
+
+MOST_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
@@ -74,7 +78,7 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     `verb` None: every known caller may call it, and unknown ones, too, if it `is_open`.
     """
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     name: str
     about: str
@@ -87,6 +91,7 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     answer: str = ""
     is_open: bool = False
     is_explanation: bool = False
+    most_body_bytes: int = MOST_BODY_BYTES
     #: Whether the endpoint needs neither the server nor time, so that it answers without a thread.
     is_immediate: bool = False
 
@@ -119,6 +124,7 @@ class ApiCall:
         body: bytes = b"",
         accept: str = "",
         last_event: str = "",
+        if_match: str = "",
         address: str = "",
     ) -> None:
         self.route = route
@@ -128,6 +134,7 @@ class ApiCall:
         self.path = path
         self.accept = accept
         self.last_event = last_event
+        self.if_match = if_match
         self.address = address
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
@@ -136,6 +143,7 @@ class ApiCall:
         self._body = body
         self._bindings = context.bindings
         self._tiers: dict[tuple[str, bool], Tier | None] = {}
+        self._known: dict[str, bool] = {}
 
     @property
     def delegate(self) -> Delegate:
@@ -169,6 +177,13 @@ class ApiCall:
             raise bad_request(f"{name}: expected a number from 0 to {most}, found {found[:80]!r}")
         return int(found)
 
+    def body_as(self, kind: type[T]) -> T:
+        """Return the body as an object of a type. Raises ApiProblem."""
+        try:
+            return msgspec.convert(self.json() or {}, kind)
+        except msgspec.ValidationError as error:
+            raise bad_request(f"the body: {error}") from None
+
     def json(self) -> object:
         """Return the body, decoded; None if it is empty."""
         if not self._body:
@@ -193,6 +208,7 @@ class ApiCall:
         before = list(bindings_of(self.identity, self._bindings))
         self._bindings = current
         self._tiers.clear()
+        self._known.clear()
         self.require_a_role()
         return before != list(bindings_of(self.identity, current))
 
@@ -219,11 +235,14 @@ class ApiCall:
 
     def tier_of(self, group: PodGroup) -> Tier | None:
         """Return how much of a group the caller sees; None for nothing."""
+        return self.tier_at(group.metadata.namespace, group.status.submitted_by)
+
+    def tier_at(self, namespace: str, owner: str) -> Tier | None:
+        """Return how much the caller sees of the groups of an owner in a namespace."""
         self.is_decided = True
-        owner = group.status.submitted_by
-        place = group.metadata.namespace, owner in self.identity.names
+        place = namespace, owner in self.identity.names
         if place not in self._tiers:
-            self._tiers[place] = self._tier(group.metadata.namespace, owner)
+            self._tiers[place] = self._tier(namespace, owner)
         return self._tiers[place]
 
     def _tier(self, namespace: str, owner: str) -> Tier | None:
@@ -234,7 +253,7 @@ class ApiCall:
         return None
 
     def sees(self, namespace: str) -> bool:
-        """Whether the caller sees the schedule facts of a namespace."""
+        """Whether the caller sees the schedule facts of all groups of a namespace."""
         target = Target(kind=TargetKind.GROUPS, namespace=namespace)
         return self.decide(target, Verb.READ, Tier.FACTS).allowed
 
@@ -244,11 +263,20 @@ class ApiCall:
         """
         self.require_a_role()
         namespace, name = self.path["namespace"], self.path["name"]
-        if not self.sees(namespace):
+        sees_all = self.sees(namespace)
+        if not sees_all and self.context.visibility is not Visibility.OWN:
             raise no_such_group(namespace, name)
-        found = self.client.get("PodGroup", f"{namespace}/{name}")
+        try:
+            found = self.client.get("PodGroup", f"{namespace}/{name}")
+        except NotFound:
+            if sees_all:
+                raise
+            # The client's message may name a similar group.
+            raise no_such_group(namespace, name) from None
         assert isinstance(found, PodGroup)
         assert key_of(found) == f"{namespace}/{name}"
+        if self.tier_of(found) is None:
+            raise no_such_group(namespace, name)
         self.allowed_by = self.require(namespace, owner=found.status.submitted_by).because
         return found
 
@@ -256,7 +284,17 @@ class ApiCall:
         """Return a document without the names of groups that the caller may not know."""
         if self.context.visibility is Visibility.OPEN:
             return document
-        return without_names(document, self.sees)
+        return without_names(document, self.knows)
+
+    def knows(self, key: str) -> bool:
+        """Whether the caller may know the name of a group, given as `namespace/name`."""
+        if key not in self._known:
+            namespace = key.partition("/")[0]
+            owner = None
+            if self.context.visibility is Visibility.OWN and not self.sees(namespace):
+                owner = self.delegate.owner_of(key)
+            self._known[key] = self.tier_at(namespace, owner or "") is not None
+        return self._known[key]
 
 
 def no_such_group(namespace: str, name: str) -> ApiProblem:

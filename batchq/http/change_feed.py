@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -142,7 +143,8 @@ class ChangeFeed:
             ]
             first.append(GroupEvent(type=ChangeType.BOOKMARK, revision=self.revision))
         else:
-            first = [event for event in self._latest if event.revision > since]
+            newest = takewhile(lambda event: event.revision > since, reversed(self._latest))
+            first = list(newest)[::-1]
         self._watchers.add(watcher)
         try:
             yield first

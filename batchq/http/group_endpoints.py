@@ -18,6 +18,7 @@ from batchq.api.manifest import decode, encode
 from batchq.api.objects import API_VERSION, PodGroup, Unreadable, kind_of
 from batchq.api.printable import printable
 from batchq.client import Accepted, Client
+from batchq.client.api_session import sealed
 from batchq.client.group_pages import token_of_object
 from batchq.client.output import LogLine
 from batchq.client.requests import Effect
@@ -123,7 +124,7 @@ def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
         if not wanted.wants(shown, call.identity.names):
             continue
         if len(items) == limit:
-            following = _sealed(token_of_object(items[-1]))
+            following = sealed(token_of_object(items[-1]))
             break
         items.append(shown)
     return ApiAnswer(
@@ -144,17 +145,14 @@ def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
 
 def _groups(call: ApiCall, unreadable: list[Unreadable]) -> Iterator[PodGroup]:
     namespace = call.path.get("namespace") or call.text("namespace")
-    after = _opened(call.text("continue"))
+    after = opened(call.text("continue"))
     for page in call.client.pages("PodGroup", namespace=namespace, after=after, size=_PAGE):
         unreadable += page.unreadable
         yield from (item for item in page.objects if isinstance(item, PodGroup))
 
 
-def _sealed(token: str) -> str:
-    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
-
-
-def _opened(text: str) -> str:
+def opened(text: str) -> str:
+    """Return the token that a caller has sent back. Raises ApiProblem."""
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
@@ -301,14 +299,15 @@ def get_group(call: ApiCall) -> ApiAnswer:
 
 
 def cancel_group(call: ApiCall) -> ApiAnswer:
-    """End a group. That of another user is recorded before it: the end itself is an event, too."""
+    """End a group. That of another user is recorded before it, and names the caller."""
     group = call.group()
+    reason = _reason(call.json())
     if group.status.submitted_by not in call.identity.names:
         record_use(call, call.allowed_by)
-    reason = _reason(call.json())
-    by = f"by {call.identity.user}"
+        by = f"by {call.identity.user}"
+        reason = f"{by}: {reason}" if reason else by
     key = f"{group.metadata.namespace}/{group.metadata.name}"
-    call.client.cancel(key, reason=f"{by}: {reason}" if reason else by, uid=group.metadata.uid)
+    call.client.cancel(key, reason=reason, uid=group.metadata.uid)
     return get_ended(call, key)
 
 

@@ -38,7 +38,32 @@ from batchq.http.group_endpoints import (
     submit_group,
     why_group,
 )
+from batchq.http.object_endpoints import (
+    MOST_REQUEST_BYTES,
+    ChangeRequest,
+    change_objects,
+    cordon_node,
+    get_object,
+    list_objects,
+    put_object,
+    resume_group,
+    suspend_group,
+    uncordon_node,
+)
 from batchq.http.problems import PROBLEM_JSON, ProblemDocument
+from batchq.http.view_endpoints import (
+    LONGEST_WAIT_S,
+    MOST_EVENTS,
+    await_change,
+    group_outcome,
+    list_events,
+    view_checks,
+    view_explanation,
+    view_groups,
+    view_queue,
+    view_queues,
+    view_status,
+)
 
 
 def _live(call: ApiCall) -> ApiAnswer:
@@ -81,6 +106,42 @@ _FILTERS = (
 )
 
 _GROUP = "/v1/namespaces/{namespace}/groups/{name}"
+_LIMIT, _CONTINUE = _FILTERS[6:8]
+
+
+def _of_kind(
+    kind: str, path: str, target: TargetKind, *, namespaced: bool = False, tier: Tier = Tier.FACTS
+) -> tuple[ApiRoute, ...]:
+    """Return the routes that list the objects of a kind, and return one of them."""
+    one = f"/v1/namespaces/{{namespace}}/{path}" if namespaced else f"/v1/{path}"
+    namespace = (QueryParameter(name="namespace", about="A namespace."),) if namespaced else ()
+    plural = path[:1].upper() + path[1:]
+    listed = [(f"/v1/{path}", f"list{plural}", namespace)]
+    if namespaced:
+        listed.append((one, f"list{plural}OfNamespace", ()))
+    return (
+        *(
+            ApiRoute(
+                method="GET", path=place, name=name, endpoint=list_objects(kind),
+                verb=Verb.READ, kind=target, tier=tier, about=f"List {path} by name, in pages.",
+                parameters=(*parameters, _LIMIT, _CONTINUE), answer="ObjectList",
+            )
+            for place, name, parameters in listed
+        ),
+        ApiRoute(
+            method="GET", path=f"{one}/{{name}}", name=f"get{kind}", endpoint=get_object(kind),
+            verb=Verb.READ, kind=target, tier=tier, about=f"Return a {kind}.", answer="Object",
+        ),
+    )  # fmt: skip
+
+
+def _put(kind: str, path: str, target: TargetKind) -> ApiRoute:
+    return ApiRoute(
+        method="PUT", path=f"{path}/{{name}}", name=f"put{kind}", endpoint=put_object(kind),
+        verb=Verb.UPDATE, kind=target, body="Object", answer="Object",
+        about=f"Create a {kind}, or replace the one whose ETag is sent as If-Match.",
+    )  # fmt: skip
+
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
@@ -149,6 +210,133 @@ ROUTES: tuple[ApiRoute, ...] = (
         ),
     ),
     ApiRoute(
+        method="POST", path=f"{_GROUP}/suspend", name="suspendGroup", endpoint=suspend_group,
+        verb=Verb.UPDATE, about="Suspend a pod group: its pods are stopped, and it waits.",
+        answer="Changed",
+    ),
+    ApiRoute(
+        method="POST", path=f"{_GROUP}/resume", name="resumeGroup", endpoint=resume_group,
+        verb=Verb.UPDATE, about="Return a suspended pod group to the queue.", answer="Changed",
+    ),
+    ApiRoute(
+        method="GET", path=f"{_GROUP}/outcome", name="groupOutcome", endpoint=group_outcome,
+        verb=Verb.READ, about="Return how far a pod group is from a goal.", answer="View",
+        parameters=(
+            QueryParameter(
+                name="for", about="`finished`, `succeeded`, `running` or `admitted`."
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/changes", name="awaitChange", endpoint=await_change,
+        verb=Verb.READ, about="Wait until one of some pod groups has changed.", answer="View",
+        parameters=(
+            QueryParameter(
+                name="groups", about="`NAMESPACE/NAME`, several separated by commas."
+            ),
+            QueryParameter(
+                name="since", about="The revision of the last answer.", type="integer", most=2**53
+            ),
+            QueryParameter(
+                name="timeout", about="The longest wait in seconds.", type="integer",
+                most=LONGEST_WAIT_S,
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/events", name="listEvents", endpoint=list_events,
+        verb=Verb.READ, tier=Tier.SPEC, answer="View",
+        about="Return the latest events of what the caller may read, oldest first.",
+        parameters=(
+            QueryParameter(name="kind", about="The kind of the object."),
+            QueryParameter(name="key", about="The key of the object within its kind."),
+            QueryParameter(name="namespace", about="A namespace."),
+            QueryParameter(name="reason", about="The reason of the event."),
+            QueryParameter(
+                name="since", about="Milliseconds since the epoch.", type="integer", most=2**53
+            ),
+            QueryParameter(
+                name="limit", about="The most events.", type="integer", most=MOST_EVENTS
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="POST", path="/v1/requests", name="changeObjects", endpoint=change_objects,
+        verb=Verb.UPDATE, body="ChangeRequest", answer="View", most_body_bytes=MOST_REQUEST_BYTES,
+        about="Submit, apply or delete several objects: all of them, or none.",
+    ),
+    *_of_kind("Queue", "queues", TargetKind.QUEUES),
+    *_of_kind("PriorityClass", "priorityclasses", TargetKind.QUEUES),
+    *_of_kind("AdmissionCheck", "admissionchecks", TargetKind.QUEUES),
+    *_of_kind("Node", "nodes", TargetKind.NODES),
+    *_of_kind("ResourceQuota", "quotas", TargetKind.QUOTAS, namespaced=True),
+    *_of_kind("Pod", "pods", TargetKind.GROUPS, namespaced=True),
+    _put("Queue", "/v1/queues", TargetKind.QUEUES),
+    _put("PriorityClass", "/v1/priorityclasses", TargetKind.QUEUES),
+    _put("ResourceQuota", "/v1/namespaces/{namespace}/quotas", TargetKind.QUOTAS),
+    ApiRoute(
+        method="POST", path="/v1/nodes/{name}/cordon", name="cordonNode", endpoint=cordon_node,
+        verb=Verb.UPDATE, kind=TargetKind.NODES, answer="Changed",
+        about="Stop placing pods on a node.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/nodes/{name}/uncordon", name="uncordonNode",
+        endpoint=uncordon_node, verb=Verb.UPDATE, kind=TargetKind.NODES, answer="Changed",
+        about="Allow pods on a node again.",
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/status", name="viewStatus", endpoint=view_status,
+        verb=Verb.READ, answer="View",
+        about="Return the server's time and revision, its schedulers, and what is charged.",
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/groups", name="viewGroups", endpoint=view_groups,
+        verb=Verb.READ, is_explanation=True, answer="View",
+        about="Return pod groups as `batchq jobs` shows them.",
+        parameters=(
+            QueryParameter(name="namespace", about="A namespace."),
+            QueryParameter(name="queue", about="A queue, with those below it."),
+            QueryParameter(name="phase", about="Phases, separated by commas."),
+            QueryParameter(
+                name="paged", about="A page without positions in line.", type="boolean"
+            ),
+            QueryParameter(
+                name="active", about="With `paged`: no groups that have ended.", type="boolean"
+            ),
+            QueryParameter(
+                name="finished", about="With `paged`: only the last of those that have ended.",
+                type="integer", most=MOST_LISTED,
+            ),
+            _LIMIT, _CONTINUE,
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/queues", name="viewQueues", endpoint=view_queues,
+        verb=Verb.READ, kind=TargetKind.QUEUES, is_explanation=True, answer="View",
+        about="Return the queues as `batchq queues` shows them.",
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/queues/{name}", name="viewQueue", endpoint=view_queue,
+        verb=Verb.READ, kind=TargetKind.QUEUES, is_explanation=True, answer="View",
+        about="Return a queue as `batchq queues show` does.",
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/explanations/{namespace}/{name}", name="viewExplanation",
+        endpoint=view_explanation, verb=Verb.READ, tier=Tier.SPEC, is_explanation=True,
+        answer="View", about="Explain a pod group, with all numbers.",
+        parameters=(
+            QueryParameter(
+                name="defaults", type="boolean",
+                about="Use the default configuration if the scheduler's cannot be used.",
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/checks/{namespace}/{name}", name="viewChecks",
+        endpoint=view_checks, verb=Verb.READ, answer="View",
+        about="Return the admission checks of a pod group.",
+    ),
+    ApiRoute(
         method="GET", path="/v1/tokens", name="listTokens", endpoint=list_tokens,
         verb=Verb.READ, kind=TargetKind.TOKENS, about="List your tokens, or all as an operator.",
     ),
@@ -194,7 +382,7 @@ ROUTES: tuple[ApiRoute, ...] = (
 # --- OpenAPI ----------------------------------------------------------------------------------
 
 #: A manifest, as docs/submitting.md describes it; the server checks it field by field.
-_MANIFEST = {
+_MANIFEST: dict[str, Any] = {
     "type": "object",
     "required": ["apiVersion", "kind", "metadata"],
     "properties": {
@@ -234,6 +422,21 @@ _SCHEMAS: dict[str, Any] = {
         "additionalProperties": False,
     },
     "Explanation": {"type": "object"},
+    "Object": {**_MANIFEST, "properties": {**_MANIFEST["properties"], "kind": {"type": "string"}}},
+    "ObjectList": {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"const": "batchq/v1"},
+            "kind": {"type": "string"},
+            "revision": {"type": "integer"},
+            "continue": {"type": "string"},
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Object"}},
+            "unreadable": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+    "Changed": {"type": "object", "properties": {"changed": {"type": "boolean"}}},
+    # Fields of the Python client's objects, which grow with it.
+    "View": {},
 }
 _STREAMED = {"PodGroupList": ("text/event-stream", "application/x-ndjson")}
 _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
@@ -242,7 +445,8 @@ _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
 def openapi_document() -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1."""
     _, components = msgspec.json.schema_components(
-        [ProblemDocument, TokenRequest, BindingRequest], ref_template="#/components/schemas/{name}"
+        [ProblemDocument, TokenRequest, BindingRequest, ChangeRequest],
+        ref_template="#/components/schemas/{name}",
     )
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:

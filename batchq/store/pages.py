@@ -12,30 +12,19 @@ import heapq
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import cast
 
 import redis
-from msgspec import Struct
 
-from batchq.api.objects import NAMESPACED, Object, Unreadable
+from batchq.api.objects import NAMESPACED, Unreadable
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.link import Link, is_forbidden, is_wrong_type
 from batchq.store.mirror import read_many
-from batchq.store.records import field_of_key, key_of_field, read_record
+from batchq.store.records import Entry, Page, field_of_key, key_of_field, read_record
 
 #: Names in one reply, which takes the server some milliseconds.
 NAMES_A_REPLY = 10_000
-
-#: One object of a list, as it sorts: its uid (a pod's is its group's), its field, and its phase.
-Entry: TypeAlias = tuple[bytes, bytes, bytes]
-
-
-class Page(Struct, frozen=True, kw_only=True):
-    """Objects in order, and the unreadable records among them."""
-
-    objects: tuple[Object, ...]
-    unreadable: tuple[Unreadable, ...]
 
 
 def count_objects(link: Link, kind: str) -> int:
@@ -83,18 +72,6 @@ def in_order(entries: Sequence[Entry], size: int) -> Iterator[Sequence[Entry]]:
 def by_key(entries: Sequence[Entry]) -> list[Entry]:
     """Return the same entries, to be sorted by key instead of uid."""
     return [(b"", field, phase) for _, field, phase in entries]
-
-
-def token_of(uid: str, key: str) -> str:
-    """Return the token of a list's last object, for the next page; `uid` is "" in a list by key."""
-    return f"{uid}.{key}"
-
-
-def after(entries: Sequence[Entry], token: str) -> list[Entry]:
-    """Return the entries after a token's place, whether or not its object still exists."""
-    uid, _, key = token.partition(".")
-    place = (uid.encode(), field_of_key(key), b"\xff")
-    return [entry for entry in entries if entry > place]
 
 
 def read_page(link: Link, kind: str, entries: Sequence[Entry]) -> Page:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from sys import intern
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -272,6 +272,29 @@ def key_of_field(field: bytes) -> str:
 def field_of_key(key: str) -> bytes:
     """Return the hash field of a key, the inverse of `key_of_field`."""
     return key.encode(errors="surrogateescape")
+
+
+#: One object of a list, as it sorts: its uid (a pod's is its group's), its field, and its phase.
+Entry: TypeAlias = tuple[bytes, bytes, bytes]
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """Objects in order, and the unreadable records among them."""
+
+    objects: tuple[Object, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+def token_of(uid: str, key: str) -> str:
+    """Return the token of a list's last object, for the next page; `uid` is "" in a list by key."""
+    return f"{uid}.{key}"
+
+
+def entries_after(entries: Sequence[Entry], token: str) -> list[Entry]:
+    """Return the entries after a token's place, whether or not its object still exists."""
+    uid, _, key = token.partition(".")
+    place = (uid.encode(), field_of_key(key), b"\xff")
+    return [entry for entry in entries if entry > place]
 
 
 def name_of(field: bytes) -> str:

@@ -15,6 +15,7 @@ from batchq.client import Client
 from batchq.store.redis import RedisStore
 from tests.client.stage import Stage, a_cluster
 from tests.harness.server import Server
+from tests.http.api_process import RunningApi
 
 
 class Ran(NamedTuple):
@@ -49,12 +50,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-def batchq(server: Server) -> Batchq:
-    def call(*words: str, stdin: str | bytes = "") -> Ran:
-        return run(*words, stdin=stdin, url=server.url)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests marked `both_doors` on the Redis server and through the socket of the HTTP API."""
+    is_marked = metafunc.definition.get_closest_marker("both_doors") is not None
+    if is_marked and "batchq" in metafunc.fixturenames:
+        metafunc.parametrize("door", ["redis", "api"], indirect=True)
 
-    return call
+
+@pytest.fixture
+def door(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "redis"))
+
+
+@pytest.fixture
+def batchq(server: Server, door: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batchq]:
+    def call(*words: str, stdin: str | bytes = "") -> Ran:
+        return run(*words, stdin=stdin, url=server.url if door == "redis" else None)
+
+    if door == "redis":
+        yield call
+        return
+    with RunningApi(server.url) as api:
+        monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+        # Whatever needs the Redis server finds none.
+        monkeypatch.setenv("BATCHQ_REDIS_URL", "unix:///nowhere/redis.sock")
+        yield call
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
+@pytest.mark.both_doors
 def test_jobs_lists_phase_position_and_reason(batchq: Batchq, busy: Stage) -> None:
     done = batchq("jobs")
     assert (done.code, done.err) == (0, "")
@@ -113,6 +114,7 @@ def test_a_terminal_has_colours_unless_they_are_not_wanted(
     assert "\x1b" not in "\n".join(on_a_terminal(server, "jobs", columns=120, color=True))
 
 
+@pytest.mark.both_doors
 def test_the_answer_in_json_has_numbers_and_names(batchq: Batchq, busy: Stage) -> None:
     done = batchq("jobs", "-o", "json")
     [runs, waits, *_] = json.loads(done.out)["items"]
@@ -124,6 +126,7 @@ def test_the_answer_in_json_has_numbers_and_names(batchq: Batchq, busy: Stage) -
     assert yaml.safe_load(batchq("jobs", "-o", "yaml").out) == json.loads(done.out)
 
 
+@pytest.mark.both_doors
 def test_jobs_can_be_chosen(batchq: Batchq, busy: Stage) -> None:
     busy.client.submit(command=["true"], name="elsewhere", namespace="research")
     names = batchq("jobs", "-o", "name").lines
@@ -139,6 +142,7 @@ def test_jobs_can_be_chosen(batchq: Batchq, busy: Stage) -> None:
     assert batchq("jobs", "-n", "empty").err == "there are no such pod groups in namespace empty\n"
 
 
+@pytest.mark.both_doors
 def test_names_can_be_piped_into_other_commands(batchq: Batchq, busy: Stage) -> None:
     names = batchq("jobs", "-o", "name", "--phase", "Pending").lines
     done = batchq("cancel", *names, "--reason", "clean-up")
@@ -146,6 +150,7 @@ def test_names_can_be_piped_into_other_commands(batchq: Batchq, busy: Stage) -> 
     assert cells(batchq("jobs").lines[2])[7] == "clean-up"
 
 
+@pytest.mark.both_doors
 def test_describe_has_all_reasons_and_the_groups_ahead(batchq: Batchq, busy: Stage) -> None:
     done = batchq("describe", "waits")
     assert done.code == 0
@@ -196,6 +201,7 @@ def test_a_second_tenant_waits_without_pods_and_says_why(batchq: Batchq, stage: 
     assert [pod.spec.pod_group for pod in stage.pods("second")] == []
 
 
+@pytest.mark.both_doors
 def test_describe_in_json_has_the_verdicts(batchq: Batchq, busy: Stage) -> None:
     data = json.loads(batchq("describe", "waits", "-o", "json").out)
     assert data["ahead"] == ["default/jumps"]
@@ -204,6 +210,7 @@ def test_describe_in_json_has_the_verdicts(batchq: Batchq, busy: Stage) -> None:
     assert data["object"]["kind"] == "PodGroup"
 
 
+@pytest.mark.both_doors
 def test_describe_shows_other_kinds(batchq: Batchq, busy: Stage) -> None:
     queue = batchq("describe", "queue", "a").lines
     assert "Admitted:    1 group, 1 running" in queue
@@ -278,6 +285,7 @@ def test_a_group_with_too_few_pods_says_why(batchq: Batchq, stage: Stage) -> Non
     assert (row[3], row[7]) == ("Unknown", "n1; 1 of the 2 that it needs")
 
 
+@pytest.mark.both_doors
 def test_jobs_can_leave_out_what_has_finished(batchq: Batchq, busy: Stage) -> None:
     batchq("cancel", "waits")
     assert batchq("jobs", "--active", "-o", "name").lines == [

@@ -28,6 +28,7 @@ items:
 """
 
 
+@pytest.mark.both_doors
 def test_apply_says_what_it_did_to_each_object(batchq: Batchq, stage: Stage) -> None:
     assert batchq("apply", "-f", "-", stdin=QUEUES).lines == ["queue a created", "queue b created"]
     changed = QUEUES.replace("weight: 2", "weight: 3")
@@ -50,6 +51,7 @@ def test_apply_warns_of_groups_in_a_queue_that_gets_children(batchq: Batchq, sta
     )
 
 
+@pytest.mark.both_doors
 def test_a_dry_run_of_apply_changes_nothing(batchq: Batchq, stage: Stage) -> None:
     before = stage.names()
     done = batchq("apply", "-f", "-", "--dry-run", stdin=QUEUES)
@@ -117,6 +119,7 @@ spec: {hard: {podgroups: 3}}
 
 
 @pytest.mark.parametrize("kind", ["queues", "nodes", "resourcequotas", "podgroups"])
+@pytest.mark.both_doors
 def test_apply_reads_the_output_of_get(batchq: Batchq, stage: Stage, kind: str) -> None:
     batchq("apply", "-f", "-", stdin=QUEUES)
     batchq("quota", "set", "default", "cpu=4", "podgroups=9")
@@ -133,6 +136,7 @@ def test_apply_reads_the_output_of_get(batchq: Batchq, stage: Stage, kind: str) 
     assert ("only batchq writes status" in done.err) is has_status
 
 
+@pytest.mark.both_doors
 def test_get_prints_one_object_by_itself(batchq: Batchq, stage: Stage) -> None:
     done = batchq("get", "queue", "default", "-o", "json")
     assert json.loads(done.out)["metadata"]["name"] == "default"
@@ -140,6 +144,7 @@ def test_get_prints_one_object_by_itself(batchq: Batchq, stage: Stage) -> None:
     assert batchq("get", "PG").err == "there are no objects of kind PodGroup\n"
 
 
+@pytest.mark.both_doors
 def test_get_lists_every_kind_as_rows(batchq: Batchq, stage: Stage) -> None:
     batchq("quota", "set", "default", "memory=4Gi")
     batchq("submit", "--name", "x", "--mem", "1Gi", "--", "true")
@@ -166,6 +171,7 @@ def test_a_pod_is_found_by_its_name(batchq: Batchq, stage: Stage) -> None:
     )
 
 
+@pytest.mark.both_doors
 def test_delete_takes_all_or_nothing(batchq: Batchq, stage: Stage) -> None:
     batchq("apply", "-f", "-", stdin=QUEUES)
     batchq("submit", "--name", "x", "-q", "b", "--", "true")
@@ -233,6 +239,7 @@ def test_a_file_of_a_group_and_its_queue_can_be_deleted(batchq: Batchq, stage: S
     ]
 
 
+@pytest.mark.both_doors
 def test_a_cordoned_node_gets_no_more_pods(batchq: Batchq, stage: Stage) -> None:
     assert batchq("nodes", "cordon", "n1").out == "node n1 cordoned\n"
     assert batchq("nodes", "cordon", "n1").out == "node n1 is cordoned already\n"
@@ -259,6 +266,7 @@ def test_draining_returns_when_the_node_is_empty(
         assert future.result(20).out == "node n1 drained\n"
 
 
+@pytest.mark.both_doors
 def test_a_quota_is_set_and_shown_with_its_use(batchq: Batchq, stage: Stage) -> None:
     assert batchq("quota").err == "there are no quotas: nothing is limited\n"
     assert batchq("quota", "set", "default", "cpu=4", "podgroups=9").out == (
@@ -291,6 +299,7 @@ def test_gates_are_listed_and_opened(batchq: Batchq, stage: Stage) -> None:
     assert stage.phase("x") == "InQueue"
 
 
+@pytest.mark.both_doors
 def test_groups_are_suspended_and_resumed(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "x", "--", "true")
     assert batchq("suspend", "x").out == "podgroup default/x suspended\n"

@@ -97,6 +97,7 @@ def test_a_stop_of_a_queue_above_is_named() -> None:
     ]
 
 
+@pytest.mark.both_doors
 def test_wide_has_limits_and_strategy_too(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("a", capability={"cpu": 4}, strict=True, stop_policy="Hold"))
     stage.client.submit(command=["true"], name="waits", queue="a", cpus=2)
@@ -247,6 +248,7 @@ def test_a_bar_shows_used_reserved_and_where_what_is_deserved_ends(
     assert bar(used, charged, deserved) == shown
 
 
+@pytest.mark.both_doors
 def test_show_and_describe_are_one_page_and_json_has_the_same(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("a", capability={"cpu": 4}))
     stage.client.submit(command=["sleep"], name="runs", queue="a", cpus=3)
@@ -271,6 +273,7 @@ def test_show_and_describe_are_one_page_and_json_has_the_same(batchq: Batchq, st
     ]
 
 
+@pytest.mark.both_doors
 def test_a_queue_that_is_not_there_is_answered_with_the_nearest(
     batchq: Batchq, stage: Stage
 ) -> None:
@@ -312,6 +315,7 @@ def test_objects_other_than_queues_are_refused_and_nothing_is_applied(
     assert batchq("queues", "-o", "name").lines == ["default"]
 
 
+@pytest.mark.both_doors
 def test_a_stopped_queue_admits_nothing_until_it_is_resumed(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_queue("a"))
     assert batchq("queues", "stop", "a", "default").lines == [

@@ -46,6 +46,7 @@ def stored(stage: Stage, name: str) -> PodGroup:
     return group
 
 
+@pytest.mark.both_doors
 def test_submit_says_what_the_group_is_called(batchq: Batchq, stage: Stage) -> None:
     done = batchq("submit", "--", "python3", "-c", "print(1)")
     match = re.fullmatch(r"podgroup default/(python3-[a-z0-9]{5}) submitted\n", done.out)
@@ -64,6 +65,7 @@ def test_words_after_the_command_are_its_own(batchq: Batchq, stage: Stage) -> No
     assert stored(stage, "x").spec.tasks[0].template.command == ("grep", "--name", "-n", "x")
 
 
+@pytest.mark.both_doors
 def test_every_option_reaches_the_group(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "before", "--", "true")
     words = (
@@ -89,6 +91,7 @@ def test_every_option_reaches_the_group(batchq: Batchq, stage: Stage) -> None:
     assert spec.retry.limit == 3
 
 
+@pytest.mark.both_doors
 def test_a_dry_run_prints_the_manifest_and_submits_nothing(batchq: Batchq, stage: Stage) -> None:
     before = stage.names()
     done = batchq("submit", "--name", "x", "--array", "0-99", "--dry-run", "--", "true")
@@ -100,6 +103,7 @@ def test_a_dry_run_prints_the_manifest_and_submits_nothing(batchq: Batchq, stage
     assert again.out == "podgroup default/x submitted\n"
 
 
+@pytest.mark.both_doors
 def test_a_file_is_submitted_whole_and_starts_in_its_folder(
     batchq: Batchq, stage: Stage, tmp_path: Path
 ) -> None:
@@ -203,6 +207,7 @@ def test_submit_can_wait_and_pass_on_how_it_ended(
     assert done.code == expected, done
 
 
+@pytest.mark.both_doors
 def test_wait_answers_10_for_failed_and_11_for_cancelled(batchq: Batchq, stage: Stage) -> None:
     for name in ("good", "bad", "gone"):
         batchq("submit", "--name", name, "--", "true")
@@ -223,6 +228,7 @@ def test_wait_answers_10_for_failed_and_11_for_cancelled(batchq: Batchq, stage: 
     assert (answer["items"][0]["phase"], answer["items"][0]["exitCode"]) == ("Failed", 3)
 
 
+@pytest.mark.both_doors
 def test_wait_answers_124_when_the_time_is_up(batchq: Batchq, stage: Stage) -> None:
     batchq("submit", "--name", "x", "--", "true")
     done = batchq("wait", "x", "--timeout", "100ms")
@@ -240,6 +246,7 @@ def test_progress_in_a_pipe_is_a_line_for_each_change(stage: Stage, talk: Talk) 
     assert len(done.lines) == len(set(done.lines))
 
 
+@pytest.mark.both_doors
 def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
     stage.client.submit(command=["true"], name="x", replicas=2)
     stage.turn()
@@ -262,6 +269,7 @@ def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
     }
 
 
+@pytest.mark.both_doors
 def test_logs_of_what_has_not_started_say_so(batchq: Batchq, stage: Stage) -> None:
     stage.client.submit(command=["true"], name="x", cpus=9)
     stage.turn()
@@ -270,6 +278,7 @@ def test_logs_of_what_has_not_started_say_so(batchq: Batchq, stage: Stage) -> No
     assert done.err == "PodGroup default/x is Pending; none of its pods has started\n"
 
 
+@pytest.mark.both_doors
 def test_a_taken_name_says_how_it_becomes_free(batchq: Batchq, stage: Stage) -> None:
     words = ("submit", "--name", "train", "--", "true")
     batchq(*words)

@@ -33,6 +33,7 @@ def busy(stage: Stage) -> Stage:
     return stage
 
 
+@pytest.mark.both_doors
 def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batchq) -> None:
     answer = batchq("why", "waits")
     assert answer.code == 0
@@ -57,6 +58,7 @@ def test_explain_is_an_alias_of_why(busy: Stage, batchq: Batchq) -> None:
     ]
 
 
+@pytest.mark.both_doors
 def test_why_as_json(busy: Stage, batchq: Batchq) -> None:
     result = json.loads(batchq("why", "waits", "-o", "json").out)
     first = result["reasons"][0]
@@ -78,6 +80,7 @@ def test_why_as_json(busy: Stage, batchq: Batchq) -> None:
     ]
 
 
+@pytest.mark.both_doors
 def test_why_of_what_runs_and_of_what_has_ended(busy: Stage, batchq: Batchq) -> None:
     running = batchq("why", "runs").lines[0]
     assert running.startswith("default/runs is Running for ")
@@ -86,6 +89,7 @@ def test_why_of_what_runs_and_of_what_has_ended(busy: Stage, batchq: Batchq) -> 
     assert batchq("why", "runs").lines[0].startswith("default/runs is Completed since ")
 
 
+@pytest.mark.both_doors
 def test_history_has_each_change_with_its_time(busy: Stage, batchq: Batchq) -> None:
     lines = batchq("why", "gated", "--history").lines
     history = lines[lines.index("History:") + 1 :]
@@ -116,6 +120,7 @@ def test_gated_pods_of_a_task_are_shown(busy: Stage, batchq: Batchq) -> None:
     assert "wait for gate" not in batchq("why", "part").out
 
 
+@pytest.mark.both_doors
 def test_why_of_an_unknown_group_is_refused(stage: Stage, batchq: Batchq) -> None:
     answer = batchq("why", "nobody")
     assert (answer.code, answer.out) == (6, "")
@@ -158,6 +163,7 @@ def test_events_of_a_namespace_the_newest_last(busy: Stage, batchq: Batchq) -> N
     assert {kind for kind, _, _ in rows} == {"PodGroup"}
 
 
+@pytest.mark.both_doors
 def test_events_of_one_group(busy: Stage, batchq: Batchq) -> None:
     result = json.loads(batchq("events", "runs", "-o", "json").out)["items"]
     assert [event["reason"] for event in result] == ["Submitted", "Admitted", "Bound", "Running"]
@@ -172,6 +178,7 @@ def test_events_of_what_is_in_no_namespace(busy: Stage, batchq: Batchq) -> None:
     assert len(queues) > 1
 
 
+@pytest.mark.both_doors
 def test_a_pod_is_shown_by_its_name_and_by_its_uid_in_json(busy: Stage, batchq: Batchq) -> None:
     busy.store.commit(
         [

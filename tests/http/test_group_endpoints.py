@@ -199,12 +199,17 @@ def test_a_group_that_no_longer_matches_a_watch_is_deleted_for_it(
         assert events.until("DELETED")
 
 
-def test_a_cancelled_group_records_who_ended_it_and_why(api: Caller, stage: Stage) -> None:
-    stage.client.submit(manifest("train"))
+@pytest.mark.parametrize(
+    ("owner", "message"), [("bob", f"by {ME}: wrong data"), (ME, "wrong data")]
+)
+def test_a_cancelled_group_records_why_and_who_ended_it_if_not_its_owner(
+    api: Caller, submit_as: SubmitAs, owner: str, message: str
+) -> None:
+    submit_as(owner, manifest("train"))
     ended = api("POST", f"{DEFAULT}/train/cancel", {"reason": "wrong data"})
     assert (ended.status, ended.data["status"]["phase"]) == (200, "Cancelled")
     [finished] = [one for one in ended.data["status"]["conditions"] if one["type"] == "Finished"]
-    assert finished["message"] == f"by {ME}: wrong data"
+    assert finished["message"] == message
     again = api("POST", f"{DEFAULT}/train/cancel")
     assert (again.status, again.data["exit"]) == (409, 8)
 

@@ -336,10 +336,19 @@ def everything(caller: Caller, group: str) -> list[Any]:
     paths = [
         "/v1/groups", "/v1/groups?label=word=secret", "/v1/groups?q=train", "/v1/groups?owner=bob",
         "/v1/groups?limit=1", CV, f"{CV}?phase=Pending", "/v1/tokens", "/v1/bindings", "/v1/audit",
-        *(f"{CV}/{group}{end}" for end in ("", "/why", "/logs", "/logs?follow=true")),
+        *(f"{CV}/{group}{end}" for end in ("", "/why", "/logs", "/logs?follow=true", "/outcome")),
+        "/v1/views/groups", "/v1/views/groups?paged=true", "/v1/events", "/v1/pods",
+        "/v1/namespaces/cv/pods", "/v1/namespaces/cv/quotas", "/v1/queues",
+        *(f"/v1/views/{view}/cv/{group}" for view in ("explanations", "checks")),
+        f"/v1/namespaces/cv/pods/{group}-main-0",
     ]  # fmt: skip
     answers = [caller("GET", path) for path in paths]
-    answers += [caller("POST", f"{CV}/{group}/cancel"), caller("POST", CV, manifest(group))]
+    answers += [caller("POST", f"{CV}/{group}/{verb}") for verb in ("cancel", "suspend", "resume")]
+    keys = [{"kind": "PodGroup", "key": f"cv/{group}"}]
+    answers += [
+        caller("POST", CV, manifest(group)),
+        caller("POST", "/v1/requests", {"verb": "delete", "keys": keys}),
+    ]
     found = [(one.status, steady(one.data)) for one in answers]
     with caller.events("/v1/groups?watch=true") as events:
         listed = [json.loads(event["data"]) for event in events.until("BOOKMARK")]
@@ -366,7 +375,7 @@ def test_facts_of_others_say_nothing_of_what_they_run(
     assert word not in json.dumps(found)
 
 
-@pytest.mark.parametrize("visibility", [Visibility.NAMESPACES], indirect=True)
+@pytest.mark.parametrize("visibility", [Visibility.NAMESPACES, Visibility.OWN], indirect=True)
 def test_groups_beyond_sight_do_not_exist(
     lab: Lab, stage: Stage, server: Server, submit_as: SubmitAs
 ) -> None:
@@ -384,6 +393,28 @@ def test_groups_beyond_sight_do_not_exist(
     stage.turn()
     lab.wait(lambda: alice("GET", "/v1/groups").status == 200)
     assert everything(alice, "train") == before
+
+
+@pytest.mark.parametrize("visibility", [Visibility.OWN], indirect=True)
+def test_groups_of_others_in_ones_own_namespace_are_beyond_sight_too(
+    lab: Lab, stage: Stage, submit_as: SubmitAs
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    assert alice("POST", ML, manifest("mine", cpu="8")).status == 201
+    theirs = hidden("theirs", "secret")
+    theirs["metadata"]["namespace"] = "ml"
+    submit_as("bob", theirs)
+    stage.turn()
+    listed = alice("GET", ML).data["items"]
+    assert [one["metadata"]["name"] for one in listed] == ["mine"]
+    missing = alice("GET", f"{ML}/theirs")
+    assert (missing.status, missing.data["detail"]) == (404, "PodGroup ml/theirs does not exist")
+    # The name of a group that does not exist is answered in the same words.
+    assert alice("GET", f"{ML}/nothing").data["detail"] == "PodGroup ml/nothing does not exist"
+    why = alice("GET", f"{ML}/mine/why")
+    assert why.data["podGroup"] == "ml/mine"
+    assert "theirs" not in why.body.decode()
 
 
 @pytest.mark.parametrize("visibility", [Visibility.NAMESPACES], indirect=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 
 from tests.harness.server import Server
+from tests.http.api_process import RunningApi
 from tests.tidy.source import ROOT, report
 
 HEAVY = {"redis", "rq", "rich", "numpy", "apscheduler"}
@@ -27,7 +30,7 @@ NEVER_THERE = {"_wmi", "org"}
 SLOW = {"asyncio", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml", "xmlrpc"}
 
 
-def modules_loaded_by(*arguments: str) -> set[str]:
+def modules_loaded_by(*arguments: str, exits: Collection[int] = (0,)) -> set[str]:
     """Return the modules that `python ARGUMENTS` imports in addition to those of a bare Python."""
 
     def loaded(*words: str) -> set[str]:
@@ -35,7 +38,7 @@ def modules_loaded_by(*arguments: str) -> set[str]:
             [sys.executable, "-X", "importtime", *words],
             capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.returncode in exits, done.stderr[-2000:]
         return set(re.findall(r"^import time:[^|]+\|[^|]+\| +(\S+)$", done.stderr, re.MULTILINE))
 
     return loaded(*arguments) - loaded("-c", "pass")
@@ -97,6 +100,29 @@ def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Serv
     assert not too_much, report(
         too_much, f"`batchq {words[0]}` decides nothing; import inside the code that needs it:"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["jobs"],
+        ["submit", "--", "true"],
+        ["describe", "node", "none"],
+        ["queues"],
+        ["logs", "none"],
+    ],
+)
+def test_a_command_over_the_http_api_does_not_load_what_speaks_to_redis(
+    words: list[str], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
+    with RunningApi(server.url) as api:
+        monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+        loaded = modules_loaded_by("-m", "batchq.cli", *words, exits={0, 6})
+    assert "batchq.client.api_client" in loaded
+    strangers = re.compile(r"(redis|rq|starlette|uvicorn|batchq\.(daemon|worker|http))(\..+)?")
+    too_much = sorted(name for name in loaded if strangers.fullmatch(name))
+    assert not too_much, report(too_much, f"`batchq {words[0]}` over the HTTP API loads:")
 
 
 def test_an_agent_loads_neither_the_scheduler_nor_the_client() -> None:

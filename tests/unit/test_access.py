@@ -34,7 +34,20 @@ read    groups            facts   all    all       all   all      -
 read    groups            spec    yes    yes       yes   -        -
 read    groups            output  own    own       yes   -        -
 create  groups            -       -      yes       yes   -        -
+update  groups            -       -      own       yes   all      -
 cancel  groups            -       -      own       yes   all      -
+delete  groups            -       -      own       yes   all      -
+read    queues            -       all    all       all   all      -
+create  queues            -       -      -         -     all      -
+update  queues            -       -      -         -     all      -
+delete  queues            -       -      -         -     all      -
+read    nodes             -       all    all       all   all      -
+update  nodes             -       -      -         -     all      -
+delete  nodes             -       -      -         -     all      -
+read    quotas            -       all    all       all   all      -
+create  quotas            -       -      -         -     all      -
+update  quotas            -       -      -         -     all      -
+delete  quotas            -       -      -         -     all      -
 read    tokens            -       own    own       own   all      own
 create  tokens            -       own    own       own   own      own
 delete  tokens            -       own    own       own   all      own
@@ -46,15 +59,26 @@ create  cluster-bindings  -       -      -         -     all      -
 delete  cluster-bindings  -       -      -         -     all      -
 read    audit             -       -      -         -     all      all
 """
-#: Under visibility `namespaces`, one row differs.
-FACTS = "read    groups            facts   yes    yes       yes   all      -"
+#: The rows that differ under another visibility.
+OTHERWISE = {
+    Visibility.OPEN: "",
+    Visibility.NAMESPACES: """
+read    groups            facts   yes    yes       yes   all      -
+read    quotas            -       yes    yes       yes   all      -
+""",
+    Visibility.OWN: """
+read    groups            facts   own    own       yes   all      -
+read    groups            spec    own    own       yes   -        -
+read    quotas            -       yes    yes       yes   all      -
+""",
+}
 
 
 def table(visibility: Visibility) -> dict[tuple[str, str, str], dict[str, str]]:
     """Return the cells by verb, kind and tier."""
     titles, *lines = [line.split() for line in OPEN.strip().splitlines()]
-    if visibility is Visibility.NAMESPACES:
-        lines[0] = FACTS.split()
+    # Of two rows for the same, the later one counts.
+    lines += [line.split() for line in OTHERWISE[visibility].strip().splitlines()]
     return {
         (verb, kind, tier): dict(zip(titles[3:], cells, strict=True))
         for verb, kind, tier, *cells in lines
@@ -71,7 +95,7 @@ def test_each_cell_of_the_matrix(
     has_tiers = (verb, kind) == (Verb.READ, TargetKind.GROUPS)
     row = table(visibility).get((verb, kind, tier if has_tiers else "-"))
     cell = "-" if row is None else row[role]
-    is_local = kind in (TargetKind.GROUPS, TargetKind.BINDINGS)
+    is_local = kind in (TargetKind.GROUPS, TargetKind.QUOTAS, TargetKind.BINDINGS)
     bound = "here" if role in OF_NAMESPACES and is_local else "*"
     binding = Binding(subject="user:alice", role=role, namespace=bound)
     alice = Identity(user="alice", via="token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -13,6 +14,7 @@ from batchq.cli.output.terminal import echo
 if TYPE_CHECKING:
     from batchq.cli.output.forms import Output
     from batchq.client import Client
+    from batchq.client.api_session import ApiCredentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,12 +23,15 @@ class Globals(NamedTuple):
     """The options given before the command.
 
     `redis_url` is --redis-url or BATCHQ_REDIS_URL; None means the embedded server of this machine.
+    `is_option`: it was given on the command line.
     """
 
     redis_url: str | None = None
+    is_option: bool = False
 
     def connect(self, *, patience_s: float | None = 0.0) -> Client:
-        """Return a client of the chosen server, to be used in a `with`.
+        """Return a client of the chosen server, to be used in a `with`: of the Redis server, or of
+        the HTTP API that BATCHQ_SERVER names or that the user is logged in to.
 
         `patience_s` is the longest wait for a server that is away (None: for ever), for commands
         that would also wait if it went away later.
@@ -38,7 +43,25 @@ class Globals(NamedTuple):
         def tell(sentence: str) -> None:
             echo(sentence, err=True)
 
-        return Client(self.redis_url, tell=tell, patience_s=patience_s)
+        api = None if self.is_option else self._api()
+        if api is None:
+            return Client(self.redis_url, tell=tell, patience_s=patience_s)
+        from batchq.client.api_client import ApiClient
+
+        context = click.get_current_context()
+        return ApiClient(api, tell=tell, patience_s=patience_s, purpose=f"`{context.command_path}`")
+
+    def _api(self) -> ApiCredentials | None:
+        """Return the HTTP API that commands use; None for the Redis server."""
+        from batchq.paths import SERVER_VARIABLE, URL_FILE_VARIABLE, find_home
+
+        home = find_home()
+        if not os.environ.get(SERVER_VARIABLE) and not home.credentials.exists():
+            return None
+        from batchq.client.api_session import chosen_credentials
+
+        is_redis_chosen = bool(self.redis_url or os.environ.get(URL_FILE_VARIABLE))
+        return chosen_credentials(home, is_redis_chosen=is_redis_chosen)
 
 
 METRICS_VARIABLE = "BATCHQ_METRICS"

@@ -42,9 +42,7 @@ def cancel(
 
     With `uid`, only the group of this uid. Raises NotFound, or Conflict if it has finished.
     """
-    group = _unfinished(reader, key, "be cancelled")
-    if uid not in ("", group.metadata.uid):
-        raise NotFound(f"PodGroup {key} was deleted, and another has its name now")
+    group = _unfinished(reader, key, "be cancelled", uid)
     finished = Condition(
         type="Finished",
         status="True",
@@ -75,24 +73,24 @@ def cancel(
     )
 
 
-def suspend(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
+def suspend(reader: Reader, key: str, *, now_ms: int, uid: str = "") -> Transaction | None:
     """Hold a group back; if it runs, its pods are stopped and it is requeued.
 
-    Raises NotFound, or Conflict if it has finished.
+    With `uid`, only the group of this uid. Raises NotFound, or Conflict if it has finished.
     """
-    group = _unfinished(reader, key, "be suspended")
+    group = _unfinished(reader, key, "be suspended", uid)
     if group.spec.suspend:
         return None
     spec = structs.replace(group.spec, suspend=True)
     return _with_spec(reader, group, spec, "Suspended", now_ms)
 
 
-def resume(reader: Reader, key: str, *, now_ms: int) -> Transaction | None:
+def resume(reader: Reader, key: str, *, now_ms: int, uid: str = "") -> Transaction | None:
     """Put a suspended group back into the pending queue, at its former place.
 
-    Raises NotFound, or Conflict if it has finished.
+    With `uid`, only the group of this uid. Raises NotFound, or Conflict if it has finished.
     """
-    group = _unfinished(reader, key, "be resumed")
+    group = _unfinished(reader, key, "be resumed", uid)
     if not group.spec.suspend:
         return None
     spec = structs.replace(group.spec, suspend=False)
@@ -151,8 +149,10 @@ def set_quota(
     return apply(reader, quota, now_ms=now_ms, uid=uid)
 
 
-def _unfinished(reader: Reader, key: str, what: str) -> PodGroup:
+def _unfinished(reader: Reader, key: str, what: str, uid: str) -> PodGroup:
     group = find(reader, PodGroup, key)
+    if uid not in ("", group.metadata.uid):
+        raise NotFound(f"PodGroup {key} was deleted, and another has its name now")
     if group.status.phase in TERMINAL:
         raise Conflict(f"{title(group)} is {group.status.phase} already and cannot {what}")
     return group

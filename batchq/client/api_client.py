@@ -1,0 +1,751 @@
+"""The client over the HTTP API: the methods that everyday commands need, on `http.client`.
+
+It needs no credentials of the Redis server, and does not import redis-py. Each method returns what
+`Client` returns, as much of it as the API lets its user see. A method that the API does not serve
+raises InvalidInput.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from time import monotonic, sleep
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import Struct, structs
+
+from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.manifest import decode, encode
+from batchq.api.objects import (
+    DEFAULT,
+    NAMESPACED,
+    AdmissionCheck,
+    Metadata,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    Queue,
+    ResourceQuota,
+    ResourceQuotaSpec,
+    Unreadable,
+    key_of,
+)
+from batchq.api.times import describe_age
+from batchq.api.transaction import Event, Ledger
+from batchq.client import Client
+from batchq.client.api_session import ApiCredentials, ApiSession, sealed
+from batchq.client.connection import Schedulers, checked_seconds, patience_of
+from batchq.client.request import Quantity, amounts_of
+from batchq.client.request_fields import key_named
+from batchq.client.requests import Applied, Effect, Objects, Permit, decoded
+from batchq.client.watch import Goal, Result, WaitState, timed_out
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
+from batchq.store.records import Page
+
+if TYPE_CHECKING:
+    from batchq.client.checks import Checks, CheckView, ListedCheck
+    from batchq.client.group_pages import GroupPage, GroupPages
+    from batchq.client.output import LogLine
+    from batchq.client.overview import GroupView, Overview, QueuePage
+    from batchq.client.queues import QueueView
+    from batchq.client.why import Why
+    from batchq.store.outage import Patience
+    from batchq.store.redis import Listing
+
+#: The paths of the kinds, below /v1 or below a namespace.
+_PATHS = {
+    "PodGroup": "groups",
+    "Pod": "pods",
+    "Queue": "queues",
+    "PriorityClass": "priorityclasses",
+    "AdmissionCheck": "admissionchecks",
+    "Node": "nodes",
+    "ResourceQuota": "quotas",
+}
+_PAGE = 1_000
+#: How long one request waits for a change.
+_WAIT_S = 20
+#: Without a change of its group, a caller that waits looks again: pods may end later.
+_LOOK_S = 2.0
+
+
+class _ServerStatus(Struct, frozen=True, rename="camel"):
+    now: int
+    revision: int
+    schedulers: Schedulers
+    object_limit: int | None
+    groups: int
+    ledger: dict[str, dict[str, int]]
+
+
+class _ObjectPage(Struct, frozen=True):
+    items: list[dict[str, Any]]
+    unreadable: list[dict[str, str]]
+    following: str = msgspec.field(name="continue", default="")
+
+
+class _AppliedRow(Struct, frozen=True):
+    object: dict[str, Any]
+    effect: Effect
+    changes: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class _AppliedRows(Struct, frozen=True):
+    items: list[_AppliedRow]
+
+
+class _Change(Struct, frozen=True):
+    revision: int
+    changed: bool
+
+
+class ApiClient(Client):
+    """A client over the HTTP API; see `Client`. `purpose` names a command in refusals."""
+
+    def __init__(
+        self,
+        credentials: ApiCredentials,
+        *,
+        tell: Callable[[str], None] = lambda sentence: None,
+        patience_s: float | None = 0.0,
+        purpose: str = "this request",
+    ) -> None:
+        """Raises as `Client` does."""
+        from batchq.system import RandomIds
+
+        self._ids = RandomIds()
+        self._tell = tell
+        self._purpose = purpose
+        self._session = ApiSession(credentials)
+        self._patience: Patience | None = None
+        self._revision: int | None = None
+        self._overview: ApiOverview | None = None
+        self.waited_s = 0.0
+        if patience_s != 0:
+            began_at = monotonic()
+            try:
+                with self.patiently(patience_s):
+                    self._get("/v1/me")
+            except StoreUnavailable as error:
+                if error.lasts:
+                    raise
+                after = describe_age(round((patience_s or 0) * 1000))
+                raise WaitTimedOut(
+                    f"the API did not answer within {after}: {error.message}", hint=error.hint
+                ) from error
+            self.waited_s = monotonic() - began_at
+
+    @property
+    def _store(self) -> NoReturn:  # type: ignore[override]  # what needs it is not served
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise InvalidInput for what the API does not serve."""
+        raise InvalidInput(
+            f"{self._purpose} is not possible over the HTTP API",
+            hint="name the Redis server for it, with its own credentials: `--redis-url URL`",
+        )
+
+    def ask(self, path: str, answer: Any) -> Any:
+        """Return what a path answers, decoded as `answer`."""
+        return self._get(path, answer=answer)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> ApiClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def patiently(self, timeout_s: float | None = None) -> Iterator[None]:
+        before, self._patience = self._patience, patience_of(self._tell, timeout_s)
+        try:
+            yield
+        finally:
+            self._patience = before
+
+    def now_ms(self) -> int:
+        return self._status().now
+
+    @cached_property
+    def user(self) -> str:
+        return str(self._get("/v1/me")["user"])
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _get(self, path: str, *, answer: Any = Any, **query: object) -> Any:
+        """Return what a path answers; parameters that are empty are left out."""
+        asked = _with(path, query)
+        return self._patient(lambda: self._session.request("GET", asked, kind=answer))
+
+    def _post(self, path: str, document: object = None, *, kind: Any = Any) -> Any:
+        return self._session.request("POST", path, document, kind=kind)
+
+    def _patient(self, ask: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                answer = ask()
+            except StoreUnavailable as error:
+                wait_s = None if self._patience is None else self._patience.next_wait_s(error)
+                if wait_s is None:
+                    raise
+                sleep(wait_s)
+            else:
+                if self._patience is not None:
+                    self._patience.answered()
+                return answer
+
+    def _status(self) -> _ServerStatus:
+        found: _ServerStatus = self._get("/v1/views/status", answer=_ServerStatus)
+        return found
+
+    # --- submitting and changing --------------------------------------------------------------
+
+    def submit_all(
+        self,
+        objects: Objects,
+        *,
+        dry_run: bool = False,
+        keep_stop: Collection[str] = (),
+        permit: Permit | None = None,
+    ) -> Sequence[Applied]:
+        return self._request_change("submit", objects, dry_run, keep_stop)
+
+    def apply(
+        self,
+        objects: Objects,
+        *,
+        dry_run: bool = False,
+        keep_stop: Collection[str] = (),
+        permit: Permit | None = None,
+    ) -> Sequence[Applied]:
+        return self._request_change("apply", objects, dry_run, keep_stop)
+
+    def delete_all(
+        self,
+        places: Sequence[tuple[str, str]],
+        *,
+        dry_run: bool = False,
+        permit: Permit | None = None,
+    ) -> Sequence[Applied]:
+        keys = [{"kind": kind, "key": key} for kind, key in places]
+        return self._applied({"verb": "delete", "keys": keys, "dryRun": dry_run})
+
+    def _request_change(
+        self, verb: str, objects: Objects, dry_run: bool, keep_stop: Collection[str]
+    ) -> Sequence[Applied]:
+        wanted, silent = decoded(objects)
+        return self._applied(
+            {
+                "verb": verb,
+                "objects": [encode(item) for item in wanted],
+                "keepStop": sorted(silent.union(keep_stop)),
+                "dryRun": dry_run,
+            }
+        )
+
+    def _applied(self, document: object) -> Sequence[Applied]:
+        rows: _AppliedRows = self._post("/v1/requests", document, kind=_AppliedRows)
+        return [
+            Applied(
+                object=decode(row.object),
+                effect=row.effect,
+                changes=row.changes,
+                warnings=row.warnings,
+            )
+            for row in rows.items
+        ]
+
+    def set_quota(self, namespace: str, hard: Mapping[str, Quantity]) -> bool:
+        quota = ResourceQuota(
+            metadata=Metadata(name=DEFAULT, namespace=namespace),
+            spec=ResourceQuotaSpec(hard=amounts_of(hard)),
+        )
+        [applied] = self.apply([quota])
+        return applied.effect is not Effect.UNCHANGED
+
+    def set_stop_policy(self, queue: str, policy: Literal["None", "Hold", "HoldAndDrain"]) -> bool:
+        stored = self.get("Queue", queue)
+        assert isinstance(stored, Queue)
+        spec = structs.replace(stored.spec, stop_policy=policy)
+        [applied] = self.apply([structs.replace(stored, spec=spec)])
+        return applied.effect is not Effect.UNCHANGED
+
+    def check_group_limit(self, keys: Collection[str], file: str) -> int | None:
+        # The API checks the whole request.
+        return None
+
+    def cancel(
+        self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
+    ) -> None:
+        body = {"reason": reason} if reason else None
+        self._post(f"{_group_path(group, namespace)}/cancel", body)
+
+    def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
+        return bool(self._post(f"{_group_path(group, namespace)}/suspend")["changed"])
+
+    def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
+        return bool(self._post(f"{_group_path(group, namespace)}/resume")["changed"])
+
+    def cordon(self, node: str) -> bool:
+        return bool(self._post(f"/v1/nodes/{quote(node, safe='')}/cordon")["changed"])
+
+    def uncordon(self, node: str) -> bool:
+        return bool(self._post(f"/v1/nodes/{quote(node, safe='')}/uncordon")["changed"])
+
+    # --- objects ------------------------------------------------------------------------------
+
+    def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
+        path = f"/v1/{_PATHS[kind]}/{quote(name, safe='')}"
+        if kind in NAMESPACED:
+            space, _, bare = key_named(name, namespace).partition("/")
+            path = f"/v1/namespaces/{space}/{_PATHS[kind]}/{quote(bare, safe='')}"
+        return decode(self._get(path))
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        return self.listing(kind, namespace=namespace).objects
+
+    def listing(self, kind: str, *, namespace: str = "") -> Listing:
+        found = list(self.pages(kind, namespace=namespace, size=_PAGE))
+        objects = tuple(item for page in found for item in page.objects)
+        damaged = tuple(one for page in found for one in page.unreadable)
+        # The same fields as a Listing, whose module needs redis-py.
+        return cast("Listing", Page(objects=objects, unreadable=damaged))
+
+    def pages(
+        self, kind: str, *, namespace: str = "", after: str = "", size: int = 500
+    ) -> Iterator[Page]:
+        following = sealed(after)
+        while True:
+            found: _ObjectPage = self._get(
+                f"/v1/{_PATHS[kind]}",
+                answer=_ObjectPage,
+                namespace=namespace if kind in NAMESPACED else "",
+                limit=min(size, _PAGE),
+                **{"continue": following},
+            )
+            yield Page(
+                objects=tuple(decode(item) for item in found.items),
+                unreadable=tuple(
+                    Unreadable(kind=kind, key=one["name"], why=one["why"])
+                    for one in found.unreadable
+                ),
+            )
+            following = found.following
+            if not following:
+                return
+
+    def count(self, kind: str) -> int:
+        return self._status().groups if kind == "PodGroup" else len(self.list(kind))
+
+    def unreadable(self, kind: str, *, namespace: str = "") -> Sequence[Unreadable]:
+        found = () if self._overview is None else self._overview.unreadable
+        return [one for one in found if one.kind == kind]
+
+    def pods(self, group: PodGroup) -> Sequence[Pod]:
+        uid = group.metadata.uid
+        found = [
+            pod
+            for pod in self.list("Pod", namespace=group.metadata.namespace)
+            if isinstance(pod, Pod) and pod.status.group_uid == uid
+        ]
+        return sorted(found, key=lambda pod: (pod.spec.task, pod.spec.index, key_of(pod)))
+
+    def nodes(self) -> Sequence[Node]:
+        return [item for item in self.list("Node") if isinstance(item, Node)]
+
+    def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
+        found = self.list("ResourceQuota", namespace=namespace)
+        return [item for item in found if isinstance(item, ResourceQuota)]
+
+    def ledger(self) -> Ledger:
+        return self._status().ledger
+
+    def schedulers(self) -> Schedulers:
+        return self._status().schedulers
+
+    def object_limit(self) -> int | None:
+        return self._status().object_limit
+
+    def events(
+        self,
+        *,
+        kind: str = "",
+        key: str = "",
+        namespace: str = "",
+        reason: str = "",
+        since_ms: int = 0,
+        most: int = 100,
+    ) -> Sequence[Event]:
+        found: list[Event] = self._get(
+            "/v1/events",
+            answer=list[Event],
+            kind=kind,
+            key=key,
+            namespace=namespace,
+            reason=reason,
+            since=since_ms or "",
+            limit=most,
+        )
+        return found
+
+    # --- views --------------------------------------------------------------------------------
+
+    def overview(self) -> Overview:
+        self._overview = ApiOverview(self._get)
+        # The same methods, as far as commands over the API call them.
+        return cast("Overview", self._overview)
+
+    def queues(self) -> Sequence[QueueView]:
+        return self.overview().queues()
+
+    def job_pages(
+        self,
+        *,
+        namespace: str = "",
+        queue: str = "",
+        phases: Sequence[str] = (),
+        active: bool = False,
+        finished: int | None = None,
+        after: str = "",
+        size: int = 500,
+    ) -> GroupPages:
+        query: dict[str, object] = {
+            "namespace": namespace,
+            "queue": queue,
+            "phase": ",".join(phases),
+            "active": "true" if active else "",
+            "finished": "" if finished is None else finished,
+            "limit": min(size, _PAGE),
+            "paged": "true",
+        }
+        return cast("GroupPages", _ViewPages(self._get, query, sealed(after)))
+
+    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
+        from batchq.client.why import Why
+
+        path = f"/v1/views/explanations/{key_named(group, namespace)}"
+        found: Why = self._get(path, answer=Why, defaults="true" if or_defaults else "")
+        return found
+
+    @cached_property
+    def checks(self) -> Checks:
+        # The same methods, as far as commands over the API call them.
+        return cast("Checks", ApiChecks(self))
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    def wait_state(
+        self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT
+    ) -> WaitState:
+        path = f"{_group_path(group, namespace)}/outcome"
+        found: WaitState = self._get(path, answer=WaitState, **{"for": for_})
+        return found
+
+    def wait(
+        self,
+        groups: Sequence[str],
+        *,
+        for_: Goal = "finished",
+        timeout_s: float | None = None,
+        namespace: str = DEFAULT,
+    ) -> Sequence[Result]:
+        keys = [key_named(group, namespace) for group in groups]
+        limit_s = checked_seconds(timeout_s)
+        deadline = None if limit_s is None else monotonic() + limit_s
+        with self.patiently(timeout_s):
+            return self._settled(keys, for_, deadline, limit_s or 0.0)
+
+    def _settled(
+        self, keys: Sequence[str], goal: Goal, deadline: float | None, limit_s: float
+    ) -> Sequence[Result]:
+        states: dict[str, WaitState] = {}
+        while True:
+            # The revision comes first, so that no change between two looks is missed.
+            self._revision = self._status().revision
+            for key in keys:
+                if key in states and states[key].is_settled:
+                    continue
+                state = self._state_of(key, goal, states.get(key))
+                states[key] = state
+            settled = [state for state in states.values() if state.is_settled]
+            if len(settled) == len(states) or (
+                goal == "succeeded" and any(not state.result.reached for state in settled)
+            ):
+                return [states[key].result for key in keys]
+            left_s = None if deadline is None else deadline - monotonic()
+            if left_s is not None and left_s <= 0:
+                waiting = [key for key in keys if not states[key].is_settled]
+                raise self._timed_out(waiting, limit_s)
+            open_keys = [key for key, state in states.items() if not state.is_settled]
+            # Processes of a group that has ended may end later, which is no change of the group.
+            longest_s = _LOOK_S if _has_ended(states, open_keys) else _WAIT_S
+            self._await_change(open_keys, longest_s if left_s is None else min(longest_s, left_s))
+
+    def _state_of(self, key: str, goal: Goal, before: WaitState | None) -> WaitState:
+        try:
+            state = self.wait_state(key, for_=goal)
+        except NotFound:
+            if before is None:
+                raise
+            state = None
+        if before is not None and (state is None or state.uid != before.uid):
+            raise NotFound(f"PodGroup {key} was deleted while it was waited for")
+        assert state is not None
+        return state
+
+    def _timed_out(self, waiting: Sequence[str], limit_s: float) -> WaitTimedOut:
+        group = self.get("PodGroup", waiting[0])
+        assert isinstance(group, PodGroup)
+        return timed_out(waiting, group, limit_s, leads=lambda: self.schedulers().led)
+
+    def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
+        began_at = monotonic()
+        self._await_change((), most_s)
+        pause_s = least_s - (monotonic() - began_at)
+        if pause_s > 0:
+            sleep(pause_s)
+
+    def _await_change(self, keys: Sequence[str], most_s: float) -> None:
+        since = "" if self._revision is None else self._revision
+        path = _with(
+            "/v1/changes",
+            {"groups": ",".join(keys), "since": since, "timeout": max(1, round(most_s))},
+        )
+
+        def ask() -> None:
+            for line in self._session.lines(path):
+                self._revision = msgspec.json.decode(line, type=_Change).revision
+
+        self._patient(ask)
+
+    def wait_until_empty(self, node: str, *, timeout_s: float | None = None) -> int:
+        self.get("Node", node)
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        with self.patiently(timeout_s):
+            while True:
+                here = sum(
+                    isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE
+                    for pod in self.list("Pod")
+                )
+                left_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline - monotonic())
+                if not here or left_s <= 0:
+                    return here
+                sleep(left_s)
+
+    def logs(
+        self,
+        group: str,
+        *,
+        pod: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        namespace: str = DEFAULT,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[LogLine]:
+        path = f"{_group_path(group, namespace)}/logs"
+        if follow:
+            return self._followed(path, pod, tail, stop)
+        return self._lines(_with(path, {"pod": pod, "tail": "" if tail is None else tail}))
+
+    def _lines(self, path: str) -> Iterator[LogLine]:
+        from batchq.client.output import LogLine
+
+        decoder = msgspec.json.Decoder(LogLine)
+        for line in self._session.lines(path):
+            yield decoder.decode(line)
+
+    def _followed(
+        self, path: str, pod: str, tail: int | None, stop: Callable[[], bool]
+    ) -> Iterator[LogLine]:
+        """Follow a log. After an interruption it is read again, without the lines seen before."""
+        seen: Counter[tuple[str, int, str]] = Counter()
+        if tail is not None:
+            existing = list(self._lines(_with(path, {"pod": pod})))
+            seen.update(map(_place, existing))
+            yield from _last_of_each(existing, tail)
+        asked = _with(path, {"pod": pod, "follow": "true"})
+        patience = patience_of(self._tell, None)
+        while True:
+            skipped = Counter(seen)
+            try:
+                for line in self._lines(asked):
+                    patience.answered()
+                    if skipped[_place(line)] > 0:
+                        skipped[_place(line)] -= 1
+                        continue
+                    seen[_place(line)] += 1
+                    yield line
+                    if stop():
+                        return
+            except StoreUnavailable as error:
+                wait_s = patience.next_wait_s(error)
+                if wait_s is None:
+                    raise
+                sleep(wait_s)
+            else:
+                return
+
+
+class ApiOverview:
+    """See `Overview`: what the API shows of groups and queues. Each call asks it again."""
+
+    def __init__(self, get: Callable[..., Any]) -> None:
+        self._get = get
+        self.at = 0
+        self.unreadable: tuple[Unreadable, ...] = ()
+
+    def groups(
+        self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
+    ) -> list[GroupView]:
+        """Return groups by key; see `Overview.groups`."""
+        from batchq.client.overview import GroupView
+
+        found = self._get(
+            "/v1/views/groups",
+            answer=_view_page_of(GroupView),
+            namespace=namespace,
+            queue=queue,
+            phase=",".join(phases),
+        )
+        self.at, self.unreadable = found.at, found.unreadable
+        return list(found.views)
+
+    def queues(self) -> list[QueueView]:
+        """Return every queue; see `Overview.queues`."""
+        from batchq.client.queues import QueueView
+
+        answer = msgspec.defstruct("Queues", [("at", int), ("items", list[QueueView])])
+        found = self._get("/v1/views/queues", answer=answer)
+        self.at = found.at
+        return list(found.items)
+
+    def queue_page(self, name: str) -> QueuePage | None:
+        """Return one queue in detail, or None; see `Overview.queue_page`."""
+        from batchq.client.overview import QueuePage
+
+        answer = msgspec.defstruct("QueueAnswer", [("at", int), ("page", QueuePage)])
+        try:
+            found = self._get(f"/v1/views/queues/{quote(name, safe='')}", answer=answer)
+        except NotFound:
+            return None
+        self.at = found.at
+        page: QueuePage = found.page
+        return page
+
+
+class ApiChecks:
+    """See `Checks`: what the API shows of admission checks."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    def views(self, *, group: str) -> Sequence[CheckView]:
+        """Return the checks of a group; see `Checks.views`."""
+        from batchq.client.checks import CheckView
+
+        path = f"/v1/views/checks/{key_named(group)}"
+        found: list[CheckView] = self._client.ask(path, list[CheckView])
+        return found
+
+    def of_queue(self, queue: str) -> Sequence[ListedCheck]:
+        """Return the checks that groups of a queue must pass; see `Checks.of_queue`."""
+        from batchq.client.checks import ListedCheck
+
+        answer = msgspec.defstruct("QueueChecks", [("checks", list[ListedCheck])])
+        found = self._client.ask(f"/v1/views/queues/{quote(queue, safe='')}", answer)
+        return tuple(found.checks)
+
+    def records(self) -> Sequence[ListedCheck]:
+        """Return every AdmissionCheck, by name; see `Checks.records`."""
+        from batchq.client.checks import listed_check
+
+        found = self._client.list("AdmissionCheck")
+        known = {item.metadata.name: item for item in found if isinstance(item, AdmissionCheck)}
+        now_ms = self._client.now_ms()
+        return [listed_check(name, "", known, now_ms) for name in sorted(known)]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._client.refuse()
+
+
+class _ViewPages:
+    """See `GroupPages`."""
+
+    def __init__(self, get: Callable[..., Any], query: dict[str, object], after: str) -> None:
+        self._get, self._query = get, query
+        self._first = self._page(after)
+        self.hidden: int = self._first.hidden
+
+    def __iter__(self) -> Iterator[GroupPage]:
+        from batchq.client.group_pages import GroupPage
+
+        page = self._first
+        while True:
+            yield GroupPage(views=page.views, at=page.at, unreadable=page.unreadable)
+            if not page.following:
+                return
+            page = self._page(page.following)
+
+    def _page(self, after: str) -> Any:
+        from batchq.client.overview import GroupView
+
+        query = {**self._query, "continue": after}
+        return self._get("/v1/views/groups", answer=_view_page_of(GroupView), **query)
+
+
+def _view_page_of(view: type[Struct]) -> type[Struct]:
+    """Return the type of a page of views; its own type is imported with the scheduler."""
+    return msgspec.defstruct(
+        "ViewPage",
+        [
+            ("at", int),
+            ("hidden", int),
+            ("views", tuple[view, ...]),  # type: ignore[valid-type]  # a type at run time
+            ("unreadable", tuple[Unreadable, ...]),
+            ("following", str),
+        ],
+        rename={"following": "continue"},
+    )
+
+
+def _has_ended(states: Mapping[str, WaitState], keys: Sequence[str]) -> bool:
+    return any(states[key].result.phase in TERMINAL for key in keys)
+
+
+def _place(line: LogLine) -> tuple[str, int, str]:
+    return line.pod, line.attempt, line.stream
+
+
+def _last_of_each(lines: Sequence[LogLine], most: int) -> Iterator[LogLine]:
+    """Yield the last lines of each pod, in the order of the lines."""
+    left = Counter(line.pod for line in lines)
+    for line in lines:
+        left[line.pod] -= 1
+        if left[line.pod] < most:
+            yield line
+
+
+def _group_path(group: str, namespace: str) -> str:
+    space, _, name = key_named(group, namespace).partition("/")
+    return f"/v1/namespaces/{space}/groups/{quote(name, safe='')}"
+
+
+def _with(path: str, query: Mapping[str, object]) -> str:
+    given = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,355 @@
+"""The endpoints of objects other than groups, and requests that change several objects at once.
+
+Queues, priority classes, admission checks and nodes belong to the cluster; quotas to namespaces;
+pods to their groups, so that they are seen as these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from batchq.api.access import Target, TargetKind, Tier, Verb, seen
+from batchq.api.manifest import decode, encode
+from batchq.api.objects import (
+    API_VERSION,
+    DEFAULT,
+    NAMESPACED,
+    Metadata,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    key_of,
+    kind_of,
+)
+from batchq.client.api_session import sealed
+from batchq.client.group_pages import token_of_object
+from batchq.client.requests import Applied, Permit
+from batchq.errors import NotFound
+from batchq.http.calls import ApiAnswer, ApiCall
+from batchq.http.group_endpoints import MOST_LISTED, USUALLY_LISTED, opened
+from batchq.http.problems import ApiProblem, bad_request, forbidden
+
+#: What rights call the kinds of objects.
+TARGETS = {
+    "Queue": TargetKind.QUEUES,
+    "PriorityClass": TargetKind.QUEUES,
+    "AdmissionCheck": TargetKind.QUEUES,
+    "Node": TargetKind.NODES,
+    "ResourceQuota": TargetKind.QUOTAS,
+    "PodGroup": TargetKind.GROUPS,
+    "Pod": TargetKind.GROUPS,
+}
+MOST_REQUEST_BYTES = 8 * 1024 * 1024
+_PAGE = 500
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer]:
+    """Return the endpoint that lists the objects of a kind that the caller may see, by key."""
+
+    def answer(call: ApiCall) -> ApiAnswer:
+        call.require_a_role()
+        namespace = call.path.get("namespace") or call.text("namespace")
+        limit = call.number("limit", USUALLY_LISTED, MOST_LISTED) or USUALLY_LISTED
+        revision = call.delegate.revision()
+        look = _Look(call, kind)
+        items: list[Object] = []
+        unreadable: list[dict[str, str]] = []
+        following = ""
+        after = opened(call.text("continue"))
+        for page in call.client.pages(kind, namespace=namespace, after=after, size=_PAGE):
+            unreadable += [
+                {"name": one.key, "why": one.why}
+                for one in page.unreadable
+                if look.may_read(one.key.partition("/")[0] if kind in NAMESPACED else "")
+            ]
+            objects = look.with_heartbeats(page.objects)
+            shown = [one for item in objects if (one := look.shown(item)) is not None]
+            if len(items) + len(shown) > limit:
+                items += shown[: limit - len(items)]
+                following = sealed(token_of_object(items[-1]))
+                break
+            items += shown
+        return ApiAnswer(
+            document={
+                "apiVersion": API_VERSION,
+                "kind": f"{kind}List",
+                "revision": revision,
+                "continue": following,
+                "items": [encode(item) for item in items],
+                "unreadable": unreadable,
+            }
+        )
+
+    return answer
+
+
+def get_object(kind: str) -> Callable[[ApiCall], ApiAnswer]:
+    """Return the endpoint that returns one object of a kind."""
+
+    def answer(call: ApiCall) -> ApiAnswer:
+        call.require_a_role()
+        namespace, name = call.path.get("namespace", ""), call.path["name"]
+        look = _Look(call, kind)
+        where = f"{namespace}/{name}" if namespace else name
+        missing = NotFound(f"{kind} {where} does not exist")
+        if kind != "Pod" and not look.may_read(namespace):
+            if namespace:
+                raise missing
+            call.require("")
+        try:
+            item = call.client.get(kind, name, namespace=namespace or DEFAULT)
+        except NotFound:
+            if not look.may_read(namespace):
+                # The client's message may name a similar object.
+                raise missing from None
+            raise
+        shown = look.shown(item)
+        if shown is None:
+            raise missing
+        etag = f'"{item.metadata.revision}"'
+        return ApiAnswer(document=encode(shown), headers={"ETag": etag})
+
+    return answer
+
+
+class _Look:
+    """What the caller sees of the objects of one kind."""
+
+    def __init__(self, call: ApiCall, kind: str) -> None:
+        self._call = call
+        self._kind = kind
+        self._allowed: dict[str, bool] = {}
+        #: The heartbeats of nodes are not part of their records.
+        self._nodes: dict[str, Node] | None = None
+        self._groups: dict[str, dict[str, PodGroup]] = {}
+
+    def may_read(self, namespace: str) -> bool:
+        """Whether the caller may read all objects of this kind in a namespace, or in none ("")."""
+        if self._kind == "Pod":
+            return self._call.sees(namespace)
+        if namespace not in self._allowed:
+            target = Target(kind=TARGETS[self._kind], namespace=namespace)
+            self._allowed[namespace] = self._call.decide(target, Verb.READ).allowed
+        return self._allowed[namespace]
+
+    def shown(self, item: Object) -> Object | None:
+        """Return as much of an object as the caller may see; None for nothing."""
+        if isinstance(item, Pod):
+            return self._pod(item)
+        return item if self.may_read(item.metadata.namespace) else None
+
+    def with_heartbeats(self, objects: Sequence[Object]) -> Sequence[Object]:
+        """Return nodes with their heartbeats, and other objects as they are."""
+        if self._kind != "Node":
+            return objects
+        if self._nodes is None:
+            self._nodes = {node.metadata.name: node for node in self._call.client.nodes()}
+        return [self._nodes.get(item.metadata.name, item) for item in objects]
+
+    def _pod(self, pod: Pod) -> Pod | None:
+        group = self._groups_of(pod.metadata.namespace).get(pod.status.group_uid)
+        owner = "" if group is None else group.status.submitted_by
+        tier = self._call.tier_at(pod.metadata.namespace, owner)
+        if tier is None:
+            return None
+        if tier is not Tier.FACTS:
+            return pod
+        meta = pod.metadata
+        return structs.replace(
+            pod,
+            metadata=Metadata(
+                name=meta.name,
+                namespace=meta.namespace,
+                uid=meta.uid,
+                creation_timestamp=meta.creation_timestamp,
+                revision=meta.revision,
+            ),
+            status=structs.replace(pod.status, message="", holder=""),
+        )
+
+    def _groups_of(self, namespace: str) -> dict[str, PodGroup]:
+        if namespace not in self._groups:
+            found = self._call.client.list("PodGroup", namespace=namespace)
+            self._groups[namespace] = {
+                item.metadata.uid: item for item in found if isinstance(item, PodGroup)
+            }
+        return self._groups[namespace]
+
+
+# --- changing ---------------------------------------------------------------------------------
+
+
+class ObjectKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object of a request that deletes: its kind, and its key within the kind."""
+
+    kind: str
+    key: str
+
+
+class ChangeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The body of a request about several objects: all of it is done, or nothing.
+
+    `objects` are manifests to submit or apply, `keys` objects to delete. `keepStop` names queues
+    whose stopPolicy stays as it is stored.
+    """
+
+    verb: Literal["submit", "apply", "delete"]
+    objects: tuple[dict[str, Any], ...] = ()
+    keys: tuple[ObjectKey, ...] = ()
+    keep_stop: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+def change_objects(call: ApiCall) -> ApiAnswer:
+    """Submit, apply or delete objects."""
+    wanted = call.body_as(ChangeRequest)
+    call.require_a_role()
+    if bool(wanted.keys) != (wanted.verb == "delete") or bool(wanted.objects) == bool(wanted.keys):
+        raise bad_request("the body: expected objects to submit or apply, or keys to delete")
+    applied: Sequence[Applied]
+    if wanted.verb == "delete":
+        for one in wanted.keys:
+            if one.kind not in TARGETS or one.kind == "Pod":
+                raise bad_request(f"kind: expected a kind of object, found {one.kind[:80]!r}")
+        places = [(one.kind, one.key) for one in wanted.keys]
+        _check_sight(call, places)
+        applied = call.client.delete_all(
+            places, dry_run=wanted.dry_run, permit=_permit(call, Verb.DELETE)
+        )
+    else:
+        objects = [decode(one) for one in wanted.objects]
+        change = call.client.submit_all if wanted.verb == "submit" else call.client.apply
+        applied = change(
+            objects, dry_run=wanted.dry_run, keep_stop=wanted.keep_stop, permit=_permit(call)
+        )
+    return ApiAnswer(document={"items": [_row(call, one) for one in applied]})
+
+
+def _check_sight(call: ApiCall, places: Sequence[tuple[str, str]]) -> None:
+    """Refuse to delete groups that the caller may not know, as if there were none."""
+    for kind, key in places:
+        if kind == "PodGroup" and not call.knows(key):
+            raise NotFound(f"{kind} {key} does not exist")
+
+
+def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
+    """Return a function that refuses to create or to change what the caller may not."""
+
+    def permit(before: Object | None, item: Object) -> None:
+        kind = kind_of(item)
+        stored = before if isinstance(before, PodGroup) else None
+        target = Target(
+            kind=TARGETS[kind],
+            namespace=item.metadata.namespace if kind in NAMESPACED else "",
+            owner="" if stored is None else stored.status.submitted_by,
+        )
+        decision = call.decide(target, Verb.CREATE if before is None else change)
+        if not decision.allowed:
+            raise forbidden(decision.because)
+
+    return permit
+
+
+def _row(call: ApiCall, one: Applied) -> dict[str, object]:
+    item = one.object
+    if isinstance(item, PodGroup):
+        item = seen(item, call.tier_of(item) or Tier.FACTS)
+    return {
+        "object": encode(item),
+        "effect": str(one.effect),
+        "changes": one.changes,
+        "warnings": list(one.warnings),
+    }
+
+
+def suspend_group(call: ApiCall) -> ApiAnswer:
+    """Suspend a group, and stop its pods."""
+    group = call.group()
+    done = call.client.suspend(key_of(group), uid=group.metadata.uid)
+    return ApiAnswer(document={"changed": done})
+
+
+def resume_group(call: ApiCall) -> ApiAnswer:
+    """Return a suspended group to the queue."""
+    group = call.group()
+    done = call.client.resume(key_of(group), uid=group.metadata.uid)
+    return ApiAnswer(document={"changed": done})
+
+
+def cordon_node(call: ApiCall) -> ApiAnswer:
+    """Stop placing pods on a node."""
+    call.require("")
+    return ApiAnswer(document={"changed": call.client.cordon(call.path["name"])})
+
+
+def uncordon_node(call: ApiCall) -> ApiAnswer:
+    """Allow pods on a node again."""
+    call.require("")
+    return ApiAnswer(document={"changed": call.client.uncordon(call.path["name"])})
+
+
+def put_object(kind: str) -> Callable[[ApiCall], ApiAnswer]:
+    """Return the endpoint that creates an object of a kind, or replaces the one of `If-Match`."""
+
+    def answer(call: ApiCall) -> ApiAnswer:
+        call.require_a_role()
+        item = _manifest(call, kind)
+        permit = _permit(call)
+
+        def permit_revision(before: Object | None, item: Object) -> None:
+            permit(before, item)
+            _check_revision(call, kind, before)
+
+        [applied] = call.client.apply([item], permit=permit_revision)
+        status = HTTPStatus.CREATED if applied.effect == "created" else HTTPStatus.OK
+        document = {**encode(applied.object), "warnings": list(applied.warnings)}
+        return ApiAnswer(document=document, status=status)
+
+    return answer
+
+
+def _manifest(call: ApiCall, kind: str) -> Object:
+    data = call.json()
+    if not isinstance(data, dict):
+        raise bad_request(f"the body: expected the manifest of a {kind} as a JSON object")
+    item = decode(data)
+    if kind_of(item) != kind:
+        raise bad_request(f"kind: expected {kind}, found {kind_of(item)}")
+    stated = item.metadata.name, item.metadata.namespace or ""
+    expected = call.path["name"], call.path.get("namespace", "")
+    if stated != expected:
+        raise bad_request(
+            f"metadata: expected the name {'/'.join(filter(None, expected[::-1]))}, as in the path"
+        )
+    return item
+
+
+def _check_revision(call: ApiCall, kind: str, before: Object | None) -> None:
+    """Refuse to replace a state that the caller has not seen."""
+    if before is None:
+        if call.if_match:
+            raise ApiProblem(
+                HTTPStatus.PRECONDITION_FAILED, "Conflict", f"there is no such {kind} any more",
+                exit_code=8,
+            )  # fmt: skip
+        return
+    if not call.if_match:
+        raise ApiProblem(
+            HTTPStatus.PRECONDITION_REQUIRED, "Conflict",
+            f"{kind} {before.metadata.name} exists: expected If-Match with its revision",
+            hint="GET it, and send its ETag back as If-Match", exit_code=8,
+        )  # fmt: skip
+    if call.if_match != f'"{before.metadata.revision}"':
+        raise ApiProblem(
+            HTTPStatus.PRECONDITION_FAILED, "Conflict",
+            f"{kind} {before.metadata.name} has changed since it was read",
+            hint="GET it again, and repeat the change", exit_code=8,
+        )  # fmt: skip

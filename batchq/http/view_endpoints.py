@@ -1,0 +1,278 @@
+"""The endpoints of what commands show: groups and queues with computed fields, and waiting.
+
+A view has the fields of the Python client's object of that name. It is computed from everything
+that is stored, and then loses what the caller may not see: an answer says no more of other groups
+than how many they are and what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import cast
+
+import msgspec
+from msgspec import structs
+
+from batchq.api.access import Target, TargetKind, Tier, Verb, seen
+from batchq.api.objects import NAMESPACED, PodGroup, Unreadable, key_of
+from batchq.api.transaction import Event
+from batchq.client.api_session import sealed
+from batchq.client.group_pages import token_of_view
+from batchq.client.overview import GroupView
+from batchq.client.watch import Goal
+from batchq.errors import NotFound
+from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, StreamAnswer
+from batchq.http.group_endpoints import MOST_LISTED, opened
+from batchq.http.problems import bad_request
+
+GOALS: Sequence[Goal] = ("finished", "succeeded", "running", "admitted")
+LONGEST_WAIT_S = 30
+MOST_EVENTS = 10_000
+#: How often a waiting caller looks, though no change of its groups was noticed: pods may end later.
+_LOOK_S = 1.0
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+def view_groups(call: ApiCall) -> ApiAnswer:
+    """Return groups as `batchq jobs` shows them: all at once, or a page without positions."""
+    call.require_a_role()
+    namespace, queue = call.text("namespace"), call.text("queue")
+    phases = tuple(filter(None, call.text("phase").split(",")))
+    if call.flag("paged"):
+        return _page(call, namespace, queue, phases)
+    overview = call.client.overview()
+    views = overview.groups(namespace=namespace, queue=queue, phases=phases)
+    damaged = call.client.unreadable("PodGroup", namespace=namespace)
+    return _views(call, views, damaged, at=overview.at)
+
+
+def _page(call: ApiCall, namespace: str, queue: str, phases: Sequence[str]) -> ApiAnswer:
+    pages = call.client.job_pages(
+        namespace=namespace,
+        queue=queue,
+        phases=phases,
+        active=call.flag("active"),
+        finished=call.number("finished", None, MOST_LISTED),
+        after=opened(call.text("continue")),
+        size=call.number("limit", None, MOST_LISTED) or 500,
+    )
+    for page in pages:
+        if page.views or page.unreadable:
+            following = sealed(token_of_view(page.views[-1])) if page.views else ""
+            return _views(
+                call, page.views, page.unreadable,
+                at=page.at, hidden=pages.hidden, following=following,
+            )  # fmt: skip
+    return _views(call, (), (), at=call.client.now_ms(), hidden=pages.hidden)
+
+
+def _views(
+    call: ApiCall,
+    views: Iterable[GroupView],
+    damaged: Iterable[Unreadable],
+    *,
+    at: int,
+    hidden: int = 0,
+    following: str = "",
+) -> ApiAnswer:
+    document = {
+        "at": at,
+        "hidden": hidden,
+        "continue": following,
+        "views": _seen_views(call, views),
+        "unreadable": [one for one in damaged if call.sees(one.key.partition("/")[0])],
+    }
+    return ApiAnswer(document=msgspec.to_builtins(document))
+
+
+def _seen_views(call: ApiCall, views: Iterable[GroupView]) -> tuple[GroupView, ...]:
+    """Return the views of the groups that the caller may see, as much as it may see of each."""
+    found = []
+    for view in views:
+        tier = call.tier_at(view.key.partition("/")[0], view.owner)
+        if tier is Tier.FACTS:
+            found.append(_without_messages(view))
+        elif tier is not None:
+            found.append(view)
+    return tuple(found)
+
+
+def _without_messages(view: GroupView) -> GroupView:
+    """Return a view without the sentences that may quote what a pod has printed."""
+    evicted = view.evicted
+    if evicted is not None:
+        evicted = structs.replace(evicted, message="")
+    return structs.replace(view, message="", evicted=evicted)
+
+
+def view_explanation(call: ApiCall) -> ApiAnswer:
+    """Explain a group, as `batchq why` shows it."""
+    group = call.group()
+    why = call.client.why(key_of(group), or_defaults=call.flag("defaults"))
+    return ApiAnswer(document=msgspec.to_builtins(why))
+
+
+def view_checks(call: ApiCall) -> ApiAnswer:
+    """Return the admission checks of a group."""
+    group = call.group()
+    tier = call.tier_of(group)
+    assert tier is not None
+    found = [
+        structs.replace(one, group=seen(one.group, tier))
+        for one in call.client.checks.views(group=key_of(group))
+    ]
+    return ApiAnswer(document=msgspec.to_builtins(found))
+
+
+# --- queues and the rest ----------------------------------------------------------------------
+
+
+def view_queues(call: ApiCall) -> ApiAnswer:
+    """Return the tree of queues, as `batchq queues` shows it."""
+    call.require("")
+    overview = call.client.overview()
+    return ApiAnswer(document=msgspec.to_builtins({"at": overview.at, "items": overview.queues()}))
+
+
+def view_queue(call: ApiCall) -> ApiAnswer:
+    """Return one queue with the groups in it that the caller may see, and its checks."""
+    call.require("")
+    name = call.path["name"]
+    overview = call.client.overview()
+    page = overview.queue_page(name)
+    if page is None:
+        raise NotFound(f"Queue {name} does not exist")
+    page = structs.replace(
+        page,
+        line=_seen_views(call, page.line),
+        not_in_line=_seen_views(call, page.not_in_line),
+        first_to_go=tuple(one for one in page.first_to_go if call.knows(one.key)),
+    )
+    checks = call.client.checks.of_queue(name)
+    document = {"at": overview.at, "page": page, "checks": checks}
+    return ApiAnswer(document=msgspec.to_builtins(document))
+
+
+def view_status(call: ApiCall) -> ApiAnswer:
+    """Return the server's time and revision, its schedulers, and what is charged by scope."""
+    call.require_a_role()
+    sees_cluster = call.decide(Target(kind=TargetKind.QUEUES), Verb.READ).allowed
+    ledger = {
+        scope: amounts
+        for scope, amounts in (call.client.ledger().items() if sees_cluster else ())
+        if not scope.startswith("ns:") or _may_read_quotas(call, scope.removeprefix("ns:"))
+    }
+    # A count of all groups would tell how many there are beyond the caller's sight.
+    counts = call.client.count("PodGroup") if call.sees("") else 0
+    document = {
+        "now": call.client.now_ms(),
+        "revision": call.delegate.revision(),
+        "schedulers": call.client.schedulers(),
+        "objectLimit": call.client.object_limit(),
+        "groups": counts,
+        "ledger": ledger,
+    }
+    return ApiAnswer(document=msgspec.to_builtins(document))
+
+
+def _may_read_quotas(call: ApiCall, namespace: str) -> bool:
+    target = Target(kind=TargetKind.QUOTAS, namespace=namespace)
+    return call.decide(target, Verb.READ).allowed
+
+
+def list_events(call: ApiCall) -> ApiAnswer:
+    """Return the latest events of what the caller may read, oldest first."""
+    call.require_a_role()
+    since = call.number("since", 0, 2**53)
+    most = call.number("limit", 100, MOST_EVENTS)
+    found = call.client.events(
+        kind=call.text("kind"),
+        key=call.text("key"),
+        namespace=call.text("namespace"),
+        reason=call.text("reason"),
+        since_ms=since or 0,
+        most=MOST_EVENTS,
+    )
+    seen_events = _EventSight(call)
+    chosen = [event for event in found if seen_events.shows(event)]
+    return ApiAnswer(document=msgspec.to_builtins(chosen[-most:] if most else []))
+
+
+class _EventSight:
+    """Which events a caller may read: their messages quote commands and what pods have printed."""
+
+    def __init__(self, call: ApiCall) -> None:
+        self._call = call
+        #: The keys of groups by uid, which the keys of pods begin with.
+        self._groups: dict[str, PodGroup] | None = None
+
+    def shows(self, event: Event) -> bool:
+        """Whether the caller may read an event."""
+        if event.kind not in NAMESPACED:
+            return True
+        if event.kind == "ResourceQuota":
+            return _may_read_quotas(self._call, event.key.partition("/")[0])
+        if event.kind == "Pod":
+            group = self._by_uid().get(event.key.partition("-")[0])
+            # Of a group that is gone, not even the namespace is known.
+            namespace = "" if group is None else group.metadata.namespace
+            owner = "" if group is None else group.status.submitted_by
+        else:
+            namespace = event.key.partition("/")[0]
+            group = self._by_uid().get(event.key)
+            owner = "" if group is None else group.status.submitted_by
+        return self._call.tier_at(namespace, owner) in (Tier.SPEC, Tier.OUTPUT)
+
+    def _by_uid(self) -> dict[str, PodGroup]:
+        if self._groups is None:
+            found = self._call.client.list("PodGroup")
+            groups = [item for item in found if isinstance(item, PodGroup)]
+            self._groups = {group.metadata.uid: group for group in groups}
+            self._groups |= {key_of(group): group for group in groups}
+        return self._groups
+
+
+# --- waiting ----------------------------------------------------------------------------------
+
+
+def group_outcome(call: ApiCall) -> ApiAnswer:
+    """Return how far a group is from a goal: `finished`, `succeeded`, `running`, `admitted`."""
+    group = call.group()
+    goal = call.text("for") or GOALS[0]
+    if goal not in GOALS:
+        raise bad_request(f"for: expected one of {', '.join(GOALS)}, found {goal[:80]!r}")
+    state = call.client.wait_state(key_of(group), for_=cast("Goal", goal))
+    if call.tier_of(group) is Tier.FACTS:
+        result = structs.replace(state.result, message="")
+        state = structs.replace(state, result=result)
+    return ApiAnswer(document=msgspec.to_builtins(state))
+
+
+def await_change(call: ApiCall) -> StreamAnswer:
+    """Answer when one of some groups has changed after a revision, or when the time is over."""
+    call.require_a_role()
+    keys = frozenset(filter(None, call.text("groups").split(",")))
+    timeout_s = call.number("timeout", LONGEST_WAIT_S, LONGEST_WAIT_S) or 0
+    since = call.number("since", None, 2**53)
+    if since is None:
+        since = call.delegate.revision()
+
+    async def parts() -> AsyncIterator[bytes]:
+        until = asyncio.get_running_loop().time() + timeout_s
+        async for events in call.context.feed.watch(since):
+            call.renew_rights()
+            changed = any(
+                event.group is None
+                or ((not keys or key_of(event.group) in keys) and call.tier_of(event.group))
+                for event in events
+            )
+            is_over = asyncio.get_running_loop().time() >= until or call.context.is_ending()
+            if changed or is_over:
+                document = {"revision": call.context.feed.revision, "changed": changed}
+                yield msgspec.json.encode(document) + b"\n"
+                return
+
+    return StreamAnswer(stream="watches", content_type=NDJSON, parts=parts)

@@ -59,7 +59,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice([str(one) for one in Visibility]),
     default=str(Visibility.OPEN),
     show_default=True,
-    help="Whose schedule facts a user may read: of all namespaces, or of its own.",
+    help="Whose schedule facts a user may read: those of all namespaces, of its own namespaces, or"
+    " of its own groups.",
 )
 @click.option(
     "--supervised",

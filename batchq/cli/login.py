@@ -38,8 +38,8 @@ _LONGEST_TOKEN = 256
 def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
 
-    On a unix socket no token is needed: the kernel names you. The other commands still use the
-    Redis server; `batchq whoami` shows what the API says of you.
+    On a unix socket no token is needed: the kernel names you. The everyday commands then use this
+    API, unless BATCHQ_REDIS_URL names a server; `batchq whoami` shows what the API says of you.
     """
     from batchq.client.api_session import (
         ApiCredentials,

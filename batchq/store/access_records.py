@@ -173,9 +173,16 @@ def _last_digest(link: Link) -> str:
     return (stored or b"").decode(errors="replace")
 
 
-def digest_of(previous: str, record: bytes) -> str:
-    """Return the digest of an audit record after the one with the digest `previous`."""
-    return hashlib.sha256(previous.encode() + b"\n" + record).hexdigest()
+def digest_of(previous: str, record: bytes, *, by_script: bool = False) -> str:
+    """Return the digest of an audit record after the one with the digest `previous`.
+
+    A script that computes it itself has SHA-1 only. It serves as well here: to put another record
+    in the place of one, a second text of the same digest would have to be found.
+    """
+    text = previous.encode() + b"\n" + record
+    if by_script:
+        return hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    return hashlib.sha256(text).hexdigest()
 
 
 def read_audit(link: Link, most: int) -> list[AuditEntry]:
@@ -183,15 +190,17 @@ def read_audit(link: Link, most: int) -> list[AuditEntry]:
     # One more, to check the chain of the oldest one that is returned.
     found = list(_newest_first(link, most + 1))
     found.reverse()
-    digests = [digest for _, digest in found]
+    digests = [digest for _, digest, _ in found]
     entries = []
-    for place, (text, digest) in enumerate(found):
+    for place, (text, digest, stated) in enumerate(found):
         try:
             record = msgspec.json.decode(text, type=AuditRecord)
         except DAMAGE:
             record = _UNREADABLE
-        before = digests[place - 1] if place else record.previous
-        is_chained = record.previous == before and digest_of(before, text) == digest
+        previous = record.previous if stated is None else stated
+        before = digests[place - 1] if place else previous
+        expected = digest_of(before, text, by_script=stated is not None)
+        is_chained = previous == before and digest == expected
         entries.append(AuditEntry(record=record, digest=digest, is_chained=is_chained))
     return entries[-most:]
 
@@ -201,13 +210,19 @@ _UNREADABLE = AuditRecord(
 )
 
 
-def _newest_first(link: Link, most: int) -> Iterator[tuple[bytes, str]]:
+def _newest_first(link: Link, most: int) -> Iterator[tuple[bytes, str, str | None]]:
+    """Yield records, their digests, and the digest before it if the record does not state it."""
     last = "+"
     while most > 0:
         count = min(most, _PAGE)
         page = link.ask(partial(_page, last, count))
         for _, fields in page:
-            yield fields.get(b"record", b""), fields.get(b"digest", b"").decode(errors="replace")
+            digest, stated = fields.get(b"digest", b""), fields.get(b"previous")
+            yield (
+                fields.get(b"record", b""),
+                digest.decode(errors="replace"),
+                None if stated is None else stated.decode(errors="replace"),
+            )
         if len(page) < count:
             return
         most -= count

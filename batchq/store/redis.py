@@ -87,11 +87,13 @@ def calls_of(
     led: bool,
     arguments: tuple[str | int, ...],
     acknowledged: Sequence[AcknowledgedReport | None] = (),
+    audits: Sequence[bytes] = (),
 ) -> Iterator[Sequence[Asked]]:
     """Yield the calls of the script, each within the bounds and naming the one before it; encoded
     one by one, since all of a large commit at once may exceed this process's memory.
 
     Each is followed by the removal of the reports that its applied transactions acknowledge.
+    `audits` has an audit record for each transaction, written with it.
     """
     kinds = codec.kinds_of(transactions)
     places = codec.places_of(kinds)
@@ -100,9 +102,11 @@ def calls_of(
     written = (codec.write_transaction(well_formed(one), places) for one in transactions)
     for place, some in enumerate(_parts(transactions, written)):
         own = keys.request(f"{request_id}.{place}")
-        names = (own, *(name or own for name in needed))
+        audit_keys = (keys.AUDIT, keys.ACCESS_STATE) if audits else ()
+        names = (own, *(name or own for name in needed), *audit_keys)
         values = chain.from_iterable(one.values for one in some)
-        call: Call = (names, (codec.joined(some), *arguments, former, *values))
+        audited = audits[begin : begin + len(some)]
+        call: Call = (names, (codec.joined(some), *arguments, former, *values, *audited))
         behind = removals(own, acknowledged[begin : begin + len(some)])
         yield [(scripts.COMMIT, call), *((scripts.ACKNOWLEDGE, one) for one in behind)]
         former, begin = own, begin + len(some)
@@ -238,6 +242,8 @@ class RedisStore:
             self._link, self.alive, self._contact, heartbeats_every_ms=heartbeats_every_ms
         )
         self._changes_kept = changes_kept
+        #: Returns the audit record of a transaction, which is written with it.
+        self.auditor: Callable[[Transaction], bytes] | None = None
         self._seen = 0
         # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
@@ -511,6 +517,7 @@ class RedisStore:
                 "" if seen is None else seen,
             ),
             acknowledged=acknowledged,
+            audits=() if self.auditor is None else [self.auditor(one) for one in transactions],
         )
         for trip in in_trips(asked, size_of):
             for reply in self._run_commit(trip, transactions, led=epoch is not None):

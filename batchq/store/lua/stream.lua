@@ -35,11 +35,12 @@ end
 
 -- Returns the error to answer with if one of the keys from `first` on, a stream and then hashes,
 -- cannot be written: it has another type, or the stream's ids are beyond any clock and may run out,
--- either of which would end a call halfway. It uses only commands that every role may call.
-local function unwritable(first)
+-- either of which would end a call halfway. If `trail` is a number, the key there is a stream, too.
+-- It uses only commands that every role may call.
+local function unwritable(first, trail)
   for place = first, #KEYS do
     local key, info = KEYS[place], nil
-    if key ~= KEYS[1] and place == first then
+    if key ~= KEYS[1] and (place == first or place == trail) then
       info = redis.pcall('XINFO', 'STREAM', key)
       if newest_in(info) >= MOST_WRITES then return damaged(key) end
     elseif key ~= KEYS[1] then

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from batchq.client.overview import GroupView, Overview
     from batchq.client.plan import Plan
     from batchq.client.queues import QueueView
-    from batchq.client.watch import Goal, Result, WaitState
+    from batchq.client.watch import Goal, Result
     from batchq.client.why import Why
     from batchq.store.mirror import Change
     from batchq.store.records import Page
@@ -250,7 +250,7 @@ class Client:
 
         `permit` is called as by `apply`. Raises the errors of `submit`.
         """
-        return self._request(objects, self._submit_one, dry_run, keep_stop, permit)
+        return self._request(objects, permitted(self._submit_one, permit), dry_run, keep_stop)
 
     def submit_many(
         self,
@@ -314,11 +314,10 @@ class Client:
 
         A `status` is ignored. A queue keeps its stored stopPolicy if it is in `keep_stop` or if its
         plain data has no stopPolicy. `dry_run` checks everything and writes nothing. `permit` is
-        called with each object as stored (None if there is none) and as wanted, and may raise: what
-        it has accepted is what is changed.
+        called with each object as stored (or None) and as wanted, and may raise.
         Raises InvalidInput, NotFound, Conflict (a field can no longer change), Rejected.
         """
-        return self._request(objects, self._apply_one, dry_run, keep_stop, permit)
+        return self._request(objects, permitted(self._apply_one, permit), dry_run, keep_stop)
 
     def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
         """Delete an object; the pods of a finished group are deleted with it.
@@ -356,8 +355,7 @@ class Client:
     def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Suspend a group and stop its running pods. Return False if it was suspended already.
 
-        With `uid`, only the group of this uid is suspended, not a later one of its name.
-        Raises NotFound, or Conflict if it has ended already.
+        `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
         key = key_named(group, namespace)
         return self._change(lambda now: changes.suspend(self._store, key, now_ms=now, uid=uid))
@@ -365,7 +363,7 @@ class Client:
     def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Return a suspended group to the pending queue. Return False if it was not suspended.
 
-        `uid` is as for `suspend`. Raises NotFound, or Conflict if it has ended already.
+        `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
         key = key_named(group, namespace)
         return self._change(lambda now: changes.resume(self._store, key, now_ms=now, uid=uid))
@@ -626,14 +624,6 @@ class Client:
         with self.patiently(timeout_s):
             return wait_for(self._store, keys, for_, timeout_s)
 
-    def wait_state(
-        self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT
-    ) -> WaitState:
-        """Return how far a group is from a goal of `wait`, without waiting. Raises NotFound."""
-        from batchq.client.watch import wait_state
-
-        return wait_state(self._store, key_named(group, namespace), for_)
-
     def result(
         self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
     ) -> Any:
@@ -777,18 +767,10 @@ class Client:
             lambda now: changes.set_quota(self._store, namespace, amounts, now_ms=now, uid=uid)
         )
 
-    # --- parts ------------------------------------------------------------------------------
-
     def _request(
-        self,
-        objects: Objects,
-        step: Step,
-        dry_run: bool,
-        keep_stop: Collection[str],
-        permit: Permit | None,
+        self, objects: Objects, step: Step, dry_run: bool, keep_stop: Collection[str]
     ) -> Sequence[Applied]:
         wanted, silent = decoded(objects)
-        step = permitted(step, permit)
         refuse_groups_beyond_limits(self._store, wanted)
         keep, held = silent.union(keep_stop), self._store.ledger
         build = partial(plan_steps, self._store, wanted, step, keep_stop=keep, held=held)

@@ -27,7 +27,7 @@ from batchq.api.times import DAY, format_instant
 from batchq.api.transaction import Transaction
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
-from batchq.client.watch import Watch
+from batchq.client.watch import Goal, WaitState, Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
 from batchq.store.access_records import (
@@ -389,6 +389,10 @@ class Delegate:
         """Return the user who submitted a group; None if there is no such group."""
         group = self._store.get("PodGroup", key)
         return group.status.submitted_by if isinstance(group, PodGroup) else None
+
+    def wait_state(self, key: str, goal: Goal) -> WaitState:
+        """Return how far a group is from a goal of `Client.wait`. Raises NotFound."""
+        return wait_state(self._store, key, goal)
 
     def watcher(self, *kinds: str) -> Watch:
         """Return a reader of changes, which lists what exists and then polls for changes."""

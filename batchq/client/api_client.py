@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from time import monotonic, sleep
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from urllib.parse import quote, urlencode
 
@@ -159,17 +158,6 @@ class ApiClient(Client):
 
     def close(self) -> None:
         self._session.close()
-
-    def __enter__(self) -> ApiClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def patiently(self, timeout_s: float | None = None) -> Iterator[None]:

@@ -194,6 +194,7 @@ class ApiApplication:
             accept=request.headers.get("accept", ""),
             last_event=request.headers.get("last-event-id", ""),
             if_match=request.headers.get("if-match", ""),
+            idempotency_key=request.headers.get("idempotency-key", ""),
             address=self._address(request),
         )
         if identity.token and self._book.is_use_due(identity.token):
@@ -210,12 +211,12 @@ class ApiApplication:
             return await self._stream(answer, identity)
         if isinstance(answer.document, str):
             return Response(f"{answer.document}\n", media_type=PLAIN, headers=_HEADERS)
-        return Response(
-            msgspec.json.encode(answer.document),
-            int(answer.status),
-            {**_HEADERS, **answer.headers},
-            JSON,
-        )
+        headers = {**_HEADERS, **answer.headers}
+        if isinstance(answer.document, list) and answer.is_lines:
+            lines = msgspec.json.Encoder().encode_lines(answer.document)
+            return Response(lines, int(answer.status), headers, NDJSON)
+        body = msgspec.json.encode(answer.document)
+        return Response(body, int(answer.status), headers, JSON)
 
     async def _identity(self, request: Request) -> Identity:
         peer = request.scope.get(PEER)
@@ -448,9 +449,9 @@ async def _body(route: ApiRoute, request: Request) -> bytes:
         raise bad_request("expected no body on this path")
     # A page of another site may send a form, but no JSON, without being asked first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
+    if kind != route.takes:
         raise ApiProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "InvalidInput",
-            f"Content-Type: expected {JSON}, found {kind[:80]!r}", exit_code=1,
+            f"Content-Type: expected {route.takes}, found {kind[:80]!r}", exit_code=1,
         )  # fmt: skip
     return body

@@ -52,6 +52,8 @@ class ApiAnswer(Struct, frozen=True, kw_only=True):
 
     document: object
     status: HTTPStatus = HTTPStatus.OK
+    #: Whether the document is a list, sent as a line of JSON for each item.
+    is_lines: bool = False
     headers: Mapping[str, str] = {}
 
 
@@ -92,6 +94,8 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     is_open: bool = False
     is_explanation: bool = False
     most_body_bytes: int = MOST_BODY_BYTES
+    #: The media type of the body.
+    takes: str = JSON
     #: Whether the endpoint needs neither the server nor time, so that it answers without a thread.
     is_immediate: bool = False
 
@@ -125,6 +129,7 @@ class ApiCall:
         accept: str = "",
         last_event: str = "",
         if_match: str = "",
+        idempotency_key: str = "",
         address: str = "",
     ) -> None:
         self.route = route
@@ -135,6 +140,7 @@ class ApiCall:
         self.accept = accept
         self.last_event = last_event
         self.if_match = if_match
+        self.idempotency_key = idempotency_key
         self.address = address
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
@@ -195,6 +201,10 @@ class ApiCall:
             return msgspec.convert(self.json() or {}, kind)
         except msgspec.ValidationError as error:
             raise bad_request(f"the body: {error}") from None
+
+    def lines(self) -> list[bytes]:
+        """Return the lines of the body that are not empty."""
+        return [line for line in self._body.split(b"\n") if line.strip()]
 
     def json(self) -> object:
         """Return the body, decoded; None if it is empty."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http import HTTPStatus
@@ -15,13 +16,14 @@ from msgspec import Struct
 
 from batchq.api.access import Tier, seen
 from batchq.api.manifest import decode, encode
-from batchq.api.objects import API_VERSION, PodGroup, Unreadable, kind_of
+from batchq.api.objects import API_VERSION, PodGroup, Unreadable, key_of, kind_of
 from batchq.api.printable import printable
 from batchq.client import Accepted, Client
 from batchq.client.api_session import sealed
 from batchq.client.group_pages import token_of_object
 from batchq.client.output import LogLine
 from batchq.client.requests import Effect
+from batchq.client.submission import Outcome
 from batchq.errors import BatchqError, Conflict, NotFound
 from batchq.http.access_endpoints import record_use
 from batchq.http.calls import (
@@ -37,6 +39,11 @@ from batchq.http.change_feed import ChangeType, GroupEvent
 from batchq.http.problems import ApiProblem, bad_request, not_ready, problem_of
 
 MOST_LISTED = 1_000
+#: Groups of one request.
+MOST_SUBMITTED = 5_000
+LONGEST_KEY = 200
+#: So many hexadecimal digits make two keys of one user improbable to meet.
+_DIGITS_OF_KEY = 16
 #: A filter that few groups match reads all of them.
 LONGEST_LIST_S = 20.0
 USUALLY_LISTED = 50
@@ -113,10 +120,7 @@ def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
     until = monotonic() + LONGEST_LIST_S
     for group in _groups(call, unreadable):
         if monotonic() > until:
-            raise not_ready(
-                f"the list took longer than {LONGEST_LIST_S:.0f} s",
-                hint="ask for one namespace, or with fewer filters",
-            )
+            raise too_long()
         tier = call.tier_of(group)
         if tier is None:
             continue
@@ -140,6 +144,14 @@ def list_groups(call: ApiCall) -> ApiAnswer | StreamAnswer:
                 if call.sees(one.key.partition("/")[0])
             ],
         }
+    )
+
+
+def too_long() -> ApiProblem:
+    """Return the answer for a list that reads too many groups to find a few."""
+    return not_ready(
+        f"the list took longer than {LONGEST_LIST_S:.0f} s",
+        hint="ask for one namespace, or with fewer filters",
     )
 
 
@@ -241,7 +253,7 @@ def submit_group(call: ApiCall) -> ApiAnswer:
     """Create a group; the same again is no error, so that a lost answer can be repeated."""
     namespace = call.path["namespace"]
     call.require(namespace)
-    group = _manifest(call.json(), namespace)
+    group = _manifest(_with_name(call), namespace)
     [outcome] = call.client.submit_many(
         [group], existing="keep", dry_run=call.flag("dryRun"), keep_going=True
     )
@@ -254,19 +266,108 @@ def submit_group(call: ApiCall) -> ApiAnswer:
                 hint=problem.hint, exit_code=problem.exit_code,
             )  # fmt: skip
         raise outcome.error
+    _refuse_anothers(call, outcome)
     stored = outcome.group
     is_new = outcome.effect is not Effect.UNCHANGED
-    if not is_new and stored.status.submitted_by not in call.identity.names:
-        raise Conflict(
-            f"PodGroup {namespace}/{stored.metadata.name} exists already, and was submitted by"
-            f" {stored.status.submitted_by or 'another user'}",
-            hint="choose another name",
-        )
     return ApiAnswer(
         document=encode(seen(stored, Tier.OUTPUT)),
         status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
         headers={"Location": f"/v1/namespaces/{namespace}/groups/{stored.metadata.name}"},
     )
+
+
+def _with_name(call: ApiCall) -> object:
+    """Return the manifest of the body. With an Idempotency-Key it may lack a name, which is then
+    derived from the key: the same request again is for the same group.
+    """
+    data = call.json()
+    if not call.idempotency_key or not isinstance(data, dict):
+        return data
+    metadata = data.get("metadata", {})
+    if not isinstance(metadata, dict) or metadata.get("name"):
+        return data
+    if len(call.idempotency_key) > LONGEST_KEY:
+        raise bad_request(f"Idempotency-Key: expected at most {LONGEST_KEY} characters")
+    prefix = metadata.get("generateName", "group-")
+    if not isinstance(prefix, str):
+        raise bad_request("metadata.generateName: expected text")
+    told = f"{call.identity.user}\0{call.path['namespace']}\0{call.idempotency_key}"
+    name = f"{prefix}{hashlib.sha256(told.encode()).hexdigest()[:_DIGITS_OF_KEY]}"
+    rest = {field: value for field, value in metadata.items() if field != "generateName"}
+    return {**data, "metadata": {**rest, "name": name}}
+
+
+def submit_groups(call: ApiCall) -> ApiAnswer:
+    """Create the groups of a body with a manifest in each line; answer with a line for each.
+
+    Each is accepted or refused by itself. The same body again changes nothing, so that a lost
+    answer can be repeated.
+    """
+    namespace = call.path["namespace"]
+    call.require(namespace)
+    lines = call.lines()
+    if len(lines) > MOST_SUBMITTED:
+        raise bad_request(f"expected at most {MOST_SUBMITTED} lines, found {len(lines)}")
+    rows: list[dict[str, object]] = [{} for _ in lines]
+    places, groups = [], []
+    for place, line in enumerate(lines):
+        try:
+            groups.append(_manifest(_object_of(line), namespace))
+            places.append(place)
+        except (ApiProblem, BatchqError) as error:
+            rows[place] = _refused_row(error)
+    outcomes = call.client.submit_many(
+        groups, existing="keep", keep_going=True, dry_run=call.flag("dryRun")
+    )
+    for outcome in outcomes:
+        rows[places[outcome.place]] = _outcome_row(call, outcome)
+    return ApiAnswer(document=rows, is_lines=True)
+
+
+def _object_of(line: bytes) -> object:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(f"expected JSON, found something else: {error}") from None
+
+
+def _outcome_row(call: ApiCall, outcome: Outcome) -> dict[str, object]:
+    if not isinstance(outcome, Accepted):
+        return _refused_row(outcome.error)
+    try:
+        _refuse_anothers(call, outcome)
+    except Conflict as error:
+        return _refused_row(error)
+    group = outcome.group
+    return {
+        "effect": str(outcome.effect),
+        "name": group.metadata.name,
+        "namespace": group.metadata.namespace,
+        "uid": group.metadata.uid,
+    }
+
+
+def _refused_row(error: ApiProblem | BatchqError) -> dict[str, object]:
+    problem = error if isinstance(error, ApiProblem) else problem_of(error)
+    return {
+        "effect": "refused",
+        "code": problem.code,
+        "detail": problem.detail,
+        "hint": problem.hint,
+        "exit": problem.exit_code,
+    }
+
+
+def _refuse_anothers(call: ApiCall, accepted: Accepted) -> None:
+    """Raise Conflict if an equal group was there already, and is not the caller's."""
+    stored = accepted.group
+    owner = stored.status.submitted_by
+    if accepted.effect is Effect.UNCHANGED and owner not in call.identity.names:
+        raise Conflict(
+            f"PodGroup {key_of(stored)} exists already, and was submitted by"
+            f" {owner or 'another user'}",
+            hint="choose another name",
+        )
 
 
 def _manifest(data: object, namespace: str) -> PodGroup:

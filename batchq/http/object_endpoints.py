@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, Literal
 
 from msgspec import Struct, structs
@@ -31,7 +32,13 @@ from batchq.client.group_pages import token_of_object
 from batchq.client.requests import Applied, Permit
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
-from batchq.http.group_endpoints import MOST_LISTED, USUALLY_LISTED, opened
+from batchq.http.group_endpoints import (
+    LONGEST_LIST_S,
+    MOST_LISTED,
+    USUALLY_LISTED,
+    opened,
+    too_long,
+)
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 #: What rights call the kinds of objects.
@@ -64,6 +71,7 @@ def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer]:
         unreadable: list[dict[str, str]] = []
         following = ""
         after = opened(call.text("continue"))
+        until = monotonic() + LONGEST_LIST_S
         for page in call.client.pages(kind, namespace=namespace, after=after, size=_PAGE):
             unreadable += [
                 {"name": one.key, "why": one.why}
@@ -77,6 +85,8 @@ def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer]:
                 following = sealed(token_of_object(items[-1]))
                 break
             items += shown
+            if monotonic() > until:
+                raise too_long()
         return ApiAnswer(
             document={
                 "apiVersion": API_VERSION,

@@ -26,7 +26,7 @@ from batchq.http.access_endpoints import (
     show_me,
     withdraw,
 )
-from batchq.http.calls import ApiAnswer, ApiCall, ApiRoute, QueryParameter
+from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, ApiRoute, QueryParameter
 from batchq.http.group_endpoints import (
     MOST_LINES,
     MOST_LISTED,
@@ -36,6 +36,7 @@ from batchq.http.group_endpoints import (
     group_logs,
     list_groups,
     submit_group,
+    submit_groups,
     why_group,
 )
 from batchq.http.object_endpoints import (
@@ -178,6 +179,15 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="POST", path="/v1/namespaces/{namespace}/groups", name="submitGroup",
         endpoint=submit_group, about="Submit a pod group. Repeating it changes nothing.",
         verb=Verb.CREATE, body="PodGroup", answer="PodGroup",
+        parameters=(
+            QueryParameter(name="dryRun", about="Check everything, write nothing.", type="boolean"),
+        ),
+    ),
+    ApiRoute(
+        method="POST", path="/v1/namespaces/{namespace}/groups/bulk", name="submitGroups",
+        endpoint=submit_groups, about="Submit many pod groups, one in each line. Repeatable.",
+        verb=Verb.CREATE, body="PodGroup", answer="View", takes=NDJSON,
+        most_body_bytes=MOST_REQUEST_BYTES,
         parameters=(
             QueryParameter(name="dryRun", about="Check everything, write nothing.", type="boolean"),
         ),
@@ -476,7 +486,7 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         operation["x-batchq-right"] = right_of(route)
     if route.body:
         schema = {"$ref": f"#/components/schemas/{route.body}"}
-        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"content": {route.takes: {"schema": schema}}}
     return operation
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from time import monotonic
 from typing import cast
 
 import msgspec
@@ -23,7 +24,13 @@ from batchq.client.overview import GroupView
 from batchq.client.watch import Goal
 from batchq.errors import NotFound
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, StreamAnswer
-from batchq.http.group_endpoints import MOST_LISTED, opened
+from batchq.http.group_endpoints import (
+    LONGEST_LIST_S,
+    MOST_LISTED,
+    USUALLY_LISTED,
+    opened,
+    too_long,
+)
 from batchq.http.problems import bad_request
 
 GOALS: Sequence[Goal] = ("finished", "succeeded", "running", "admitted")
@@ -46,10 +53,11 @@ def view_groups(call: ApiCall) -> ApiAnswer:
     overview = call.client.overview()
     views = overview.groups(namespace=namespace, queue=queue, phases=phases)
     damaged = call.client.unreadable("PodGroup", namespace=namespace)
-    return _views(call, views, damaged, at=overview.at)
+    return _answer(call, _seen_views(call, views), damaged, at=overview.at)
 
 
 def _page(call: ApiCall, namespace: str, queue: str, phases: Sequence[str]) -> ApiAnswer:
+    limit = call.number("limit", USUALLY_LISTED, MOST_LISTED) or USUALLY_LISTED
     pages = call.client.job_pages(
         namespace=namespace,
         queue=queue,
@@ -57,23 +65,30 @@ def _page(call: ApiCall, namespace: str, queue: str, phases: Sequence[str]) -> A
         active=call.flag("active"),
         finished=call.number("finished", None, MOST_LISTED),
         after=opened(call.text("continue")),
-        size=call.number("limit", None, MOST_LISTED) or 500,
+        size=limit + 1,
     )
     # The number would count what is beyond the caller's sight.
     hidden = pages.hidden if call.sees(namespace) else 0
+    views: list[GroupView] = []
+    damaged: list[Unreadable] = []
+    at = call.client.now_ms()
+    until = monotonic() + LONGEST_LIST_S
     for page in pages:
-        if page.views or page.unreadable:
-            following = sealed(token_of_view(page.views[-1])) if page.views else ""
-            return _views(
-                call, page.views, page.unreadable,
-                at=page.at, hidden=hidden, following=following,
-            )  # fmt: skip
-    return _views(call, (), (), at=call.client.now_ms(), hidden=hidden)
+        at = page.at
+        damaged += page.unreadable
+        views += _seen_views(call, page.views)
+        # The token names a group, so it must be one that the caller sees.
+        if len(views) > limit:
+            break
+        if monotonic() > until:
+            raise too_long()
+    following = sealed(token_of_view(views[limit - 1])) if len(views) > limit else ""
+    return _answer(call, views[:limit], damaged, at=at, hidden=hidden, following=following)
 
 
-def _views(
+def _answer(
     call: ApiCall,
-    views: Iterable[GroupView],
+    views: Sequence[GroupView],
     damaged: Iterable[Unreadable],
     *,
     at: int,
@@ -84,7 +99,7 @@ def _views(
         "at": at,
         "hidden": hidden,
         "continue": following,
-        "views": _seen_views(call, views),
+        "views": views,
         "unreadable": [one for one in damaged if call.sees(one.key.partition("/")[0])],
     }
     return ApiAnswer(document=msgspec.to_builtins(document))
@@ -246,7 +261,7 @@ def group_outcome(call: ApiCall) -> ApiAnswer:
     goal = call.text("for") or GOALS[0]
     if goal not in GOALS:
         raise bad_request(f"for: expected one of {', '.join(GOALS)}, found {goal[:80]!r}")
-    state = call.client.wait_state(key_of(group), for_=cast("Goal", goal))
+    state = call.delegate.wait_state(key_of(group), cast("Goal", goal))
     if call.tier_of(group) is Tier.FACTS:
         result = structs.replace(state.result, message="")
         state = structs.replace(state, result=result)

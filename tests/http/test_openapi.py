@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import jsonschema
@@ -9,6 +10,7 @@ import jsonschema
 from batchq.http.route_table import ROUTES, openapi_document
 from tests.http.api_process import Caller
 from tests.http.manifests import groups_of, manifest
+from tests.tidy.source import ROOT
 
 
 def test_every_route_needs_a_right_or_is_meant_for_everyone() -> None:
@@ -29,6 +31,13 @@ def test_the_document_has_every_route_with_its_right_and_its_parameters() -> Non
         assert (operation.get("security") == []) is route.is_open
     names = [route.name for route in ROUTES]
     assert len(set(names)) == len(names)
+
+
+def test_the_committed_document_is_that_of_the_code() -> None:
+    committed = json.loads((ROOT / "docs" / "openapi.json").read_text(encoding="utf-8"))
+    assert committed == openapi_document(), (
+        "the API has changed: write its document again with `make openapi`"
+    )
 
 
 def test_every_schema_is_valid_and_every_reference_leads_to_one() -> None:

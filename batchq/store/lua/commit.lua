@@ -14,9 +14,8 @@
 --       5 changes kept, 6 events kept, 7 the key of the limits, for users who may only read them,
 --       8 the revision of the snapshot behind the decision, or '',
 --       9 the request of the preceding call, or '';
---       then the values of the writes, in order: the object's JSON without its start;
---       then, if the changes are audited, an audit record for each transaction. The last two KEYS
---       are the audit trail and its state in that case.
+--       then the values of the writes, in order: the object's JSON without its start; then an audit
+--       record for each transaction, or none. With them, the last two KEYS are the trail's.
 -- Answers: JSON [revision, [answer, ...]]; an answer is [ok], [conflict | fenced | move, object],
 --       [conflict, the limits], [epoch, current] or [limit, scope, resource, need, limit, seen].
 --       A repeated request gets the same answers and applies nothing.
@@ -24,13 +23,11 @@
 local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
-local begins, firsts, audits = read_words(ARGV[1])
-local trail = begins and ARGV[audits] and #KEYS - 1
+local begins, firsts, audits, trail = read_words(ARGV[1])
 local wrong = refuse_size() or not begins and firsts or unwritable(5, trail) or keep_in_step()
 if wrong then return wrong end
 -- A server that cannot write (full, read-only) fails here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)
-
 -- Counted here and written at the end, like the ledger's sums.
 local former = count_of_writes()
 local revision = former
@@ -38,7 +35,6 @@ local revision = former
 -- Trimming a stream costs as much as an append, so only every 64th append trims.
 local BETWEEN_CUTS = 64
 local appended = {}
-
 local function append(stream, most, ...)
   local before = appended[stream] or 0
   appended[stream] = before + 1
@@ -104,24 +100,12 @@ local function transact(value, write, charge, limit, delivery, event, past)
   return ok
 end
 
--- Appends a transaction's audit record; its digest covers the record before it.
-local AUDIT_KEPT = 100000
-local function audit(record)
-  local state = KEYS[#KEYS]
-  local last = redis.call('HGET', state, 'digest') or ''
-  local digest = redis.sha1hex(last .. '\n' .. record)
-  redis.call('HSET', state, 'digest', digest)
-  redis.call('XADD', KEYS[trail], 'MAXLEN', '~', AUDIT_KEPT, '*', 'record', record, 'digest', digest,
-    'previous', last)
-end
-
 local answers = {}
 local function transact_all()
   read_asked()
   for number, begin in ipairs(begins) do
     answers[number] = outdated or transact(firsts[number], parts_at(begin))
-    local record = ARGV[audits + number - 1]
-    if record and answers[number] == ok then audit(record) end
+    if trail and answers[number] == ok then audit(ARGV[audits + number - 1], trail) end
   end
 end
 

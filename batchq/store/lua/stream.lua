@@ -94,3 +94,14 @@ local function count_on(former, revision)
     redis.call('SET', KEYS[3], was)
   end
 end
+
+-- Appends a record to the audit trail at this place in KEYS, before the trail's state. Its digest
+-- covers the digest of the record before it.
+local AUDIT_KEPT = 100000
+local function audit(record, trail)
+  local last = redis.call('HGET', KEYS[trail + 1], 'digest') or ''
+  local digest = redis.sha1hex(last .. '\n' .. record)
+  redis.call('HSET', KEYS[trail + 1], 'digest', digest)
+  redis.call('XADD', KEYS[trail], 'MAXLEN', '~', AUDIT_KEPT, '*', 'record', record, 'digest', digest,
+    'previous', last)
+end

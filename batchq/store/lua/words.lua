@@ -37,8 +37,9 @@ local function is_whole(place)
 end
 
 -- Decodes the words, and asks for the hash fields that they name. Returns where each transaction
--- begins, and where in ARGV the values of its writes do, after the other arguments, and where the
--- values end; nil and the error to answer with for more than one call may carry.
+-- begins, where in ARGV the values of its writes do, after the other arguments, where the audit
+-- records behind them do, and the place of the audit trail in KEYS, nil if there are none. Returns
+-- nil and the error to answer with for more than one call may carry.
 local function read_words(text)
   if #text > MOST_WORDS_BYTES then return nil, too_large(#text .. ' bytes of transactions') end
   words = cjson.decode(text)
@@ -58,5 +59,5 @@ local function read_words(text)
     end
     for one = charge, limit - 1, CHARGE do ask_for(KEYS[7], words[one]) end
   end
-  return begins, firsts, value
+  return begins, firsts, value, ARGV[value] and #KEYS - 1
 end

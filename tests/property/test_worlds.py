@@ -59,6 +59,9 @@ BROKEN_ONCE = {
     828197: "a pod was kept off a node as a borrower's, by what another one had asked for",
     844850: "what had evicted a pod was forgotten when its group left whole in that session",
     846480: "groups of a queue took more from each other after another queue had taken some",
+    947291: "a node that limits its pods counted as the fullest, and a gang fitted no longer",
+    973287: "two gangs chose other victims in every session, as each moved the other's shares",
+    975038: "a gang gained and lost its victims in turn with the pledge of one ranked before it",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -307,7 +307,7 @@ def test_a_preemptor_that_can_take_other_victims_stays_reserved_when_a_node_is_l
     )
     assert pledged(came)[:2] == [
         (0, {"default/hi": pods_of("low", 2)}),
-        (10, {"default/hi": [*pods_of("low", 2), "default/other"]}),
+        (10, {"default/hi": [*reversed(pods_of("low", 2)), "default/other"]}),
     ]
     assert requeued(came)[0] == (50, [("default/low", "Preempted"), ("default/other", "Preempted")])
 

@@ -30,11 +30,21 @@ class SearchTerms:
     """The conditions of a search for victims.
 
     `again` means that the preemptor has just lost its pledge, and its request is still part of the
-    demand. With `spares_pledges`, victims pledged to other preemptors are not taken.
+    demand. With `spares_pledges`, victims pledged to other preemptors are not taken. With `former`,
+    no other victims are taken than those of this pledge.
     """
 
     again: bool = False
     spares_pledges: bool = False
+    former: Pledge | None = None
+
+    def may_take_group(self, group: GroupState) -> bool:
+        """Return whether all of a group may be taken."""
+        return self.former is None or group.uid in self.former.whole
+
+    def may_take_pod(self, pod: Pod) -> bool:
+        """Return whether a pod beyond minMember may be taken by itself."""
+        return self.former is None or pod.metadata.uid in self.former.holds
 
 
 #: The terms for a preemptor without victims.
@@ -360,9 +370,16 @@ def _key_of(entry: Entry) -> tuple[Any, ...]:
 class Pool:
     """The victims of some queues, in order; owned by one search."""
 
-    def __init__(self, session: Session, preemptor: GroupState, queues: Iterable[str]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        preemptor: GroupState,
+        queues: Iterable[str],
+        terms: SearchTerms = FIRST_SEARCH,
+    ) -> None:
         self._session = session
         self._preemptor = preemptor
+        self._terms = terms
         self._queues = [name for name in queues if session.ledger.holding.get(name)]
         #: Queue -> its share, valid until its holding changes.
         self._shares: dict[str, Share] = {}
@@ -376,6 +393,7 @@ class Pool:
                 for group in self._groups(name)
                 if group.is_elastic
                 for key, pod in _in_turn(group, self._stoppable(group))
+                if self._terms.may_take_pod(pod)
             ]
             if entries:
                 entries.sort(key=_key_of)
@@ -389,7 +407,9 @@ class Pool:
             entries = [
                 (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
                 for group in self._groups(name)
-                if not self._is_pledged(group) and not self._keeps_its_victims(group)
+                if self._terms.may_take_group(group)
+                and not self._is_pledged(group)
+                and not self._keeps_its_victims(group)
             ]
             if entries:
                 entries.sort(key=_key_of)

@@ -216,10 +216,10 @@ def _choose_again(
     session.refusals.pop(group.uid, None)
     # Head reservations apply only to groups without a reservation.
     with session.ledger.regarding(()):
-        found = _find_capacity(session, group, before.pledge.action, actions)
+        found = _find_capacity(session, group, before.pledge, actions)
     if not found and session.ledger.head_reservations:
         # Its victims may be those of a group that lacks what is reserved for heads.
-        found = _find_capacity(session, group, before.pledge.action, actions)
+        found = _find_capacity(session, group, before.pledge, actions)
     with Statement(session) as statement:
         if found:
             _keep_reservation(statement, group, before, said)
@@ -334,18 +334,25 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
         roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE)
 
 
-def _find_capacity(session: Session, group: GroupState, former: str, actions: list[str]) -> bool:
-    """Try to find capacity for a gang: in what is free, with victims of its own, then with the
-    victims of preemptors ranked behind it. Those keep their victims if possible, because this gang
-    had some of its own.
+def _find_capacity(session: Session, group: GroupState, former: Pledge, actions: list[str]) -> bool:
+    """Try to find capacity for a gang: in what is free, with its former victims, with others, then
+    with the victims of preemptors ranked behind it. Those keep their victims if possible, because
+    this gang had some of its own.
+
+    Former victims come first, so that two gangs whose choices depend on each other's pledges do not
+    choose anew for ever.
     """
-    if _fits_without_victims(session, group, former):
+    if _fits_without_victims(session, group, former.action):
         return True
     if not may_preempt(session, group):
         return False
     return any(
         serve_gang(session, group, action=action, terms=terms)
-        for terms in (SearchTerms(again=True, spares_pledges=True), SearchTerms(again=True))
+        for terms in (
+            SearchTerms(again=True, spares_pledges=True, former=former),
+            SearchTerms(again=True, spares_pledges=True),
+            SearchTerms(again=True),
+        )
         for action in actions
     )
 

@@ -256,7 +256,7 @@ class _SearchTrial:
             own_to_come = any(self._request.preemptor.queue in later for later in left)
             while stage and passes <= self._pledges_ended():
                 passes += 1
-                pool = Pool(self._session, self._request.preemptor, stage)
+                pool = Pool(self._session, self._request.preemptor, stage, self._terms)
                 if self._take_from(pool, own_to_come=own_to_come):
                     return True
                 if own_to_come and self._has_enough_of_others():

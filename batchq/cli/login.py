@@ -55,7 +55,8 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
         raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
     tried = ApiCredentials(server=address, token=token, authority=authority)
-    me = ApiSession(tried).request("GET", "/v1/me")
+    with ApiSession(tried) as session:
+        me = session.request("GET", "/v1/me")
     kept = ApiCredentials(server=address, user=me["user"], token=token, authority=authority)
     path = write_credentials(find_home(), kept)
     echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
@@ -79,7 +80,8 @@ def logout() -> None:
         return
     token = kept.token.split("_")[1]
     try:
-        ApiSession(kept).request("DELETE", f"/v1/tokens/{token}")
+        with ApiSession(kept) as session:
+            session.request("DELETE", f"/v1/tokens/{token}")
     except NotFound:
         echo(f"logged out of {kept.server}, where token {token} is gone already")
     except StoreUnavailable as error:
@@ -99,7 +101,8 @@ def whoami(output: Output) -> None:
     from batchq.paths import find_home
 
     kept = read_credentials(find_home())
-    me = ApiSession(kept).request("GET", "/v1/me")
+    with ApiSession(kept) as session:
+        me = session.request("GET", "/v1/me")
     output.page({"server": kept.server, **me}, lambda: _show(kept.server, me))
 
 

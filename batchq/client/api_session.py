@@ -83,13 +83,19 @@ def checked_server(url: str) -> str:
 class ApiSession:
     """Sends requests to an API over one connection, which is opened when it is needed.
 
-    Belongs to one thread.
+    A context manager. Belongs to one thread.
     """
 
     def __init__(self, credentials: ApiCredentials) -> None:
         self._credentials = credentials
         self._open: http.client.HTTPConnection | None = None
         self._used_at = 0.0
+
+    def __enter__(self) -> ApiSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection."""

@@ -289,7 +289,8 @@ def test_in_the_foreground_the_death_of_a_part_ends_it_all(home: Home) -> None:
 def who_am_i(home: Home) -> str:
     """Ask the HTTP API of this home."""
     credentials = ApiCredentials(server=f"unix:{home.api_socket}")
-    return str(ApiSession(credentials).request("GET", "/v1/me")["user"])
+    with ApiSession(credentials) as session:
+        return str(session.request("GET", "/v1/me")["user"])
 
 
 def serving_child(report: StackReport) -> psutil.Process:

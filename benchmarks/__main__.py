@@ -19,6 +19,7 @@ ALL = (
     "backlog",
     "placement",
     "endtoend",
+    "array",
     "submission",
     "traces",
     "easynodes",
@@ -59,6 +60,8 @@ def run(names: list[str]) -> None:
         match name:
             case "kueue-large":
                 import_module("benchmarks.kueue").main(["large-scale"])
+            case "array":
+                import_module("benchmarks.endtoend").main_array()
             case _ if name in ALL:
                 import_module(f"benchmarks.{name}").main()
             case _:

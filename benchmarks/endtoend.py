@@ -7,6 +7,11 @@ release of the queue to the last end of a pod or job that the system recorded. C
 processes of a system, including children that ended; the server's CPU has a separate column.
 
 `BATCHQ_BENCH_PODS` and `BATCHQ_BENCH_RUNS` set the numbers of pods and runs.
+
+`main_array` compares an array of commands with HyperQueue's local cluster: a server and a worker in
+one process, controlled by its Python package (`pip install hyperqueue`). Both are measured from the
+submission to the end of the last task, and neither writes output files. `BATCHQ_BENCH_TASKS` sets
+the number of tasks.
 """
 
 from __future__ import annotations
@@ -14,14 +19,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import py_compile
+import resource
 import shutil
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
@@ -43,8 +51,10 @@ from tests.e2e.machine import Machine, until
 
 PODS = int(os.environ.get("BATCHQ_BENCH_PODS", "2000"))
 RUNS = int(os.environ.get("BATCHQ_BENCH_RUNS", "5"))
-SLOTS = (2, 4)
+TASKS = int(os.environ.get("BATCHQ_BENCH_TASKS", "10000"))
+SLOTS, ARRAY_SLOTS = (2, 4), 4
 FUNCTION, COMMAND, RQ = "batchq, function", "batchq, command", "rq"
+ARRAY, HYPERQUEUE = "batchq, array", "HyperQueue"
 TITLES = [
     "slots",
     "what",
@@ -54,11 +64,13 @@ TITLES = [
     "CPU ms/job added",
     "server CPU ms/job",
 ]
+ARRAY_TITLES = ["slots", "what", "tasks/s", "tasks/s / HyperQueue's", "CPU ms/task"]
 
 _ROOT = Path(__file__).parents[1]
 _NODE = "bench"
 _QUEUE = "noops"
 _KEY, _HELD = f"rq:queue:{_QUEUE}", f"held:{_QUEUE}"
+_ARRAY = "array"
 _BATCH = 500
 _WITHIN_S = 900.0
 
@@ -84,17 +96,9 @@ def main() -> None:
 
 
 def compare(*, pods: int, slots: int, runs: int) -> list[list[object]]:
-    """Return a row for each system with the medians of its runs; the systems take turns."""
+    """Return a row for each system with the medians of its runs."""
     ways = {FUNCTION: _functions, COMMAND: _commands, RQ: _jobs}
-    found: dict[str, list[Drained]] = {what: [] for what in ways}
-    for run in range(runs):
-        # The first one of a round finds the emptiest server, so each round begins with another.
-        names = list(ways)
-        for what in names[run % len(names) :] + names[: run % len(names)]:
-            drained = ways[what](pods, slots)
-            found[what].append(drained)
-            _say(f"{slots} slots, run {run + 1}: {what}: {drained.per_s:.1f}/s")
-    medians = {what: _median(some) for what, some in found.items()}
+    medians = _medians(ways, pods, slots, runs)
     rq = medians[RQ]
     return [
         [
@@ -110,6 +114,39 @@ def compare(*, pods: int, slots: int, runs: int) -> list[list[object]]:
     ]
 
 
+def main_array() -> None:
+    """Compare an array of commands with HyperQueue, if that is installed."""
+    if find_spec("hyperqueue") is None:
+        print("  HyperQueue is not installed and not measured: pip install hyperqueue")
+        return
+    report("array", ARRAY_TITLES, compare_array(tasks=TASKS, slots=ARRAY_SLOTS, runs=RUNS))
+
+
+def compare_array(*, tasks: int, slots: int, runs: int) -> list[list[object]]:
+    """Return a row for each system with the medians of its runs. CPU includes batchq's server."""
+    medians = _medians({ARRAY: _array, HYPERQUEUE: _hyperqueue}, tasks, slots, runs)
+    other = medians[HYPERQUEUE].per_s
+    return [
+        [slots, what, one.per_s, one.per_s / other, one.cpu_ms + one.server_ms]
+        for what, one in medians.items()
+    ]
+
+
+def _medians(
+    ways: Mapping[str, Callable[[int, int], Drained]], count: int, slots: int, runs: int
+) -> dict[str, Drained]:
+    """Return the medians of each system's runs; the systems take turns."""
+    found: dict[str, list[Drained]] = {what: [] for what in ways}
+    for run in range(runs):
+        # The first one of a round finds the emptiest server, so each round begins with another.
+        names = list(ways)
+        for what in names[run % len(names) :] + names[: run % len(names)]:
+            drained = ways[what](count, slots)
+            found[what].append(drained)
+            _say(f"{slots} slots, run {run + 1}: {what}: {drained.per_s:.1f}/s")
+    return {what: _median(some) for what, some in found.items()}
+
+
 # --- batchq ---------------------------------------------------------------------------------
 
 
@@ -118,19 +155,45 @@ def _functions(pods: int, slots: int) -> Drained:
 
 
 def _commands(pods: int, slots: int) -> Drained:
-    return _drain_groups(pods, slots, {"command": [shutil.which("true") or "/bin/true"]})
+    return _drain_groups(pods, slots, {"command": _no_op()})
+
+
+def _no_op() -> list[str]:
+    return [shutil.which("true") or "/bin/true"]
+
+
+def _array(tasks: int, slots: int) -> Drained:
+    with _a_machine() as machine, machine.client() as client:
+        watched = _watched_agent(machine, client, slots)
+        request = Request(
+            name=_ARRAY,
+            command=_no_op(),
+            cpus=1,
+            replicas=tasks,
+            min_member=1,
+            working_dir=str(_ROOT),
+        )
+        client.submit_all([client.group_of(request)])
+        took_s = watched.until(lambda: _is_done(client, _ARRAY), lambda: _last_end_ms(client))
+        return watched.drained(tasks, took_s)
+
+
+def _watched_agent(machine: Machine, client: Client, slots: int) -> _Watched:
+    """Start an agent, and watch it and the scheduler."""
+    resources = f"cpu={slots},memory=512Mi"
+    agent = machine.start("worker", "--name", _NODE, "--resources", resources)
+    until(lambda: any(node.status.ready for node in client.nodes()), within_s=_WITHIN_S)
+    scheduler = detached.read_record(machine.home.run / "scheduler.json")
+    assert scheduler is not None
+    return _Watched(machine, scheduler.pid, agent.pid)
 
 
 def _drain_groups(pods: int, slots: int, what: dict[str, Any]) -> Drained:
     with _a_machine() as machine, machine.client() as client:
-        resources = f"cpu={slots},memory=512Mi"
-        agent = machine.start("worker", "--name", _NODE, "--resources", resources)
-        until(lambda: any(node.status.ready for node in client.nodes()), within_s=_WITHIN_S)
+        watched = _watched_agent(machine, client, slots)
         client.cordon(_NODE)
         names = _submit(client, pods, what)
-        scheduler = detached.read_record(machine.home.run / "scheduler.json")
-        assert scheduler is not None
-        watched = _Watched(machine, scheduler.pid, agent.pid)
+        watched.begin()
 
         def has_ended() -> bool:
             # The last submitted group is among the last to end; check the others only after it.
@@ -213,22 +276,66 @@ def _last_job_ms(client: redis.Redis) -> int:
     return max(round(1000 * job.ended_at.timestamp()) for job in found if job and job.ended_at)
 
 
+# --- HyperQueue -----------------------------------------------------------------------------
+
+
+def _hyperqueue(tasks: int, slots: int) -> Drained:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_drain_hyperqueue, args=(theirs, tasks, slots))
+    process.start()
+    # Without this copy, the pipe ends with the process.
+    theirs.close()
+    try:
+        took_s, cpu_s = ours.recv()
+    finally:
+        process.join()
+    return Drained(per_s=tasks / took_s, cpu_ms=1000 * cpu_s / tasks, server_ms=0.0)
+
+
+def _drain_hyperqueue(results: Connection, tasks: int, slots: int) -> None:
+    """Run a local cluster in this process, and send the seconds of wall and CPU time."""
+    # It prints a table and a progress bar.
+    empty = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(empty, descriptor)
+    package = import_module("hyperqueue")
+    with package.LocalCluster() as cluster:
+        cluster.start_worker(package.cluster.WorkerConfig(cores=slots))
+        client = cluster.client()
+        job = package.Job()
+        for _ in range(tasks):
+            job.program(_no_op(), stdout=None, stderr=None)
+        began_s, cpu_s = time.monotonic(), _own_cpu_s()
+        client.wait_for_jobs([client.submit(job)])
+        results.send((time.monotonic() - began_s, _own_cpu_s() - cpu_s))
+
+
+def _own_cpu_s() -> float:
+    of_all = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in of_all)
+
+
 # --- measurement ----------------------------------------------------------------------------
 
 
 class _Watched:
-    """The CPU time of processes, with their descendants, and of the server, since its creation."""
+    """The CPU time of processes, with their descendants, and of the server, since `begin`."""
 
     def __init__(self, machine: Machine, *pids: int) -> None:
         server = detached.read_record(embedded.record_path(machine.home))
         assert server is not None
         self._server = server.pid
         self._pids = pids
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on; the creation has called it once."""
         self._before = self._spent_s()
         self._began_ms = time.time_ns() // 1_000_000
 
     def until(self, has_ended: Callable[[], bool], last_end_ms: Callable[[], int]) -> float:
-        """Wait for `has_ended`; return the seconds from the creation of this to the last end."""
+        """Wait for `has_ended`; return the seconds from `begin` to the last end."""
         deadline = time.monotonic() + _WITHIN_S
         never = threading.Event()
         while not has_ended():
@@ -292,7 +399,6 @@ def _others() -> Iterator[tuple[str, bool]]:
     """Yield other systems that could be compared, and whether each is installed."""
     yield "Huey", find_spec("huey") is not None
     yield "Celery", find_spec("celery") is not None
-    yield "HyperQueue", shutil.which("hq") is not None
     yield "Slurm", shutil.which("sbatch") is not None
 
 

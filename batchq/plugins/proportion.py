@@ -3,8 +3,10 @@
 queueOrder: share = max over dimensions of ledger / deserved (batchq.core.quota.fair_shares). What a
 queue deserves is what it states, or else follows from its weight by water-filling, level by level.
 The lowest share comes first, including what this pass has admitted; the session compares queues
-level by level from the root. The method is max-min fairness, as in kube-batch's plugin of this
-name, but for each dimension separately and without rounding.
+level by level from the root. Of queues with equal shares, the one with the lowest share of `pods`
+comes first if the nodes bound their number: otherwise a queue of groups that request nothing could
+take every slot. The method is max-min fairness, as in kube-batch's plugin of this name, but for
+each dimension separately and without rounding.
 
 reclaimable agrees if the victim's queue, and each of its ancestors below the lowest one in common
 with the preemptor's queue,
@@ -28,13 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batchq.api.resources import Amounts
+from batchq.api.resources import PODS, Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.extension.traits import PluginTraits
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
 from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, QueueState, Shortage, Victim
+
+_NO_SHARE = Share(0, 1)
 
 
 class Proportion:
@@ -44,8 +48,8 @@ class Proportion:
         " would fall below their guarantee, or give nothing back"
     )
 
-    def queue_order(self, session: Session, queue: QueueState) -> Share:
-        return share_of_queue(session, queue.name)
+    def queue_order(self, session: Session, queue: QueueState) -> tuple[Share, Share]:
+        return share_of_queue(session, queue.name), _share_of_pods(session, queue.name)
 
     def reclaimable(
         self, session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage
@@ -58,6 +62,14 @@ class Proportion:
             and _keeps_its_guarantee(session, queue, gives, shortage.leaving)
             for queue in giving
         )
+
+
+def _share_of_pods(session: Session, queue: str) -> Share:
+    """Return the share of pods if the nodes bound their number; it is zero otherwise."""
+    if not comparable(session, (PODS,)):
+        return _NO_SHARE
+    deserved = deserved_of_queues(session).get(queue, {}).get(PODS, 0)
+    return Share(session.ledger.used(queue_scope(queue), PODS), deserved)
 
 
 def _may_be_taken_from(session: Session, queue: str) -> bool:

@@ -46,7 +46,9 @@ def test_an_array_of_pods_that_request_nothing_leaves_slots_to_others(machine: M
 
 def test_groups_that_request_nothing_leave_slots_to_another_queue(machine: Machine) -> None:
     request = {"queue": "noisy", "command": ["sleep", "0.5"], "cpus": "0"}
-    lines = f"{json.dumps(request)}\n" * 2000
+    # Because of the last one, the queue holds nothing of the cpu that it is due, like the other.
+    requests = [*[request] * 2000, {**request, "cpus": "1"}]
+    lines = "".join(f"{json.dumps(one)}\n" for one in requests)
     machine.batchq("submit", "--from-file", str(machine.file("flood.jsonl", lines)))
     completes(machine, "first", "quiet")
     completes(machine, "second", "quiet")

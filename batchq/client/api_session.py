@@ -112,8 +112,7 @@ class ApiSession:
             try:
                 answer = self._answer(method, path, document)
                 body = answer.read(_MOST_BYTES)
-            except BaseException:
-                # The rest of an answer must not be taken for the next one.
+            except BaseException:  # an interruption, too, leaves an answer half read
                 self.close()
                 raise
         if answer.will_close or len(body) == _MOST_BYTES:

@@ -278,6 +278,6 @@ def test_health_says_whether_the_api_runs_and_whether_it_reaches_the_server(
 
 
 def test_an_unknown_path_and_an_impossible_method_are_problems(api: Caller) -> None:
-    assert api("GET", "/v1/nodes").data["code"] == "NoSuchRoute"
+    assert api("GET", "/v1/nothing").data["code"] == "NoSuchRoute"
     refused = api("DELETE", f"{DEFAULT}/train")
     assert (refused.status, refused.headers["content-type"]) == (405, "application/problem+json")

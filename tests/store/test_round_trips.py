@@ -159,7 +159,7 @@ def test_a_missing_script_is_loaded_once(warm: RedisStore, raw: redis.Redis, tri
 def test_a_gigantic_commit_goes_in_bounded_parts(
     warm: RedisStore, trips: Trips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link.in_trips, "__defaults__", (100_000,))
+    monkeypatch.setattr(link, "BYTES_A_TRIP", 100_000)
     decided = [binding(number) for number in range(3_000)]
     assert 4 <= trips.of(lambda: warm.commit(decided, request_id="1")) <= 30
     assert len(warm.list("PodGroup")) == 3_001

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
-from batchq.paths import SERVER_VARIABLE, Home
+from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home
 
 _TIMEOUT_S = 30.0
 #: A stream without news says so every 15 s.
@@ -49,35 +49,45 @@ class ApiCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
     authority: str = ""
 
 
-def checked_server(url: str) -> str:
+def checked_server(url: str, *, variable: str = "") -> str:
     """Return the address of an API: `https://HOST[:PORT]`, `http://` on loopback, `unix:PATH`.
 
-    Raises InvalidInput.
+    `variable` is the environment variable that contains it. Raises InvalidInput.
     """
+    what = variable or "the address of the API"
     if url.startswith("unix:") and len(url) > len("unix:"):
         return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
     try:
         parts = urlsplit(url)
-        is_whole = bool(parts.hostname) and parts.port != 0
+        is_whole = bool(parts.hostname) and parts.port != 0 and _is_one_word(parts.netloc)
     except ValueError:
-        is_whole = False
+        parts, is_whole = urlsplit(""), False
     if not is_whole or parts.scheme not in ("https", "http") or parts.path not in ("", "/"):
         # The message does not repeat the text, which may contain a token.
-        raise InvalidInput(
-            "the address of the API: expected https://HOST:PORT or unix:PATH",
-            hint="as in https://hpc.example:8443",
-        )
+        hint = "as in https://hpc.example:8443 or unix:/run/batchq/api.sock"
+        if variable:
+            hint += f"; unset {variable} to use the server of `batchq login` or the Redis server"
+        if parts.scheme.startswith("redis"):
+            hint = f"a Redis server is named by {URL_VARIABLE} or --redis-url"
+        raise InvalidInput(f"{what}: expected https://HOST:PORT or unix:PATH", hint=hint)
     if parts.username is not None or parts.query or parts.fragment:
         raise InvalidInput(
-            "the address of the API: expected no user, password or parameters in it",
-            hint="the token is asked for, or read from --token-file",
+            f"{what}: expected no user, password or parameters in it",
+            hint=f"the token is read from {_TOKEN_VARIABLE} or the file {_TOKEN_FILE_VARIABLE}"
+            if variable
+            else "the token is asked for, or read from --token-file",
         )
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        prefix = f"{variable}: " if variable else ""
         raise InvalidInput(
-            f"http://{parts.hostname}: others could read the token on the way",
+            f"{prefix}http://{parts.hostname}: others could read the token on the way",
             hint="use https://, or unix:PATH on the API's machine",
         )
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_one_word(text: str) -> bool:
+    return text.isprintable() and " " not in text
 
 
 class ApiSession:
@@ -295,10 +305,17 @@ def chosen_credentials(
     kept = read_credentials(home) if home.credentials.exists() else None
     if not named:
         return None if is_redis_chosen else kept
-    server = checked_server(named)
+    server = checked_server(named, variable=SERVER_VARIABLE)
     if kept is None or kept.server != server:
         kept = ApiCredentials(server=server)
-    token = environ.get(_TOKEN_VARIABLE, "") or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
+    token = environ.get(_TOKEN_VARIABLE, "")
+    if token and not (token.isascii() and _is_one_word(token)):
+        # The message must not show the text, which may be a token with a wrong character.
+        raise InvalidInput(
+            f"{_TOKEN_VARIABLE}: expected a token, bqt_…, found other characters in it",
+            hint=f"or name a file with the token: {_TOKEN_FILE_VARIABLE}",
+        )
+    token = token or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
     return msgspec.structs.replace(kept, token=token) if token else kept
 
 

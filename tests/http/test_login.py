@@ -149,3 +149,31 @@ def test_logging_out_without_an_answer_forgets_the_token_and_says_that_it_is_val
     assert failed.code == 9
     assert "is forgotten here, and was not revoked" in failed.err
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence", "hint"),
+    [
+        ("BATCHQ_SERVER", "hpc.example:8443", "expected https://HOST:PORT or unix:PATH", "as in"),
+        ("BATCHQ_SERVER", " ", "expected https://HOST:PORT or unix:PATH", "unset BATCHQ_SERVER"),
+        ("BATCHQ_SERVER", "https://hpc example", "expected https://HOST:PORT", "as in https://hpc"),
+        ("BATCHQ_SERVER", "rediss://hpc", "expected https://HOST:PORT", "BATCHQ_REDIS_URL"),
+        ("BATCHQ_SERVER", "https://a:secret@b", "no user, password", "BATCHQ_TOKEN_FILE"),
+        ("BATCHQ_SERVER", "http://hpc.example", "others could read the token", "use https://"),
+        ("BATCHQ_TOKEN", "bqt_secret\nx", "expected a token, bqt_…", "BATCHQ_TOKEN_FILE"),
+        ("BATCHQ_TOKEN", "bqt_secret☃", "expected a token, bqt_…", "BATCHQ_TOKEN_FILE"),
+    ],
+)
+def test_a_malformed_variable_is_named_with_what_was_expected(
+    variable: str, value: str, sentence: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHQ_SERVER", "unix:/nowhere/api")
+    monkeypatch.setenv(variable, value)
+    refused = run("jobs")
+    first, second = refused.err.splitlines()
+    assert (refused.code, first.partition(": ")[0]) == (1, "error")
+    assert first.startswith(f"error: {variable}: ")
+    assert sentence in first
+    assert second.startswith("hint: ")
+    assert hint in second
+    assert "secret" not in refused.err

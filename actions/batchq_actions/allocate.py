@@ -17,12 +17,11 @@ from itertools import chain
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import ONE_POD, PODS
 from batchq.core.placement.elastic import (
     MOST_EXTRAS,
+    bind_promised,
     heeding_heads_before,
     node_for_extra,
-    start_extras,
     waiting_extras,
     waits_behind,
 )
@@ -30,7 +29,6 @@ from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.kept_places import drop
 from batchq.core.preemption.pledges import (
     amounts_by_node,
-    awaits_victims,
     end_pledge,
     gives_way_to,
     hold_capacity,
@@ -225,26 +223,12 @@ def _first_of(levels: Iterable[Iterable[_Extras]]) -> GroupState | None:
 
 
 def _place_pledged(session: Session) -> None:
-    """Place pods for which victims have left, on the nodes that were kept for them.
-
-    When all victims have ended, head reservations do not apply to these pods, because pledged
-    capacity is never reserved for a head, and neither do limits, because the group is charged for
-    it. Before that, both apply, because the pods would start on capacity that is not their
-    victims'.
-    """
-    heads = [reservation.head for reservation in session.ledger.head_reservations.values()]
+    """Place pods for which victims have left."""
     for group, pledge in list(standing_pledges(session)):
-        if not pledge.extra:
-            continue
-        has_all = not awaits_victims(session, group)
-        with session.ledger.regarding(() if has_all else heads), Statement(session) as statement:
-            end_pledge(statement, group)
-            pods = max(0, sum(amounts.get(PODS, 0) for amounts in pledge.room.values())) // ONE_POD
-            promised = pledge.extra if has_all else None
-            bound, _ = start_extras(statement, group, pods, pledge.plan, promised=promised)
-            # The pledge ends as soon as the pods fit without the victims that are still awaited.
-            if has_all or (pods and len(bound) == pods):
-                statement.commit()
+        if pledge.extra:
+            with Statement(session) as statement:
+                if bind_promised(statement, group) is not None:
+                    statement.commit()
 
 
 def _place_next(session: Session, extras: _Extras) -> bool:

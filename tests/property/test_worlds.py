@@ -62,6 +62,7 @@ BROKEN_ONCE = {
     947291: "a node that limits its pods counted as the fullest, and a gang fitted no longer",
     973287: "two gangs chose other victims in every session, as each moved the other's shares",
     975038: "a gang gained and lost its victims in turn with the pledge of one ranked before it",
+    984166: "a gang got nodes that were kept for the pods promised to a group before it",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.test_charges_of_running_groups import task_of
-from tests.sim.test_evictions import running
+from tests.sim.test_evictions import ALL, running
 from tests.sim.test_pledges_pass_on import CLASSES, LATE, claims, pods_of, runs
 from tests.sim.worlds import (
     Manifest,
@@ -25,6 +25,7 @@ from tests.sim.worlds import (
     quota,
     requeued,
     starts,
+    taker,
     timeline,
 )
 
@@ -371,3 +372,36 @@ def test_a_preemptor_that_fits_beside_no_guarantee_any_more_gives_its_pledge_up(
     )
     assert requeued(came)[1:] == [(40, [("default/hi", "CapacityCut")])]
     assert [when for when, who in admitted(came) if who == ["default/low"]] == [0]
+
+
+def test_pods_beyond_minmember_get_all_that_was_evicted_for_them_before_a_waiting_gang() -> None:
+    """`hi` is charged for both pods that it was promised, and its quota has 2 cpu left. The gang
+    fits on n1 and n3 only if one of the two is not started.
+    """
+    came = outcome(
+        *CLASSES,
+        node("n1", 9, pods=2),
+        node("n2", 2),
+        quota("red", cpu=8),
+        taker("lab", deserved={"cpu": 6}),
+        queue("lender", deserved={"cpu": 0}),
+        *running("low", 2, 2, grace="10s", queue="lender"),
+        timeline(
+            applies(
+                5,
+                group(
+                    "hi", 3, 2, minMember=1, namespace="red", queue="lab", priorityClassName="high",
+                    runtime="60s",
+                ),
+            ),
+            applies(6, group("gang", 2, 1, queue="lab", runtime="60s")),
+            applies(7, node("n3", 1)),
+        ),
+        config=ALL,
+    )  # fmt: skip
+    assert bound(came) == [
+        (5, {"red/hi-t-0": "n2"}),
+        (15, {"red/hi-t-1": "n1", "red/hi-t-2": "n1"}),
+        (65, {"default/gang-t-0": "n2", "default/gang-t-1": "n2"}),
+        (75, {"default/low-t-0": "n1", "default/low-t-1": "n1"}),
+    ]

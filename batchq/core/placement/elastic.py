@@ -9,10 +9,15 @@ from itertools import islice, takewhile
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.resources import PODS, Amounts, covers, minus
+from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus
 from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
 from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
-from batchq.core.preemption.pledges import gives_way_to, release_to
+from batchq.core.preemption.pledges import (
+    awaits_victims,
+    end_pledge,
+    gives_way_to,
+    release_to,
+)
 from batchq.core.quota.head_reservation import keeping_off, reserved_against
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.session.node_state import NodeState
@@ -90,13 +95,48 @@ class GrowingGroups:
             if session.group_ready(group) and gives_way_to(session, group) is not None:
                 # Allocate binds none of its pods before the preemptor that it yielded to.
                 continue
-            release_to(trial, group)
             bound: list[Pod] = []
+            if group.status.pledge.extra:
+                bound = _bind_promised(trial, group)
+            else:
+                release_to(trial, group)
             if _becomes_ready(trial, group):
-                bound, _ = start_extras(trial, group, group.replicas)
+                more, _ = start_extras(trial, group, group.replicas)
+                bound += more
             if not bound:
                 # Nothing is freed while groups are admitted, so it cannot grow later either.
                 self._by_queue[group.queue].remove(group)
+
+
+def bind_promised(statement: Statement, group: GroupState) -> list[Pod] | None:
+    """End the group's pledge and bind the pods beyond minMember for which victims were evicted, on
+    the nodes that were kept for them. Return the bound pods, or None if the pledge must go on; the
+    caller discards the statement then.
+
+    When all victims have ended, head reservations do not apply to these pods, because pledged
+    capacity is never reserved for a head, and neither do limits, because the group is charged for
+    it. Before that, both apply, because the pods would start on capacity that is not their
+    victims'.
+    """
+    session, pledge = statement.session, group.status.pledge
+    has_all = not awaits_victims(session, group)
+    heads = [reservation.head for reservation in session.ledger.head_reservations.values()]
+    with session.ledger.regarding(() if has_all else heads):
+        end_pledge(statement, group)
+        pods = max(0, sum(amounts.get(PODS, 0) for amounts in pledge.room.values())) // ONE_POD
+        promised = pledge.extra if has_all else None
+        bound, _ = start_extras(statement, group, pods, pledge.plan, promised=promised)
+    # The pledge ends as soon as the pods fit without the victims that are still awaited.
+    return bound if has_all or (pods and len(bound) == pods) else None
+
+
+def _bind_promised(trial: Statement, group: GroupState) -> list[Pod]:
+    """Bind the promised pods as allocate will; what is kept for them stays kept if it cannot."""
+    with Statement(trial.session) as attempt:
+        bound = bind_promised(attempt, group)
+        if bound is not None:
+            attempt.join(trial)
+    return bound or []
 
 
 def _becomes_ready(trial: Statement, group: GroupState) -> bool:

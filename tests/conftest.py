@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -30,6 +34,26 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let no process outlive the run."""
     waiting = reaper.start()
     config.add_cleanup(lambda: reaper.end(waiting))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let each of several workers compile its share of the files before it collects all of them.
+
+    Workers collect the files in the same order, so each would compile all of them otherwise.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    is_whole_suite = [Path(word).resolve() for word in session.config.args] == [TESTS]
+    if workers > 1 and is_whole_suite and not sys.dont_write_bytecode:
+        first = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        for file in sorted(TESTS.rglob("test_*.py"))[first::workers]:
+            # Errors are reported by the collection.
+            with suppress(Exception, pytest.skip.Exception):
+                import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of every later garbage collection."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

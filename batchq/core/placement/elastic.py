@@ -74,9 +74,10 @@ class GrowingGroups:
 
     def above(self, group: GroupState) -> list[GroupState]:
         """Return the groups of higher priority in a group's queue, in queue order."""
-        found = [
-            one for one in self._by_queue.get(group.queue, ()) if one.priority > group.priority
-        ]
+        growing = self._by_queue.get(group.queue)
+        if not growing:
+            return []
+        found = [one for one in growing if one.priority > group.priority]
         return sorted(found, key=self._session.group_key)
 
     def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:

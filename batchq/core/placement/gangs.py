@@ -163,7 +163,11 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
 
 def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool:
     """Return whether its pods on these places would raise the group's charge above a limit."""
-    if len(places.parts) == 1:
+    if not group.held and group.status.reservation is group.shape.reservation:
+        # Its places are those of its gang, which is what it reserved.
+        if not session.ledger.owed(group):
+            return False
+    elif len(places.parts) == 1:
         ((shape, nodes),) = places.parts
         if _pods_within_charge(session, group, shape) >= len(nodes):
             return False

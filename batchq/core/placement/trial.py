@@ -48,6 +48,7 @@ from batchq.core.quota.head_reservation import (
     length_of,
     reserved_against_gang,
     reserved_for_later_heads,
+    reserves_on_nodes,
     together,
 )
 from batchq.core.quota.limit_checks import over_any_limit
@@ -122,6 +123,8 @@ def _beside_heads(
     """Return places outside the reservations for heads of other queues; a verdict if only the heads
     of queues tried earlier keep the gang out; the shape of a refused pod otherwise.
     """
+    if not reserves_on_nodes(session):
+        return _try(session, gang)
     against, to_come = (
         reserved_against_gang(session, group),
         reserved_for_later_heads(session, group),
@@ -199,6 +202,15 @@ def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
 
 
 def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
+    if len(gang) == 1:
+        ((shape, count),) = gang
+        nodes: list[NodeState] = []
+        fill_nodes(session, shape, count, nodes)
+        found = KeptPlaces(((shape, tuple(nodes)),))
+        if len(nodes) == count:
+            return found
+        session.nodes.put_back_places(found)
+        return shape
     parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
     for shape, count in gang:
         filled: list[NodeState] = []

@@ -432,6 +432,11 @@ def reserved_against(
     return together(_places_of(session)[uid].by_node for uid in heads) if heads else {}
 
 
+def reserves_on_nodes(session: Session) -> bool:
+    """Return whether capacity may be reserved for any head, or for one still to be tried."""
+    return bool(session.ledger.head_reservations or _strict_heads(session))
+
+
 def reserved_against_gang(session: Session, group: GroupState) -> AmountsByNode:
     """Return the same for a group's gang; nothing if its quota was reserved earlier."""
     return {} if group.reserved else reserved_against(session, group)

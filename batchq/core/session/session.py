@@ -417,11 +417,10 @@ class Session:
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
         """Return all refusals of all plugins at `preEnqueue`, `admissible` or `permit`."""
-        return [
-            verdict
-            for entry in self.plugins.points[point]
-            for verdict in entry.function(self, group)
-        ]
+        found: list[Verdict] = []
+        for entry in self.plugins.points[point]:
+            found += entry.function(self, group)
+        return found
 
     def refused_by(self, shape: TaskShape, node: NodeState) -> Verdict | None:
         """Return the first plugin's refusal to put this shape on that node, or None."""

@@ -28,6 +28,8 @@ from batchq.core.session.state import Exchange, GroupState
 class Statement:
     """A context manager for changes; owned by the action that opened it."""
 
+    __slots__ = ("_open", "_undo", "intents", "session")
+
     def __init__(self, session: Session) -> None:
         self.session = session
         self.intents: list[Intent] = []

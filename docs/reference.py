@@ -50,9 +50,7 @@ API = {
     "batchq.client.gates": "Gates",
     "batchq.client.checks": "Admission checks",
     "batchq.client.external": "External groups",
-    "batchq.client.why": "Why a group waits",
-    "batchq.client.plan": "Plans",
-    "batchq.client.queues": "Queues",
+    "batchq.api.views": "Results",
     "batchq.errors": "Errors",
 }
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml"}

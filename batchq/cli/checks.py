@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import field
@@ -15,6 +15,7 @@ from batchq.api.manifest import encode
 from batchq.api.notation import counted
 from batchq.api.objects import AdmissionCheck, PodGroup, full_name, key_of
 from batchq.api.times import MINUTE, describe_age, format_duration
+from batchq.api.views import CheckView, ListedCheck
 from batchq.cli.output.forms import (
     Columns,
     ListForm,
@@ -37,7 +38,9 @@ from batchq.cli.output.render import Table, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key, name_of_kind, seconds_of
 from batchq.client import Client
-from batchq.client.checks import CheckRequest, CheckView, CheckWatch, ListedCheck
+
+if TYPE_CHECKING:
+    from batchq.client.checks import CheckRequest, CheckWatch
 
 _MOST_WAITING = 10
 

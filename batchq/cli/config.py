@@ -23,7 +23,7 @@ from batchq.cli.output.terminal import EXIT_ERROR, echo
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
-    from batchq.client.connection import Schedulers, SchedulerSeen
+    from batchq.api.views import Schedulers, SchedulerSeen
     from batchq.config.load import SettingDifference
     from batchq.config.model import Expansion, SchedulerConfig
 

@@ -28,6 +28,7 @@ from batchq.api.resources import MEMORY, PODS, describe_quantity
 from batchq.api.resources import describe as describe_amounts
 from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
+from batchq.api.views import NO_LEADER, GroupView, Why
 from batchq.cli import checks
 from batchq.cli.checks import show_checks_of_group
 from batchq.cli.gates import opened_text
@@ -51,11 +52,7 @@ from batchq.cli.output.values import (
     name_of_kind,
 )
 from batchq.cli.queues import show_queue_page
-from batchq.client import Client
-from batchq.client.connection import NO_LEADER
-from batchq.client.overview import GroupView
-from batchq.client.queues import ROOT
-from batchq.client.why import Why
+from batchq.client import ROOT, Client
 from batchq.errors import NotFound, UsageError
 
 _MOST_AHEAD = 5

@@ -9,6 +9,7 @@ from msgspec import field
 
 from batchq.api.objects import OpenedGate
 from batchq.api.times import describe_age
+from batchq.api.views import GateView
 from batchq.cli.output.forms import Columns, ListForm, Output, Row, Time, report, show_list, tabled
 from batchq.cli.output.options import (
     DURATION,
@@ -20,8 +21,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.values import group_key, name_of_kind
-from batchq.client.gates import GateView
-from batchq.client.queues import ROOT
+from batchq.client import ROOT
 from batchq.errors import UsageError
 
 

@@ -13,6 +13,18 @@ from batchq.api.notation import counted
 from batchq.api.objects import Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.times import SECOND, describe_age, format_instant
+from batchq.api.views import (
+    GATED,
+    WHOLE_UP_TO,
+    ExpectedStart,
+    GroupPage,
+    GroupView,
+    Others,
+    PodCounts,
+    Starts,
+    StartView,
+    token_of_view,
+)
 from batchq.cli.output.forms import (
     ListForm,
     Output,
@@ -38,11 +50,7 @@ from batchq.cli.output.render import Table, is_terminal
 from batchq.cli.output.tables import groups_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import name_of_kind, warn_no_leader
-from batchq.client import Client
-from batchq.client.group_pages import WHOLE_UP_TO, GroupPage, is_behind, token_of_view
-from batchq.client.outcomes import ExpectedStart, Starts, StartView
-from batchq.client.overview import GATED, GroupView, Others, PodCounts
-from batchq.client.queues import ROOT
+from batchq.client import ROOT, Client
 
 
 def starts_table(starts: Starts, *, namespaces: bool) -> Table:
@@ -335,6 +343,8 @@ def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
     # Uids rise with time, so they order the groups by age.
     views.sort(key=lambda view: (view.uid, view.key))
     if paging.after:
+        from batchq.client.group_pages import is_behind
+
         views = [view for view in views if is_behind(view, paging.after)]
     if query.active:
         views = [view for view in views if view.phase not in TERMINAL]

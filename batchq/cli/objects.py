@@ -25,6 +25,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
+from batchq.api.views import Effect
 from batchq.cli.checks import checks_table
 from batchq.cli.output import tables
 from batchq.cli.output.forms import (
@@ -58,11 +59,12 @@ from batchq.cli.output.values import (
     name_of_kind,
 )
 from batchq.client import Applied, Client, with_working_dir
-from batchq.client.requests import Effect, capacity_warnings, leaves_stop_policy
+from batchq.client.request import capacity_warnings, leaves_stop_policy
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
-    from batchq.client.group_pages import GroupPage, Page
+    from batchq.api.views import GroupPage
+    from batchq.client.group_pages import Page
     from batchq.config.documents import Document
 
 STDIN = "-"
@@ -222,7 +224,7 @@ def get(
 
     Records that cannot be read are listed as Unreadable; `batchq delete` deletes them by name.
     """
-    from batchq.client.group_pages import token_of_object
+    from batchq.api.views import token_of_object
 
     if name is None and "/" in kind:
         kind, name = kind_and_name(kind)
@@ -293,7 +295,7 @@ class _Tables:
 
 def _shown_as(client: Client) -> Callable[[Sequence[PodGroup]], GroupPage]:
     """Return a function that shows groups, with positions unless there are too many groups."""
-    from batchq.client.group_pages import WHOLE_UP_TO, GroupPage
+    from batchq.api.views import WHOLE_UP_TO, GroupPage
 
     if client.count("PodGroup") > WHOLE_UP_TO:
         return client.look().views

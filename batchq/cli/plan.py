@@ -14,6 +14,7 @@ from batchq.api.notation import counted, data_of
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
+from batchq.api.views import Advice, Awaited, GroupPlan, Outcome, Plan
 from batchq.cli.jobs import ReasonRow
 from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
@@ -22,9 +23,6 @@ from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
-from batchq.client.outcomes import Advice, GroupPlan, Outcome
-from batchq.client.overview import Awaited
-from batchq.client.plan import Plan
 
 _MOST_AHEAD = 5
 _MOST_NODES = 8

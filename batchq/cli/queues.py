@@ -12,6 +12,7 @@ from batchq.api.notation import counted, data_of, label_problem
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
 from batchq.api.times import describe_age
+from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, Stop
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.jobs import GroupRow
 from batchq.cli.objects import apply_content, read_content
@@ -37,9 +38,7 @@ from batchq.cli.output.render import (
 from batchq.cli.output.tables import queues_table, quotas_table
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources, existing, name_of_kind
-from batchq.client import Client
-from batchq.client.overview import GroupView, QueuePage
-from batchq.client.queues import ROOT, FirstToGo, Loan, QueueView, Stop
+from batchq.client import ROOT, Client
 from batchq.errors import InvalidInput, NotFound, UsageError
 
 #: How many waiting groups, and how many possible victims, are named.

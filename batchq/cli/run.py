@@ -40,7 +40,7 @@ from batchq.errors import InvalidInput, NotFound, UsageError, WaitTimedOut
 from batchq.paths import Home
 
 if TYPE_CHECKING:
-    from batchq.client.overview import GroupView
+    from batchq.api.views import GroupView
     from batchq.daemon.stack import StackReport
 
 

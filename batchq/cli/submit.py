@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -29,6 +29,7 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted, shown
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.times import describe_age
+from batchq.api.views import Accepted, Effect
 from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.forms import manifests, output_of, reference, show_list
 from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
@@ -51,9 +52,10 @@ from batchq.cli.output.values import (
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.request import marked
-from batchq.client.requests import Effect
-from batchq.client.submission import Accepted, Outcome, Submission
 from batchq.errors import BatchqError, InvalidInput, NotFound, Rejected, UsageError, WaitTimedOut
+
+if TYPE_CHECKING:
+    from batchq.client.submission import Outcome, Submission
 
 #: Options that apply to a file, too.
 _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "quiet"})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from batchq.api.views import Result
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     DURATION,
@@ -30,10 +31,9 @@ from batchq.cli.output.values import (
 )
 from batchq.cli.run import looks
 from batchq.client import Client
-from batchq.client.watch import Result
 
 if TYPE_CHECKING:
-    from batchq.client.watch import Goal
+    from batchq.api.views import Goal
 
 
 @click.command(epilog=examples("batchq progress train-1", "batchq progress train-1 train-2"))

@@ -13,6 +13,7 @@ from batchq.api.objects import Condition
 from batchq.api.reasons import Explanation, Waiting
 from batchq.api.resources import describe, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
+from batchq.api.views import NO_LEADER, ExpectedStart, Others, Period, QueueShare, Spared, Why
 from batchq.cli.jobs import (
     AwaitedRow,
     OthersRow,
@@ -34,10 +35,6 @@ from batchq.cli.output.options import (
 from batchq.cli.output.render import one_line, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
-from batchq.client.connection import NO_LEADER
-from batchq.client.outcomes import ExpectedStart
-from batchq.client.overview import Others
-from batchq.client.why import Period, QueueShare, Spared, Why
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (

@@ -22,10 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cached_property, partial
 from time import monotonic, sleep
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import batchq.client.changes as changes
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -37,61 +35,43 @@ from batchq.api.objects import (
     ResourceQuota,
     key_of,
 )
-from batchq.api.transaction import Ledger, Transaction
-from batchq.client.changes.object_writes import find
-from batchq.client.connection import nodes_with_heartbeats
+from batchq.api.views import Accepted, Applied, Effect, Refused, Tally
 from batchq.client.request import (
+    Act,
+    Objects,
+    Permit,
     Quantity,
     Request,
     Submitted,
     amounts_of,
     group_of,
+    key_named,
     requested,
     with_working_dir,
 )
-from batchq.client.request_fields import key_named, pod_named
-from batchq.client.requests import (
-    Applied,
-    Effect,
-    Objects,
-    Permit,
-    RequestPlan,
-    Step,
-    commit_planned,
-    decoded,
-    permitted,
-    plan_deletion,
-    plan_steps,
-    refuse_groups_beyond_limits,
-    refuse_too_many_groups,
-)
-from batchq.client.submission import Accepted, Checker, Existing, Refused, Submission, Tally
+from batchq.core.quota.queue_tree import ROOT
 from batchq.errors import BatchqError, Conflict
-from batchq.ports import Reader
 
 if TYPE_CHECKING:
+    from batchq.api import views
     from batchq.api.objects import Unreadable
-    from batchq.api.transaction import Event
+    from batchq.api.transaction import Event, Ledger, Transaction
     from batchq.client.checks import Checks
-    from batchq.client.connection import Schedulers
     from batchq.client.external import External
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupLook, GroupPages
-    from batchq.client.outcomes import Starts, TrialScheduler
-    from batchq.client.output import LogLine
-    from batchq.client.overview import GroupView, Overview
-    from batchq.client.plan import Plan
-    from batchq.client.queues import QueueView
-    from batchq.client.watch import Goal, Result
-    from batchq.client.why import Why
+    from batchq.client.outcomes import TrialScheduler
+    from batchq.client.overview import Overview
+    from batchq.client.requests import RequestPlan
+    from batchq.client.submission import Existing, Submission
+    from batchq.ports import IdSource
     from batchq.store.mirror import Change
-    from batchq.store.records import Page
     from batchq.store.redis import Listing, RedisStore
 
 # fmt: off
 __all__ = [
-    "Accepted", "Applied", "Client", "Effect", "Quantity", "Refused", "Request", "key_named",
-    "with_working_dir",
+    "ROOT", "Accepted", "Applied", "Client", "Effect", "Quantity", "Refused", "Request",
+    "key_named", "with_working_dir",
 ]
 # fmt: on
 
@@ -120,9 +100,7 @@ class Client:
         WaitTimedOut if none answers within `patience_s`.
         """
         from batchq.client.connection import checked_component, connect, connect_patiently
-        from batchq.system import RandomIds
 
-        self._ids = RandomIds()
         self._tell = tell
         self._component = checked_component(component)
         self._owned = store is None
@@ -142,12 +120,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @contextmanager
@@ -160,6 +133,12 @@ class Client:
 
         with self._store.link.patiently(patience_of(self._tell, timeout_s)):
             yield
+
+    @cached_property
+    def _ids(self) -> IdSource:
+        from batchq.system import RandomIds
+
+        return RandomIds()
 
     def now_ms(self) -> int:
         """Return the server's time."""
@@ -250,7 +229,7 @@ class Client:
 
         `permit` is called as by `apply`. Raises the errors of `submit`.
         """
-        return self._request(objects, permitted(self._submit_one, permit), dry_run, keep_stop)
+        return self._write("submit", objects, dry_run, keep_stop, permit)
 
     def submit_many(
         self,
@@ -280,6 +259,8 @@ class Client:
         Raises InvalidInput for invalid defaults. The iteration raises StoreUnavailable, after which
         it may continue.
         """
+        from batchq.client.submission import Submission
+
         return Submission(
             self._store,
             self._ids,
@@ -300,6 +281,8 @@ class Client:
 
         Raises InvalidInput for invalid defaults; the function raises StoreUnavailable.
         """
+        from batchq.client.submission import Checker
+
         return Checker(self._store, defaults)
 
     def apply(
@@ -317,7 +300,7 @@ class Client:
         called with each object as stored (or None) and as wanted, and may raise.
         Raises InvalidInput, NotFound, Conflict (a field can no longer change), Rejected.
         """
-        return self._request(objects, permitted(self._apply_one, permit), dry_run, keep_stop)
+        return self._write("apply", objects, dry_run, keep_stop, permit)
 
     def delete(self, kind: str, name: str, *, namespace: str = DEFAULT) -> None:
         """Delete an object; the pods of a finished group are deleted with it.
@@ -337,6 +320,8 @@ class Client:
 
         `permit` is called as by `apply`. Raises NotFound, Conflict, Rejected.
         """
+        from batchq.client.requests import plan_deletion
+
         plan = partial(plan_deletion, self._store, places, permit=permit)
         return self._commit(plan, dry_run=dry_run).applied
 
@@ -348,25 +333,21 @@ class Client:
         With `uid`, only the group of this uid is ended, not a later one of its name.
         Raises NotFound, or Conflict if it has ended already.
         """
-        key = key_named(group, namespace)
-        cancel = partial(changes.cancel, self._store, key, message=reason, uid=uid)
-        self._change(lambda now: cancel(now_ms=now))
+        self._act("cancel", key_named(group, namespace), uid=uid, message=reason)
 
     def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Suspend a group and stop its running pods. Return False if it was suspended already.
 
         `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
-        key = key_named(group, namespace)
-        return self._change(lambda now: changes.suspend(self._store, key, now_ms=now, uid=uid))
+        return self._act("suspend", key_named(group, namespace), uid=uid)
 
     def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Return a suspended group to the pending queue. Return False if it was not suspended.
 
         `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
-        key = key_named(group, namespace)
-        return self._change(lambda now: changes.resume(self._store, key, now_ms=now, uid=uid))
+        return self._act("resume", key_named(group, namespace), uid=uid)
 
     def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
         """Open a gate, as `gates.open` does. Return False if it was open already."""
@@ -379,6 +360,9 @@ class Client:
 
         Raises NotFound, with the nearest existing name as a hint.
         """
+        from batchq.client.changes.object_writes import find
+        from batchq.client.request_fields import pod_named
+
         if kind == "Pod":
             return pod_named(self._store, key_named(name, namespace))
         key = key_named(name, namespace) if kind in NAMESPACED else name
@@ -387,7 +371,7 @@ class Client:
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """Return all objects of a kind in one namespace, or in all of them, ordered by key."""
-        return self._store.list(kind, namespace=namespace)
+        return self.listing(kind, namespace=namespace).objects
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         """Return what `list` returns, and the records among them that cannot be read."""
@@ -401,7 +385,7 @@ class Client:
 
     def pages(
         self, kind: str, *, namespace: str = "", after: str = "", size: int = 500
-    ) -> Iterator[Page]:
+    ) -> Iterator[views.Page]:
         """Iterate over what `list` returns, in pages of `size` objects.
 
         A page is read when the iteration reaches it; it has the `objects` and the `unreadable`
@@ -496,11 +480,11 @@ class Client:
 
     def jobs(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
-    ) -> Sequence[GroupView]:
+    ) -> Sequence[views.GroupView]:
         """Return groups as lists show them: position in line, pods by phase, and why they wait."""
         return self.overview().groups(namespace=namespace, queue=queue, phases=phases)
 
-    def queues(self) -> Sequence[QueueView]:
+    def queues(self) -> Sequence[views.QueueView]:
         """Return the queue tree: usage, pending requests and deserved share of each queue."""
         return self.overview().queues()
 
@@ -510,7 +494,7 @@ class Client:
 
         return Overview(self._store.snapshot(), self._store.now_ms())
 
-    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
+    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> views.Why:
         """Explain why a group waits: every reason with current numbers and a remedy, its position,
         the groups ahead, why no victims are evicted for it, whether it can ever run, and when it
         may start. For a group that no longer waits: how long it waited, and why.
@@ -567,7 +551,7 @@ class Client:
 
     def plan(
         self, objects: Objects, *, keep_stop: Collection[str] = (), advise: bool = True
-    ) -> Plan:
+    ) -> views.Plan:
         """Return what the scheduler's next session would decide about new groups if they were
         submitted now and the other `objects` applied. Nothing is written, and no right to write is
         needed.
@@ -582,7 +566,7 @@ class Client:
         new_uid = self._ids.new_uid
         return plan_request(self._store, objects, new_uid, keep_stop=keep_stop, advise=advise)
 
-    def starts(self, *, namespace: str = "", queue: str = "") -> Starts:
+    def starts(self, *, namespace: str = "", queue: str = "") -> views.Starts:
         """Return when waiting groups are expected to start, the earliest first; of one namespace,
         of one queue and those below it. Nothing is written, and no right to write is needed.
 
@@ -608,21 +592,26 @@ class Client:
         self,
         groups: Sequence[str],
         *,
-        for_: Goal = "finished",
+        for_: views.Goal = "finished",
         timeout_s: float | None = None,
         namespace: str = DEFAULT,
-    ) -> Sequence[Result]:
+    ) -> Sequence[views.Result]:
         """Wait until every group has reached a goal; return the results in the same order.
 
         The goals: `finished` (the group and its processes have ended), `succeeded` (the wait ends
         early if one group can no longer succeed), `running`, `admitted`.
         Raises NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
-        from batchq.client.watch import wait_for
-
         keys = [key_named(group, namespace) for group in groups]
         with self.patiently(timeout_s):
-            return wait_for(self._store, keys, for_, timeout_s)
+            return self._wait(keys, for_, timeout_s)
+
+    def _wait(
+        self, keys: Sequence[str], goal: views.Goal, timeout_s: float | None
+    ) -> Sequence[views.Result]:
+        from batchq.client.watch import wait_for
+
+        return wait_for(self._store, keys, goal, timeout_s)
 
     def result(
         self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
@@ -666,7 +655,7 @@ class Client:
         tail: int | None = None,
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[views.LogLine]:
         """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
         `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last
@@ -693,7 +682,7 @@ class Client:
         """Return the charges by scope: `cluster`, `queue:NAME`, `ns:NAMESPACE`, `node:NAME`."""
         return self._store.ledger()
 
-    def schedulers(self) -> Schedulers:
+    def schedulers(self) -> views.Schedulers:
         """Return the leader and the running schedulers."""
         from batchq.client.connection import schedulers
 
@@ -703,15 +692,17 @@ class Client:
 
     def nodes(self) -> Sequence[Node]:
         """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
+        from batchq.client.connection import nodes_with_heartbeats
+
         return nodes_with_heartbeats(self._store)
 
     def cordon(self, node: str) -> bool:
         """Stop placing pods on a node. Return False if it was cordoned already. Raises NotFound."""
-        return self._change(lambda now: changes.cordon(self._store, node, now_ms=now))
+        return self._act("cordon", node)
 
     def uncordon(self, node: str) -> bool:
         """Allow pods on a node again. Return False if it was not cordoned. Raises NotFound."""
-        return self._change(lambda now: changes.uncordon(self._store, node, now_ms=now))
+        return self._act("uncordon", node)
 
     def wait_until_empty(self, node: str, *, timeout_s: float | None = None) -> int:
         """Wait until a node has no pods; return how many it still has at the timeout.
@@ -730,13 +721,11 @@ class Client:
         `Hold` stops admissions, `HoldAndDrain` also evicts admitted groups, and
         `None` resumes the queue. Raises NotFound.
         """
-        return self._change(
-            lambda now: changes.set_stop_policy(self._store, queue, policy, now_ms=now)
-        )
+        return self._act("set_stop_policy", queue, policy=policy)
 
     def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
         """Return the quotas of one namespace, or of all."""
-        found = self._store.list("ResourceQuota", namespace=namespace)
+        found = self.list("ResourceQuota", namespace=namespace)
         return [quota for quota in found if isinstance(quota, ResourceQuota)]
 
     def check_group_limit(self, keys: Collection[str], file: str) -> int | None:
@@ -745,6 +734,8 @@ class Client:
 
         Raises Rejected if the new ones among them exceed the namespace's limit.
         """
+        from batchq.client.requests import refuse_too_many_groups
+
         return refuse_too_many_groups(self._store, keys, file, what="the file", in_part=True)
 
     def object_limit(self) -> int | None:
@@ -761,33 +752,40 @@ class Client:
 
         Raises InvalidInput.
         """
-        amounts = amounts_of(hard)
-        uid = self._ids.new_uid()
-        return self._change(
-            lambda now: changes.set_quota(self._store, namespace, amounts, now_ms=now, uid=uid)
-        )
+        hard_units, uid = amounts_of(hard), self._ids.new_uid()
+        return self._act("set_quota", namespace, hard=hard_units, uid=uid)
 
-    def _request(
-        self, objects: Objects, step: Step, dry_run: bool, keep_stop: Collection[str]
+    # --- writing: what a client over another connection replaces --------------------------------
+
+    def _write(
+        self,
+        verb: Literal["submit", "apply"],
+        objects: Objects,
+        dry_run: bool,
+        keep_stop: Collection[str],
+        permit: Permit | None,
     ) -> Sequence[Applied]:
-        wanted, silent = decoded(objects)
-        refuse_groups_beyond_limits(self._store, wanted)
-        keep, held = silent.union(keep_stop), self._store.ledger
-        build = partial(plan_steps, self._store, wanted, step, keep_stop=keep, held=held)
-        return self._commit(build, dry_run=dry_run).applied
+        """Submit or apply objects; see `submit_all` and `apply`."""
+        from batchq.client.requests import plan_writes
 
-    def _submit_one(self, reader: Reader, item: Object) -> Transaction | None:
-        if not isinstance(item, PodGroup):
-            return self._apply_one(reader, item)
-        uid, now_ms = self._ids.new_uid(), self._store.now_ms()
-        return changes.create(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=self.user)
+        plan = plan_writes(
+            self._store, self._ids.new_uid, verb, objects, lambda: self.user, keep_stop, permit
+        )
+        return self._commit(plan, dry_run=dry_run).applied
 
-    def _apply_one(self, reader: Reader, item: Object) -> Transaction | None:
-        uid, now_ms = self._ids.new_uid(), self._store.now_ms()
-        return changes.apply(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=self.user)
+    def _act(self, verb: Act, place: str, **given: Any) -> bool:
+        """Call a function of `batchq.client.changes` for the object at `place`, and commit; return
+        whether there was a change.
+        """
+        import batchq.client.changes as changes
+
+        build = getattr(changes, verb)
+        return self._change(lambda now: build(self._store, place, now_ms=now, **given))
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
         """Commit what `build` returns for the current time; return whether there was a change."""
+        from batchq.client.requests import RequestPlan
+
         done = self._commit(
             lambda: RequestPlan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
         )
@@ -796,4 +794,6 @@ class Client:
     def _commit(self, build: Callable[[], RequestPlan], *, dry_run: bool) -> RequestPlan:
         if dry_run:
             return build()
+        from batchq.client.requests import commit_planned
+
         return commit_planned(self._store, build, self._ids.new_uid)

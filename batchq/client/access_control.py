@@ -25,9 +25,10 @@ from batchq.api.objects import PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, format_instant
 from batchq.api.transaction import Transaction
+from batchq.api.views import Goal, WaitState
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
-from batchq.client.watch import Goal, WaitState, Watch, wait_state
+from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
 from batchq.store.access_records import (

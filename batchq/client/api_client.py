@@ -37,23 +37,32 @@ from batchq.api.objects import (
 )
 from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Ledger
+from batchq.api.views import (
+    Applied,
+    CheckView,
+    Effect,
+    Goal,
+    GroupPage,
+    GroupView,
+    ListedCheck,
+    LogLine,
+    Page,
+    QueuePage,
+    QueueView,
+    Result,
+    Schedulers,
+    WaitState,
+    Why,
+)
 from batchq.client import Client
 from batchq.client.api_session import ApiCredentials, ApiSession, sealed
-from batchq.client.connection import Schedulers, checked_seconds, patience_of
-from batchq.client.request import Quantity, amounts_of
-from batchq.client.request_fields import key_named
-from batchq.client.requests import Applied, Effect, Objects, Permit, decoded
-from batchq.client.watch import Goal, Result, WaitState, timed_out
+from batchq.client.request import Act, Objects, Permit, Quantity, amounts_of, decoded, key_named
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
-from batchq.store.records import Page
 
 if TYPE_CHECKING:
-    from batchq.client.checks import Checks, CheckView, ListedCheck
-    from batchq.client.group_pages import GroupPage, GroupPages
-    from batchq.client.output import LogLine
-    from batchq.client.overview import GroupView, Overview, QueuePage
-    from batchq.client.queues import QueueView
-    from batchq.client.why import Why
+    from batchq.client.checks import Checks
+    from batchq.client.group_pages import GroupPages
+    from batchq.client.overview import Overview
     from batchq.store.outage import Patience
     from batchq.store.redis import Listing
 
@@ -100,6 +109,25 @@ class _AppliedRows(Struct, frozen=True):
     items: list[_AppliedRow]
 
 
+class _GroupViews(Struct, frozen=True):
+    at: int
+    hidden: int
+    views: tuple[GroupView, ...]
+    unreadable: tuple[Unreadable, ...]
+    following: str = msgspec.field(name="continue")
+
+
+class _QueueViews(Struct, frozen=True):
+    at: int
+    items: list[QueueView]
+
+
+class _QueueAnswer(Struct, frozen=True):
+    at: int
+    page: QueuePage
+    checks: tuple[ListedCheck, ...]
+
+
 class _Change(Struct, frozen=True):
     revision: int
     changed: bool
@@ -117,9 +145,6 @@ class ApiClient(Client):
         purpose: str = "this request",
     ) -> None:
         """Raises as `Client` does."""
-        from batchq.system import RandomIds
-
-        self._ids = RandomIds()
         self._tell = tell
         self._purpose = purpose
         self._session = ApiSession(credentials)
@@ -161,6 +186,8 @@ class ApiClient(Client):
 
     @contextmanager
     def patiently(self, timeout_s: float | None = None) -> Iterator[None]:
+        from batchq.client.connection import patience_of
+
         before, self._patience = self._patience, patience_of(self._tell, timeout_s)
         try:
             yield
@@ -204,26 +231,6 @@ class ApiClient(Client):
 
     # --- submitting and changing --------------------------------------------------------------
 
-    def submit_all(
-        self,
-        objects: Objects,
-        *,
-        dry_run: bool = False,
-        keep_stop: Collection[str] = (),
-        permit: Permit | None = None,
-    ) -> Sequence[Applied]:
-        return self._request_change("submit", objects, dry_run, keep_stop)
-
-    def apply(
-        self,
-        objects: Objects,
-        *,
-        dry_run: bool = False,
-        keep_stop: Collection[str] = (),
-        permit: Permit | None = None,
-    ) -> Sequence[Applied]:
-        return self._request_change("apply", objects, dry_run, keep_stop)
-
     def delete_all(
         self,
         places: Sequence[tuple[str, str]],
@@ -234,8 +241,13 @@ class ApiClient(Client):
         keys = [{"kind": kind, "key": key} for kind, key in places]
         return self._applied({"verb": "delete", "keys": keys, "dryRun": dry_run})
 
-    def _request_change(
-        self, verb: str, objects: Objects, dry_run: bool, keep_stop: Collection[str]
+    def _write(
+        self,
+        verb: Literal["submit", "apply"],
+        objects: Objects,
+        dry_run: bool,
+        keep_stop: Collection[str],
+        permit: Permit | None,
     ) -> Sequence[Applied]:
         wanted, silent = decoded(objects)
         return self._applied(
@@ -278,23 +290,12 @@ class ApiClient(Client):
         # The API checks the whole request.
         return None
 
-    def cancel(
-        self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
-    ) -> None:
-        body = {"reason": reason} if reason else None
-        self._post(f"{_group_path(group, namespace)}/cancel", body)
-
-    def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
-        return bool(self._post(f"{_group_path(group, namespace)}/suspend")["changed"])
-
-    def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
-        return bool(self._post(f"{_group_path(group, namespace)}/resume")["changed"])
-
-    def cordon(self, node: str) -> bool:
-        return bool(self._post(f"/v1/nodes/{quote(node, safe='')}/cordon")["changed"])
-
-    def uncordon(self, node: str) -> bool:
-        return bool(self._post(f"/v1/nodes/{quote(node, safe='')}/uncordon")["changed"])
+    def _act(self, verb: Act, place: str, **given: Any) -> bool:
+        is_of_node = verb in ("cordon", "uncordon")
+        path = f"/v1/nodes/{quote(place, safe='')}" if is_of_node else _group_path(place, DEFAULT)
+        reason = given.get("message")
+        done = self._post(f"{path}/{verb}", {"reason": reason} if reason else None)
+        return bool(done.get("changed", True))
 
     # --- objects ------------------------------------------------------------------------------
 
@@ -304,9 +305,6 @@ class ApiClient(Client):
             space, _, bare = key_named(name, namespace).partition("/")
             path = f"/v1/namespaces/{space}/{_PATHS[kind]}/{quote(bare, safe='')}"
         return decode(self._get(path))
-
-    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
-        return self.listing(kind, namespace=namespace).objects
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         found = list(self.pages(kind, namespace=namespace, size=_PAGE))
@@ -357,10 +355,6 @@ class ApiClient(Client):
     def nodes(self) -> Sequence[Node]:
         return [item for item in self.list("Node") if isinstance(item, Node)]
 
-    def quotas(self, namespace: str = "") -> Sequence[ResourceQuota]:
-        found = self.list("ResourceQuota", namespace=namespace)
-        return [item for item in found if isinstance(item, ResourceQuota)]
-
     def ledger(self) -> Ledger:
         return self._status().ledger
 
@@ -399,9 +393,6 @@ class ApiClient(Client):
         # The same methods, as far as commands over the API call them.
         return cast("Overview", self._overview)
 
-    def queues(self) -> Sequence[QueueView]:
-        return self.overview().queues()
-
     def job_pages(
         self,
         *,
@@ -425,8 +416,6 @@ class ApiClient(Client):
         return cast("GroupPages", _ViewPages(self._get, query, sealed(after)))
 
     def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
-        from batchq.client.why import Why
-
         path = f"/v1/views/explanations/{key_named(group, namespace)}"
         found: Why = self._get(path, answer=Why, defaults="true" if or_defaults else "")
         return found
@@ -445,19 +434,9 @@ class ApiClient(Client):
         found: WaitState = self._get(path, answer=WaitState, **{"for": for_})
         return found
 
-    def wait(
-        self,
-        groups: Sequence[str],
-        *,
-        for_: Goal = "finished",
-        timeout_s: float | None = None,
-        namespace: str = DEFAULT,
-    ) -> Sequence[Result]:
-        keys = [key_named(group, namespace) for group in groups]
-        limit_s = checked_seconds(timeout_s)
-        deadline = None if limit_s is None else monotonic() + limit_s
-        with self.patiently(timeout_s):
-            return self._settled(keys, for_, deadline, limit_s or 0.0)
+    def _wait(self, keys: Sequence[str], goal: Goal, timeout_s: float | None) -> Sequence[Result]:
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        return self._settled(keys, goal, deadline, timeout_s or 0.0)
 
     def _settled(
         self, keys: Sequence[str], goal: Goal, deadline: float | None, limit_s: float
@@ -498,6 +477,8 @@ class ApiClient(Client):
         return state
 
     def _timed_out(self, waiting: Sequence[str], limit_s: float) -> WaitTimedOut:
+        from batchq.client.watch import timed_out
+
         group = self.get("PodGroup", waiting[0])
         assert isinstance(group, PodGroup)
         return timed_out(waiting, group, limit_s, leads=lambda: self.schedulers().led)
@@ -552,8 +533,6 @@ class ApiClient(Client):
         return self._lines(_with(path, {"pod": pod, "tail": "" if tail is None else tail}))
 
     def _lines(self, path: str) -> Iterator[LogLine]:
-        from batchq.client.output import LogLine
-
         decoder = msgspec.json.Decoder(LogLine)
         for line in self._session.lines(path):
             yield decoder.decode(line)
@@ -562,6 +541,8 @@ class ApiClient(Client):
         self, path: str, pod: str, tail: int | None, stop: Callable[[], bool]
     ) -> Iterator[LogLine]:
         """Follow a log. After an interruption it is read again, without the lines seen before."""
+        from batchq.client.connection import patience_of
+
         seen: Counter[tuple[str, int, str]] = Counter()
         if tail is not None:
             existing = list(self._lines(_with(path, {"pod": pod})))
@@ -602,11 +583,9 @@ class ApiOverview:
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
     ) -> list[GroupView]:
         """Return groups by key; see `Overview.groups`."""
-        from batchq.client.overview import GroupView
-
         found = self._get(
             "/v1/views/groups",
-            answer=_view_page_of(GroupView),
+            answer=_GroupViews,
             namespace=namespace,
             queue=queue,
             phase=",".join(phases),
@@ -616,25 +595,18 @@ class ApiOverview:
 
     def queues(self) -> list[QueueView]:
         """Return every queue; see `Overview.queues`."""
-        from batchq.client.queues import QueueView
-
-        answer = msgspec.defstruct("Queues", [("at", int), ("items", list[QueueView])])
-        found = self._get("/v1/views/queues", answer=answer)
+        found: _QueueViews = self._get("/v1/views/queues", answer=_QueueViews)
         self.at = found.at
         return list(found.items)
 
     def queue_page(self, name: str) -> QueuePage | None:
         """Return one queue in detail, or None; see `Overview.queue_page`."""
-        from batchq.client.overview import QueuePage
-
-        answer = msgspec.defstruct("QueueAnswer", [("at", int), ("page", QueuePage)])
         try:
-            found = self._get(f"/v1/views/queues/{quote(name, safe='')}", answer=answer)
+            found: _QueueAnswer = self._get(_queue_path(name), answer=_QueueAnswer)
         except NotFound:
             return None
         self.at = found.at
-        page: QueuePage = found.page
-        return page
+        return found.page
 
 
 class ApiChecks:
@@ -645,19 +617,14 @@ class ApiChecks:
 
     def views(self, *, group: str) -> Sequence[CheckView]:
         """Return the checks of a group; see `Checks.views`."""
-        from batchq.client.checks import CheckView
-
         path = f"/v1/views/checks/{key_named(group)}"
         found: list[CheckView] = self._client.ask(path, list[CheckView])
         return found
 
     def of_queue(self, queue: str) -> Sequence[ListedCheck]:
         """Return the checks that groups of a queue must pass; see `Checks.of_queue`."""
-        from batchq.client.checks import ListedCheck
-
-        answer = msgspec.defstruct("QueueChecks", [("checks", list[ListedCheck])])
-        found = self._client.ask(f"/v1/views/queues/{quote(queue, safe='')}", answer)
-        return tuple(found.checks)
+        found: _QueueAnswer = self._client.ask(_queue_path(queue), _QueueAnswer)
+        return found.checks
 
     def records(self) -> Sequence[ListedCheck]:
         """Return every AdmissionCheck, by name; see `Checks.records`."""
@@ -681,8 +648,6 @@ class _ViewPages:
         self.hidden: int = self._first.hidden
 
     def __iter__(self) -> Iterator[GroupPage]:
-        from batchq.client.group_pages import GroupPage
-
         page = self._first
         while True:
             yield GroupPage(views=page.views, at=page.at, unreadable=page.unreadable)
@@ -691,25 +656,8 @@ class _ViewPages:
             page = self._page(page.following)
 
     def _page(self, after: str) -> Any:
-        from batchq.client.overview import GroupView
-
         query = {**self._query, "continue": after}
-        return self._get("/v1/views/groups", answer=_view_page_of(GroupView), **query)
-
-
-def _view_page_of(view: type[Struct]) -> type[Struct]:
-    """Return the type of a page of views; its own type is imported with the scheduler."""
-    return msgspec.defstruct(
-        "ViewPage",
-        [
-            ("at", int),
-            ("hidden", int),
-            ("views", tuple[view, ...]),  # type: ignore[valid-type]  # a type at run time
-            ("unreadable", tuple[Unreadable, ...]),
-            ("following", str),
-        ],
-        rename={"following": "continue"},
-    )
+        return self._get("/v1/views/groups", answer=_GroupViews, **query)
 
 
 def _has_ended(states: Mapping[str, WaitState], keys: Sequence[str]) -> bool:
@@ -727,6 +675,10 @@ def _last_of_each(lines: Sequence[LogLine], most: int) -> Iterator[LogLine]:
         left[line.pod] -= 1
         if left[line.pod] < most:
             yield line
+
+
+def _queue_path(queue: str) -> str:
+    return f"/v1/views/queues/{quote(queue, safe='')}"
 
 
 def _group_path(group: str, namespace: str) -> str:

@@ -29,8 +29,9 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import DEFAULT, AdmissionCheck, CheckState, PodGroup, Queue, key_of
 from batchq.api.resources import Amounts
 from batchq.api.transaction import Transaction
+from batchq.api.views import CheckPage, CheckView, ListedCheck
 from batchq.client.changes.object_writes import find, title
-from batchq.client.request_fields import key_named
+from batchq.client.request import key_named
 from batchq.client.watch import Watch
 from batchq.core.pending.eligibility import is_active
 from batchq.core.quota.queue_tree import ROOT, QueueTree
@@ -49,49 +50,6 @@ LONGEST_LEASE_S = 3600.0
 
 #: Commits what the function returns for the current time; returns whether anything was written.
 Change = Callable[[Callable[[int], Transaction | None]], bool]
-
-
-class ListedCheck(Struct, frozen=True, kw_only=True):
-    """A check that a queue requires: its controller, and whether the controller is active.
-
-    `record` is None if there is no such AdmissionCheck. `listed_by` is the queue that names it.
-    """
-
-    name: str
-    listed_by: str
-    record: AdmissionCheck | None
-    active: bool
-
-    @property
-    def active_until(self) -> int | None:
-        """When its controller's lease expires unless it is renewed."""
-        return self.record.status.expires_at if self.active and self.record is not None else None
-
-
-class CheckView(Struct, frozen=True, kw_only=True):
-    """One check of one group, as `batchq checks list` shows it."""
-
-    group: PodGroup
-    state: CheckState
-    check: ListedCheck
-
-    @property
-    def waits(self) -> bool:
-        """Whether its controller should answer now: quota is reserved, and it has not answered."""
-        status = self.group.status
-        return (
-            status.phase == PodGroupPhase.PENDING
-            and status.reserved_at is not None
-            and self.state.status == "Unknown"
-        )
-
-
-class CheckPage(Struct, frozen=True, kw_only=True):
-    """One check in detail: the queues that require it, and its state in each unfinished group."""
-
-    check: ListedCheck
-    queues: tuple[str, ...]
-    views: tuple[CheckView, ...]
 
 
 class Checks:

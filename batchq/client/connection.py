@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -17,6 +17,7 @@ from batchq.api.notation import nearest, subdomain_problem
 from batchq.api.objects import Node, Object
 from batchq.api.times import describe_age
 from batchq.api.transaction import count_of
+from batchq.api.views import NO_LEADER, Leading, Schedulers, SchedulerSeen
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import default_url, find_home, resolve_url
 from batchq.store.outage import Patience
@@ -241,66 +242,6 @@ def refuse_live_nodes(store: RedisStore, objects: Iterable[Object]) -> None:
                 hint="stop the agent first: end its `batchq worker`, or `batchq down` on that"
                 " machine",
             )
-
-
-NO_LEADER = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
-#: Two leases: a scheduler that has not reported itself for so long has ended or hangs.
-SILENT_MS = 10_000
-#: Two renewal intervals of the leader's lease, which lasts 5 s and is renewed three times in it.
-MISSED_RENEWALS_MS = 2 * 5_000 // 3
-
-
-class Leading(Struct, frozen=True, kw_only=True):
-    """The leader and its epoch (counted from 1); the last leader if `left_ms` is not positive.
-
-    `left_ms` is the rest of its lease.
-    """
-
-    identity: str
-    epoch: int
-    left_ms: int
-
-
-class SchedulerSeen(Struct, frozen=True, kw_only=True):
-    """A running scheduler. `behind` is how many writes its mirror lacks; None before its first
-    list.
-    """
-
-    identity: str
-    version: str
-    seen_ms_ago: int
-    behind: int | None
-    leads: bool
-    #: It led until its lease expired, and no scheduler has led since.
-    led_last: bool = False
-
-    @property
-    def role(self) -> Literal["leader", "follower", "silent"]:
-        """`silent` means killed or hanging; a silent scheduler is listed for another minute.
-
-        The last leader is known to be silent sooner, because it has missed renewals of its lease.
-        """
-        if self.leads:
-            return "leader"
-        longest_ms = MISSED_RENEWALS_MS if self.led_last else SILENT_MS
-        return "follower" if self.seen_ms_ago < longest_ms else "silent"
-
-
-class Schedulers(Struct, frozen=True, kw_only=True):
-    """The schedulers. `leader` is the last one that led; None if it resigned or none has led."""
-
-    leader: Leading | None
-    there: Sequence[SchedulerSeen]
-
-    @property
-    def led(self) -> bool:
-        """Whether a scheduler leads now."""
-        return self.leader is not None and self.leader.left_ms > 0
-
-    @property
-    def followers(self) -> Sequence[SchedulerSeen]:
-        """The schedulers on standby."""
-        return [one for one in self.there if one.role == "follower"]
 
 
 def schedulers(store: RedisStore) -> Schedulers:

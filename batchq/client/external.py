@@ -43,7 +43,7 @@ from batchq.api.transaction import Refusal, Transaction, Word
 from batchq.client.changes import consumer_leases, explain_refusal
 from batchq.client.changes.consumer_leases import Renewed, Reported, read_token
 from batchq.client.connection import checked_seconds
-from batchq.client.request_fields import key_named
+from batchq.client.request import key_named
 from batchq.client.requests import TRIES
 from batchq.client.watch import Watch
 from batchq.core.cache.chunks import UidOrder, uid_order

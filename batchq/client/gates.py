@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 import batchq.client.changes as changes
-from batchq.api.objects import DEFAULT, OpenedGate, PodGroup, gates_of, key_of
+from batchq.api.objects import DEFAULT, PodGroup, gates_of, key_of
 from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
+from batchq.api.views import GateView
 from batchq.client.overview import Overview
-from batchq.client.request_fields import key_named
+from batchq.client.request import key_named
 from batchq.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -31,24 +30,6 @@ __all__ = ["GateView", "Gates"]
 
 #: Commits what the function returns for the current time; returns whether anything was written.
 Change = Callable[[Callable[[int], Transaction | None]], bool]
-
-
-class GateView(Struct, frozen=True, kw_only=True):
-    """A closed gate.
-
-    `group` is the key of the group and `shown` its phase as lists show it, since a gate of a task's
-    pods need not hold the group back. `task` is "" for a gate of the whole group. A gate is set
-    when the group is submitted, by `set_by` at `set_at`. `opened` are the group's open gates.
-    """
-
-    group: str
-    queue: str
-    shown: str
-    gate: str
-    task: str
-    set_at: int
-    set_by: str
-    opened: tuple[OpenedGate, ...]
 
 
 class Gates:

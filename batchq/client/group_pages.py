@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, Unreadable, key_of
-from batchq.client.overview import GATED, GroupView, Overview
+from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of
+from batchq.api.views import (
+    GATED,
+    WHOLE_UP_TO,
+    GroupPage,
+    GroupView,
+    Page,
+    token_of_object,
+    token_of_view,
+)
+from batchq.client.overview import Overview
 from batchq.store.object_table import ObjectTable
-from batchq.store.records import Entry, Page, entries_after, field_of_key, key_of_field, token_of
+from batchq.store.records import Entry, entries_after, field_of_key, key_of_field
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -33,20 +42,10 @@ __all__ = [
     "token_of_view",
 ]
 
-#: Up to this many groups are shown at once, with their positions in line; this takes a second.
-WHOLE_UP_TO = 10_000
 #: Objects of a page unless the caller chooses another size.
 PAGE_SIZE = 500
 #: Kinds with few objects, which the view of every page reads whole.
 _FEW = tuple(kind for kind in KINDS if kind not in ("PodGroup", "Pod"))
-
-
-class GroupPage(Struct, frozen=True, kw_only=True):
-    """Some groups, and the unreadable records among them; `at` is the instant in milliseconds."""
-
-    views: tuple[GroupView, ...]
-    at: int
-    unreadable: tuple[Unreadable, ...] = ()
 
 
 class GroupLook:
@@ -199,17 +198,7 @@ def _without_older(entries: Sequence[Entry], finished: int) -> tuple[list[Entry]
     return [entry for entry in entries if entry not in hidden], len(hidden)
 
 
-def token_of_view(view: GroupView) -> str:
-    """Return the token with which a list of groups continues after this one."""
-    return token_of(view.uid, view.key)
-
-
 def is_behind(view: GroupView, token: str) -> bool:
     """Return whether a group comes after the place that a token names."""
     entry = (view.uid.encode(), field_of_key(view.key), b"")
     return bool(entries_after([entry], token))
-
-
-def token_of_object(item: Object) -> str:
-    """Return the token with which a list of objects continues after this one."""
-    return token_of("", key_of(item))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -18,7 +17,6 @@ from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Object, key_of
 from batchq.api.reasons import NEVER_FITS, Explanation, Verdict
-from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     EVERY_NAMESPACE,
     ONE_GROUP,
@@ -31,9 +29,10 @@ from batchq.api.transaction import (
     objects_scope,
     only_groups,
 )
+from batchq.api.views import Awaited, ExpectedStart, GroupPlan, Outcome, Starts, StartView
 from batchq.assembly import assemble
 from batchq.client.changes import explain_refusal
-from batchq.client.overview import Awaited, Others, awaited_of, line_of, others
+from batchq.client.overview import awaited_of, line_of, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
@@ -152,68 +151,6 @@ def _all(snapshot: Snapshot, kind: str) -> tuple[Object, ...]:
 def _allowed(snapshot: Snapshot, scope: str) -> Mapping[str, int]:
     quotas = [one for one in snapshot.quotas if objects_scope(one.metadata.namespace) == scope]
     return only_groups(hard_limit(quotas))
-
-
-class Outcome(StrEnum):
-    """What the next session does with a group, from best to worst."""
-
-    #: The group is admitted, and minMember of its pods get nodes.
-    NOW = "Now"
-    #: The same, after its victims have ended.
-    EVICTS = "Evicts"
-    WAITS = "Waits"
-    #: Waiting does not help: the group exceeds every node or a limit.
-    NEVER = "Never"
-
-
-class Advice(Struct, frozen=True, kw_only=True, rename={"sentence": "message"}):
-    """A change that was tried, and its outcome: `requests`, `minMember`, `queue`, `priorityClass`,
-    or `released` (its gates, suspension and dependencies are removed).
-
-    `value` is the changed value: `cpu=12`, `3`, the name of a queue or of a priority class.
-    """
-
-    change: str
-    value: str
-    outcome: Outcome
-    sentence: str
-
-
-class GroupPlan(Struct, frozen=True, kw_only=True):
-    """What a session decides about one group. Amounts are in integer units, instants in ms.
-
-    `phase` is its phase after the session, `reserved` whether quota is reserved then. `nodes` maps
-    a node to the number of pods there. `blockers` are all reasons for waiting, the most fundamental
-    first; `checks` the admission checks that have not passed. `position` is its position in the
-    queue's line, None if it is not in line; `ahead` are the keys before it. `ending` says how it
-    ends, if the session ends it. `never` says why not even empty nodes would take its pods, if no
-    limit excludes it. `earliest_start` is when capacity will be free, once the groups `after` have
-    ended by their walltimes; `expected_start` is when it is expected to start, counting the groups
-    ahead; both are None if unknown, or not computed (`with_starts`).
-    """
-
-    key: str
-    queue: str
-    priority: int
-    request: Amounts
-    least: int
-    replicas: int
-    outcome: Outcome
-    phase: PodGroupPhase
-    reserved: bool
-    external: bool
-    nodes: dict[str, int]
-    awaits: Awaited | None
-    checks: tuple[str, ...]
-    blockers: tuple[Explanation, ...]
-    position: int | None
-    ahead: tuple[str, ...]
-    ending: str
-    never: str
-    earliest_start: int | None = None
-    after: tuple[str, ...] = ()
-    expected_start: int | None = None
-    advice: tuple[Advice, ...] = ()
 
 
 def group_plan(session: Session, key: str) -> GroupPlan:
@@ -440,40 +377,6 @@ def as_seen_by_leader(snapshot: Snapshot) -> Snapshot:
     """
     standing = structs.replace(snapshot.standing, contact_since=None)
     return structs.replace(snapshot, standing=standing)
-
-
-class ExpectedStart(Struct, frozen=True, kw_only=True, rename="camel"):
-    """When a group is expected to start; None if that is unknown.
-
-    `ends` are the groups that must end for it, `behind` a group that must start before it; `why` is
-    what else delays it, or why the start is unknown.
-    """
-
-    at: int | None
-    ends: Others = Others()
-    behind: Others = Others()
-    why: str = ""
-
-
-class StartView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A waiting group. `position` is its position in the line of its queue, from 1; None if it is
-    not in line, or the next session admits it.
-    """
-
-    key: str
-    queue: str
-    position: int | None
-    expected: ExpectedStart
-
-
-class Starts(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Waiting groups, the earliest start first, as of `at`; groups with an unknown start come last,
-    by queue and position. `not_planned` is the number of groups in line beyond the bound.
-    """
-
-    at: int
-    items: tuple[StartView, ...]
-    not_planned: int
 
 
 def starts_of(deciding: TrialScheduler, *, namespace: str = "", queue: str = "") -> Starts:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup, full_name
 from batchq.api.transaction import count_of
+from batchq.api.views import LogLine
 from batchq.client.changes.object_writes import find, name_hint
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import GroupCancelled, GroupFailed, NotFound, UnreadableRecord, UsageError
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
 _LATE_MS = 250
 #: A longer line is cut here.
 _LONGEST_LINE_BYTES = 64 * 1024
-
-
-class LogLine(Struct, frozen=True, kw_only=True):
-    """One line without its line end. `stream` is stdout or stderr."""
-
-    pod: str
-    attempt: int
-    stream: str
-    text: str
 
 
 class _Reader:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import (
     Condition,
-    Evictions,
     Metadata,
     PodGroup,
     Queue,
@@ -23,18 +22,20 @@ from batchq.api.objects import (
     gates_of,
 )
 from batchq.api.reasons import UNSEEN, Explanation, Verdict, Waiting
-from batchq.api.resources import Amounts, describe
+from batchq.api.resources import describe
 from batchq.api.times import SECOND
-from batchq.assembly import assemble
-from batchq.client.queues import (
-    FirstToGo,
-    Loan,
+from batchq.api.views import (
+    GATED,
+    Awaited,
+    Backfilling,
+    GroupView,
+    Others,
+    PodCounts,
+    QueuePage,
     QueueView,
-    borrowers,
-    first_to_go,
-    lenders,
-    queue_views,
 )
+from batchq.assembly import assemble
+from batchq.client.queues import borrowers, first_to_go, lenders, queue_views
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers, waits_in_line
@@ -48,102 +49,6 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.plugins.gates import GATES
 from batchq_actions.backfill import reservations_of
-
-GATED = "SchedulingGated"
-
-
-class PodCounts(Struct, frozen=True, kw_only=True):
-    """A group's pods by phase. `wanted` is the number of replicas, `least` is minMember."""
-
-    wanted: int
-    least: int
-    pending: int = 0
-    bound: int = 0
-    running: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    #: On a node, and asked to stop.
-    stopping: int = 0
-
-
-class Awaited(Struct, frozen=True, kw_only=True):
-    """What a preemptor waits for: the pods of its victims that have not ended.
-
-    `groups` are the keys of their groups; an external group has no pods to count. All must have
-    stopped `within_ms`. `until` is when the pledge expires; None until a victim is asked to stop.
-    """
-
-    action: str
-    pods: int
-    groups: tuple[str, ...]
-    until: int | None
-    within_ms: int = 0
-
-
-class GroupView(Struct, frozen=True, kw_only=True):
-    """A pod group as lists show it. Instants are in milliseconds, amounts in integer units."""
-
-    key: str
-    queue: str
-    priority: int
-    phase: PodGroupPhase
-    #: The phase, or SchedulingGated for a Pending group with gates.
-    shown: str
-    pods: PodCounts
-    #: What an admission of the group reserves.
-    request: Amounts
-    #: The same as text: `cpu 1 ×40`.
-    request_text: str
-    #: Position in its queue, from 1; None unless the group is Pending and in line.
-    position: int | None
-    #: Why it waits, the most fundamental reason first.
-    blockers: tuple[Explanation, ...]
-    nodes: tuple[str, ...]
-    created_at: int
-    started_at: int | None
-    finished_at: int | None
-    #: Reason and sentence of its end, or of its last eviction.
-    reason: str
-    message: str
-    uid: str = ""
-    #: The user who submitted it.
-    owner: str = ""
-    #: The condition Evicted, if it is True and the group has not ended.
-    evicted: Condition | None = None
-    #: What preemption and reclaim have cost the group so far.
-    evictions: Evictions = Evictions()
-    awaits: Awaited | None = None
-    #: Which pods of an admitted group wait for gates: `2 pods of task b wait for gate late`.
-    gated: tuple[str, ...] = ()
-
-    @property
-    def namespace(self) -> str:
-        """The group's namespace."""
-        return self.key.partition("/")[0]
-
-    @property
-    def name(self) -> str:
-        """The group's name in its namespace."""
-        return self.key.partition("/")[2]
-
-
-class QueuePage(Struct, frozen=True, kw_only=True):
-    """One queue in detail, with the groups in it and in the queues below it.
-
-    `lenders` deserve what this queue borrows, `borrowers` hold what this queue deserves. `line` are
-    the groups in line, by position; `not_in_line` the other waiting groups. `first_to_go` has the
-    groups in the order in which preemption would choose victims.
-    """
-
-    view: QueueView
-    #: Resource -> the weight of the queue, and the sum over it and its siblings; resources that the
-    #: queue's own `deserved` names are left out.
-    weights: dict[str, tuple[int, int]]
-    lenders: tuple[Loan, ...]
-    borrowers: tuple[Loan, ...]
-    line: tuple[GroupView, ...]
-    not_in_line: tuple[GroupView, ...]
-    first_to_go: tuple[FirstToGo, ...]
 
 
 class Overview:
@@ -443,21 +348,6 @@ def _true_condition(group: GroupState, kind: str) -> Condition | None:
 MOST_NAMED = 3
 
 
-class Others(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A list of groups: the keys of the first few in the reader's namespace, the number of further
-    ones there, and the number in other namespaces, whose names are private.
-    """
-
-    named: tuple[str, ...] = ()
-    more: int = 0
-    elsewhere: int = 0
-
-    @property
-    def count(self) -> int:
-        """The number of groups."""
-        return len(self.named) + self.more + self.elsewhere
-
-
 def others(keys: Iterable[str], namespace: str) -> Others:
     """Summarise groups, in their order, for a reader of one namespace."""
     keys = list(dict.fromkeys(keys))
@@ -496,25 +386,6 @@ def _gates_message(task: Task) -> str:
     kind = "gate" if len(task.template.scheduling_gates) == 1 else "gates"
     wait = "waits" if task.replicas == 1 else "wait"
     return f"{counted(task.replicas, 'pod')} of task {task.name} {wait} for {kind} {names}"
-
-
-class Backfilling(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The position of a group behind the head of a backfilled queue, or as the head (`head` is its
-    key).
-
-    `reserved_at` is when its reservation begins, in milliseconds; None if it has none. `delays` is
-    the key of the group that it would delay if it started now, and `delayed_at` when that one is to
-    start. `longest_ms` is the longest walltime with which it would start now; None if there is none
-    or its own is short enough. `fits_now`: the limits have enough free quota at this moment.
-    """
-
-    head: str
-    head_at: int | None
-    reserved_at: int | None
-    fits_now: bool = False
-    delays: str = ""
-    delayed_at: int | None = None
-    longest_ms: int | None = None
 
 
 def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:

@@ -15,15 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.intents import Eviction
 from batchq.api.objects import Object, PodGroup, full_name, key_of, kind_of
 from batchq.api.transaction import Ledger, Transaction
+from batchq.api.views import Applied, Effect, GroupPlan, Outcome, Plan
 from batchq.client.changes import apply, create
 from batchq.client.outcomes import (
-    GroupPlan,
-    Outcome,
     SnapshotReader,
     TrialScheduler,
     check_objects_allowed,
@@ -36,41 +35,19 @@ from batchq.client.outcomes import (
     writes_of,
 )
 from batchq.client.remedies import MOST_ADVISED, advice_for
-from batchq.client.requests import Applied, Effect, decoded, plan_steps
+from batchq.client.request import decoded
+from batchq.client.requests import plan_steps
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 
 if TYPE_CHECKING:
-    from batchq.client.requests import Objects
+    from batchq.client.request import Objects
     from batchq.store.redis import RedisStore
 
 
 _ORDER = tuple(Outcome)
-_EXIT_CODES = {Outcome.NOW: 0, Outcome.EVICTS: 3, Outcome.WAITS: 4, Outcome.NEVER: 5}
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """The effect of a request; `at` is the instant, in the server's milliseconds.
-
-    `delayed` are groups that would start in the same session without the request, but not with it.
-    `changes` describes the effect on the request's other objects, `warnings` consequences that its
-    author may not intend.
-    """
-
-    at: int
-    outcome: Outcome
-    groups: tuple[GroupPlan, ...]
-    evicted: tuple[Eviction, ...]
-    delayed: tuple[str, ...]
-    changes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 now, 3 with evictions, 4 would wait, 5 never."""
-        return _EXIT_CODES[self.outcome]
 
 
 class Planner:

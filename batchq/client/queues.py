@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
-
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Amounts, Instant, Pod, Queue
+from batchq.api.objects import Amounts, Pod
 from batchq.api.resources import PODS, minus, of_pod, plus, total
 from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.api.views import FirstToGo, Loan, QueueView, Stop
 from batchq.core.preemption.candidates import share_path, victim_key
 from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
 from batchq.core.quota.queue_tree import ROOT, QueueTree
@@ -21,79 +20,6 @@ from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 
 __all__ = ["ROOT", "FirstToGo", "Loan", "QueueView", "Stop"]
-
-
-class Stop(Struct, frozen=True, rename={"policy": "stopPolicy"}):
-    """A stopped queue and its policy: Hold or HoldAndDrain."""
-
-    queue: str
-    policy: str
-
-
-class QueueView(Struct, frozen=True, kw_only=True):
-    """A queue as lists show it. Amounts are in integer units; counts and sums are of its subtree.
-
-    `charged` is used + reserved, as in the ledger; `borrowed` is its excess over `deserved`.
-    `share` is the largest charged / deserved of any resource, a number or "inf".
-    """
-
-    queue: Queue
-    parent: str
-    children: tuple[str, ...]
-    #: The number of queues between the root and this one.
-    depth: int
-    used: Amounts
-    reserved: Amounts
-    charged: Amounts
-    borrowed: Amounts
-    pending_groups: int
-    pending: Amounts
-    admitted_groups: int
-    running_groups: int
-    deserved: Amounts
-    #: Its stated guarantee; a queue with children has at least the sum of theirs.
-    guarantee: Amounts
-    share: float | str
-    #: The stops that apply to it: its own and its ancestors', the highest first.
-    stops: tuple[Stop, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self.queue.metadata.name
-
-    @property
-    def resources(self) -> list[str]:
-        """Resources that it holds, deserves or limits, by name; pods only if they are deserved."""
-        spec = self.queue.spec
-        used = {
-            resource
-            for amounts in (self.charged, self.deserved)
-            for resource, units in amounts.items()
-            if units and resource not in (PODS, POD_GROUPS)
-        }
-        return sorted({*used, *spec.deserved, *spec.guarantee, *spec.capability})
-
-
-class Loan(Struct, frozen=True):
-    """The queue at the other end of a loan, and the amounts that it lends or could lend."""
-
-    queue: str
-    amounts: Amounts
-
-
-class FirstToGo(
-    Struct, frozen=True, kw_only=True, rename={"key": "podGroup", "started_at": "startedAt"}
-):
-    """A possible victim: the whole group, or its number of pods beyond minMember."""
-
-    key: str
-    queue: str
-    priority: int
-    whole: bool
-    pods: int
-    gives: Amounts
-    started_at: Instant | None
 
 
 def queue_views(session: Session) -> list[QueueView]:

@@ -17,16 +17,8 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
-from batchq.client.connection import NO_LEADER
-from batchq.client.outcomes import (
-    Advice,
-    GroupPlan,
-    Outcome,
-    TrialScheduler,
-    group_plan,
-    victims,
-    with_objects,
-)
+from batchq.api.views import NO_LEADER, Advice, GroupPlan, Outcome
+from batchq.client.outcomes import TrialScheduler, group_plan, victims, with_objects
 from batchq.client.overview import backfilling_of, gates_of_task
 from batchq.core.pending.eligibility import (
     DependencyState,

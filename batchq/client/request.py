@@ -9,27 +9,31 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.notation import LABEL_MOST, NotJson, as_json
+from batchq.api import manifest
+from batchq.api.notation import LABEL_MOST, NotJson, as_json, label_problem, subdomain_problem
 from batchq.api.objects import (
     DEFAULT,
     Dependency,
     Metadata,
+    Node,
+    Object,
     PodGroup,
     PodGroupSpec,
     PodTemplate,
     Retry,
     SchedulingGate,
     Task,
+    full_name,
 )
-from batchq.api.resources import CPU, MEMORY, parse_quantity, times
+from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity, times
 from batchq.api.times import parse_duration
 from batchq.errors import InvalidInput, UsageError
 
@@ -430,3 +434,112 @@ def _task_in(task: Task, folder: str) -> Task:
         return task
     path = f"{folder.rstrip('/')}/{own_folder}" if own_folder not in ("", ".") else folder
     return structs.replace(task, template=structs.replace(task.template, working_dir=path))
+
+
+#: The objects of a request, or their manifests as plain data.
+Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
+
+
+#: Called with an object as stored (None if there is none) and as wanted; may raise.
+Permit: TypeAlias = Callable[[Object | None, Object], None]
+
+
+#: Functions of `batchq.client.changes` that change one object.
+Act: TypeAlias = Literal[
+    "cancel", "suspend", "resume", "cordon", "uncordon", "set_quota", "set_stop_policy"
+]
+
+
+def key_named(name: str, namespace: str = DEFAULT) -> str:
+    """Return the key of a namespaced object given as `NAME` or `NAMESPACE/NAME`.
+
+    Raises InvalidInput for anything else.
+    """
+    space, slash, bare = name.rpartition("/")
+    space = space if slash else namespace
+    problem = label_problem(space)
+    if problem:
+        raise InvalidInput(f"namespace: {problem}")
+    # The name of a pod may be longer than a label.
+    problem = subdomain_problem(bare)
+    if problem:
+        raise InvalidInput(f"name: {problem}")
+    return f"{space}/{bare}"
+
+
+def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
+    """Return the objects, and the names of queues whose manifests do not set stopPolicy.
+
+    Raises InvalidInput.
+    """
+    if isinstance(objects, Mapping | Struct):
+        raise InvalidInput(
+            "expected a list of objects, found a single one", hint="pass [object] instead of object"
+        )
+    wanted: list[Object] = []
+    without_policy: set[str] = set()
+    for one in objects:
+        item = manifest.decode(one) if isinstance(one, Mapping) else one
+        if isinstance(one, Mapping) and leaves_stop_policy(one):
+            without_policy.add(item.metadata.name)
+        wanted.append(item)
+    return wanted, without_policy
+
+
+def leaves_stop_policy(data: Mapping[str, object]) -> bool:
+    """Return whether a manifest is a queue's and does not set stopPolicy. Applying it must not
+    resume a queue that was stopped after the file was written.
+    """
+    spec = data.get("spec")
+    stated = spec.get("stopPolicy") if isinstance(spec, Mapping) else None
+    return data.get("kind") == "Queue" and stated is None
+
+
+def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
+    """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
+    as far as amounts tell; `batchq plan` also checks selectors, taints and quotas.
+    """
+    for group in groups:
+        if why := exceeds_nodes(group, nodes):
+            yield f"PodGroup {full_name(group)} cannot start on the nodes there are: {why}"
+
+
+def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
+    """Return which amounts of a group exceed the nodes even if all are ready and empty; '' if none
+    do, or if there are no nodes.
+
+    It needs no session, unlike `why_no_known_node`, which the scheduler asks.
+    """
+    offers = [node.spec.resources for node in nodes]
+    if not offers or group.spec.controller == "external":
+        return ""
+    return _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
+
+
+def _too_large_a_pod(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+    for task in group.spec.tasks:
+        asked = task.template.requests
+        if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
+            continue
+        pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
+        for name, need in asked.items():
+            largest = max(offer.get(name, 0) for offer in offers)
+            if need > largest:
+                most = f"the largest node has {describe_quantity(name, largest)}"
+                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
+        every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
+        return f"{pod} asks for {every}, and no node has all of it"
+    return ""
+
+
+def _too_large_a_gang(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+    if len(group.spec.tasks) != 1:
+        return ""
+    [task] = group.spec.tasks
+    gang = task.replicas if group.spec.min_member is None else group.spec.min_member
+    for name, need in task.template.requests.items():
+        offered = sum(offer.get(name, 0) for offer in offers)
+        if need * gang > offered:
+            asked, most = (describe_quantity(name, units) for units in (need * gang, offered))
+            return f"its {gang} pods ask for {name} {asked}, and all nodes together have {most}"
+    return ""

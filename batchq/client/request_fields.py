@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 
 from batchq.api import manifest, validation
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
-from batchq.api.notation import label_problem, shown, subdomain_problem, suggestion
-from batchq.api.objects import DEFAULT, Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
+from batchq.api.notation import label_problem, shown, suggestion
+from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
 from batchq.client.changes.object_writes import name_hint
@@ -29,23 +29,6 @@ from batchq.client.request import (
 )
 from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError
 from batchq.ports import Reader
-
-
-def key_named(name: str, namespace: str = DEFAULT) -> str:
-    """Return the key of a namespaced object given as `NAME` or `NAMESPACE/NAME`.
-
-    Raises InvalidInput for anything else.
-    """
-    space, slash, bare = name.rpartition("/")
-    space = space if slash else namespace
-    problem = label_problem(space)
-    if problem:
-        raise InvalidInput(f"namespace: {problem}")
-    # The name of a pod may be longer than a label.
-    problem = subdomain_problem(bare)
-    if problem:
-        raise InvalidInput(f"name: {problem}")
-    return f"{space}/{bare}"
 
 
 def pod_named(reader: Reader, key: str) -> Pod:

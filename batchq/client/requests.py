@@ -6,18 +6,16 @@ A request is planned against the stored objects and against the other objects of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from time import sleep
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
-from batchq.api import manifest
 from batchq.api.objects import (
     KINDS,
     NAMESPACED,
-    Node,
     Object,
     PodGroup,
     Queue,
@@ -25,9 +23,11 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Ledger, Limit, Refusal, Transaction, Word
+from batchq.api.views import Applied, Effect
 from batchq.client.changes import (
+    apply,
+    create,
     delete,
     differences,
     explain_refusal,
@@ -37,6 +37,7 @@ from batchq.client.changes import (
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
+from batchq.client.request import Objects, Permit, decoded
 from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
@@ -50,36 +51,8 @@ TRIES = 16
 _RECOUNTED_WITHIN_S = 0.6
 
 
-class Effect(StrEnum):
-    """What a request did, or would do, to one object."""
-
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-    DELETED = "deleted"
-
-
-class Applied(Struct, frozen=True, kw_only=True):
-    """One object of a request, as it is afterwards; a deleted object as it was before.
-
-    `changes` lists the fields that changed if a queue was configured; `warnings` names consequences
-    that the author may not have intended.
-    """
-
-    object: Object
-    effect: Effect
-    changes: str = ""
-    warnings: tuple[str, ...] = ()
-
-
-#: The objects of a request, or their manifests as plain data.
-Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
 #: Returns the transaction for one object, as part of the whole; None if nothing changes.
 Step: TypeAlias = Callable[[Reader, Object], Transaction | None]
-
-
-#: Called with an object as stored (None if there is none) and as wanted; may raise.
-Permit: TypeAlias = Callable[[Object | None, Object], None]
 
 
 class Overlay:
@@ -133,34 +106,6 @@ class RequestPlan(Struct, frozen=True, kw_only=True):
 
     applied: tuple[Applied, ...]
     transaction: Transaction | None
-
-
-def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
-    """Return the objects, and the names of queues whose manifests do not set stopPolicy.
-
-    Raises InvalidInput.
-    """
-    if isinstance(objects, Mapping | Struct):
-        raise InvalidInput(
-            "expected a list of objects, found a single one", hint="pass [object] instead of object"
-        )
-    wanted: list[Object] = []
-    without_policy: set[str] = set()
-    for one in objects:
-        item = manifest.decode(one) if isinstance(one, Mapping) else one
-        if isinstance(one, Mapping) and leaves_stop_policy(one):
-            without_policy.add(item.metadata.name)
-        wanted.append(item)
-    return wanted, without_policy
-
-
-def leaves_stop_policy(data: Mapping[str, object]) -> bool:
-    """Return whether a manifest is a queue's and does not set stopPolicy. Applying it must not
-    resume a queue that was stopped after the file was written.
-    """
-    spec = data.get("spec")
-    stated = spec.get("stopPolicy") if isinstance(spec, Mapping) else None
-    return data.get("kind") == "Queue" and stated is None
 
 
 def plan_steps(
@@ -224,6 +169,32 @@ def permitted(step: Step, permit: Permit | None) -> Step:
         raise Conflict(f"{title(item)} is being changed by others", hint="try again")
 
     return asking
+
+
+def plan_writes(
+    store: RedisStore,
+    new_uid: Callable[[], str],
+    verb: Literal["submit", "apply"],
+    objects: Objects,
+    user: Callable[[], str],
+    keep_stop: Collection[str],
+    permit: Permit | None,
+) -> Callable[[], RequestPlan]:
+    """Return a function that plans a request on the present state; see `Client.submit_all` and
+    `Client.apply`. Raises InvalidInput, Rejected.
+    """
+    wanted, silent = decoded(objects)
+    refuse_groups_beyond_limits(store, wanted)
+
+    def step(reader: Reader, item: Object) -> Transaction | None:
+        write = create if verb == "submit" and isinstance(item, PodGroup) else apply
+        now_ms, uid = store.now_ms(), new_uid()
+        return write(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=user())
+
+    keep = silent.union(keep_stop)
+    return partial(
+        plan_steps, store, wanted, permitted(step, permit), keep_stop=keep, held=store.ledger
+    )
 
 
 def plan_deletion(
@@ -376,53 +347,3 @@ def refuse_too_many_groups(
         added = f"{what} adds {new}{' or more' if in_part else ''}"
         raise too_many_groups(subject, namespace, limit=limit, present=present, added=added)
     return limit - present - new
-
-
-def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
-    """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
-    as far as amounts tell; `batchq plan` also checks selectors, taints and quotas.
-    """
-    for group in groups:
-        if why := exceeds_nodes(group, nodes):
-            yield f"{title(group)} cannot start on the nodes there are: {why}"
-
-
-def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
-    """Return which amounts of a group exceed the nodes even if all are ready and empty; '' if none
-    do, or if there are no nodes.
-
-    It needs no session, unlike `why_no_known_node`, which the scheduler asks.
-    """
-    offers = [node.spec.resources for node in nodes]
-    if not offers or group.spec.controller == "external":
-        return ""
-    return _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
-
-
-def _too_large_a_pod(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
-    for task in group.spec.tasks:
-        asked = task.template.requests
-        if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
-            continue
-        pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
-        for name, need in asked.items():
-            largest = max(offer.get(name, 0) for offer in offers)
-            if need > largest:
-                most = f"the largest node has {describe_quantity(name, largest)}"
-                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
-        every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
-        return f"{pod} asks for {every}, and no node has all of it"
-    return ""
-
-
-def _too_large_a_gang(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
-    if len(group.spec.tasks) != 1:
-        return ""
-    [task] = group.spec.tasks
-    gang = task.replicas if group.spec.min_member is None else group.spec.min_member
-    for name, need in task.template.requests.items():
-        offered = sum(offer.get(name, 0) for offer in offers)
-        if need * gang > offered:
-            asked, most = (describe_quantity(name, units) for units in (need * gang, offered))
-            return f"its {gang} pods ask for {name} {asked}, and all nodes together have {most}"
-    return ""

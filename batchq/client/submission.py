@@ -13,14 +13,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakMethod
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
+from batchq.api.views import Accepted, Effect, Refused, Tally
 from batchq.client.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
-from batchq.client.requests import TRIES, Effect, wait_for_recount
+from batchq.client.requests import TRIES, wait_for_recount
 from batchq.errors import (
     BatchqError,
     InvalidInput,
@@ -38,34 +39,7 @@ if TYPE_CHECKING:
 Existing: TypeAlias = Literal["refuse", "keep"]
 
 
-class Accepted(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) is stored as `group`; `effect` may be `unchanged`."""
-
-    place: int
-    group: PodGroup
-    effect: Effect = Effect.CREATED
-
-
-class Refused(Struct, frozen=True, kw_only=True):
-    """The request at `place` (from 0) was refused with the error that `submit` would raise."""
-
-    place: int
-    error: BatchqError
-
-
 Outcome: TypeAlias = Accepted | Refused
-
-
-class Tally(Struct, frozen=True, kw_only=True):
-    """Progress: how many of the settled requests, counted in order, had each outcome."""
-
-    submitted: int = 0
-    unchanged: int = 0
-    refused: int = 0
-
-    @property
-    def settled(self) -> int:
-        return self.submitted + self.unchanged + self.refused
 
 
 class Checker:

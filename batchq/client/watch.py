@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-from msgspec import Struct
+from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
@@ -20,8 +18,9 @@ from batchq.api.objects import NAMESPACED, Object, Pod, PodGroup, key_of
 from batchq.api.reasons import Explanation
 from batchq.api.times import describe_age
 from batchq.api.transaction import Event
+from batchq.api.views import NO_LEADER, Goal, Result, WaitState
 from batchq.client.changes.object_writes import find
-from batchq.client.connection import NO_LEADER, has_no_leader
+from batchq.client.connection import has_no_leader
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT
 
@@ -213,25 +212,8 @@ def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
     return Change(kind=kind, key=key, revision=revision, value=value, id="")
 
 
-Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
-
 #: Bounds the delay after a missed change.
 _LOOK_EVERY_MS = 5_000
-
-
-class Result(Struct, frozen=True, kw_only=True, rename={"key": "name", "exit_code": "exitCode"}):
-    """The result of waiting for a group.
-
-    `reached`: the group has reached the goal. `exit_code` is that of its first failed pod, 0 for a
-    completed group, None if nothing has ended or the exit code is unknown.
-    """
-
-    key: str
-    phase: PodGroupPhase
-    reached: bool
-    reason: str = ""
-    message: str = ""
-    exit_code: int | None = None
 
 
 def wait_for(
@@ -271,17 +253,6 @@ def _settled(
         if len(results) == len(uids) or _cannot_succeed(goal, results):
             return [results.get(key) or _current_result(store, key) for key in keys]
         _await_change(store, watch, uids, deadline, timeout_s, keys, results)
-
-
-class WaitState(Struct, frozen=True, kw_only=True):
-    """A group's state for a caller that waits for a goal; `uid` names this very group.
-
-    `is_settled`: it has reached the goal, or no longer can.
-    """
-
-    uid: str
-    result: Result
-    is_settled: bool
 
 
 def wait_state(store: RedisStore, key: str, goal: Goal) -> WaitState:

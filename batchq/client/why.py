@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.objects import Amounts, Condition, PodGroup
+from batchq.api.objects import PodGroup
 from batchq.api.reasons import (
     UNSATISFIABLE,
     UNSEEN,
@@ -29,27 +29,22 @@ from batchq.api.reasons import (
     Waiting,
 )
 from batchq.api.transaction import Event
-from batchq.client.changes.object_writes import find
-from batchq.client.outcomes import (
+from batchq.api.views import (
+    _LEFT,
+    Backfilling,
     ExpectedStart,
     GroupPlan,
     Outcome,
-    TrialScheduler,
-    expected_of,
-    group_plan,
-    no_node_ever,
+    Period,
+    QueueShare,
+    QueueView,
+    Spared,
+    Why,
 )
-from batchq.client.overview import (
-    Awaited,
-    Backfilling,
-    GroupView,
-    Others,
-    Overview,
-    backfilling_of,
-    gated_pods,
-    others,
-)
-from batchq.client.queues import QueueView, borrowers, queue_views
+from batchq.client.changes.object_writes import find
+from batchq.client.outcomes import TrialScheduler, expected_of, group_plan, no_node_ever
+from batchq.client.overview import Overview, backfilling_of, gated_pods, others
+from batchq.client.queues import borrowers, queue_views
 from batchq.client.remedies import remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
@@ -72,74 +67,6 @@ _LACKS_CAPACITY = (
     Waiting.WAITING_FOR_RESOURCES,
     Waiting.WAITING_FOR_PREEMPTION,
 )
-
-
-class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The group's queue, and the queues that hold what it deserves (`borrowers`)."""
-
-    name: str
-    share: float | str
-    deserved: Amounts
-    charged: Amounts
-    borrowed: Amounts
-    borrowers: dict[str, Amounts]
-
-
-class Spared(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why an action, or both together, find no victims for the group."""
-
-    action: str
-    reasons: tuple[str, ...]
-
-
-class Why(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why a group is in its state, as of `at`, at a revision of the server's objects.
-
-    `since` is when its phase began. `reasons` apply now, the most fundamental first; `former` were
-    stored by the scheduler and no longer apply. `next` is the phase change of the next session, if
-    any. `reserved`: quota is reserved for it. `ever` is '' if it can run some day, else why it
-    cannot. `start` is when capacity will be free; `expected` when it starts, counting the groups
-    ahead. `backfilling` is its position in a backfilled queue. `spared` says why it has no victims.
-    `waited` maps reason -> total time, as far as events go back; `history` is the same as a time
-    series. `view` is the group as lists show it, `line_ahead` has the keys of the groups ahead.
-    """
-
-    key: str
-    uid: str
-    queue: str
-    priority: int
-    phase: PodGroupPhase
-    shown: str
-    at: int
-    revision: int
-    since: int
-    created_at: int
-    started_at: int | None
-    finished_at: int | None
-    nodes: tuple[str, ...]
-    ending: str
-    led: bool
-    next: str
-    reasons: tuple[Explanation, ...]
-    former: tuple[Explanation, ...]
-    reserved: bool
-    position: int | None
-    ahead: Others
-    ever: str
-    start: ExpectedStart | None
-    expected: ExpectedStart | None
-    backfilling: Backfilling | None
-    spared: tuple[Spared, ...]
-    queue_share: QueueShare | None
-    awaits: Awaited | None
-    backoff_until: int | None
-    evictions: int
-    evicted: str
-    conditions: tuple[Condition, ...]
-    waited: dict[str, int]
-    history: tuple[Period, ...]
-    view: GroupView
-    line_ahead: tuple[str, ...]
 
 
 def explain(
@@ -405,33 +332,11 @@ _PHASES = {
     **{str(phase): phase for phase in PodGroupPhase},
     **{str(reason): PodGroupPhase.PENDING for reason in Leaving},
 }
-_LEFT = frozenset(map(str, Leaving))
+
+
 _BEGINS = frozenset({"Submitted", "Created"})
 #: Changes no state, but is shown: it says who opened a gate and when.
 _OPENED = "GateOpened"
-
-
-class Period(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A period in one state, in milliseconds; `until` is None for the current one.
-
-    `reasons` are the reasons for waiting, the most fundamental first. `note` adds what the state
-    does not show: the preemptor, the result, or which gate was opened, and its opener.
-    """
-
-    at: int
-    until: int | None
-    phase: PodGroupPhase
-    reasons: tuple[str, ...] = ()
-    note: str = ""
-
-    def lasted(self, now_ms: int) -> int:
-        """Return its length up to now, in milliseconds."""
-        return (now_ms if self.until is None else self.until) - self.at
-
-    @property
-    def follows_eviction(self) -> bool:
-        """Whether it begins with an eviction of the group."""
-        return self.note.partition(":")[0] in _LEFT
 
 
 def periods_of(events: Iterable[Event], since: int) -> list[Period]:

@@ -27,9 +27,9 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
+from batchq.api.views import Applied, token_of_object
 from batchq.client.api_session import sealed
-from batchq.client.group_pages import token_of_object
-from batchq.client.requests import Applied, Permit
+from batchq.client.request import Permit
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
 from batchq.http.group_endpoints import (

@@ -18,10 +18,8 @@ from msgspec import structs
 from batchq.api.access import Target, TargetKind, Tier, Verb, seen
 from batchq.api.objects import NAMESPACED, PodGroup, Unreadable, key_of
 from batchq.api.transaction import Event
+from batchq.api.views import Goal, GroupView, token_of_view
 from batchq.client.api_session import sealed
-from batchq.client.group_pages import token_of_view
-from batchq.client.overview import GroupView
-from batchq.client.watch import Goal
 from batchq.errors import NotFound
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, StreamAnswer
 from batchq.http.group_endpoints import (

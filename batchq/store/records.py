@@ -278,20 +278,10 @@ def field_of_key(key: str) -> bytes:
 Entry: TypeAlias = tuple[bytes, bytes, bytes]
 
 
-class Page(Struct, frozen=True, kw_only=True):
-    """Objects in order, and the unreadable records among them."""
-
-    objects: tuple[Object, ...]
-    unreadable: tuple[Unreadable, ...]
-
-
-def token_of(uid: str, key: str) -> str:
-    """Return the token of a list's last object, for the next page; `uid` is "" in a list by key."""
-    return f"{uid}.{key}"
-
-
 def entries_after(entries: Sequence[Entry], token: str) -> list[Entry]:
-    """Return the entries after a token's place, whether or not its object still exists."""
+    """Return the entries after a token's place (`UID.KEY`; the uid is "" in a list by key), whether
+    or not its object still exists.
+    """
     uid, _, key = token.partition(".")
     place = (uid.encode(), field_of_key(key), b"\xff")
     return [entry for entry in entries if entry > place]

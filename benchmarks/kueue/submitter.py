@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from batchq.api.objects import PodGroup
+from batchq.api.views import Refused
 from batchq.client import Client
-from batchq.client.submission import Refused
 from benchmarks.kueue.load import read_scenario, submissions
 from benchmarks.kueue.stage import peak_mib
 

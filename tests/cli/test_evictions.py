@@ -11,8 +11,9 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Condition, Evictions, Pledge, PodGroup
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Transaction, Write
+from batchq.api.views import Awaited, GroupView
 from batchq.cli.output.tables import awaited_text, evictions_text, groups_table, lost_text
-from batchq.client.overview import Awaited, GroupView, Overview
+from batchq.client.overview import Overview
 from tests.builders import a_group, a_node, a_priority, a_running_group, a_snapshot, amounts
 from tests.cli.conftest import Batchq
 from tests.cli.test_jobs import cells

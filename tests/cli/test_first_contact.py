@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli.stack import kept_offers
-from batchq.client.requests import capacity_warnings
+from batchq.client.request import capacity_warnings
 from batchq.daemon.stack import Part, PartState, StackReport
 from tests.builders import a_group, a_node
 from tests.cli.conftest import Batchq, run

@@ -10,6 +10,7 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.reasons import Explanation, Verdict, Waiting
+from batchq.api.views import GroupView, PodCounts
 from batchq.cli.output.progress import bar_of, display, state_in_words
 from batchq.cli.run import (
     PodOutput,
@@ -23,7 +24,6 @@ from batchq.cli.run import (
     verdict,
     with_fresh_names,
 )
-from batchq.client.overview import GroupView, PodCounts
 from batchq.errors import InvalidInput, UsageError
 
 FILE = """

@@ -12,9 +12,10 @@ from batchq.api.objects import (
     Object,
     PodGroup,
 )
+from batchq.api.views import GroupPlan, Plan
 from batchq.assembly import assemble
-from batchq.client.outcomes import GroupPlan, TrialScheduler
-from batchq.client.plan import Plan, Planner
+from batchq.client.outcomes import TrialScheduler
+from batchq.client.plan import Planner
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.store.memory import MemoryStore

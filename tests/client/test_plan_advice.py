@@ -12,8 +12,7 @@ from batchq.api.objects import (
     PodGroup,
     SchedulingGate,
 )
-from batchq.client.outcomes import Outcome
-from batchq.client.plan import Plan
+from batchq.api.views import Outcome, Plan
 from tests.builders import (
     RECLAIMS,
     a_group,

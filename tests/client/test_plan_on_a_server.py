@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from batchq.api.views import Plan
 from batchq.client import Client, Request
-from batchq.client.plan import Plan
 from batchq.errors import InvalidInput, NotFound, Rejected, StoreUnavailable
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_config

@@ -19,9 +19,8 @@ from batchq.api.objects import (
     PodGroupStatus,
     SchedulingGate,
 )
+from batchq.api.views import Outcome, Plan
 from batchq.cli.plan import show_plan
-from batchq.client.outcomes import Outcome
-from batchq.client.plan import Plan
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from tests.builders import (

@@ -16,10 +16,11 @@ from msgspec import structs
 from batchq.api.intents import AdmitGroup, Bind, Evict, RollBack
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodTemplate
+from batchq.api.views import Outcome, Plan
 from batchq.assembly import assemble
 from batchq.client.changes import create
-from batchq.client.outcomes import Outcome, TrialScheduler
-from batchq.client.plan import Plan, Planner
+from batchq.client.outcomes import TrialScheduler
+from batchq.client.plan import Planner
 from batchq.config.load import read_config
 from batchq.errors import Rejected
 from batchq.lab.simulation.initial_state import found, overbooked

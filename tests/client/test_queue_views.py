@@ -8,8 +8,8 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pledge, Pod, PodGroup
-from batchq.client.overview import Overview, QueuePage
-from batchq.client.queues import QueueView
+from batchq.api.views import QueuePage, QueueView
+from batchq.client.overview import Overview
 from tests.builders import (
     a_group,
     a_node,

@@ -15,11 +15,12 @@ from msgspec import structs
 
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
 from batchq.api.transaction import Transaction
+from batchq.api.views import Accepted, Refused, Tally
 from batchq.client import Client, Request, changes
 from batchq.client import submission as bulk
 from batchq.client.changes import NewGroups
 from batchq.client.request import Submitted
-from batchq.client.submission import Accepted, Outcome, Refused, Tally
+from batchq.client.submission import Outcome
 from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task

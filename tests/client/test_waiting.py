@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 
+from batchq.api.views import Result
 from batchq.client import Client
-from batchq.client.watch import Result
 from batchq.errors import Conflict, NotFound, WaitTimedOut
 from batchq.store.redis import RedisStore
 from tests.builders import a_queue

@@ -14,10 +14,10 @@ from batchq.api.objects import (
     PodGroupStatus,
 )
 from batchq.api.reasons import Waiting
+from batchq.api.views import Others, Why
 from batchq.assembly import assemble
 from batchq.cli.why import show_why
-from batchq.client.overview import Others, others
-from batchq.client.why import Why
+from batchq.client.overview import others
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from tests.builders import RECLAIMS, a_node, a_priority, a_queue

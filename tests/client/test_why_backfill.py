@@ -9,9 +9,8 @@ from msgspec import json, structs
 
 from batchq.api.objects import PodGroup, Queue, Strategy
 from batchq.api.reasons import Waiting
+from batchq.api.views import Others, Why
 from batchq.cli.why import row_of, show_why
-from batchq.client.overview import Others
-from batchq.client.why import Why
 from tests.builders import a_node, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, asks
 

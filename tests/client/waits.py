@@ -25,9 +25,10 @@ from batchq.api.objects import (
     SchedulingGate,
 )
 from batchq.api.transaction import Event, Transaction
+from batchq.api.views import Why
 from batchq.assembly import assemble
 from batchq.client.outcomes import TrialScheduler
-from batchq.client.why import Why, explain
+from batchq.client.why import explain
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.scheduler.transactions import transactions_of

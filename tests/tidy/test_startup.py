@@ -21,6 +21,12 @@ PARTS_OF_OTHERS = re.compile(
 )
 #: What decides: only commands that look ahead, and the scheduler, need it.
 SCHEDULER = re.compile(r"(batchq_actions|batchq\.(assembly|plugins|scheduler))(\..+)?|numpy")
+#: What a client of the HTTP API does not need: views are values (`batchq.api.views`).
+STRANGERS_OF_THE_API = re.compile(
+    SCHEDULER.pattern
+    + r"|(redis|rq|starlette|uvicorn|batchq\.(daemon|worker|http|store|config|client\.changes)"
+    r"|batchq\.core\.(?!quota|session|cache).+)(\..+)?"
+)
 #: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
 ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
@@ -108,11 +114,12 @@ def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Serv
         ["jobs"],
         ["submit", "--", "true"],
         ["describe", "node", "none"],
+        ["describe", "group", "none"],
         ["queues"],
         ["logs", "none"],
     ],
 )
-def test_a_command_over_the_http_api_does_not_load_what_speaks_to_redis(
+def test_a_command_over_the_http_api_loads_neither_what_decides_nor_what_speaks_to_redis(
     words: list[str], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
@@ -120,8 +127,7 @@ def test_a_command_over_the_http_api_does_not_load_what_speaks_to_redis(
         monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
         loaded = modules_loaded_by("-m", "batchq.cli", *words, exits={0, 6})
     assert "batchq.client.api_client" in loaded
-    strangers = re.compile(r"(redis|rq|starlette|uvicorn|batchq\.(daemon|worker|http))(\..+)?")
-    too_much = sorted(name for name in loaded if strangers.fullmatch(name))
+    too_much = sorted(name for name in loaded if STRANGERS_OF_THE_API.fullmatch(name))
     assert not too_much, report(too_much, f"`batchq {words[0]}` over the HTTP API loads:")
 
 

@@ -10,9 +10,10 @@ import pytest
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Refusal, Transaction
+from batchq.api.views import Effect
 from batchq.client import changes
 from batchq.client.changes.queue_rules import MOST_QUEUES, first_contradiction
-from batchq.client.requests import Effect, RequestPlan, plan_steps
+from batchq.client.requests import RequestPlan, plan_steps
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 

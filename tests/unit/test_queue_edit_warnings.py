@@ -11,9 +11,11 @@ import pytest
 from batchq.api.manifest import decode
 from batchq.api.objects import Object, Queue
 from batchq.api.transaction import Ledger, Transaction
+from batchq.api.views import Applied
 from batchq.client import changes
 from batchq.client.changes import differences, overpromised
-from batchq.client.requests import Applied, RequestPlan, decoded, plan_steps
+from batchq.client.request import decoded
+from batchq.client.requests import RequestPlan, plan_steps
 from batchq.errors import NotFound, Rejected
 from batchq.store.memory import MemoryStore
 from tests.builders import a_node, a_queue

@@ -15,7 +15,7 @@ from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import echo, has_colors
 
 if TYPE_CHECKING:
-    from batchq.client.overview import GroupView
+    from batchq.api.views import GroupView
 
 #: A shorter run prints no line.
 _FIRST_LINE_S = 5.0

@@ -32,8 +32,7 @@ from batchq.cli.output.render import Table
 from batchq.cli.output.values import ending_text
 
 if TYPE_CHECKING:
-    from batchq.client.overview import Awaited, GroupView
-    from batchq.client.queues import QueueView
+    from batchq.api.views import Awaited, GroupView, QueueView
 
 
 def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -> Table:

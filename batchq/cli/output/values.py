@@ -21,8 +21,8 @@ from batchq.cli.output.terminal import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, 
 from batchq.errors import NotFound, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
+    from batchq.api.views import Result
     from batchq.client import Client
-    from batchq.client.watch import Result
 
 _SHORT = {
     "pg": "PodGroup",
@@ -293,7 +293,7 @@ def warn_if_no_leader(client: Client, keys: Sequence[str]) -> None:
 
 def warn_no_leader() -> None:
     """Warn on stderr that no scheduler leads, and how to start one."""
-    from batchq.client.connection import NO_LEADER
+    from batchq.api.views import NO_LEADER
 
     echo(NO_LEADER, err=True)
 

@@ -12,7 +12,7 @@ from batchq.api.objects import Condition, Pod, PodGroup, full_name
 from batchq.api.reasons import UNSATISFIABLE, Explanation, Leaving
 from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.client.doctor.system_state import Finding, Level, State, or_ok, unseen
-from batchq.client.requests import exceeds_nodes
+from batchq.client.request import exceeds_nodes
 
 _READS = "reading (`+@read`) of batchq's keys"
 

@@ -7,8 +7,9 @@ from collections import defaultdict
 from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATION, SPOILED
 from batchq.api.objects import Node
 from batchq.api.times import SECOND, describe_age
+from batchq.api.views import SchedulerSeen
 from batchq.client.changes import Overpromised, overpromised
-from batchq.client.connection import SchedulerSeen, process_of
+from batchq.client.connection import process_of
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 from batchq.store.codec import whole
 

@@ -17,7 +17,8 @@ from batchq import __version__
 from batchq.api.node_report import AGENT_ANNOTATION, Serves
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota, Unreadable
 from batchq.api.transaction import Delivery, Event
-from batchq.client.connection import Schedulers, schedulers, target_of
+from batchq.api.views import Schedulers
+from batchq.client.connection import schedulers, target_of
 from batchq.config.load import load_config
 from batchq.core.session.snapshot import Settings
 from batchq.errors import StoreUnavailable

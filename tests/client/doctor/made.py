@@ -17,7 +17,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.client.connection import Leading, Schedulers, SchedulerSeen
+from batchq.api.views import Leading, Schedulers, SchedulerSeen
 from batchq.client.doctor.system_state import HomeFacts, Installed, State
 from batchq.store.books import charges_of, limits_of, sums_of
 from batchq.store.inspection import Books, ServerFacts

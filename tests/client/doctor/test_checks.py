@@ -10,7 +10,7 @@ from batchq.api.node_report import SPOILED
 from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
-from batchq.client.connection import Leading, Schedulers
+from batchq.api.views import Leading, Schedulers
 from batchq.client.doctor import CHECKS, Level, diagnose
 from batchq.client.doctor.system_state import Finding, Installed, State
 from batchq.core.session.snapshot import ContactStanding

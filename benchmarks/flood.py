@@ -7,6 +7,7 @@ submits a `true` and waits until it has started. Then the scheduler is restarted
 requested: their time is that from the start of the command to its first line.
 
 `BATCHQ_BENCH_FLOOD` sets the number of groups, `BATCHQ_BENCH_SHAPES` the number of their shapes.
+With 0 shapes the groups request nothing and end at once, so that no quota keeps them from nodes.
 """
 
 from __future__ import annotations
@@ -111,14 +112,17 @@ def _while_flooded(
     assert flood.returncode == 0, machine.output_of(flood)
     yield _row("`true`", f"{many} come in", meanwhile, STARTS)
     yield _row("`true`", "right after", [probe() for _ in range(probes)], STARTS)
-    until(lambda: _is_at_rest(client, many), within_s=_WITHIN_S)
+    if shapes:
+        until(lambda: _is_at_rest(client, many), within_s=_WITHIN_S)
     yield _row("`true`", f"{many} wait", [probe() for _ in range(probes)], STARTS)
 
 
 def a_request(number: int, shapes: int) -> dict[str, object]:
-    """Return a request of the noisy tenant; only the first fits into its queue."""
-    cpus = "1" if shapes == 1 else f"{1000 + number % shapes}m"
-    command = ["sleep", "3600"]
+    """Return a request of the noisy tenant; only the first fits into its queue, or each if none has
+    a shape.
+    """
+    cpus = f"{1000 + number % shapes}m" if shapes else "0"
+    command = ["sleep", "3600"] if shapes else ["true"]
     return {
         "name": f"f-{number}",
         "namespace": _NOISY,

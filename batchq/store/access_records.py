@@ -186,9 +186,14 @@ def digest_of(previous: str, record: bytes, *, by_script: bool = False) -> str:
 
 
 def read_audit(link: Link, most: int) -> list[AuditEntry]:
-    """Return the latest records of the audit trail, oldest first. Raises StoreUnavailable."""
+    """Return the latest records of the audit trail, oldest first.
+
+    If the newest records are not those written last, an entry that is not chained says so. Raises
+    StoreUnavailable.
+    """
+    last, newest = link.ask(_end_of_trail)
     # One more, to check the chain of the oldest one that is returned.
-    found = list(_newest_first(link, most + 1))
+    found = list(_newest_first(link, newest, most + 1))
     found.reverse()
     digests = [digest for _, digest, _ in found]
     entries = []
@@ -202,17 +207,31 @@ def read_audit(link: Link, most: int) -> list[AuditEntry]:
         expected = digest_of(before, text, by_script=stated is not None)
         is_chained = previous == before and digest == expected
         entries.append(AuditEntry(record=record, digest=digest, is_chained=is_chained))
+    if last != (digests[-1] if digests else ""):
+        entries.append(AuditEntry(record=_MISSING, digest=last, is_chained=False))
     return entries[-most:]
 
 
 _UNREADABLE = AuditRecord(
     at=0, user="", via="redis", verb="", kind="", name="an unreadable record", outcome="done"
 )
+_MISSING = msgspec.structs.replace(_UNREADABLE, name="the newest records, removed or replaced")
 
 
-def _newest_first(link: Link, most: int) -> Iterator[tuple[bytes, str, str | None]]:
-    """Yield records, their digests, and the digest before it if the record does not state it."""
-    last = "+"
+def _end_of_trail(client: redis.Redis) -> tuple[str, str]:
+    """Return the digest of the last record as the state has it, and the id of the newest one."""
+    pipeline = client.pipeline(transaction=True)
+    pipeline.hget(keys.ACCESS_STATE, "digest")
+    pipeline.xrevrange(keys.AUDIT, count=1)
+    last, page = pipeline.execute()
+    return (last or b"").decode(errors="replace"), page[0][0].decode() if page else "0"
+
+
+def _newest_first(link: Link, newest: str, most: int) -> Iterator[tuple[bytes, str, str | None]]:
+    """Yield records from the one with the id `newest` on, their digests, and the digest before each
+    if the record does not state it.
+    """
+    last = newest
     while most > 0:
         count = min(most, _PAGE)
         page = link.ask(partial(_page, last, count))

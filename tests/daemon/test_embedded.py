@@ -202,6 +202,19 @@ def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(
     assert ask(home.socket, "PING") == "-NOAUTH Authentication required."
 
 
+def test_a_deleted_password_is_replaced_at_the_next_start_with_a_port(
+    home: Home, free_port: int
+) -> None:
+    ensure_server(home, port=free_port)
+    former = read_password(home)
+    stop_server(home)
+    home.password.unlink()
+    ensure_server(home, port=free_port)
+    assert read_password(home) not in ("", former)
+    assert ask(home.socket, f"AUTH {former}").startswith("-WRONGPASS")
+    assert ask(home.socket, f"AUTH {read_password(home)}") == "+OK"
+
+
 def test_the_password_is_in_no_command_line_and_no_other_file(home: Home, free_port: int) -> None:
     server = ensure_server(home, port=free_port)
     password = read_password(home)

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from msgspec import structs
 
-from batchq.api.lifecycle import PodPhase
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import (
     Ended,
     Leaves,
@@ -21,7 +23,7 @@ from batchq.api.node_report import (
     StartClaim,
     encode,
 )
-from batchq.api.objects import Node, Pod
+from batchq.api.objects import Metadata, Node, Pod, PodGroup, PodSpec, PodStatus
 from batchq.store import keys
 from batchq.store.node_channels import SUPERSEDED, UNREADABLE
 from batchq.store.redis import RedisStore, open_store
@@ -382,6 +384,31 @@ def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> Non
         client.submit(command=["sh", "-c", reads], name="curious")
         client.wait(["curious"], timeout_s=30)
         assert [line.text for line in client.logs("curious")] == ["1"]
+
+
+def test_a_submitter_could_bind_its_own_pod_beyond_its_quota(stack: GuardedStack) -> None:
+    """The agent of the node starts the pod, as one that RQ has lost."""
+    stack.batchq("operator", "quota", "set", "small", "cpu=1")
+    submit = ("submit", "-n", "small", "--name", "large", "--cpus", "2")
+    stack.batchq("submitter", *submit, "--", "echo", "started")
+    with stack.client("readonly") as client:
+        waiting = client.get("PodGroup", "large", namespace="small")
+    assert isinstance(waiting, PodGroup)
+    uid = waiting.metadata.uid
+    status = structs.replace(waiting.status, phase=PodGroupPhase.IN_QUEUE, admission=1)
+    bound = Pod(
+        metadata=Metadata(name="large-main-0", namespace="small", uid=f"{uid}-1-0", revision=1),
+        spec=PodSpec(pod_group="large", task="main", requests={"cpu": 2000}),
+        status=PodStatus(
+            phase=PodPhase.BOUND, group_uid=uid, admission=1, attempt=9 * 10**15, node="n1"
+        ),
+    )
+    with stack.server.as_user("submitter") as raw:
+        raw.hset(keys.objects("Pod"), f"{uid}-1-0", msgspec.json.encode(bound))
+        forged = msgspec.json.encode(structs.replace(waiting, status=status))
+        raw.hset(keys.objects("PodGroup"), "small/large", forged)
+    stack.batchq("submitter", "wait", "-n", "small", "large", "--timeout", "60s")
+    assert stack.batchq("readonly", "logs", "-n", "small", "large").stdout == "started\n"
 
 
 def test_no_password_is_in_any_file(stack: GuardedStack, revealing: Pod) -> None:

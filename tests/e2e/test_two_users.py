@@ -99,10 +99,10 @@ def attack(machine: Machine, pids: Sequence[int], ports: Sequence[int]) -> list[
     return [str(one) for one in json.loads(done.stdout)]
 
 
-def up_with_a_pod(machine: Machine, *options: str) -> str:
+def up_with_a_pod(machine: Machine, *options: str, api: str = "--no-api") -> str:
     """Start a stack with one running pod, and return what `up` printed."""
     output = machine.batchq(
-        "up", "--no-api", "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options
+        "up", api, "--agents", "1", "--resources", "cpu=1,memory=512Mi", *options
     )
     machine.batchq("submit", "--name", "mine", "--", "sleep", "600")
     with Client(default_url(machine.home)) as client:
@@ -122,6 +122,13 @@ def test_a_stack_without_a_port_listens_on_one_socket_only(shared: Machine) -> N
     assert doors_of(pids) == (set(), {str(shared.home.socket)})
     assert attack(shared, pids, []) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
     assert not shared.home.password.exists()
+
+
+def test_no_other_user_can_open_the_sockets_of_server_and_api(shared: Machine) -> None:
+    up_with_a_pod(shared, api="--api")
+    pids = pids_of(shared)
+    assert doors_of(pids) == (set(), {str(shared.home.socket), str(shared.home.api_socket)})
+    assert attack(shared, pids, []) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
 
 
 def test_a_port_is_useless_without_the_password(shared: Machine) -> None:

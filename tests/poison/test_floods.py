@@ -33,6 +33,25 @@ def completes(machine: Machine, name: str, queue: str) -> None:
     machine.batchq("wait", "-n", "other", name, "--timeout", f"{WITHIN_S}s")
 
 
+def test_pods_that_do_not_end_leave_the_places_that_are_guaranteed_to_others(
+    machine: Machine,
+) -> None:
+    with machine.client() as client:
+        client.apply([a_queue("sure", guarantee={"pods": 1000})])
+    names = [f"endless-{number}" for number in range(SLOTS + 2)]
+    for name in names:
+        sleeps = ("--name", name, "--cpus", "0", "--", "sleep", "600")
+        machine.batchq("submit", "--queue", "noisy", *sleeps)
+    with machine.store() as store:
+        until(lambda: store.ledger().get("node:n1") == {"pods": 1000 * (SLOTS - 1)}, what="full")
+    machine.batchq("submit", "-n", "other", "--queue", "quiet", "--name", "late", "--", "true")
+    completes(machine, "kept", "sure")
+    waits = machine.batchq("why", "-n", "other", "late", exits=None).stdout
+    assert "WaitingForResources: needs pods 1" in waits
+    machine.batchq("cancel", *names)
+    machine.batchq("wait", "-n", "other", "late", "--timeout", "60s")
+
+
 def test_an_array_of_pods_that_request_nothing_leaves_slots_to_others(machine: Machine) -> None:
     array = ("--name", "flood", "-N", "100000", "--min-member", "1", "--cpus", "0")
     machine.batchq("submit", "--queue", "noisy", *array, "--", "sleep", "0.5")

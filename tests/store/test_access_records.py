@@ -119,6 +119,19 @@ def test_a_removed_or_altered_record_breaks_the_chain(
     assert [one.is_chained for one in control.audit(10)] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_newest_records_that_were_removed_are_noticed(
+    control: AccessControl, raw: redis.Redis, left: int
+) -> None:
+    for number in range(5):
+        refuse(control, "read", f"ml/{number}")
+    ids = [id_ for id_, _ in raw.xrange(keys.AUDIT)]
+    raw.xdel(keys.AUDIT, *ids[left:])
+    found = control.audit(10)
+    assert [one.is_chained for one in found] == [True] * left + [False]
+    assert found[-1].record.name == "the newest records, removed or replaced"
+
+
 def test_a_repeated_call_of_the_script_writes_once(
     control: AccessControl, raw: redis.Redis
 ) -> None:
@@ -209,4 +222,4 @@ def test_a_record_that_cannot_be_read_gives_no_rights(
     raw.hset(keys.TOKENS_USED, mapping={"a": "9" * 5000, "b": b"\xff", "c": "7"})
     assert access_records.read_last_uses(redis_store.link) == {"c": 7}
     raw.xadd(keys.AUDIT, {"record": DEEP, "digest": "x"})
-    assert [one.is_chained for one in control.audit(2)] == [True, False]
+    assert [one.is_chained for one in control.audit(3)] == [True, False, False]

@@ -80,6 +80,12 @@ def test_no_service_runs_as_root(name: str) -> None:
     assert SERVICES[name]["user"] not in {"", "root", "0", "0:0"}
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_service_publishes_a_port(name: str) -> None:
+    assert "ports" not in SERVICES[name]
+    assert SERVICES[name].get("network_mode") in (None, "none")
+
+
 def test_all_services_wait_for_a_healthy_server() -> None:
     for name in OURS:
         assert SERVICES[name]["depends_on"]["valkey"] == {"condition": "service_healthy"}

@@ -89,8 +89,9 @@ def test_submission_compares_five_ways_on_one_server() -> None:
 
 
 @pytest.mark.e2e
-def test_flood_times_starts_and_lists_beside_another_tenants_groups() -> None:
-    rows = flood.measure(many=40, shapes=2, probes=1, restart=False)
+@pytest.mark.parametrize("shapes", [0, 2])
+def test_flood_times_starts_and_lists_beside_another_tenants_groups(shapes: int) -> None:
+    rows = flood.measure(many=40, shapes=shapes, probes=1, restart=False)
     assert [row[:2] for row in rows] == [
         ["`true`", "nothing waits"],
         ["`true`", "40 come in"],

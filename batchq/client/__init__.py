@@ -350,7 +350,7 @@ class Client:
         return self._act("resume", key_named(group, namespace), uid=uid)
 
     def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
-        """Open a gate, as `gates.open` does. Return False if it was open already."""
+        """Open a gate, as `gates.open` does."""
         return self.gates.open(group, gate, namespace=namespace)
 
     # --- reading ----------------------------------------------------------------------------
@@ -474,9 +474,7 @@ class Client:
         """
         started = monotonic()
         self._store.wait_for_change(round(most_s * 1000))
-        pause_s = least_s - (monotonic() - started)
-        if pause_s > 0:
-            sleep(pause_s)
+        sleep(max(0.0, least_s - (monotonic() - started)))
 
     def jobs(
         self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
@@ -622,10 +620,12 @@ class Client:
         such group, it runs a command, or its result has expired), UsageError (several pods),
         WaitTimedOut.
         """
-        from batchq.client.output import read_result
+        from batchq.client.output import check_single_result
 
         with self.patiently(timeout_s):
-            return read_result(self._store, key_named(group, namespace), timeout_s)
+            check_single_result(self.get("PodGroup", group, namespace=namespace))
+            results = self.results(group, timeout_s=timeout_s, namespace=namespace)
+            return next(iter(results.values()))
 
     def results(
         self,

@@ -7,6 +7,7 @@ raises InvalidInput.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,12 +42,14 @@ from batchq.api.views import (
     Applied,
     CheckView,
     Effect,
+    GateView,
     Goal,
     GroupPage,
     GroupView,
     ListedCheck,
     LogLine,
     Page,
+    Plan,
     QueuePage,
     QueueView,
     Result,
@@ -61,6 +64,7 @@ from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 
 if TYPE_CHECKING:
     from batchq.client.checks import Checks
+    from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
     from batchq.store.outage import Patience
@@ -177,9 +181,13 @@ class ApiClient(Client):
             hint="name the Redis server for it, with its own credentials: `--redis-url URL`",
         )
 
-    def ask(self, path: str, answer: Any) -> Any:
-        """Return what a path answers, decoded as `answer`."""
-        return self._get(path, answer=answer)
+    def ask(self, path: str, answer: Any, **query: object) -> Any:
+        """Return what a path answers to GET, decoded as `answer`."""
+        return self._get(path, answer=answer, **query)
+
+    def tell(self, path: str, document: object) -> Any:
+        """Return what a path answers to POST."""
+        return self._post(path, document)
 
     def close(self) -> None:
         self._session.close()
@@ -420,6 +428,23 @@ class ApiClient(Client):
         found: Why = self._get(path, answer=Why, defaults="true" if or_defaults else "")
         return found
 
+    def plan(
+        self, objects: Objects, *, keep_stop: Collection[str] = (), advise: bool = True
+    ) -> Plan:
+        wanted, silent = decoded(objects)
+        document = {
+            "objects": [encode(item) for item in wanted],
+            "keepStop": sorted(silent.union(keep_stop)),
+            "advise": advise,
+        }
+        plan: Plan = self._post("/v1/views/plans", document, kind=Plan)
+        return plan
+
+    @cached_property
+    def gates(self) -> Gates:
+        # The same methods.
+        return cast("Gates", ApiGates(self))
+
     @cached_property
     def checks(self) -> Checks:
         # The same methods, as far as commands over the API call them.
@@ -517,6 +542,22 @@ class ApiClient(Client):
                     return here
                 sleep(left_s)
 
+    def results(
+        self,
+        group: str,
+        *,
+        partial: bool = False,
+        timeout_s: float | None = None,
+        namespace: str = DEFAULT,
+    ) -> dict[str, Any]:
+        from batchq.client.output import check_calls
+
+        check_calls(self.get("PodGroup", key_named(group, namespace)))
+        self.wait([group], timeout_s=timeout_s, namespace=namespace)
+        path = f"{_group_path(group, namespace)}/results"
+        found = self._get(path, answer=dict[str, str], partial="true" if partial else "")
+        return {pod: json.loads(text) for pod, text in found.items()}
+
     def logs(
         self,
         group: str,
@@ -607,6 +648,42 @@ class ApiOverview:
             return None
         self.at = found.at
         return found.page
+
+
+class ApiGates:
+    """See `Gates`."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    def list(
+        self,
+        *,
+        namespace: str = "",
+        queue: str = "",
+        gate: str = "",
+        older_than: str | float = 0,
+    ) -> Sequence[GateView]:
+        """Return closed gates, those of the oldest groups first; see `Gates.list`."""
+        from batchq.client.gates import ms_of
+
+        found: list[GateView] = self._client.ask(
+            "/v1/views/gates", list[GateView],
+            namespace=namespace, queue=queue, gate=gate, age=ms_of(older_than) or "",
+        )  # fmt: skip
+        return found
+
+    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open one gate; see `Gates.open`."""
+        return self._open(group, namespace, gate, task)
+
+    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open every gate; see `Gates.open_all`."""
+        return self._open(group, namespace, "", task)
+
+    def _open(self, group: str, namespace: str, gate: str, task: str) -> bool:
+        path = f"{_group_path(group, namespace)}/gates"
+        return bool(self._client.tell(path, {"gate": gate, "task": task})["changed"])
 
 
 class ApiChecks:

@@ -54,7 +54,7 @@ class Gates:
         group ("1d", or seconds). Raises InvalidInput.
         """
         overview = Overview(self._store.snapshot(), self._store.now_ms())
-        latest = overview.at - _ms_of(older_than)
+        latest = overview.at - ms_of(older_than)
         return [
             _view(group, shown, task, name)
             for group, shown in overview.gated(namespace=namespace, queue=queue)
@@ -97,7 +97,8 @@ def _view(group: PodGroup, shown: str, task: str, gate: str) -> GateView:
     )
 
 
-def _ms_of(written: str | float) -> int:
+def ms_of(written: str | float) -> int:
+    """Return an age ("1d", or seconds) in milliseconds. Raises InvalidInput."""
     try:
         return parse_duration(written)
     except ValueError as error:

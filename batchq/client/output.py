@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Pod, PodGroup, full_name
+from batchq.api.objects import Object, Pod, PodGroup, full_name
 from batchq.api.transaction import count_of
 from batchq.api.views import LogLine
 from batchq.client.changes.object_writes import find, name_hint
@@ -163,25 +163,24 @@ def _last(lines: Iterator[LogLine], tail: int | None) -> Iterator[LogLine]:
     return lines if tail is None else iter(deque(lines, maxlen=tail))
 
 
-def read_result(store: RedisStore, key: str, timeout_s: float | None) -> Any:
-    """Return what the only pod of a group returned; see `Client.result`."""
-    group = find(store, PodGroup, key)
+def check_single_result(group: Object) -> None:
+    """Raise UsageError if a group has several pods, NotFound if it returns nothing."""
+    assert isinstance(group, PodGroup)
+    key = full_name(group)
     replicas = sum(task.replicas for task in group.spec.tasks)
     if replicas != 1:
         raise UsageError(
             f"PodGroup {key} has {counted(replicas, 'pod')}, so there are several results",
             hint="use `results`",
         )
-    _check_calls(group, key)
-    [result] = read_results(store, key, timeout_s).values()
-    return result
+    check_calls(group)
 
 
 def read_results(
     store: RedisStore, key: str, timeout_s: float | None, *, partial: bool = False
 ) -> dict[str, Any]:
     """Return what each pod of a group returned, by name; see `Client.results`."""
-    _check_calls(find(store, PodGroup, key), key)
+    check_calls(find(store, PodGroup, key))
     wait_for(store, [key], "finished", timeout_s)
     group = find(store, PodGroup, key)
     pods = pods_of(store, group)
@@ -225,7 +224,10 @@ def _decoded(written: bytes, pod: str) -> Any:
     )
 
 
-def _check_calls(group: PodGroup, key: str) -> None:
+def check_calls(group: Object) -> None:
+    """Raise NotFound if a group calls no function, so that it has no results."""
+    assert isinstance(group, PodGroup)
+    key = full_name(group)
     if group.spec.controller == "external":
         raise NotFound(
             f"PodGroup {key} is external: the consumer that ran it has its output",

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from batchq.api.access import Identity, Verb, Visibility
+from batchq.api.access import Identity, Tier, Verb, Visibility
 from batchq.client import Client
 from batchq.client.access_control import Delegate
 from batchq.errors import BatchqError
@@ -358,7 +358,8 @@ def _run_endpoint(route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
     answer = route.endpoint(call)
     if not call.is_decided:
         raise AssertionError(f"route {route.name} answers without a decision about it")
-    if isinstance(answer, ApiAnswer) and not route.is_open:
+    # Who may read the output reads it as it was written, whatever names it contains.
+    if isinstance(answer, ApiAnswer) and not route.is_open and route.tier is not Tier.OUTPUT:
         return structs.replace(answer, document=call.shown(answer.document))
     return answer
 

@@ -65,6 +65,15 @@ from batchq.http.view_endpoints import (
     view_queues,
     view_status,
 )
+from batchq.http.work_endpoints import (
+    LONGEST_AGE_MS,
+    GateRequest,
+    PlanRequest,
+    group_results,
+    open_gates,
+    view_gates,
+    view_plan,
+)
 
 
 def _live(call: ApiCall) -> ApiAnswer:
@@ -229,6 +238,22 @@ ROUTES: tuple[ApiRoute, ...] = (
         verb=Verb.UPDATE, about="Return a suspended pod group to the queue.", answer="Changed",
     ),
     ApiRoute(
+        method="GET", path=f"{_GROUP}/results", name="readResults", endpoint=group_results,
+        verb=Verb.READ, tier=Tier.OUTPUT, answer="View",
+        about="Return what the function of each pod has returned, as text in JSON, by pod.",
+        parameters=(
+            QueryParameter(
+                name="partial", type="boolean",
+                about="The results that exist, even if the group has failed.",
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="POST", path=f"{_GROUP}/gates", name="openGates", endpoint=open_gates,
+        verb=Verb.UPDATE, body="GateRequest", answer="Changed",
+        about="Open a scheduling gate of a pod group, or all of them.",
+    ),
+    ApiRoute(
         method="GET", path=f"{_GROUP}/outcome", name="groupOutcome", endpoint=group_outcome,
         verb=Verb.READ, about="Return how far a pod group is from a goal.", answer="View",
         parameters=(
@@ -347,6 +372,26 @@ ROUTES: tuple[ApiRoute, ...] = (
         about="Return the admission checks of a pod group.",
     ),
     ApiRoute(
+        method="GET", path="/v1/views/gates", name="viewGates", endpoint=view_gates,
+        verb=Verb.READ, answer="View",
+        about="Return the closed gates of unfinished pod groups.",
+        parameters=(
+            QueryParameter(name="namespace", about="A namespace."),
+            QueryParameter(name="queue", about="A queue, with those below it."),
+            QueryParameter(name="gate", about="The name of the gates."),
+            QueryParameter(
+                name="age", about="Only groups of at least this age, in milliseconds.",
+                type="integer", most=LONGEST_AGE_MS,
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="POST", path="/v1/views/plans", name="viewPlan", endpoint=view_plan,
+        verb=Verb.READ, tier=Tier.SPEC, is_explanation=True, body="PlanRequest", answer="View",
+        most_body_bytes=MOST_REQUEST_BYTES,
+        about="Return what the scheduler would decide about new pod groups; nothing is stored.",
+    ),
+    ApiRoute(
         method="GET", path="/v1/tokens", name="listTokens", endpoint=list_tokens,
         verb=Verb.READ, kind=TargetKind.TOKENS, about="List your tokens, or all as an operator.",
     ),
@@ -455,7 +500,7 @@ _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
 def openapi_document() -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1."""
     _, components = msgspec.json.schema_components(
-        [ProblemDocument, TokenRequest, BindingRequest, ChangeRequest],
+        [ProblemDocument, TokenRequest, BindingRequest, ChangeRequest, PlanRequest, GateRequest],
         ref_template="#/components/schemas/{name}",
     )
     paths: dict[str, dict[str, Any]] = {}

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from batchq.client import Client
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -62,6 +64,7 @@ def test_closed_gates_are_listed_with_their_setters_and_openers(
     assert f"data by data-ready ({me})" in lines[0]
 
 
+@pytest.mark.both_doors
 def test_the_list_is_of_one_namespace_or_of_all_of_a_queue_and_of_a_gate(
     batchq: Batchq, stage: Stage
 ) -> None:
@@ -82,6 +85,7 @@ def test_the_list_is_of_one_namespace_or_of_all_of_a_queue_and_of_a_gate(
     assert "Queue nowhere does not exist" in missing.err
 
 
+@pytest.mark.both_doors
 def test_gates_of_a_task_are_opened_by_name_by_task_and_all_at_once(
     batchq: Batchq, stage: Stage, tmp_path: Path
 ) -> None:
@@ -101,6 +105,7 @@ def test_gates_of_a_task_are_opened_by_name_by_task_and_all_at_once(
     assert (wrong.code, "has no task 'sole'" in wrong.err) == (6, True)
 
 
+@pytest.mark.both_doors
 def test_either_gates_or_all_of_them_are_named(batchq: Batchq, stage: Stage) -> None:
     none = batchq("gates", "open", "g")
     assert (none.code, none.out) == (2, "")

@@ -12,6 +12,8 @@ from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
+pytestmark = pytest.mark.both_doors
+
 
 @pytest.fixture
 def occupied(stage: Stage) -> Stage:

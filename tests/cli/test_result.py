@@ -10,6 +10,8 @@ from batchq.api.objects import PodGroup
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
+pytestmark = pytest.mark.both_doors
+
 
 def returned(stage: Stage, group: str, stored: bytes | None = None) -> None:
     """Let the group's pods succeed, each returning its number twice, or what is `stored`."""

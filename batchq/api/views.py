@@ -684,3 +684,19 @@ def token_of_view(view: GroupView) -> str:
 def token_of_object(item: Object) -> str:
     """Return the token with which a list of objects continues after this one."""
     return f".{key_of(item)}"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One write. `value` is None if the object was deleted; `id` is the entry's id in the stream.
+
+    `unreadable`: the written record is unreadable, and `value` is None. `repaired`: the key that
+    the write found damaged and repaired, and the number that it held.
+    """
+
+    kind: str
+    key: str
+    revision: int
+    value: Object | None
+    id: str = ""
+    unreadable: Unreadable | None = None
+    repaired: tuple[str, int] | None = None

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from batchq.client.requests import RequestPlan
     from batchq.client.submission import Existing, Submission
     from batchq.ports import IdSource
-    from batchq.store.mirror import Change
     from batchq.store.redis import Listing, RedisStore
 
 # fmt: off
@@ -455,7 +454,7 @@ class Client:
 
     def watch(
         self, *kinds: str, namespace: str = "", timeout_s: float | None = None
-    ) -> Iterator[Change]:
+    ) -> Iterator[views.Change]:
         """Yield the objects that exist, then every change, for `timeout_s` seconds or for ever.
 
         A Change has kind, key, revision, and value (None if the object was deleted). No change is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from time import monotonic, sleep
@@ -24,7 +24,6 @@ from batchq.api.manifest import decode, encode
 from batchq.api.objects import (
     DEFAULT,
     NAMESPACED,
-    AdmissionCheck,
     Metadata,
     Node,
     Object,
@@ -40,33 +39,47 @@ from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Ledger
 from batchq.api.views import (
     Applied,
-    CheckView,
+    Change,
     Effect,
-    GateView,
     Goal,
-    GroupPage,
-    GroupView,
-    ListedCheck,
     LogLine,
     Page,
     Plan,
-    QueuePage,
-    QueueView,
     Result,
     Schedulers,
+    Tally,
     WaitState,
     Why,
 )
 from batchq.client import Client
 from batchq.client.api_session import ApiCredentials, ApiSession, sealed
-from batchq.client.request import Act, Objects, Permit, Quantity, amounts_of, decoded, key_named
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
+from batchq.client.api_views import (
+    ApiChecks,
+    ApiGates,
+    ApiGroupPages,
+    ApiOverview,
+    ApiReader,
+    group_path,
+)
+from batchq.client.request import (
+    Act,
+    Objects,
+    Permit,
+    Quantity,
+    Submitted,
+    amounts_of,
+    decoded,
+    key_named,
+)
+from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 
 if TYPE_CHECKING:
     from batchq.client.checks import Checks
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
+    from batchq.client.submission import Existing, Submission
+    from batchq.ports import Store
     from batchq.store.outage import Patience
     from batchq.store.redis import Listing
 
@@ -81,6 +94,8 @@ _PATHS = {
     "ResourceQuota": "quotas",
 }
 _PAGE = 1_000
+#: The kinds whose changes the API sends.
+_WATCHED = ("PodGroup", "Queue", "Node")
 #: How long one request waits for a change.
 _WAIT_S = 20
 #: Without a change of its group, a caller that waits looks again: pods may end later.
@@ -113,23 +128,10 @@ class _AppliedRows(Struct, frozen=True):
     items: list[_AppliedRow]
 
 
-class _GroupViews(Struct, frozen=True):
-    at: int
-    hidden: int
-    views: tuple[GroupView, ...]
-    unreadable: tuple[Unreadable, ...]
-    following: str = msgspec.field(name="continue")
-
-
-class _QueueViews(Struct, frozen=True):
-    at: int
-    items: list[QueueView]
-
-
-class _QueueAnswer(Struct, frozen=True):
-    at: int
-    page: QueuePage
-    checks: tuple[ListedCheck, ...]
+class _WatchEvent(Struct, frozen=True):
+    type: str
+    revision: int = 0
+    object: dict[str, Any] | None = None
 
 
 class _Change(Struct, frozen=True):
@@ -151,6 +153,7 @@ class ApiClient(Client):
         """Raises as `Client` does."""
         self._tell = tell
         self._purpose = purpose
+        self._credentials = credentials
         self._session = ApiSession(credentials)
         self._patience: Patience | None = None
         self._revision: int | None = None
@@ -239,6 +242,40 @@ class ApiClient(Client):
 
     # --- submitting and changing --------------------------------------------------------------
 
+    def submit_many(
+        self,
+        requests: Iterable[Submitted],
+        /,
+        *,
+        existing: Existing = "refuse",
+        keep_going: bool = True,
+        dry_run: bool = False,
+        progress: Callable[[Tally], None] | None = None,
+        **defaults: Any,
+    ) -> Submission:
+        from batchq.client.api_submission import ApiSubmission
+
+        submission = ApiSubmission(
+            # Of its own: the caller may use this client between two outcomes.
+            ApiSession(self._credentials),
+            self._patient,
+            self._ids.new_uid,
+            requests,
+            defaults,
+            existing=existing,
+            keep_going=keep_going,
+            dry_run=dry_run,
+            progress=progress,
+        )
+        # The same methods.
+        return cast("Submission", submission)
+
+    def checker(self, **defaults: Any) -> Callable[[Submitted], BatchqError | None]:
+        from batchq.client.submission import Checker
+
+        # Only queues and priority classes are read.
+        return Checker(cast("Store", ApiReader(self)), defaults)
+
     def delete_all(
         self,
         places: Sequence[tuple[str, str]],
@@ -300,7 +337,7 @@ class ApiClient(Client):
 
     def _act(self, verb: Act, place: str, **given: Any) -> bool:
         is_of_node = verb in ("cordon", "uncordon")
-        path = f"/v1/nodes/{quote(place, safe='')}" if is_of_node else _group_path(place, DEFAULT)
+        path = f"/v1/nodes/{quote(place, safe='')}" if is_of_node else group_path(place, DEFAULT)
         reason = given.get("message")
         done = self._post(f"{path}/{verb}", {"reason": reason} if reason else None)
         return bool(done.get("changed", True))
@@ -421,7 +458,7 @@ class ApiClient(Client):
             "limit": min(size, _PAGE),
             "paged": "true",
         }
-        return cast("GroupPages", _ViewPages(self._get, query, sealed(after)))
+        return cast("GroupPages", ApiGroupPages(self._get, query, sealed(after)))
 
     def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
         path = f"/v1/views/explanations/{key_named(group, namespace)}"
@@ -455,7 +492,7 @@ class ApiClient(Client):
     def wait_state(
         self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT
     ) -> WaitState:
-        path = f"{_group_path(group, namespace)}/outcome"
+        path = f"{group_path(group, namespace)}/outcome"
         found: WaitState = self._get(path, answer=WaitState, **{"for": for_})
         return found
 
@@ -508,6 +545,56 @@ class ApiClient(Client):
         assert isinstance(group, PodGroup)
         return timed_out(waiting, group, limit_s, leads=lambda: self.schedulers().led)
 
+    def watch(
+        self, *kinds: str, namespace: str = "", timeout_s: float | None = None
+    ) -> Iterator[Change]:
+        """See `Client.watch`; one kind at a time: PodGroup, Queue or Node."""
+        if len(kinds) != 1 or kinds[0] not in _WATCHED:
+            raise InvalidInput(
+                f"watch: expected one kind of {', '.join(_WATCHED)}, found"
+                f" {', '.join(kinds) or 'none'}",
+                hint="over the HTTP API, each kind has a stream of its own",
+            )
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        return self._watched(kinds[0], namespace, deadline)
+
+    def _watched(self, kind: str, namespace: str, deadline: float | None) -> Iterator[Change]:
+        from batchq.client.connection import patience_of
+
+        query = {"watch": "true", "namespace": namespace if kind in NAMESPACED else ""}
+        path = _with(f"/v1/{_PATHS[kind]}", query)
+        patience = patience_of(self._tell, None if deadline is None else deadline - monotonic())
+        known: dict[str, int] = {}
+        while deadline is None or monotonic() < deadline:
+            listed: set[str] | None = set()
+            try:
+                for line in self._session.lines(path, deadline=deadline):
+                    patience.answered()
+                    event = msgspec.json.decode(line, type=_WatchEvent)
+                    if event.type == "BOOKMARK" and listed is not None:
+                        # What was known and is not in the list was deleted meanwhile.
+                        for key in known.keys() - listed:
+                            del known[key]
+                            yield Change(kind=kind, key=key, revision=event.revision, value=None)
+                        listed = None
+                    if event.object is None:
+                        continue
+                    item = decode(event.object)
+                    key, revision = key_of(item), item.metadata.revision
+                    if listed is not None:
+                        listed.add(key)
+                    if event.type == "DELETED":
+                        known.pop(key, None)
+                        yield Change(kind=kind, key=key, revision=event.revision, value=None)
+                    elif known.get(key) != revision:
+                        known[key] = revision
+                        yield Change(kind=kind, key=key, revision=event.revision, value=item)
+            except StoreUnavailable as error:
+                wait_s = patience.next_wait_s(error)
+                if wait_s is None:
+                    raise
+                sleep(wait_s)
+
     def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
         began_at = monotonic()
         self._await_change((), most_s)
@@ -554,7 +641,7 @@ class ApiClient(Client):
 
         check_calls(self.get("PodGroup", key_named(group, namespace)))
         self.wait([group], timeout_s=timeout_s, namespace=namespace)
-        path = f"{_group_path(group, namespace)}/results"
+        path = f"{group_path(group, namespace)}/results"
         found = self._get(path, answer=dict[str, str], partial="true" if partial else "")
         return {pod: json.loads(text) for pod, text in found.items()}
 
@@ -568,7 +655,7 @@ class ApiClient(Client):
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[LogLine]:
-        path = f"{_group_path(group, namespace)}/logs"
+        path = f"{group_path(group, namespace)}/logs"
         if follow:
             return self._followed(path, pod, tail, stop)
         return self._lines(_with(path, {"pod": pod, "tail": "" if tail is None else tail}))
@@ -612,131 +699,6 @@ class ApiClient(Client):
                 return
 
 
-class ApiOverview:
-    """See `Overview`: what the API shows of groups and queues. Each call asks it again."""
-
-    def __init__(self, get: Callable[..., Any]) -> None:
-        self._get = get
-        self.at = 0
-        self.unreadable: tuple[Unreadable, ...] = ()
-
-    def groups(
-        self, *, namespace: str = "", queue: str = "", phases: Sequence[str] = ()
-    ) -> list[GroupView]:
-        """Return groups by key; see `Overview.groups`."""
-        found = self._get(
-            "/v1/views/groups",
-            answer=_GroupViews,
-            namespace=namespace,
-            queue=queue,
-            phase=",".join(phases),
-        )
-        self.at, self.unreadable = found.at, found.unreadable
-        return list(found.views)
-
-    def queues(self) -> list[QueueView]:
-        """Return every queue; see `Overview.queues`."""
-        found: _QueueViews = self._get("/v1/views/queues", answer=_QueueViews)
-        self.at = found.at
-        return list(found.items)
-
-    def queue_page(self, name: str) -> QueuePage | None:
-        """Return one queue in detail, or None; see `Overview.queue_page`."""
-        try:
-            found: _QueueAnswer = self._get(_queue_path(name), answer=_QueueAnswer)
-        except NotFound:
-            return None
-        self.at = found.at
-        return found.page
-
-
-class ApiGates:
-    """See `Gates`."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-
-    def list(
-        self,
-        *,
-        namespace: str = "",
-        queue: str = "",
-        gate: str = "",
-        older_than: str | float = 0,
-    ) -> Sequence[GateView]:
-        """Return closed gates, those of the oldest groups first; see `Gates.list`."""
-        from batchq.client.gates import ms_of
-
-        found: list[GateView] = self._client.ask(
-            "/v1/views/gates", list[GateView],
-            namespace=namespace, queue=queue, gate=gate, age=ms_of(older_than) or "",
-        )  # fmt: skip
-        return found
-
-    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
-        """Open one gate; see `Gates.open`."""
-        return self._open(group, namespace, gate, task)
-
-    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
-        """Open every gate; see `Gates.open_all`."""
-        return self._open(group, namespace, "", task)
-
-    def _open(self, group: str, namespace: str, gate: str, task: str) -> bool:
-        path = f"{_group_path(group, namespace)}/gates"
-        return bool(self._client.tell(path, {"gate": gate, "task": task})["changed"])
-
-
-class ApiChecks:
-    """See `Checks`: what the API shows of admission checks."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-
-    def views(self, *, group: str) -> Sequence[CheckView]:
-        """Return the checks of a group; see `Checks.views`."""
-        path = f"/v1/views/checks/{key_named(group)}"
-        found: list[CheckView] = self._client.ask(path, list[CheckView])
-        return found
-
-    def of_queue(self, queue: str) -> Sequence[ListedCheck]:
-        """Return the checks that groups of a queue must pass; see `Checks.of_queue`."""
-        found: _QueueAnswer = self._client.ask(_queue_path(queue), _QueueAnswer)
-        return found.checks
-
-    def records(self) -> Sequence[ListedCheck]:
-        """Return every AdmissionCheck, by name; see `Checks.records`."""
-        from batchq.client.checks import listed_check
-
-        found = self._client.list("AdmissionCheck")
-        known = {item.metadata.name: item for item in found if isinstance(item, AdmissionCheck)}
-        now_ms = self._client.now_ms()
-        return [listed_check(name, "", known, now_ms) for name in sorted(known)]
-
-    def __getattr__(self, name: str) -> NoReturn:
-        self._client.refuse()
-
-
-class _ViewPages:
-    """See `GroupPages`."""
-
-    def __init__(self, get: Callable[..., Any], query: dict[str, object], after: str) -> None:
-        self._get, self._query = get, query
-        self._first = self._page(after)
-        self.hidden: int = self._first.hidden
-
-    def __iter__(self) -> Iterator[GroupPage]:
-        page = self._first
-        while True:
-            yield GroupPage(views=page.views, at=page.at, unreadable=page.unreadable)
-            if not page.following:
-                return
-            page = self._page(page.following)
-
-    def _page(self, after: str) -> Any:
-        query = {**self._query, "continue": after}
-        return self._get("/v1/views/groups", answer=_GroupViews, **query)
-
-
 def _has_ended(states: Mapping[str, WaitState], keys: Sequence[str]) -> bool:
     return any(states[key].result.phase in TERMINAL for key in keys)
 
@@ -752,15 +714,6 @@ def _last_of_each(lines: Sequence[LogLine], most: int) -> Iterator[LogLine]:
         left[line.pod] -= 1
         if left[line.pod] < most:
             yield line
-
-
-def _queue_path(queue: str) -> str:
-    return f"/v1/views/queues/{quote(queue, safe='')}"
-
-
-def _group_path(group: str, namespace: str) -> str:
-    space, _, name = key_named(group, namespace).partition("/")
-    return f"/v1/namespaces/{space}/groups/{quote(name, safe='')}"
 
 
 def _with(path: str, query: Mapping[str, object]) -> str:

@@ -12,12 +12,12 @@ import shlex
 import socket
 import ssl
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,8 @@ from msgspec import Struct
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
 from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 30.0
 #: A stream without news says so every 15 s.
@@ -100,6 +102,8 @@ class ApiSession:
         self._credentials = credentials
         self._open: http.client.HTTPConnection | None = None
         self._used_at = 0.0
+        #: Whether an answer to the last request has come, be it an error.
+        self.has_answered = False
 
     def __enter__(self) -> ApiSession:
         return self
@@ -118,19 +122,24 @@ class ApiSession:
 
         Raises the error that the API's problem describes, StoreUnavailable if it does not answer.
         """
-        with self._explaining():
-            try:
-                answer = self._answer(method, path, document)
-                body = answer.read(_MOST_BYTES)
-            except BaseException:  # an interruption, too, leaves an answer half read
-                self.close()
-                raise
-        if answer.will_close or len(body) == _MOST_BYTES:
-            self.close()
-        return self._checked(body, answer.status, kind)
+        body = None if document is None else msgspec.json.encode(document)
+        found, status = self._exchange(method, path, body, "application/json")
+        return self._checked(found, status, kind)
 
-    def lines(self, path: str) -> Iterator[bytes]:
-        """Yield the lines of a stream of JSON, on a connection of its own; see `request`."""
+    def exchange_lines(self, path: str, body: bytes, kind: type[T]) -> Sequence[T]:
+        """Send lines of JSON, and return the lines of the answer, decoded as `kind`; see
+        `request`.
+        """
+        found, status = self._exchange("POST", path, body, _NDJSON)
+        if status >= HTTPStatus.BAD_REQUEST:
+            self._checked(found, status, Any)
+        return msgspec.json.Decoder(kind).decode_lines(found)
+
+    def lines(self, path: str, *, deadline: float | None = None) -> Iterator[bytes]:
+        """Yield the lines of a stream of JSON, on a connection of its own; see `request`.
+
+        At the `deadline`, by `monotonic`, the stream ends.
+        """
         connection = self._connection()
         try:
             with self._explaining():
@@ -138,17 +147,49 @@ class ApiSession:
                 answer = connection.getresponse()
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     self._checked(answer.read(_MOST_BYTES), answer.status, Any)
-                if connection.sock is not None:
-                    connection.sock.settimeout(_STREAM_TIMEOUT_S)
-                yield from answer
+                # An answer that ends the connection has taken its socket over.
+                stream = connection.sock
+                while True:
+                    left_s = _STREAM_TIMEOUT_S
+                    if deadline is not None:
+                        left_s = min(left_s, deadline - monotonic())
+                    if left_s <= 0:
+                        return
+                    if stream is not None:
+                        stream.settimeout(left_s)
+                    try:
+                        line = answer.readline()
+                    except TimeoutError:
+                        if deadline is not None and monotonic() >= deadline:
+                            return
+                        raise
+                    if not line:
+                        return
+                    yield line
         finally:
             connection.close()
 
-    def _answer(self, method: str, path: str, document: object) -> http.client.HTTPResponse:
-        body = None if document is None else msgspec.json.encode(document)
-        headers = self._headers("application/json")
+    def _exchange(self, method: str, path: str, body: bytes | None, form: str) -> tuple[bytes, int]:
+        """Return the body and the status of an answer."""
+        self.has_answered = False
+        with self._explaining():
+            try:
+                answer = self._answer(method, path, body, form)
+                found = answer.read(_MOST_BYTES)
+            except BaseException:  # an interruption, too, leaves an answer half read
+                self.close()
+                raise
+        if answer.will_close or len(found) == _MOST_BYTES:
+            self.close()
+        self.has_answered = True
+        return found, answer.status
+
+    def _answer(
+        self, method: str, path: str, body: bytes | None, form: str
+    ) -> http.client.HTTPResponse:
+        headers = self._headers(form)
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = form
         # The server closes a connection that has been idle for some seconds. A request that it did
         # not read could be sent again, but nothing tells whether it was read.
         if self._open is not None and monotonic() - self._used_at > _IDLE_S:
@@ -197,7 +238,7 @@ class ApiSession:
             server = self._credentials.server
             raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
         if is_error:
-            raise _error_of(document, status)
+            raise error_of(document, status)
         return document
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -230,7 +271,7 @@ class _SocketConnection(http.client.HTTPConnection):
 _PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _error_of(problem: Any, status: int) -> BatchqError:
+def error_of(problem: Any, status: int = HTTPStatus.BAD_REQUEST) -> BatchqError:
     """Return the error that a problem describes; it keeps its exit code."""
     known = problem if isinstance(problem, dict) else {}
     detail, hint = str(known.get("detail", f"status {status}")), str(known.get("hint", ""))

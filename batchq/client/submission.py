@@ -460,16 +460,7 @@ class Submission(Iterator[Outcome]):
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         self._ready.extend(outcomes)
-        refused = sum(isinstance(one, Refused) for one in outcomes)
-        unchanged = sum(
-            isinstance(one, Accepted) and one.effect is Effect.UNCHANGED for one in outcomes
-        )
-        before = self.tally
-        self.tally = Tally(
-            submitted=before.submitted + len(outcomes) - refused - unchanged,
-            unchanged=before.unchanged + unchanged,
-            refused=before.refused + refused,
-        )
+        self.tally = tally_of(self.tally, outcomes)
         if self._progress is not None:
             self._progress(self.tally)
 
@@ -480,6 +471,19 @@ class Submission(Iterator[Outcome]):
         if self._source_error is not None:
             error, self._source_error = self._source_error, None
             raise error
+
+
+def tally_of(before: Tally, outcomes: Sequence[Outcome]) -> Tally:
+    """Return the tally after more outcomes."""
+    refused = sum(isinstance(one, Refused) for one in outcomes)
+    unchanged = sum(
+        isinstance(one, Accepted) and one.effect is Effect.UNCHANGED for one in outcomes
+    )
+    return Tally(
+        submitted=before.submitted + len(outcomes) - refused - unchanged,
+        unchanged=before.unchanged + unchanged,
+        refused=before.refused + refused,
+    )
 
 
 def _call(method: WeakMethod[Callable[[], None]]) -> None:

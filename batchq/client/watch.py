@@ -25,7 +25,7 @@ from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT
 
 if TYPE_CHECKING:
-    from batchq.store.mirror import Change
+    from batchq.api.views import Change
     from batchq.store.redis import RedisStore
 
 #: Longest time without an answer for an iteration that follows changes.
@@ -207,7 +207,7 @@ def changes_of(
 
 
 def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
-    from batchq.store.mirror import Change
+    from batchq.api.views import Change
 
     return Change(kind=kind, key=key, revision=revision, value=value, id="")
 

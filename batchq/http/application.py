@@ -40,7 +40,7 @@ from batchq.http.calls import (
     CallContext,
     StreamAnswer,
 )
-from batchq.http.change_feed import ChangeFeed
+from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
 from batchq.http.connections import PEER
 from batchq.http.identities import OwnNames, SocketAccounts
 from batchq.http.limits import (
@@ -112,7 +112,7 @@ class ApiApplication:
         self._own = threading.local()
         self._delegates: list[Delegate] = []
         self._book = AccessBook()
-        self._feed = ChangeFeed(connect)
+        self._feeds = {kind: ChangeFeed(connect, kind) for kind in WATCHED_KINDS}
         self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
         self._failures = TokenBuckets(FAILURES)
         self._refusals = TokenBuckets(REFUSALS)
@@ -152,7 +152,8 @@ class ApiApplication:
         self._is_ending = True
         if self._keeper is not None:
             self._keeper.cancel()
-        await self._feed.stop()
+        for feed in self._feeds.values():
+            await feed.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         for delegate in self._delegates:
             delegate.close()
@@ -257,7 +258,7 @@ class ApiApplication:
             book=self._book,
             bindings=self._book.bindings,
             visibility=self._settings.visibility,
-            feed=self._feed,
+            feeds=self._feeds,
             connect=self._connect,
             is_ending=lambda: self._is_ending,
             why=self._why,

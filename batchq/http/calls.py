@@ -106,7 +106,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     book: AccessBook
     bindings: Sequence[Binding]
     visibility: Visibility
-    feed: ChangeFeed
+    #: Of each kind that can be watched.
+    feeds: Mapping[str, ChangeFeed]
     connect: Callable[[], Delegate]
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]

@@ -1,7 +1,7 @@
-"""Watching groups: one reader of the change stream for all watchers, and their event streams.
+"""Watching objects: one reader of the change stream for all watchers of a kind.
 
 A thread follows the server's changes and hands them to the event loop, which keeps the present
-groups and the latest changes. A watcher resumes after a revision if the changes since then are
+objects and the latest changes. A watcher resumes after a revision if the changes since then are
 still kept; otherwise it gets `RESYNC` and lists again. The queue of each watcher is bounded: one
 that reads too slowly gets `RESYNC` as well, and the stream ends.
 """
@@ -18,13 +18,15 @@ from itertools import takewhile
 
 from msgspec import Struct
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Object
 from batchq.client.access_control import Delegate
 from batchq.errors import StoreUnavailable
 from batchq.system import structlog
 
 _log = structlog.get_logger()
 
+#: The kinds whose objects can be watched.
+WATCHED_KINDS = ("PodGroup", "Queue", "Node")
 #: Changes kept for watchers that resume.
 MOST_KEPT = 10_000
 #: Changes that a watcher may be behind.
@@ -46,22 +48,22 @@ class ChangeType(StrEnum):
     RESYNC = "RESYNC"
 
 
-class GroupEvent(Struct, frozen=True, kw_only=True):
-    """One change; `group` is the last state of a deleted group, and None for a bookmark."""
+class ChangeEvent(Struct, frozen=True, kw_only=True):
+    """One change; `item` is the last state of a deleted object, and None for a bookmark."""
 
     type: ChangeType
     revision: int
-    group: PodGroup | None = None
+    item: Object | None = None
 
 
 class _Poll(Struct, frozen=True, kw_only=True):
-    """What one read of the stream returned: the state of each changed group, None if deleted.
+    """What one read of the stream returned: the state of each changed object, None if deleted.
 
-    `is_list`: all groups were listed, so that changes between two lists have no order. `is_whole`:
-    there are no other groups.
+    `is_list`: all objects were listed, so that changes between two lists have no order.
+    `is_whole`: there are no others.
     """
 
-    changed: Sequence[tuple[str, int, PodGroup | None]]
+    changed: Sequence[tuple[str, int, Object | None]]
     revision: int
     is_list: bool
     is_whole: bool
@@ -71,12 +73,12 @@ class Watcher:
     """One reader of the feed, in the event loop."""
 
     def __init__(self, most: int) -> None:
-        self._events: deque[GroupEvent] = deque()
+        self._events: deque[ChangeEvent] = deque()
         self._most = most
         self._ready = asyncio.Event()
         self._is_over = False
 
-    def push(self, events: Sequence[GroupEvent]) -> None:
+    def push(self, events: Sequence[ChangeEvent]) -> None:
         """Add events; if there are too many, replace all by a RESYNC, which is the last."""
         if self._is_over:
             return
@@ -88,11 +90,11 @@ class Watcher:
     def end(self, revision: int) -> None:
         """Let the watcher list again."""
         self._events.clear()
-        self._events.append(GroupEvent(type=ChangeType.RESYNC, revision=revision))
+        self._events.append(ChangeEvent(type=ChangeType.RESYNC, revision=revision))
         self._is_over = True
         self._ready.set()
 
-    async def next(self, timeout_s: float) -> Sequence[GroupEvent]:
+    async def next(self, timeout_s: float) -> Sequence[ChangeEvent]:
         """Return the events that are there; wait for one, at most so long."""
         if not self._events:
             self._ready.clear()
@@ -104,19 +106,27 @@ class Watcher:
 
 
 class ChangeFeed:
-    """The present groups and their latest changes. Everything but the thread is the event loop's.
+    """The present objects of a kind and their latest changes.
+
+    Everything but the thread is the event loop's.
 
     The thread starts with the first watcher, and ends with `stop`.
     """
 
     def __init__(
-        self, connect: Callable[[], Delegate], *, kept: int = MOST_KEPT, behind: int = MOST_BEHIND
+        self,
+        connect: Callable[[], Delegate],
+        kind: str = "PodGroup",
+        *,
+        kept: int = MOST_KEPT,
+        behind: int = MOST_BEHIND,
     ) -> None:
         self._connect = connect
+        self._kind = kind
         self._kept = kept
         self._behind = behind
-        self._groups: dict[str, PodGroup] = {}
-        self._latest: deque[GroupEvent] = deque()
+        self._items: dict[str, Object] = {}
+        self._latest: deque[ChangeEvent] = deque()
         #: Changes after this revision are kept.
         self._floor = 0
         self.revision = 0
@@ -126,22 +136,22 @@ class ChangeFeed:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    async def watch(self, since: int | None) -> AsyncIterator[Sequence[GroupEvent]]:
+    async def watch(self, since: int | None) -> AsyncIterator[Sequence[ChangeEvent]]:
         """Yield what exists (`since` None) or what has changed after a revision; then each change.
 
         An empty batch comes twice a second, so that the caller can look at other things.
         """
         self._start()
         if not await self._reaches(since or 0):
-            yield (GroupEvent(type=ChangeType.RESYNC, revision=self.revision),)
+            yield (ChangeEvent(type=ChangeType.RESYNC, revision=self.revision),)
             return
         watcher = Watcher(self._behind)
         if since is None:
             first = [
-                GroupEvent(type=ChangeType.ADDED, revision=group.metadata.revision, group=group)
-                for _, group in sorted(self._groups.items())
+                ChangeEvent(type=ChangeType.ADDED, revision=item.metadata.revision, item=item)
+                for _, item in sorted(self._items.items())
             ]
-            first.append(GroupEvent(type=ChangeType.BOOKMARK, revision=self.revision))
+            first.append(ChangeEvent(type=ChangeType.BOOKMARK, revision=self.revision))
         else:
             newest = takewhile(lambda event: event.revision > since, reversed(self._latest))
             first = list(newest)[::-1]
@@ -184,7 +194,7 @@ class ChangeFeed:
 
     async def _apply(self, poll: _Poll) -> None:
         if poll.is_whole:
-            self._groups.clear()
+            self._items.clear()
         events = [event for one in poll.changed for event in self._events_of(*one)]
         if poll.is_list:
             # Between two lists there is no order, and there may have been more changes.
@@ -204,18 +214,18 @@ class ChangeFeed:
             self._polls += 1
             self._polled.notify_all()
 
-    def _events_of(self, key: str, revision: int, group: PodGroup | None) -> list[GroupEvent]:
-        before = self._groups.get(key)
+    def _events_of(self, key: str, revision: int, item: Object | None) -> list[ChangeEvent]:
+        before = self._items.get(key)
         events = []
-        if before is not None and (group is None or group.metadata.uid != before.metadata.uid):
-            events.append(GroupEvent(type=ChangeType.DELETED, revision=revision, group=before))
+        if before is not None and (item is None or item.metadata.uid != before.metadata.uid):
+            events.append(ChangeEvent(type=ChangeType.DELETED, revision=revision, item=before))
             before = None
-        if group is None:
-            self._groups.pop(key, None)
+        if item is None:
+            self._items.pop(key, None)
         else:
-            self._groups[key] = group
+            self._items[key] = item
             type_ = ChangeType.ADDED if before is None else ChangeType.CHANGED
-            events.append(GroupEvent(type=type_, revision=revision, group=group))
+            events.append(ChangeEvent(type=type_, revision=revision, item=item))
         return events
 
     # --- the thread ---------------------------------------------------------------------------
@@ -230,18 +240,11 @@ class ChangeFeed:
                 self._stopping.wait(_RETRY_S)
 
     def _read(self, delegate: Delegate, loop: asyncio.AbstractEventLoop) -> None:
-        watch = delegate.watcher("PodGroup")
+        watch = delegate.watcher(self._kind)
         lists = 0
         while not self._stopping.is_set():
             changes = watch.poll(_BLOCK_MS if watch.lists else 0)
-            changed = [
-                (
-                    change.key,
-                    change.revision,
-                    change.value if isinstance(change.value, PodGroup) else None,
-                )
-                for change in changes
-            ]
+            changed = [(change.key, change.revision, change.value) for change in changes]
             is_list = watch.lists != lists
             lists = watch.lists
             poll = _Poll(

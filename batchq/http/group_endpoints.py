@@ -21,7 +21,7 @@ from batchq.api.printable import printable
 from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.client import Accepted, Client
 from batchq.client.api_session import sealed
-from batchq.client.submission import Outcome
+from batchq.client.submission import Existing, Outcome
 from batchq.errors import BatchqError, Conflict, NotFound
 from batchq.http.access_endpoints import record_use
 from batchq.http.calls import (
@@ -33,7 +33,7 @@ from batchq.http.calls import (
     StreamAnswer,
     no_such_group,
 )
-from batchq.http.change_feed import ChangeType, GroupEvent
+from batchq.http.change_feed import ChangeEvent, ChangeType
 from batchq.http.problems import ApiProblem, bad_request, not_ready, problem_of
 
 MOST_LISTED = 1_000
@@ -176,6 +176,15 @@ def opened(text: str) -> str:
 
 def _watch(call: ApiCall) -> StreamAnswer:
     wanted = GroupFilter.of(call)
+    return watch_stream(call, "PodGroup", lambda event: _document(call, wanted, event))
+
+
+def watch_stream(
+    call: ApiCall, kind: str, shown: Callable[[ChangeEvent], dict[str, object] | None]
+) -> StreamAnswer:
+    """Return the changes of a kind as a stream; `shown` returns an event for the caller, or None
+    if it may not see it.
+    """
     since = call.number("since", None, 2**53)
     if call.last_event:
         if not (call.last_event.isascii() and call.last_event.isdigit()):
@@ -187,13 +196,14 @@ def _watch(call: ApiCall) -> StreamAnswer:
         loop = asyncio.get_running_loop()
         bookmarked_at, bookmark = loop.time(), -1
         is_list = since is None
-        async for events in call.context.feed.watch(since):
+        feed = call.context.feeds[kind]
+        async for events in feed.watch(since):
             # While parts are sent, the feed goes on: only up to here is this watcher served.
-            served = call.context.feed.revision
+            served = feed.revision
             if call.renew_rights():
                 # Some groups have come into sight, or have left it.
-                end = GroupEvent(type=ChangeType.RESYNC, revision=call.context.feed.revision)
-                yield _event(call, wanted, end, as_lines=as_lines, has_id=True)
+                end = ChangeEvent(type=ChangeType.RESYNC, revision=feed.revision)
+                yield _sent(call, shown, end, as_lines=as_lines, has_id=True)
                 return
             for place, event in enumerate(events):
                 # A reader resumes after the last id: so there is none within the list of what
@@ -201,7 +211,7 @@ def _watch(call: ApiCall) -> StreamAnswer:
                 is_last = place + 1 == len(events) or (
                     not is_list and events[place + 1].revision != event.revision
                 )
-                part = _event(call, wanted, event, as_lines=as_lines, has_id=is_last)
+                part = _sent(call, shown, event, as_lines=as_lines, has_id=is_last)
                 if part:
                     yield part
                     bookmarked_at, bookmark = loop.time(), event.revision
@@ -211,37 +221,50 @@ def _watch(call: ApiCall) -> StreamAnswer:
             if call.context.is_ending():
                 return
             if bookmark < 0 or loop.time() - bookmarked_at > BOOKMARK_S:
-                now = GroupEvent(type=ChangeType.BOOKMARK, revision=served)
-                yield _event(call, wanted, now, as_lines=as_lines, has_id=True)
+                now = ChangeEvent(type=ChangeType.BOOKMARK, revision=served)
+                yield _sent(call, shown, now, as_lines=as_lines, has_id=True)
                 bookmarked_at, bookmark = loop.time(), now.revision
 
     content_type = NDJSON if as_lines else EVENT_STREAM
     return StreamAnswer(stream="watches", content_type=content_type, parts=parts)
 
 
-def _event(
-    call: ApiCall, wanted: GroupFilter, event: GroupEvent, *, as_lines: bool, has_id: bool
+def _sent(
+    call: ApiCall,
+    shown: Callable[[ChangeEvent], dict[str, object] | None],
+    event: ChangeEvent,
+    *,
+    as_lines: bool,
+    has_id: bool,
 ) -> bytes:
     """Return an event as sent; nothing if the reader may not see it or does not want it."""
-    document: dict[str, object] = {"type": str(event.type), "revision": event.revision}
-    if event.group is not None:
-        group = event.group
-        namespace = call.path.get("namespace") or call.text("namespace")
-        tier = call.tier_of(group)
-        if tier is None or namespace not in ("", group.metadata.namespace):
-            return b""
-        shown = seen(group, tier)
-        if not wanted.wants(shown, call.identity.names):
-            if event.type is not ChangeType.CHANGED:
-                return b""
-            # It may have matched before: for this watcher, it is gone.
-            document["type"] = str(ChangeType.DELETED)
-        document["object"] = encode(shown)
+    document: dict[str, object] | None = {"type": str(event.type), "revision": event.revision}
+    if event.item is not None:
+        document = shown(event)
+    if document is None:
+        return b""
     data = msgspec.json.encode(call.shown(document))
     if as_lines:
         return data + b"\n"
     named = f"id: {event.revision}\n" if has_id else ""
     return f"{named}event: {document['type']}\ndata: ".encode() + data + b"\n\n"
+
+
+def _document(call: ApiCall, wanted: GroupFilter, event: ChangeEvent) -> dict[str, object] | None:
+    group = event.item
+    assert isinstance(group, PodGroup)
+    namespace = call.path.get("namespace") or call.text("namespace")
+    tier = call.tier_of(group)
+    if tier is None or namespace not in ("", group.metadata.namespace):
+        return None
+    shown = seen(group, tier)
+    type_ = event.type
+    if not wanted.wants(shown, call.identity.names):
+        if type_ is not ChangeType.CHANGED:
+            return None
+        # It may have matched before: for this watcher, it is gone.
+        type_ = ChangeType.DELETED
+    return {"type": str(type_), "revision": event.revision, "object": encode(shown)}
 
 
 # --- one group --------------------------------------------------------------------------------
@@ -315,11 +338,21 @@ def submit_groups(call: ApiCall) -> ApiAnswer:
         except (ApiProblem, BatchqError) as error:
             rows[place] = _refused_row(error)
     outcomes = call.client.submit_many(
-        groups, existing="keep", keep_going=True, dry_run=call.flag("dryRun")
+        groups, existing=_existing(call), keep_going=True, dry_run=call.flag("dryRun")
     )
     for outcome in outcomes:
         rows[places[outcome.place]] = _outcome_row(call, outcome)
     return ApiAnswer(document=rows, is_lines=True)
+
+
+def _existing(call: ApiCall) -> Existing:
+    match call.text("existing"):
+        case "" | "keep":
+            return "keep"
+        case "refuse":
+            return "refuse"
+        case other:
+            raise bad_request(f"existing: expected keep or refuse, found {other[:80]!r}")
 
 
 def _object_of(line: bytes) -> object:

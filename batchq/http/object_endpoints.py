@@ -31,13 +31,15 @@ from batchq.api.views import Applied, token_of_object
 from batchq.client.api_session import sealed
 from batchq.client.request import Permit
 from batchq.errors import NotFound
-from batchq.http.calls import ApiAnswer, ApiCall
+from batchq.http.calls import ApiAnswer, ApiCall, StreamAnswer
+from batchq.http.change_feed import WATCHED_KINDS, ChangeEvent
 from batchq.http.group_endpoints import (
     LONGEST_LIST_S,
     MOST_LISTED,
     USUALLY_LISTED,
     opened,
     too_long,
+    watch_stream,
 )
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
@@ -58,11 +60,13 @@ _PAGE = 500
 # --- reading ----------------------------------------------------------------------------------
 
 
-def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer]:
+def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer | StreamAnswer]:
     """Return the endpoint that lists the objects of a kind that the caller may see, by key."""
 
-    def answer(call: ApiCall) -> ApiAnswer:
+    def answer(call: ApiCall) -> ApiAnswer | StreamAnswer:
         call.require_a_role()
+        if kind in WATCHED_KINDS and call.flag("watch"):
+            return _watch(call, kind)
         namespace = call.path.get("namespace") or call.text("namespace")
         limit = call.number("limit", USUALLY_LISTED, MOST_LISTED) or USUALLY_LISTED
         revision = call.delegate.revision()
@@ -99,6 +103,22 @@ def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer]:
         )
 
     return answer
+
+
+def _watch(call: ApiCall, kind: str) -> StreamAnswer:
+    call.require("")
+
+    def shown(event: ChangeEvent) -> dict[str, object] | None:
+        # Rights may change during the watch.
+        call.require("")
+        assert event.item is not None
+        return {
+            "type": str(event.type),
+            "revision": event.revision,
+            "object": encode(event.item),
+        }
+
+    return watch_stream(call, kind, shown)
 
 
 def get_object(kind: str) -> Callable[[ApiCall], ApiAnswer]:

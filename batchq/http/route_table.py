@@ -27,6 +27,7 @@ from batchq.http.access_endpoints import (
     withdraw,
 )
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, ApiRoute, QueryParameter
+from batchq.http.change_feed import WATCHED_KINDS
 from batchq.http.group_endpoints import (
     MOST_LINES,
     MOST_LISTED,
@@ -126,6 +127,8 @@ def _of_kind(
     one = f"/v1/namespaces/{{namespace}}/{path}" if namespaced else f"/v1/{path}"
     namespace = (QueryParameter(name="namespace", about="A namespace."),) if namespaced else ()
     plural = path[:1].upper() + path[1:]
+    # Groups are listed by an endpoint of their own.
+    watching = _FILTERS[-2:] if kind in WATCHED_KINDS else ()
     listed = [(f"/v1/{path}", f"list{plural}", namespace)]
     if namespaced:
         listed.append((one, f"list{plural}OfNamespace", ()))
@@ -134,7 +137,7 @@ def _of_kind(
             ApiRoute(
                 method="GET", path=place, name=name, endpoint=list_objects(kind),
                 verb=Verb.READ, kind=target, tier=tier, about=f"List {path} by name, in pages.",
-                parameters=(*parameters, _LIMIT, _CONTINUE), answer="ObjectList",
+                parameters=(*parameters, _LIMIT, _CONTINUE, *watching), answer="ObjectList",
             )
             for place, name, parameters in listed
         ),
@@ -198,6 +201,10 @@ ROUTES: tuple[ApiRoute, ...] = (
         verb=Verb.CREATE, body="PodGroup", answer="View", takes=NDJSON,
         most_body_bytes=MOST_REQUEST_BYTES,
         parameters=(
+            QueryParameter(
+                name="existing",
+                about="`keep` (the default) accepts an equal group that exists, `refuse` does not.",
+            ),
             QueryParameter(name="dryRun", about="Check everything, write nothing.", type="boolean"),
         ),
     ),
@@ -493,7 +500,10 @@ _SCHEMAS: dict[str, Any] = {
     # Fields of the Python client's objects, which grow with it.
     "View": {},
 }
-_STREAMED = {"PodGroupList": ("text/event-stream", "application/x-ndjson")}
+_STREAMED = {
+    "PodGroupList": ("text/event-stream", "application/x-ndjson"),
+    "ObjectList": ("text/event-stream", "application/x-ndjson"),
+}
 _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
 
 

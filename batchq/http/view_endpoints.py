@@ -277,16 +277,17 @@ def await_change(call: ApiCall) -> StreamAnswer:
 
     async def parts() -> AsyncIterator[bytes]:
         until = asyncio.get_running_loop().time() + timeout_s
-        async for events in call.context.feed.watch(since):
+        feed = call.context.feeds["PodGroup"]
+        async for events in feed.watch(since):
             call.renew_rights()
             changed = any(
-                event.group is None
-                or ((not keys or key_of(event.group) in keys) and call.tier_of(event.group))
+                not isinstance(event.item, PodGroup)
+                or ((not keys or key_of(event.item) in keys) and call.tier_of(event.item))
                 for event in events
             )
             is_over = asyncio.get_running_loop().time() >= until or call.context.is_ending()
             if changed or is_over:
-                document = {"revision": call.context.feed.revision, "changed": changed}
+                document = {"revision": feed.revision, "changed": changed}
                 yield msgspec.json.encode(document) + b"\n"
                 return
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from batchq.api.node_report import NodeReport, decode
 from batchq.api.objects import KINDS, Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Ledger
+from batchq.api.views import Change
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
@@ -36,7 +37,7 @@ from batchq.store.link import (
     is_wrong_type,
 )
 from batchq.store.liveness import damaged_in
-from batchq.store.mirror import Change, Trimmed, after_change, read_changes
+from batchq.store.mirror import Trimmed, after_change, read_changes
 from batchq.store.records import (
     field_named,
     field_of_key,

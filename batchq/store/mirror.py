@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
+from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import codec, keys, records
@@ -62,22 +63,6 @@ KeysAfter: TypeAlias = Callable[[str, str, int], list[str]]
 
 class Trimmed(Exception):
     """The change stream no longer reaches back to the reader's place: list again."""
-
-
-class Change(Struct, frozen=True, kw_only=True):
-    """One write. `value` is None if the object was deleted; `id` is the entry's id in the stream.
-
-    `unreadable`: the written record is unreadable, and `value` is None. `repaired`: the key that
-    the write found damaged and repaired, and the number that it held.
-    """
-
-    kind: str
-    key: str
-    revision: int
-    value: Object | None
-    id: str
-    unreadable: Unreadable | None = None
-    repaired: tuple[str, int] | None = None
 
 
 class MirrorDifference(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from batchq.api.objects import NAMESPACED, Object, Pod, Unreadable
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
+from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.store import codec, keys, scripts
@@ -36,7 +37,6 @@ from batchq.store.link import (
 from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
 from batchq.store.mirror import (
     PAGE,
-    Change,
     Mirror,
     MirrorDifference,
     Trimmed,

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchq.api.views import Change
 from batchq.store import keys
-from batchq.store.mirror import Change, read_changes
+from batchq.store.mirror import read_changes
 from batchq.store.redis import RedisStore
 
 #: The pause between two reads. The stream keeps 65,536 changes, many times those of a pause.

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
 from batchq.api.objects import PodGroup
-from batchq.store.mirror import Change
+from batchq.api.views import Change
 from benchmarks.kueue.load import UNIT, Class, Scenario, class_of, place_of
 
 #: (group, began, ended, "succeeded", "evicted" or "too late"), in seconds of one clock.

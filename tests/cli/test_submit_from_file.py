@@ -21,6 +21,8 @@ from tests.client.stage import Stage
 from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 
+pytestmark = pytest.mark.both_doors
+
 SOON_S = 30
 
 

@@ -96,6 +96,25 @@ def test_objects_are_listed_in_pages_and_returned_one_by_one(api: Caller, stage:
     assert api("POST", f"/v1/nodes/{node['metadata']['name']}/cordon").data == {"changed": False}
 
 
+def test_queues_and_nodes_are_watched(api: Caller, stage: Stage) -> None:
+    with api.events("/v1/queues?watch=true") as queues, api.events("/v1/nodes?watch=true") as nodes:
+        assert [one["event"] for one in queues.until("BOOKMARK")] == ["ADDED", "BOOKMARK"]
+        listed = nodes.until("BOOKMARK")
+        node = json.loads(listed[0]["data"])["object"]["metadata"]["name"]
+        stage.client.set_stop_policy("default", "Hold")
+        stage.client.cordon(node)
+        [held] = queues.until("CHANGED")
+        assert json.loads(held["data"])["object"]["spec"]["stopPolicy"] == "Hold"
+        [cordoned] = nodes.until("CHANGED")
+        assert json.loads(cordoned["data"])["object"]["spec"]["unschedulable"] is True
+        since = json.loads(held["data"])["revision"]
+    stage.client.set_stop_policy("default", "None")
+    with api.events(f"/v1/queues?watch=true&since={since}") as queues:
+        [resumed] = queues.until("CHANGED")
+    assert "spec" not in json.loads(resumed["data"])["object"]
+    assert api("GET", "/v1/priorityclasses?watch=true").status == 400
+
+
 def test_several_objects_are_changed_together_or_not_at_all(api: Caller, stage: Stage) -> None:
     objects = [manifest("one"), manifest("two", queue="nowhere")]
     refused = api("POST", "/v1/requests", {"verb": "submit", "objects": objects})

@@ -1,0 +1,88 @@
+"""The Python client over the API: streams, and submissions whose answers are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.api.objects import PodGroup, Queue
+from batchq.client.api_client import ApiClient
+from batchq.client.api_session import ApiCredentials, ApiSession
+from batchq.client.api_submission import ApiSubmission
+from batchq.errors import Conflict, InvalidInput, StoreUnavailable
+from batchq.system import RandomIds
+from tests.client.stage import Stage
+from tests.http.api_process import RunningApi
+
+
+@pytest.fixture
+def client(running_api: RunningApi) -> Iterator[ApiClient]:
+    with ApiClient(ApiCredentials(server=f"unix:{running_api.socket}")) as client:
+        yield client
+
+
+def test_a_watch_yields_what_exists_and_each_change(client: ApiClient, stage: Stage) -> None:
+    changes = client.watch("Queue", timeout_s=20)
+    first = next(changes)
+    assert (first.kind, first.key) == ("Queue", "default")
+    stage.client.set_stop_policy("default", "Hold")
+    held = next(changes)
+    assert isinstance(held.value, Queue)
+    assert (held.key, held.value.spec.stop_policy) == ("default", "Hold")
+
+
+def test_a_watch_ends_at_its_timeout_and_follows_one_kind(client: ApiClient, stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="train")
+    found = [change.key for change in client.watch("PodGroup", timeout_s=0.5)]
+    assert found == ["default/train"]
+    with pytest.raises(InvalidInput, match="expected one kind of PodGroup, Queue, Node"):
+        client.watch("Pod", "Node")
+
+
+class LosingSession(ApiSession):
+    """Loses the answer to the first request."""
+
+    def __init__(self, credentials: ApiCredentials) -> None:
+        super().__init__(credentials)
+        self._has_lost = False
+
+    def _exchange(self, method: str, path: str, body: bytes | None, form: str) -> tuple[bytes, int]:
+        found = super()._exchange(method, path, body, form)
+        if not self._has_lost:
+            self._has_lost, self.has_answered = True, False
+            raise StoreUnavailable("the connection was lost")
+        return found
+
+
+def submission(socket: Path, *names: str) -> ApiSubmission:
+    """Return a submission of groups, the answer to whose first batch is lost."""
+    return ApiSubmission(
+        LosingSession(ApiCredentials(server=f"unix:{socket}")),
+        lambda ask: ask(),
+        RandomIds().new_uid,
+        [{"command": ["true"], "name": name} for name in names],
+        {},
+    )
+
+
+def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
+    running_api: RunningApi, stage: Stage
+) -> None:
+    sending = submission(running_api.socket, "a", "b")
+    with pytest.raises(StoreUnavailable, match="the connection was lost"):
+        next(sending)
+    tally = sending.all()
+    assert (tally.submitted, tally.unchanged, tally.refused) == (2, 0, 0)
+    stored = stage.client.list("PodGroup")
+    assert [item.metadata.name for item in stored if isinstance(item, PodGroup)] == ["a", "b"]
+
+
+def test_a_name_that_was_taken_before_is_refused(client: ApiClient, stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="a")
+    [taken, accepted] = client.submit_many(
+        [{"command": ["true"], "name": "a"}, {"command": ["true"], "name": "b"}]
+    )
+    assert isinstance(getattr(taken, "error", None), Conflict)
+    assert accepted.place == 1

@@ -1,7 +1,10 @@
-"""`batchq login`, `logout` and `whoami`: this user at the HTTP API."""
+"""`batchq login`, `logout`, `whoami`: this user at the HTTP API; and `connect`, ssh's way to it."""
 
 from __future__ import annotations
 
+import os
+import select
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ _LONGEST_TOKEN = 256
     epilog=examples(
         "batchq login https://hpc.example:8443",
         "batchq login https://hpc.example:8443 --token-file token --ca-file ca.pem",
+        "batchq login ssh://hpc.example",
         "batchq login unix:/run/batchq/api.sock",
     )
 )
@@ -38,8 +42,10 @@ _LONGEST_TOKEN = 256
 def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
 
-    On a unix socket no token is needed: the kernel names you. The everyday commands then use this
-    API, unless BATCHQ_REDIS_URL names a server; `batchq whoami` shows what the API says of you.
+    On a unix socket no token is needed: the kernel names you. Nor with ssh://HOST, which runs
+    `batchq connect` there by your own `ssh`: you are your account on that machine. The everyday
+    commands then use this API, unless BATCHQ_REDIS_URL names a server; `batchq whoami` shows what
+    the API says of you.
     """
     from batchq.client.api_session import (
         ApiCredentials,
@@ -50,7 +56,8 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     from batchq.paths import find_home
 
     address = checked_server(server)
-    token = "" if address.startswith("unix:") and token_file is None else _token_of(token_file)
+    is_named = address.startswith(("unix:", "ssh:"))
+    token = "" if is_named and token_file is None else _token_of(token_file)
     if ca_file is not None and not ca_file.is_file():
         raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
@@ -104,6 +111,57 @@ def whoami(output: Output) -> None:
     with ApiSession(kept) as session:
         me = session.request("GET", "/v1/me")
     output.page({"server": kept.server, **me}, lambda: _show(kept.server, me))
+
+
+#: Where `batchq service install` lets the API of a machine listen.
+SYSTEM_SOCKET = Path("/run/batchq/api.sock")
+_MOST_COPIED = 64 * 1024
+
+
+@click.command(epilog=examples("batchq connect", "batchq connect /run/batchq/api.sock"))
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+def connect(path: Path | None) -> None:
+    """Copy bytes between stdin and stdout and the socket of this machine's API.
+
+    The commands of other machines run it by ssh: see BATCHQ_SERVER=ssh://HOST. Without PATH, it is
+    the socket in /run/batchq, or the one of `batchq up`.
+    """
+    from batchq.paths import find_home
+
+    if path is None:
+        path = SYSTEM_SOCKET if SYSTEM_SOCKET.exists() else find_home().api_socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as api:
+        try:
+            api.connect(str(path))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"no API answers at {path}: {error.strerror or error}",
+                hint="start it with `batchq up`, or with `batchq api --listen unix:PATH`",
+            ) from None
+        _copy(sys.stdin.fileno(), sys.stdout.fileno(), api)
+
+
+def _copy(source: int, target: int, api: socket.socket) -> None:
+    """Copy in both directions until the API closes the connection, or the reader is gone."""
+    readable = [source, api.fileno()]
+    while True:
+        ready, _, _ = select.select(readable, [], [])
+        try:
+            if api.fileno() in ready:
+                data = api.recv(_MOST_COPIED)
+                if not data:
+                    return
+                while data:
+                    data = data[os.write(target, data) :]
+            if source in ready:
+                data = os.read(source, _MOST_COPIED)
+                if data:
+                    api.sendall(data)
+                else:
+                    readable.remove(source)
+                    api.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, ConnectionResetError):
+            return
 
 
 def _show(server: str, me: dict[str, Any]) -> None:

@@ -52,7 +52,8 @@ class ApiCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def checked_server(url: str, *, variable: str = "") -> str:
-    """Return the address of an API: `https://HOST[:PORT]`, `http://` on loopback, `unix:PATH`.
+    """Return the address of an API: `https://HOST[:PORT]`, `http://` on loopback, `unix:PATH`, or
+    `ssh://[USER@]HOST[:PORT][/PATH]`.
 
     `variable` is the environment variable that contains it. Raises InvalidInput.
     """
@@ -64,14 +65,20 @@ def checked_server(url: str, *, variable: str = "") -> str:
         is_whole = bool(parts.hostname) and parts.port != 0 and _is_one_word(parts.netloc)
     except ValueError:
         parts, is_whole = urlsplit(""), False
+    if is_whole and parts.scheme == "ssh":
+        from batchq.client.ssh_door import checked_ssh
+
+        return checked_ssh(parts, what)
     if not is_whole or parts.scheme not in ("https", "http") or parts.path not in ("", "/"):
         # The message does not repeat the text, which may contain a token.
-        hint = "as in https://hpc.example:8443 or unix:/run/batchq/api.sock"
+        hint = "as in https://hpc.example:8443, ssh://hpc.example or unix:/run/batchq/api.sock"
         if variable:
             hint += f"; unset {variable} to use the server of `batchq login` or the Redis server"
         if parts.scheme.startswith("redis"):
             hint = f"a Redis server is named by {URL_VARIABLE} or --redis-url"
-        raise InvalidInput(f"{what}: expected https://HOST:PORT or unix:PATH", hint=hint)
+        raise InvalidInput(
+            f"{what}: expected https://HOST:PORT, ssh://HOST or unix:PATH", hint=hint
+        )
     if parts.username is not None or parts.query or parts.fragment:
         raise InvalidInput(
             f"{what}: expected no user, password or parameters in it",
@@ -83,7 +90,7 @@ def checked_server(url: str, *, variable: str = "") -> str:
         prefix = f"{variable}: " if variable else ""
         raise InvalidInput(
             f"{prefix}http://{parts.hostname}: others could read the token on the way",
-            hint="use https://, or unix:PATH on the API's machine",
+            hint="use https:// or ssh://, or unix:PATH on the API's machine",
         )
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -245,6 +252,10 @@ class ApiSession:
         server = self._credentials.server
         if server.startswith("unix:"):
             return _SocketConnection(server.removeprefix("unix:"))
+        if server.startswith("ssh:"):
+            from batchq.client.ssh_door import SshConnection
+
+            return SshConnection(server, timeout_s=_TIMEOUT_S)
         parts = urlsplit(server)
         assert parts.hostname is not None
         if parts.scheme == "http":

@@ -18,6 +18,7 @@ from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
 from tests.http.api_process import RunningApi
 
+EXPECTED = "expected https://HOST:PORT, ssh://HOST or unix:PATH"
 ROOT = Actor(user="root@host", via="redis")
 
 
@@ -116,10 +117,10 @@ def test_a_file_closed_from_its_beginning_whatever_the_umask(
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("hpc.example", "expected https://HOST:PORT or unix:PATH"),
-        ("ftp://hpc.example", "expected https://HOST:PORT or unix:PATH"),
-        ("https://", "expected https://HOST:PORT or unix:PATH"),
-        ("https://host:port", "expected https://HOST:PORT or unix:PATH"),
+        ("hpc.example", EXPECTED),
+        ("ftp://hpc.example", EXPECTED),
+        ("https://", EXPECTED),
+        ("https://host:port", EXPECTED),
         ("https://alice:secret@host", "expected no user, password or parameters in it"),
         ("http://hpc.example", "others could read the token on the way"),
         ("unix:/nowhere/api", "does not answer: No such file or directory"),
@@ -154,8 +155,18 @@ def test_logging_out_without_an_answer_forgets_the_token_and_says_that_it_is_val
 @pytest.mark.parametrize(
     ("variable", "value", "sentence", "hint"),
     [
-        ("BATCHQ_SERVER", "hpc.example:8443", "expected https://HOST:PORT or unix:PATH", "as in"),
-        ("BATCHQ_SERVER", " ", "expected https://HOST:PORT or unix:PATH", "unset BATCHQ_SERVER"),
+        (
+            "BATCHQ_SERVER",
+            "hpc.example:8443",
+            EXPECTED,
+            "as in",
+        ),
+        (
+            "BATCHQ_SERVER",
+            " ",
+            EXPECTED,
+            "unset BATCHQ_SERVER",
+        ),
         ("BATCHQ_SERVER", "https://hpc example", "expected https://HOST:PORT", "as in https://hpc"),
         ("BATCHQ_SERVER", "rediss://hpc", "expected https://HOST:PORT", "BATCHQ_REDIS_URL"),
         ("BATCHQ_SERVER", "https://a:secret@b", "no user, password", "BATCHQ_TOKEN_FILE"),

@@ -63,6 +63,8 @@ BROKEN_ONCE = {
     973287: "two gangs chose other victims in every session, as each moved the other's shares",
     975038: "a gang gained and lost its victims in turn with the pledge of one ranked before it",
     984166: "a gang got nodes that were kept for the pods promised to a group before it",
+    1005947: "a gang took over victims that it found no longer once they were its own",
+    1017108: "the judge: a group that was admitted and reclaimed in one session lost its checks",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -364,6 +364,19 @@ def test_under_an_ancestor_within_deserved_a_borrower_is_a_victim_for_its_siblin
     ]
 
 
+def test_once_a_sibling_has_given_way_the_parent_may_reclaim_from_other_queues() -> None:
+    """While b holds 4, t1 would end above what it deserves, so no pod of c may be taken."""
+    queues = [
+        taker("t1", deserved={"cpu": 6}),
+        taker("a", parent="t1", deserved={"cpu": 6}),
+        taker("b", parent="t1", deserved={"cpu": 0}),
+        taker("c", deserved={"cpu": 2}),
+    ]
+    world = [*queues, *runs("b0", 4, queue="b"), *ones("c", 4, queue="c")]
+    found = gone(node("n1", 8), *world, group("in", 6, queue="a"))
+    assert found == [*(f"b0-t-{i}" for i in range(4)), "c0-t-0", "c1-t-0"]
+
+
 def test_no_ancestor_of_a_victim_falls_below_its_guarantee_or_its_childrens_sum() -> None:
     """The younger gang would leave 2 where 3 are guaranteed; the older one leaves 3."""
     queues = [

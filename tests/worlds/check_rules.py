@@ -17,12 +17,16 @@ _LATE = "AfterCheckPassedOrOnDemand"
 
 
 def groups_are_admitted_only_after_their_checks_pass(before: Session, after: Session) -> None:
-    """All checks are True; without the `enqueue` action no checks are required."""
+    """All checks are True; without the `enqueue` action no checks are required. A group that was
+    evicted in the same session has lost the answers, so those that the session read count.
+    """
     if "enqueue" not in after.actions or not are_honoured(after):
         return
+    lost = {one.group for one in after.intents if isinstance(one, intents.RollBack)}
     for intent in after.intents:
         if isinstance(intent, intents.AdmitGroup):
-            checks = {one.name: one.status for one in after.by_key[intent.group].status.checks}
+            session = before if intent.group in lost else after
+            checks = {one.name: one.status for one in session.by_key[intent.group].status.checks}
             if any(status != "True" for status in checks.values()):
                 raise Broken(f"{intent.group} was admitted with checks {checks}")
 

@@ -252,10 +252,12 @@ class _SearchTrial:
             return enough
         left = deque(stages)
         while left:
-            stage, passes = left.popleft(), 0
+            stage, seen = left.popleft(), -1
             own_to_come = any(self._request.preemptor.queue in later for later in left)
-            while stage and passes <= self._pledges_ended():
-                passes += 1
+            # Each victim may make others eligible: the queues above its own hold less then, and so
+            # do those above the preemptor's.
+            while stage and len(self._taken) > seen:
+                seen = len(self._taken)
                 pool = Pool(self._session, self._request.preemptor, stage, self._terms)
                 if self._take_from(pool, own_to_come=own_to_come):
                     return True

@@ -22,9 +22,9 @@ from batchq.api.access import (
     matrix,
     parse_binding,
 )
-from batchq.api.times import format_instant
+from batchq.api.times import format_instant, parse_duration
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
-from batchq.cli.output.options import Globals, examples, output_option, pass_globals
+from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.client.access_control import (
     MOST_DAYS,
@@ -38,7 +38,7 @@ from batchq.client.access_control import (
     binding_row,
     token_row,
 )
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, UsageError
 
 _ROLES = click.Choice([str(role) for role in AccessRole])
 _VISIBILITY = click.option(
@@ -235,6 +235,7 @@ def audit(shared: Globals, most: int, output: Output) -> int:
 @click.group(
     epilog=examples(
         "batchq token create alice --note 'laptop'",
+        "batchq token invite bob --role submitter -n ml",
         "batchq token list",
         "batchq token revoke b3nq7zk2xw",
     )
@@ -301,6 +302,53 @@ def create(
         )
 
 
+@token.command(
+    epilog=examples(
+        "batchq token invite bob --role submitter -n ml",
+        "batchq token invite bob --for 3d --note laptop",
+    )
+)
+@click.argument("user")
+@click.option("--for", "lasts", type=DURATION, default="24h", show_default=True, help="How long.")
+@click.option(
+    "--role",
+    type=click.Choice([str(role) for role in AccessRole]),
+    help="Give USER this role, too.",
+)
+@click.option(
+    "-n", "--namespace", default=EVERYWHERE, help="Where the role is given.  [default: everywhere]"
+)
+@click.option("--note", default="", help="What the token is for.")
+@output_option("text", "json")
+@pass_globals
+def invite(
+    shared: Globals,
+    user: str,
+    lasts: str,
+    role: str | None,
+    namespace: str,
+    note: str,
+    output: Output,
+) -> None:
+    """Create an invitation for USER and print it, once.
+
+    USER gives it to `batchq login URL` when that asks for a token, and gets a token of 90 days in
+    exchange. It is good once; so a copy that another user makes of it is noticed.
+    """
+    if role is None and namespace != EVERYWHERE:
+        raise UsageError("-n says where --role is given", hint="as in --role submitter -n ml")
+    binding = None if role is None else parse_binding(f"user:{user}", role, namespace)
+    with Delegate(shared.redis_url) as delegate:
+        actor = Actor(user=delegate.user, via="redis")
+        made = delegate.access.invite(user, actor, lasts_ms=parse_duration(lasts), note=note)
+        if binding is not None:
+            delegate.access.grant(binding, actor)
+    output.page({"invitation": made.text, **token_row(made.record)}, lambda: echo(made.text))
+    if output.for_people:
+        until = format_instant(made.record.expires_at)
+        echo(f"User {user} may log in with it once, until {until}.", err=True)
+
+
 @token.command(name="list", epilog=examples("batchq token list", "batchq token list -o json"))
 @click.option("--user", default="", help="Only those of this user.")
 @output_option("table", "json")
@@ -349,8 +397,10 @@ def _instant(at: int | None) -> str | None:
 
 def _state(record: TokenRecord, now_ms: int) -> str:
     if record.revoked_at is not None:
-        return "revoked"
-    return "expired" if record.expires_at <= now_ms else "valid"
+        return "used" if record.is_invitation else "revoked"
+    if record.expires_at <= now_ms:
+        return "expired"
+    return "invitation" if record.is_invitation else "valid"
 
 
 _LONGEST_PASSWORD_BYTES = 4096

@@ -32,7 +32,7 @@ _LONGEST_TOKEN = 256
 @click.option(
     "--token-file",
     type=click.Path(allow_dash=True, path_type=Path),
-    help="A file with the token in one line; - is stdin.  [default: ask for it]",
+    help="A file with the token, or an invitation, in one line; - is stdin.  [default: ask for it]",
 )
 @click.option(
     "--ca-file",
@@ -41,6 +41,8 @@ _LONGEST_TOKEN = 256
 )
 def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
+
+    An invitation (bqi_…) is exchanged for a token first, which works once.
 
     On a unix socket no token is needed: the kernel names you. Nor with ssh://HOST, which runs
     `batchq connect` there by your own `ssh`: you are your account on that machine. The everyday
@@ -61,6 +63,10 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     if ca_file is not None and not ca_file.is_file():
         raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
+    if token.startswith("bqi_"):
+        invited = ApiCredentials(server=address, token=token, authority=authority)
+        with ApiSession(invited) as session:
+            token = session.request("POST", "/v1/invitations")["token"]
     tried = ApiCredentials(server=address, token=token, authority=authority)
     with ApiSession(tried) as session:
         me = session.request("GET", "/v1/me")
@@ -190,7 +196,7 @@ def _token_of(path: Path | None) -> str:
                 "a token is needed, and there is no terminal to ask for it",
                 hint="name a file with it: --token-file FILE, or - for stdin",
             )
-        text = click.prompt("Token", hide_input=True, err=True)
+        text = click.prompt("Token or invitation", hide_input=True, err=True)
     else:
         try:
             with click.open_file(str(path), encoding="ascii") as file:
@@ -199,7 +205,7 @@ def _token_of(path: Path | None) -> str:
             why = getattr(error, "strerror", None) or "it is no text"
             raise InvalidInput(f"the token file {path}: {why}") from None
     words = str(text).split()
-    if len(words) != 1 or not words[0].startswith("bqt_") or words[0].count("_") < 3:
+    if len(words) != 1 or not words[0].startswith(("bqt_", "bqi_")) or words[0].count("_") < 3:
         # The message must not show the text, which may be a password.
         raise InvalidInput("expected a token, bqt_…, and nothing else")
     return words[0]

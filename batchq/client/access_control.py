@@ -1,8 +1,9 @@
 """Tokens, bindings and the audit trail of the HTTP API, and connections that act for its users.
 
-A token is `bqt_<id>_<secret>_<checksum>`. It is shown once; the server keeps the SHA-256 of the
-secret, which needs no slow hash because the secret has 256 random bits. The checksum tells a typing
-error from an unknown token, and lets scanners recognise tokens in text.
+A token is `bqt_<id>_<secret>_<checksum>`, an invitation the same with `bqi_`. It is shown once; the
+server keeps the SHA-256 of the secret, which needs no slow hash because the secret has 256 random
+bits. The checksum tells a typing error from an unknown token, and lets scanners recognise tokens in
+text.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from msgspec import Struct, structs, to_builtins
+from msgspec import UNSET, Struct, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
 from batchq.api.notation import counted
 from batchq.api.objects import PodGroup
 from batchq.api.printable import printable
-from batchq.api.times import DAY, format_instant
+from batchq.api.times import DAY, describe_age, format_instant
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -53,6 +54,8 @@ __all__ = [
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
+#: How long an invitation may be used.
+USUAL_INVITATION_MS, LONGEST_INVITATION_MS = DAY, 7 * DAY
 #: Tokens of one user that are neither expired nor revoked, and tokens of all.
 MOST_OF_ONE_USER, MOST_OF_ALL = 100, 10_000
 #: How long an expired or revoked token is kept, so that its user learns why it is refused.
@@ -67,7 +70,7 @@ _MOST_AUDITED = 10
 WHOLE = Scope()
 _ID_LENGTH = 10
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-_TOKEN = re.compile(r"bqt_([a-z0-9]{10})_([A-Za-z0-9_-]{43})_([0-9a-f]{6})")
+_TOKEN = re.compile(r"bq(t|i)_([a-z0-9]{10})_([A-Za-z0-9_-]{43})_([0-9a-f]{6})")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 
 
@@ -88,14 +91,16 @@ class NewToken(NamedTuple):
 
 
 class TokenParts(NamedTuple):
-    """What a token's text says: its id, and the digest of its secret."""
+    """What a token's text says: its id, the digest of its secret, whether it is an invitation."""
 
     id: str
     digest: str
+    is_invitation: bool
 
     def is_of(self, record: TokenRecord) -> bool:
         """Whether the token is the one of this record."""
-        return hmac.compare_digest(self.digest.encode(), record.digest.encode())
+        is_same = hmac.compare_digest(self.digest.encode(), record.digest.encode())
+        return is_same and self.is_invitation == record.is_invitation
 
 
 def audit_row(entry: AuditEntry) -> dict[str, object]:
@@ -122,15 +127,16 @@ def token_row(record: TokenRecord) -> dict[str, object]:
         "revokedAt": None if record.revoked_at is None else format_instant(record.revoked_at),
         **to_builtins(record.scope),
         "note": record.note,
+        "invitation": record.is_invitation,
     }
 
 
 def parse_token(text: str) -> TokenParts | None:
     """Return the parts of a token; None if the text is none, or mistyped."""
     found = _TOKEN.fullmatch(text)
-    if found is None or _checksum(found[1], found[2]) != found[3]:
+    if found is None or _checksum(found[2], found[3]) != found[4]:
         return None
-    return TokenParts(found[1], _digest(found[2]))
+    return TokenParts(found[2], _digest(found[3]), found[1] == "i")
 
 
 def _digest(secret: str) -> str:
@@ -180,12 +186,57 @@ class AccessControl:
 
         Raises InvalidInput, Rejected if there are too many, StoreUnavailable.
         """
+        if not 1 <= days <= MOST_DAYS:
+            raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
+        return self._create(owner, actor, days * DAY, scope=scope, note=note, because=because)
+
+    def invite(
+        self, owner: str, actor: Actor, *, lasts_ms: int = USUAL_INVITATION_MS, note: str = ""
+    ) -> NewToken:
+        """Create an invitation for a user: `redeem` exchanges it for a token, once.
+
+        Raises InvalidInput, Rejected if there are too many tokens, StoreUnavailable.
+        """
+        if not 0 < lasts_ms <= LONGEST_INVITATION_MS:
+            raise InvalidInput(
+                f"an invitation lasts at most {describe_age(LONGEST_INVITATION_MS)}, found"
+                f" {describe_age(lasts_ms)}"
+            )
+        return self._create(owner, actor, lasts_ms, note=note, invitation=True)
+
+    def redeem(self, invitation: TokenRecord, actor: Actor) -> NewToken:
+        """Exchange an invitation for a token of its owner, which lasts 90 days.
+
+        Raises Conflict if it has been used, Rejected if the user has too many tokens,
+        StoreUnavailable.
+        """
+        now_ms = self._store.now_ms()
+        used = structs.replace(invitation, revoked_at=now_ms)
+        spent = FieldChange(field=invitation.id, before=invitation, after=used)
+        try:
+            return self._create(
+                invitation.owner, actor, USUAL_DAYS * DAY, note=invitation.note,
+                because=f"invitation {invitation.id} of {invitation.made_by}", spent=[spent],
+            )  # fmt: skip
+        except Conflict:
+            raise Conflict(f"invitation {invitation.id} has been used already") from None
+
+    def _create(
+        self,
+        owner: str,
+        actor: Actor,
+        lasts_ms: int,
+        *,
+        scope: Scope = WHOLE,
+        note: str = "",
+        because: str = "",
+        invitation: bool = False,
+        spent: Sequence[FieldChange] = (),
+    ) -> NewToken:
         if not _USER.fullmatch(owner):
             raise InvalidInput(
                 f"user {owner[:80]!r}: expected letters, digits, '.', '_', '@', '+' and '-'"
             )
-        if not 1 <= days <= MOST_DAYS:
-            raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
         if len(note) > _LONGEST_NOTE or note != printable(note):
             raise InvalidInput(f"note: expected a line of at most {_LONGEST_NOTE} characters")
         now_ms, state = self._store.now_ms(), self.state()
@@ -199,17 +250,19 @@ class AccessControl:
             owner=owner,
             made_by=actor.user,
             made_at=now_ms,
-            expires_at=now_ms + days * DAY,
+            expires_at=now_ms + lasts_ms,
             scope=scope,
             note=note,
+            invitation=True if invitation else UNSET,
         )
-        changes = [FieldChange(field=token, before=None, after=record)]
+        changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
-        name = f"{token} of user {owner}"
+        name = f"{'invitation ' if invitation else ''}{token} of user {owner}"
         audit = _audit(actor, now_ms, "create", "tokens", name, because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         records.forget_last_uses(self._link, [one.id for one in stale])
-        return NewToken(f"bqt_{token}_{secret}_{_checksum(token, secret)}", record)
+        kind = "bqi" if invitation else "bqt"
+        return NewToken(f"{kind}_{token}_{secret}_{_checksum(token, secret)}", record)
 
     def _refuse_too_many(self, owner: str, state: AccessState, stale: int, now_ms: int) -> None:
         own = sum(

@@ -57,13 +57,23 @@ class AccessBook:
             self._bindings = tuple(sorted(one.binding for one in state.bindings.values()))
         self._read_at = began_at
 
-    def identity_of(self, written: Sequence[str]) -> Identity:
-        """Return the identity of an Authorization header. Raises ApiProblem."""
+    def identity_of(self, written: Sequence[str], *, invited: bool = False) -> Identity:
+        """Return the identity of an Authorization header; only an `invited` request has an
+        invitation in it. Raises ApiProblem.
+        """
         scheme, _, text = written[0].partition(" ") if len(written) == 1 else ("", "", "")
         parts = parse_token(text.strip()) if scheme.lower() == "bearer" else None
         if parts is None:
             raise unauthenticated(
                 "expected one token, whole: Authorization: Bearer bqt_…", reason="malformed"
+            )
+        if parts.is_invitation != invited:
+            raise unauthenticated(
+                "expected an invitation, bqi_…"
+                if invited
+                else "an invitation is not a token: it is exchanged for one, once",
+                hint="see `batchq login --help`",
+                reason="malformed",
             )
         self._refuse_if_stale()
         record = self._state.tokens.get(parts.id)
@@ -103,8 +113,15 @@ class AccessBook:
 
 
 def _problem_of(record: TokenRecord) -> ApiProblem | None:
+    if record.revoked_at is not None and record.is_invitation:
+        return unauthenticated(
+            f"invitation {record.id} has been used already, or was revoked",
+            hint="ask for another one",
+            reason="revoked",
+        )
     if record.revoked_at is not None:
         return unauthenticated(f"token {record.id} was revoked", reason="revoked")
     if record.expires_at <= time() * 1000:
-        return unauthenticated(f"token {record.id} has expired", reason="expired")
+        what = "invitation" if record.is_invitation else "token"
+        return unauthenticated(f"{what} {record.id} has expired", reason="expired")
     return None

@@ -104,6 +104,16 @@ def create_token(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 
+def redeem_invitation(call: ApiCall) -> ApiAnswer:
+    """Exchange the caller's invitation for a token, whose text is in this answer only."""
+    book = call.context.book
+    record = book.state.tokens[call.identity.token]
+    created = call.delegate.access.redeem(record, call.actor)
+    book.renew(call.delegate.access)
+    document = {"token": created.text, **token_row(created.record)}
+    return ApiAnswer(document=document, status=HTTPStatus.CREATED)
+
+
 def revoke_token(call: ApiCall) -> ApiAnswer:
     """Revoke a token."""
     call.context.book.renew(call.delegate.access)

@@ -179,7 +179,7 @@ class ApiApplication:
         if any(trick in raw_path for trick in _TRICKS):
             raise bad_request("the path: expected plain names between single slashes")
         self._names.check(request.headers)
-        identity = _UNKNOWN if route.is_open else await self._identity(request)
+        identity = _UNKNOWN if route.is_open else await self._identity(route, request)
         if not route.is_open:
             self._take(route, identity)
         query = _query(route, request)
@@ -219,12 +219,12 @@ class ApiApplication:
         body = msgspec.json.encode(answer.document)
         return Response(body, int(answer.status), headers, JSON)
 
-    async def _identity(self, request: Request) -> Identity:
+    async def _identity(self, route: ApiRoute, request: Request) -> Identity:
         peer = request.scope.get(PEER)
         written = request.headers.getlist("authorization")
         if written:
             try:
-                return self._book.identity_of(written)
+                return self._book.identity_of(written, invited=route.is_for_invited)
             except ApiProblem:
                 # Valid tokens are accepted even while others guess from the same address.
                 wait_s = self._failures.wait_s(self._address(request))
@@ -235,7 +235,9 @@ class ApiApplication:
             # A token that another process has made a moment ago is not in the book yet.
             with suppress(BatchqError):
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
-            return self._book.identity_of(written)
+            return self._book.identity_of(written, invited=route.is_for_invited)
+        if route.is_for_invited:
+            raise unauthenticated("expected an invitation", hint="Authorization: Bearer bqi_…")
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
         return self._settings.accounts.identity_of(peer)

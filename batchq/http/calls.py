@@ -92,6 +92,8 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     body: str = ""
     answer: str = ""
     is_open: bool = False
+    #: Whether the caller shows an invitation instead of a token.
+    is_for_invited: bool = False
     is_explanation: bool = False
     most_body_bytes: int = MOST_BODY_BYTES
     #: The media type of the body.

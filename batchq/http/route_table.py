@@ -22,6 +22,7 @@ from batchq.http.access_endpoints import (
     list_bindings,
     list_tokens,
     read_audit,
+    redeem_invitation,
     revoke_token,
     show_me,
     withdraw,
@@ -406,6 +407,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="POST", path="/v1/tokens", name="createToken", endpoint=create_token,
         verb=Verb.CREATE, kind=TargetKind.TOKENS, body="TokenRequest",
         about="Create a token of your own. Its text is in this answer only.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/invitations", name="redeemInvitation",
+        endpoint=redeem_invitation, is_for_invited=True,
+        about="Exchange the invitation in Authorization, once, for a token of its user.",
     ),
     ApiRoute(
         method="DELETE", path="/v1/tokens/{id}", name="revokeToken", endpoint=revoke_token,

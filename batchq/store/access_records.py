@@ -15,7 +15,7 @@ from typing import Literal, TypeVar, cast
 
 import msgspec
 import redis
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from batchq.api.access import Binding, Scope, Via
 from batchq.errors import Conflict, StoreUnavailable
@@ -36,6 +36,7 @@ _TRIES = 50
 class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """A token as stored. `digest` is the SHA-256 of its secret, in hex. Instants in milliseconds.
 
+    An invitation is good for one thing: to be exchanged, once, for a token of its owner.
     A revoked token is kept for a while, so that its user learns why it is refused.
     """
 
@@ -48,6 +49,13 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     revoked_at: int | None = None
     scope: Scope = Scope()
     note: str = ""
+    #: Absent in tokens, as in those of earlier versions: a change compares the stored bytes.
+    invitation: bool | UnsetType = UNSET
+
+    @property
+    def is_invitation(self) -> bool:
+        """Whether it is an invitation."""
+        return self.invitation is True
 
 
 class BindingRecord(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -12,6 +12,8 @@ import pytest
 
 from batchq.api.access import parse_binding
 from batchq.client.access_control import Actor, Delegate
+from batchq.client.api_session import ApiCredentials, ApiSession
+from batchq.errors import StoreUnavailable
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -188,3 +190,41 @@ def test_a_malformed_variable_is_named_with_what_was_expected(
     assert second.startswith("hint: ")
     assert hint in second
     assert "secret" not in refused.err
+
+
+@pytest.mark.usefixtures("stage")
+def test_an_invitation_is_exchanged_once_for_a_token(
+    server: Server, secured: RunningApi, home: Path
+) -> None:
+    invited = run("token", "invite", "bob", "--role", "submitter", "-n", "ml", url=server.url)
+    text = invited.out.strip()
+    assert text.startswith("bqi_")
+    assert invited.err.startswith("User bob may log in with it once, until ")
+    done = log_in(secured, text, "--ca-file", str(AUTHORITY))
+    assert done.out.startswith("bob is logged in to ")
+    kept = json.loads((home / "credentials.json").read_text())["token"]
+    assert kept.startswith("bqt_")
+    assert [one["role"] for one in json.loads(run("whoami", "-o", "json").out)["roles"]] == [
+        "submitter"
+    ]
+    again = log_in(secured, text, "--ca-file", str(AUTHORITY))
+    assert again.code == 9
+    assert "has been used already, or was revoked" in again.err
+    states = {line.split()[2] for line in run("token", "list", url=server.url).lines[1:]}
+    assert states == {"used", "valid"}
+    # An invitation permits nothing else, and a token is none.
+    address = f"https://localhost:{secured.port}"
+    for token, method, path, sentence in (
+        (text, "GET", "/v1/me", "an invitation is not a token"),
+        (kept, "POST", "/v1/invitations", "expected an invitation"),
+    ):
+        shown = ApiCredentials(server=address, token=token, authority=str(AUTHORITY))
+        with ApiSession(shown) as session, pytest.raises(StoreUnavailable, match=sentence):
+            session.request(method, path)
+
+
+def test_an_invitation_that_is_late_or_for_too_long_is_refused(server: Server) -> None:
+    refused = run("token", "invite", "bob", "--for", "8d", url=server.url)
+    assert (refused.code, refused.err) == (1, "error: an invitation lasts at most 7d, found 8d\n")
+    lost = run("token", "invite", "bob", "-n", "ml", url=server.url)
+    assert (lost.code, lost.err.splitlines()[0]) == (2, "error: -n says where --role is given")

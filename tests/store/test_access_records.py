@@ -223,3 +223,48 @@ def test_a_record_that_cannot_be_read_gives_no_rights(
     assert access_records.read_last_uses(redis_store.link) == {"c": 7}
     raw.xadd(keys.AUDIT, {"record": DEEP, "digest": "x"})
     assert [one.is_chained for one in control.audit(3)] == [True, False, False]
+
+
+def test_an_invitation_is_redeemed_once_and_both_are_in_the_audit_trail(
+    control: AccessControl,
+) -> None:
+    invited = control.invite("bob", OPERATOR)
+    parts = parse_token(invited.text)
+    assert parts is not None
+    assert parts.is_of(invited.record)
+    made = control.redeem(invited.record, Actor(user="bob", via="token"))
+    assert (made.record.owner, made.record.is_invitation) == ("bob", False)
+    with pytest.raises(Conflict, match="has been used already"):
+        control.redeem(invited.record, Actor(user="bob", via="token"))
+    found = [(one.record.user, one.record.name, one.record.because) for one in control.audit(10)]
+    assert found == [
+        ("root@host", f"invitation {invited.record.id} of user bob", ""),
+        ("bob", f"{made.record.id} of user bob", f"invitation {invited.record.id} of root@host"),
+    ]
+
+
+def test_two_who_redeem_an_invitation_at_once_get_one_token(server: Server) -> None:
+    with access_control.Delegate(server.url) as delegate:
+        invited = delegate.access.invite("bob", OPERATOR).record
+
+        def redeem(number: int) -> bool:
+            with access_control.Delegate(server.url) as own:
+                try:
+                    own.access.redeem(invited, Actor(user="bob", via="token"))
+                except Conflict:
+                    return False
+                return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(redeem, range(16))) == 1
+        tokens = delegate.access.state().tokens.values()
+        assert sum(not one.is_invitation for one in tokens) == 1
+
+
+def test_a_token_of_an_earlier_version_can_be_revoked(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    made = control.create_token("alice", OPERATOR)
+    [stored] = raw.hvals(keys.TOKENS)
+    assert b"invitation" not in stored
+    assert control.revoke_token(made.record.id, OPERATOR).revoked_at is not None

@@ -29,6 +29,7 @@ ALL = (
     "agents",
     "thousand",
     "flood",
+    "api",
 )
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -60,6 +61,8 @@ def run(names: list[str]) -> None:
         match name:
             case "kueue-large":
                 import_module("benchmarks.kueue").main(["large-scale"])
+            case "api":
+                import_module("benchmarks.http_api").main()
             case "array":
                 import_module("benchmarks.endtoend").main_array()
             case _ if name in ALL:

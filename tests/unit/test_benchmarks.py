@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import flood, reclaim, submission, traces
+from benchmarks import flood, http_api, reclaim, submission, traces
 from benchmarks.queues import compare, flat, leaves_of, tree
 from tests.harness.server import Server
+from tests.http.api_process import ApiProcess
 
 
 def test_queues_compares_a_thousand_leaves_with_ten() -> None:
@@ -103,3 +104,23 @@ def test_flood_times_starts_and_lists_beside_another_tenants_groups(shapes: int)
         ["`get podgroups -n noisy -o name`", "first line"],
     ]
     assert all(isinstance(row[3], float) and row[3] > 0 for row in rows)
+
+
+def test_the_api_is_compared_with_the_direct_client(server: Server) -> None:
+    with ApiProcess(server.url) as api:
+        rows = http_api.measure(server, api.socket, many=60, rounds=1, runs=1, watchers=60)
+    figures = {str(row[0]): row for row in rows}
+    assert list(figures) == [
+        "submit_many, groups/s",
+        "client.submit, ms",
+        "batchq submit, CPU ms",
+        "batchq jobs, CPU ms",
+        "batchq describe, CPU ms",
+        "jobs beside `import click, http.client`",
+        "the last of 60 watchers learns, ms",
+    ]
+    for name, row in figures.items():
+        direct, through, ratio = row[1:4]
+        if direct != "-":
+            assert ratio == pytest.approx(through / direct, rel=0.1), name  # type: ignore[operator]
+    assert 0 < figures["the last of 60 watchers learns, ms"][2] < 60_000  # type: ignore[operator]

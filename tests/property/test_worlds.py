@@ -64,7 +64,9 @@ BROKEN_ONCE = {
     975038: "a gang gained and lost its victims in turn with the pledge of one ranked before it",
     984166: "a gang got nodes that were kept for the pods promised to a group before it",
     1005947: "a gang took over victims that it found no longer once they were its own",
+    1012248: "the judge: a preemptor whose victims were no longer needed had one evicted",
     1017108: "the judge: a group that was admitted and reclaimed in one session lost its checks",
+    1022261: "the pledges of three groups ended each other in a circle",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

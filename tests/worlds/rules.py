@@ -99,8 +99,9 @@ def every_victim_is_pledged_to_its_preemptor(before: Session, after: Session) ->
     """Every eviction has a pledge that names the pod, and each pod is pledged once.
 
     Preemptors are decided one after the other. The victims of a later one may let an earlier one
-    fit without its own victims: the earlier one then starts at once, and its pledge ends. The same
-    holds if a victim that leaves whole has pods without a node, because their promise is released
+    fit without its own victims: the earlier one then starts at once, and its pledge ends. So may a
+    preemptor that loses its reservation, because a later one takes over its pledge. The same holds
+    if a victim that leaves whole has pods without a node, because their promise is released
     at once.
     """
     owners: dict[str, str] = {}
@@ -118,8 +119,12 @@ def every_victim_is_pledged_to_its_preemptor(before: Session, after: Session) ->
     result = evictions(after)
     admitted = {one.group for one in after.intents if isinstance(one, intents.AdmitGroup)}
     ended = {one.group for one in after.intents if isinstance(one, intents.EndPledge)}
+    outranked = any(
+        isinstance(one, intents.RollBack) and one.reason == "Preempted" and one.group in ended
+        for one in after.intents
+    )
     for place, intent in enumerate(result):
-        later = any(other.by != intent.by for other in result[place:])
+        later = outranked or any(other.by != intent.by for other in result[place:])
         if intent.uid not in owners and intent.by in admitted and later:
             continue
         at_once = intent.by in ended and _gave_at_once(before, after, intent.by)

@@ -331,7 +331,11 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
     elif has_lost_nodes(session, pledge):
         roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
     else:
-        roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE)
+        # If the pledge has just been made, nothing but the choices of other preemptors has moved
+        # it. Their choices may depend on each other in a circle, and none would ever last.
+        age_ms = session.now_ms - (pledge.made_at or 0)
+        has_just_chosen = pledge.expires is None and age_ms <= session.settings.schedule_period_ms
+        roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE, backs_off=has_just_chosen)
 
 
 def _find_capacity(session: Session, group: GroupState, former: Pledge, actions: list[str]) -> bool:
@@ -380,7 +384,8 @@ def _keep_reservation(
         for one in session.intents
         if one in known or not _is_repeated(one, group.key, old.victims)
     ]
-    if structs.replace(new, made_at=old.made_at, owed=old.owed) == old:
+    victims = old.victims if sorted(new.victims) == sorted(old.victims) else new.victims
+    if structs.replace(new, made_at=old.made_at, owed=old.owed, victims=victims) == old:
         statement.put_status(group, before)
         return
     statement.set_status(group, reserved_at=before.reserved_at, reservation=before.reservation)
@@ -394,7 +399,7 @@ def _is_repeated(intent: Intent, group: str, victims: tuple[str, ...]) -> bool:
         case intents.ReserveQuota():
             return intent.group == group
         case intents.Pledge():
-            return intent.group == group and intent.victims == victims
+            return intent.group == group and sorted(intent.victims) == sorted(victims)
         case _:
             return False
 

@@ -212,10 +212,12 @@ def roll_back(
     *,
     by: str = "",
     action: str = "",
+    backs_off: bool = False,
 ) -> None:
     """Move the group back to Pending: without reservation, its pods deleted or being stopped.
 
-    `by` and `action` name the preemptor, if the group is its victim.
+    `by` and `action` name the preemptor, if the group is its victim. With `backs_off`, the group
+    backs off whatever the reason.
     """
     session = statement.session
     status, settings, now_ms = group.status, session.settings, session.now_ms
@@ -229,7 +231,7 @@ def roll_back(
     )
     if reason in _NEW_QUEUE_TIME and not only_lacked_nodes:
         changes["queue_time"] = now_ms
-    if reason in _BACKS_OFF and not only_lacked_nodes:
+    if backs_off or (reason in _BACKS_OFF and not only_lacked_nodes):
         pause = pause_ms(settings, status.backoff_count)
         changes |= {"backoff_until": now_ms + pause, "backoff_count": status.backoff_count + 1}
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))

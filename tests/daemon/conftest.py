@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,13 @@ import pytest
 
 from batchq.daemon import detached, embedded_server
 from batchq.paths import Home
+from tests.harness import fork_server
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let schedulers and agents be forked, which costs a fraction of a start."""
+    monkeypatch.setattr(os, "posix_spawn", fork_server.spawn)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from batchq.errors import NotFound
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store
 from batchq.store.schedulers import read_config_text
-from tests.daemon.waiting import until
+from tests.daemon.waiting import catches, until
 
 pytestmark = pytest.mark.e2e
 
@@ -328,20 +328,13 @@ def test_a_stack_in_the_foreground_passes_the_signal_on(
             # The child must not continue with the tests in any case.
             os._exit(exit_code)
     with Client(default_url(home)) as client:
-        account = Path(f"/proc/{child}/status")
-        until(lambda: catches(account.read_text(), signal.SIGHUP))
+        until(lambda: catches(child, signal.SIGHUP))
         os.kill(child, signal.SIGHUP)
         until(lambda: reasons(client) == ["Reloaded"])
     os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert stack.running_scheduler(home) is None
-
-
-def catches(status: str, number: signal.Signals) -> bool:
-    """Return whether, according to the kernel, a process handles the signal."""
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_a_reload_without_a_scheduler_is_refused(home: Home) -> None:

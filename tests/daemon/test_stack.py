@@ -19,7 +19,7 @@ from batchq.daemon.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store
-from tests.daemon.waiting import until
+from tests.daemon.waiting import catches, until
 
 pytestmark = pytest.mark.e2e
 
@@ -262,7 +262,9 @@ def test_status_and_down_of_a_home_that_never_was_create_nothing(home: Home) -> 
 
 
 def hold_in_child(home: Home, report: StackReport) -> int:
-    """Run `hold` in a forked child, because it needs a main thread; return the child's pid."""
+    """Run `hold` in a forked child, because it needs a main thread; return the child's pid once it
+    handles SIGTERM.
+    """
     child = os.fork()
     if child == 0:
         exit_code = 1
@@ -274,6 +276,7 @@ def hold_in_child(home: Home, report: StackReport) -> int:
         finally:
             # The child must not continue with the tests in any case.
             os._exit(exit_code)
+    until(lambda: catches(child, signal.SIGTERM))
     return child
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
@@ -14,3 +16,10 @@ def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not within {within_s} s"
         never.wait(0.005)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether, according to the kernel, a process handles the signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

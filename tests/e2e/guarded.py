@@ -20,7 +20,8 @@ class GuardedStack:
     def __init__(self, server: GuardedServer | None = None) -> None:
         self.server = server or GuardedServer("--appendonly", "yes")
         self.server.start()
-        self.machine = Machine(url=self.server.url_of("operator"))
+        # Tests look for passwords in their command lines and environments.
+        self.machine = Machine(url=self.server.url_of("operator"), programs=subprocess.Popen)
         self.schedulers: list[subprocess.Popen[str]] = []
         self.agents: dict[str, subprocess.Popen[str]] = {}
 

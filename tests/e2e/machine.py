@@ -25,6 +25,7 @@ from batchq.config.documents import read_documents
 from batchq.daemon import detached, embedded_server
 from batchq.paths import Home, default_url
 from batchq.store.redis import RedisStore, open_store
+from tests.harness import fork_server
 
 #: Much shorter times than the defaults, so that failures are noticed within seconds.
 QUICK = """
@@ -44,12 +45,23 @@ COMMAND_WITHIN_S = 90.0
 class Machine:
     """Commands of batchq in a home of their own; a context manager that leaves no process."""
 
-    def __init__(self, *, url: str = "") -> None:
-        """`url`: a server elsewhere; without it the machine starts its own."""
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        commands: type[subprocess.Popen[str]] = fork_server.Process,
+        programs: type[subprocess.Popen[str]] = fork_server.Process,
+    ) -> None:
+        """`url`: a server elsewhere; without it the machine starts its own.
+
+        `commands` and `programs` are how `batchq` and `start` create processes: a
+        `subprocess.Popen` has its own command line and environment in /proc.
+        """
         # Short, because the length of a socket's path is limited.
         self.root = Path(tempfile.mkdtemp(prefix="bq"))
         self.home = Home(self.root / "home")
         self.quick = self.file("quick.yaml", QUICK)
+        self._commands, self._programs = commands, programs
         self._started: list[subprocess.Popen[str]] = []
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
@@ -96,15 +108,13 @@ class Machine:
         url: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, on the server at `url`; it must exit with `exits`."""
-        done = subprocess.run(
+        done = fork_server.run(
+            self._commands,
             self._command(arguments),
             env=self._environ_for(url),
             cwd=self.root,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=within_s,
-            check=False,
         )
         result = f"batchq {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert exits is None or done.returncode == exits, result
@@ -117,7 +127,7 @@ class Machine:
             self._log(arguments[0], place, "out").open("w") as output,
             self._log(arguments[0], place, "err").open("w") as errors,
         ):
-            process = subprocess.Popen(
+            process = self._programs(
                 self._command(arguments),
                 env=self._environ_for(url),
                 cwd=self.root,
@@ -132,7 +142,7 @@ class Machine:
 
     def piped(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command whose output the caller reads; the caller ends it."""
-        return subprocess.Popen(
+        return fork_server.Process(
             self._command(arguments),
             env=self._environ,
             cwd=self.root,
@@ -210,7 +220,7 @@ class Machine:
 
 
 def until(
-    true: Callable[[], bool], *, within_s: float = 30.0, what: str = "", every_s: float = 0.05
+    true: Callable[[], bool], *, within_s: float = 90.0, what: str = "", every_s: float = 0.05
 ) -> None:
     """Return once `true()` holds; fail if it does not in time."""
     deadline = time.monotonic() + within_s

@@ -54,6 +54,13 @@ def as_other_user(command: Sequence[str], stdin: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A machine whose processes have their own command lines, in which passwords might show."""
+    with Machine(commands=subprocess.Popen, programs=subprocess.Popen) as made:
+        yield made
+
+
+@pytest.fixture
 def shared(machine: Machine) -> Iterator[Machine]:
     """A machine whose home is in a folder that others may enter."""
     if os.getuid() != 0:

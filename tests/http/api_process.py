@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from batchq.cli.why import row_of
 from batchq.client.access_control import Delegate
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions
+from tests.harness import fork_server
 
 READY_WITHIN_S = 30.0
 
@@ -168,7 +168,7 @@ class ApiProcess:
 
     def __enter__(self) -> ApiProcess:
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self._words, stderr=log, env={**os.environ})
+            self.process = fork_server.Process(self._words, stderr=log)
         pause = threading.Event()
         for _ in range(round(READY_WITHIN_S / 0.02)):
             assert self.process.poll() is None, self.log.read_text()

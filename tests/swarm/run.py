@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -79,7 +80,8 @@ def swarm(
 
     `keep`: a folder for logs, diaries and stored objects if a check fails.
     """
-    with Machine() as machine:
+    # Work-horses are recognised by their command line.
+    with Machine(commands=subprocess.Popen, programs=subprocess.Popen) as machine:
         cast = Cast(machine)
         try:
             report = _swarm(machine, cast, kills=kills, seed=seed, every_s=every_s, tell=tell)

@@ -18,6 +18,7 @@ import psutil
 import redis
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import subject_of_pod
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
@@ -30,9 +31,10 @@ from batchq.worker.rq_delivery import Relay
 from batchq.worker.workhorse.run_file import RunFile, RunFiles
 from tests.builders import a_group, a_pod, a_task
 from tests.daemon.waiting import until
+from tests.harness import fork_server
 
 NODE = "n1"
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
 
 
@@ -79,7 +81,7 @@ class Stage:
             "BATCHQ_REDIS_URL": self.store.url,
         }
         with (self.home / "agents.log").open("ab") as log:
-            agent = subprocess.Popen(
+            agent = fork_server.Process(
                 [*_entering(within), sys.executable, "-m", "tests.worker.an_agent"],
                 env=environment,
                 stdout=log,
@@ -234,6 +236,17 @@ class Stage:
         run = self.run_of(pod)
         assert run is not None
         return run.group
+
+    def await_renewals(self, pod: Pod, count: int) -> None:
+        """Wait until the lease of a pod's attempt has been renewed `count` times."""
+        name = subject_of_pod(pod.metadata.uid, pod.status.attempt).encode()
+        ends: set[bytes] = set()
+
+        def is_renewed() -> bool:
+            ends.add(self.store.alive.read([NODE])[NODE].get(name, b""))
+            return len(ends - {b""}) > count
+
+        until(is_renewed, within_s=WITHIN_S)
 
     def run_of(self, pod: Pod) -> RunFile | None:
         files = RunFiles(self.home / "run" / pod.status.node)

@@ -124,6 +124,8 @@ def test_a_pod_continues_while_the_server_of_its_machine_is_paused(
     flag = stage.home / "flag"
     (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
     group = stage.started(pod, saying="up")
+    # With the answer to a renewal, the agent learns which process is its server.
+    stage.await_renewals(pod, 2)
     with frozen(raw):
         threading.Event().wait(9.0)
         assert members(group) != []

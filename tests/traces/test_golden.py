@@ -38,8 +38,8 @@ def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Sch
 
 @pytest.mark.parametrize("log", [KTH, SDSC])
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_the_first_thousand_jobs_start_when_the_golden_file_says(log: str, policy: str) -> None:
-    compare(log, policy, 1000)
+def test_the_first_jobs_start_when_the_golden_file_says(log: str, policy: str) -> None:
+    compare(log, policy, usually(400, 1000))
 
 
 @pytest.mark.parametrize("log", [KTH, SDSC])

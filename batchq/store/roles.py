@@ -114,19 +114,19 @@ ROLES: tuple[Role, ...] = (
         kinds=_ANSWERED,
     ),
     Role(
-        name="api",
-        purpose="serves the HTTP API: acts for its users, and keeps tokens, bindings and the audit",
-        commands=(*_CONNECTS, *_LOOKS, *_COMMITS),
-        reads=(keys.EVERYTHING,),
-        writes=(*_COMMITTED, *_objects(_SUBMITTED), *keys.ACCESS),
-        kinds=_SUBMITTED,
-    ),
-    Role(
         name="operator",
         purpose="submits, and changes queues, quotas, priority classes, checks and nodes",
         commands=(*_CONNECTS, *_LOOKS, *_COMMITS, "config|get"),
         reads=(keys.EVERYTHING,),
         writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS))),
+        kinds=tuple(KINDS),
+    ),
+    Role(
+        name="api",
+        purpose="serves the HTTP API: acts for its users, and keeps tokens, bindings and the audit",
+        commands=(*_CONNECTS, *_LOOKS, *_COMMITS),
+        reads=(keys.EVERYTHING,),
+        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS)), *keys.ACCESS),
         kinds=tuple(KINDS),
     ),
     Role(

@@ -51,6 +51,16 @@ def test_the_role_of_the_api_suffices_for_all_that_it_does(guarded: GuardedServe
                 assert events.until("BOOKMARK")
                 assert api("POST", f"{DEFAULT}/train/cancel").status == 200
                 assert events.until("CHANGED")
+            [node] = api("GET", "/v1/nodes").data["items"]
+            assert api("POST", f"/v1/nodes/{node['metadata']['name']}/cordon").status == 200
+            head = {"apiVersion": "batchq/v1"}
+            queue = head | {"kind": "Queue", "metadata": {"name": "lab"}}
+            assert api("PUT", "/v1/queues/lab", queue).status == 201
+            meta = {"name": "default", "namespace": "default"}
+            quota = head | {"kind": "ResourceQuota", "metadata": meta, "spec": {"hard": {"cpu": 4}}}
+            assert api("PUT", "/v1/namespaces/default/quotas/default", quota).status == 201
+            keys = [{"kind": "Queue", "key": "lab"}]
+            assert api("POST", "/v1/requests", {"verb": "delete", "keys": keys}).status == 200
             made = api("POST", "/v1/tokens", {"note": "laptop"})
             assert made.status == 201
             alice = {"subject": "user:alice", "role": "viewer", "namespace": "ml"}

@@ -82,7 +82,7 @@ MAY_WRITE = {
     "worker-n2": OF_N2,
     "submitter": COMMITTED | OF_GROUPS,
     "controller": COMMITTED | OF_ANSWERS,
-    "api": COMMITTED | OF_GROUPS | OF_THE_API,
+    "api": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | OF_THE_API,
     "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"},
     "scheduler": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | LEADERS | OF_N1 | OF_N2,
 }
@@ -295,7 +295,7 @@ def commit(
         ("readonly", ()),
         ("worker-n1", ()),
         ("submitter", ("PodGroup", "Pod")),
-        ("api", ("PodGroup", "Pod")),
+        ("api", KINDS),
         ("controller", ("AdmissionCheck", "PodGroup")),
         ("operator", KINDS),
         ("scheduler", KINDS),

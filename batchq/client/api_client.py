@@ -339,7 +339,8 @@ class ApiClient(Client):
         is_of_node = verb in ("cordon", "uncordon")
         path = f"/v1/nodes/{quote(place, safe='')}" if is_of_node else group_path(place, DEFAULT)
         reason = given.get("message")
-        done = self._post(f"{path}/{verb}", {"reason": reason} if reason else None)
+        asked = _with(f"{path}/{verb}", {"uid": given.get("uid", "")})
+        done = self._post(asked, {"reason": reason} if reason else None)
         return bool(done.get("changed", True))
 
     # --- objects ------------------------------------------------------------------------------

@@ -306,6 +306,18 @@ class ApiCall:
         self.require(namespace, owner=found.status.submitted_by)
         return found
 
+    def meant_group(self) -> PodGroup:
+        """Return the group of the path, unless the caller means another one, which had its name
+        before: the parameter `uid`.
+        """
+        group = self.group()
+        if self.text("uid") not in ("", group.metadata.uid):
+            raise ApiProblem(
+                HTTPStatus.NOT_FOUND, "NotFound",
+                f"PodGroup {key_of(group)} was deleted, and another has its name now", exit_code=6,
+            )  # fmt: skip
+        return group
+
     def shown(self, document: object) -> object:
         """Return a document without the names of groups that the caller may not know."""
         if self.context.visibility is Visibility.OPEN:

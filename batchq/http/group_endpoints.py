@@ -432,7 +432,7 @@ def get_group(call: ApiCall) -> ApiAnswer:
 
 def cancel_group(call: ApiCall) -> ApiAnswer:
     """End a group; that of another user names the caller in its reason."""
-    group = call.group()
+    group = call.meant_group()
     reason = _reason(call.json())
     if group.status.submitted_by not in call.identity.names:
         by = f"by {call.identity.user}"

@@ -303,14 +303,14 @@ def _row(call: ApiCall, one: Applied) -> dict[str, object]:
 
 def suspend_group(call: ApiCall) -> ApiAnswer:
     """Suspend a group, and stop its pods."""
-    group = call.group()
+    group = call.meant_group()
     done = call.client.suspend(key_of(group), uid=group.metadata.uid)
     return ApiAnswer(document={"changed": done})
 
 
 def resume_group(call: ApiCall) -> ApiAnswer:
     """Return a suspended group to the queue."""
-    group = call.group()
+    group = call.meant_group()
     done = call.client.resume(key_of(group), uid=group.metadata.uid)
     return ApiAnswer(document={"changed": done})
 

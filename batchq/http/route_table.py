@@ -119,6 +119,7 @@ _FILTERS = (
 
 _GROUP = "/v1/namespaces/{namespace}/groups/{name}"
 _LIMIT, _CONTINUE = _FILTERS[6:8]
+_UID = QueryParameter(name="uid", about="Only the group of this uid, not a later one of its name.")
 
 
 def _of_kind(
@@ -216,6 +217,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         method="POST", path=f"{_GROUP}/cancel", name="cancelGroup", endpoint=cancel_group,
         verb=Verb.CANCEL, about="End a pod group.", body="Reason", answer="PodGroup",
+        parameters=(_UID,),
     ),
     ApiRoute(
         method="GET", path=f"{_GROUP}/why", name="explainGroup", endpoint=why_group,
@@ -240,10 +242,12 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="POST", path=f"{_GROUP}/suspend", name="suspendGroup", endpoint=suspend_group,
         verb=Verb.UPDATE, about="Suspend a pod group: its pods are stopped, and it waits.",
         answer="Changed",
+        parameters=(_UID,),
     ),
     ApiRoute(
         method="POST", path=f"{_GROUP}/resume", name="resumeGroup", endpoint=resume_group,
         verb=Verb.UPDATE, about="Return a suspended pod group to the queue.", answer="Changed",
+        parameters=(_UID,),
     ),
     ApiRoute(
         method="GET", path=f"{_GROUP}/results", name="readResults", endpoint=group_results,

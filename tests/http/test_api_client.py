@@ -11,7 +11,7 @@ from batchq.api.objects import PodGroup, Queue
 from batchq.client.api_client import ApiClient
 from batchq.client.api_session import ApiCredentials, ApiSession
 from batchq.client.api_submission import ApiSubmission
-from batchq.errors import Conflict, InvalidInput, StoreUnavailable
+from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.system import RandomIds
 from tests.client.stage import Stage
 from tests.http.api_process import RunningApi
@@ -39,6 +39,20 @@ def test_a_watch_ends_at_its_timeout_and_follows_one_kind(client: ApiClient, sta
     assert found == ["default/train"]
     with pytest.raises(InvalidInput, match="expected one kind of PodGroup, Queue, Node"):
         client.watch("Pod", "Node")
+
+
+def test_a_later_group_of_the_same_name_is_not_meant(client: ApiClient, stage: Stage) -> None:
+    uid = stage.client.submit(command=["true"], name="train").metadata.uid
+    stage.client.cancel("train")
+    stage.client.delete("PodGroup", "train")
+    stage.client.submit(command=["true"], name="train")
+    sentence = "PodGroup default/train was deleted, and another has its name now"
+    for act in (client.cancel, client.suspend, client.resume):
+        with pytest.raises(NotFound, match=sentence):
+            act("train", uid=uid)
+    group = stage.client.get("PodGroup", "train")
+    assert isinstance(group, PodGroup)
+    assert (str(group.status.phase), group.spec.suspend) == ("Pending", False)
 
 
 class LosingSession(ApiSession):

@@ -100,6 +100,8 @@ _WATCHED = ("PodGroup", "Queue", "Node")
 _WAIT_S = 20
 #: Without a change of its group, a caller that waits looks again: pods may end later.
 _LOOK_S = 2.0
+#: The pause before a stream that has ended is opened again.
+_AGAIN_S = 0.2
 
 
 class _ServerStatus(Struct, frozen=True, rename="camel"):
@@ -595,6 +597,9 @@ class ApiClient(Client):
                 if wait_s is None:
                     raise
                 sleep(wait_s)
+            else:
+                # An API that is ending, or whose rights have changed, ends its streams.
+                sleep(_AGAIN_S)
 
     def wait_for_change(self, *, most_s: float, least_s: float = 0.0) -> None:
         began_at = monotonic()

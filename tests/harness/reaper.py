@@ -3,11 +3,15 @@
 Fixtures end what they have started. A run that is interrupted, killed or out of time ends without
 them, and its servers, schedulers and agents would stay. They all inherit a variable that names the
 run. A process of its own waits for the run's end and kills those that have it.
+
+A server writes its title over its variables. It is known by a limit that it inherits and does not
+need, that of message queues: it is the pid of the run.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,6 +35,9 @@ def start() -> subprocess.Popen[bytes]:
         words, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, RUN_VARIABLE: ""}
     )
     os.environ[RUN_VARIABLE] = mark
+    with suppress(ValueError):  # a pid above the limit that the administrator has set
+        _, most = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (os.getpid(), most))
     return waiting
 
 
@@ -43,12 +50,20 @@ def end(waiting: subprocess.Popen[bytes]) -> None:
 def left_over(mark: str) -> list[int]:
     """Return the processes that have a mark."""
     marked = f"{RUN_VARIABLE}={mark}".encode()
+    run = mark.partition("-")[0]
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if marked in (entry / "environ").read_bytes().split(b"\0"):
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            if marked in environ or _is_server_of(run, entry):
                 found.append(int(entry.name))
     return found
+
+
+def _is_server_of(run: str, entry: Path) -> bool:
+    limits = (entry / "limits").read_text().splitlines()
+    limit = next((line.split()[3] for line in limits if line.startswith("Max msgqueue")), "")
+    return limit == run and (entry / "exe").readlink().name.endswith("-server")
 
 
 def main() -> None:

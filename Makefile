@@ -47,16 +47,34 @@ check: $(VENV)/.installed-test  ## format, lint, types and architecture, without
 bench: $(VENV)/.installed-test  ## the benchmarks, each compared with an alternative
 	$(BIN)/python -m benchmarks
 
+# With SCALE=0.01 every part runs a hundredth of its volume, which takes some ten minutes.
+SCALE := 1
+of = $(shell awk 'BEGIN { many = $(1) * $(SCALE); print (many < 1 ? 1 : int(many)) }')
+THOROUGHLY := BATCHQ_EFFORT=swarm BATCHQ_SCALE=$(SCALE) $(BIN)/pytest
+SLOW := $(if $(filter 1,$(SCALE)),,tests/e2e/test_gates.py tests/e2e/test_external.py)
+
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
-	BATCHQ_EFFORT=swarm HYPOTHESIS_PROFILE=swarm $(BIN)/pytest tests/property
-	BATCHQ_EFFORT=swarm $(BIN)/pytest tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py
-	$(BIN)/python -m tests.faults --seeds 10000
-	$(BIN)/python -m tests.worlds --seeds 5000
-	$(BIN)/python -m tests.worlds --wide --seeds 5000
-	$(BIN)/python -m tests.days --days 200
-	$(BIN)/python -m tests.swarm --kills 500
-	BATCHQ_MUTATIONS=91000 $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
-	$(BIN)/pytest -m slow
+	@$(MAKE) --no-print-directory --keep-going swarm-of-tests swarm-of-worlds swarm-of-days \
+	  swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-slow-tests
+
+# One after the other, because each uses all cores; one that fails does not stop those after it.
+.NOTPARALLEL:
+.PHONY: swarm-of-tests swarm-of-worlds swarm-of-days swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-slow-tests
+swarm-of-tests:
+	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py
+swarm-of-worlds:
+	$(BIN)/python -m tests.worlds --seeds $(call of,5000)
+	$(BIN)/python -m tests.worlds --wide --seeds $(call of,5000)
+swarm-of-days:
+	$(BIN)/python -m tests.days --days $(call of,200)
+swarm-of-faults:
+	$(BIN)/python -m tests.faults --seeds $(call of,10000)
+swarm-of-kills:
+	$(BIN)/python -m tests.swarm --kills $(call of,500)
+swarm-of-damage:
+	BATCHQ_MUTATIONS=$(call of,91000) $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
+swarm-of-slow-tests:
+	$(BIN)/pytest -m slow $(SLOW)
 
 format: $(VENV)/.installed-test  ## format the code and apply automatic fixes
 	$(BIN)/ruff format

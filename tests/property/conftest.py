@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("usual", max_examples=40, deadline=None)
+from tests.effort import THOROUGH, usually
+
 settings.register_profile(
-    "swarm",
-    max_examples=5_000,
+    "batchq",
+    max_examples=usually(40, 5_000),
     deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=THOROUGH,
+    suppress_health_check=[HealthCheck.too_slow] if THOROUGH else [],
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+settings.load_profile("batchq")

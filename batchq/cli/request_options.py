@@ -93,6 +93,14 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="Another resource of each pod; repeatable.",
     ),
     click.option(
+        "--selector",
+        "node_selector",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=as_pairs,
+        help="Use only nodes with this label (`batchq nodes -o wide`); repeatable.",
+    ),
+    click.option(
         "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
     ),
     click.option(
@@ -219,8 +227,8 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 #: The options that are fields of a request of the same name.
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
-    *("replicas", "min_member", "function", "array", "walltime", "grace", "priority_class"),
-    *("env", "after", "gates", "suspend", "retries", "external"),
+    *("node_selector", "replicas", "min_member", "function", "array", "walltime", "grace"),
+    *("priority_class", "env", "after", "gates", "suspend", "retries", "external"),
 )
 
 

@@ -149,6 +149,7 @@ class Request(Struct, frozen=True, kw_only=True):
     mem: Quantity | None = None
     gpus: Quantity | None = None
     resources: Mapping[str, Quantity] = {}
+    node_selector: Mapping[str, str] = {}
     replicas: int | None = None
     min_member: int | None = None
     array: str | int | None = None
@@ -328,6 +329,7 @@ def _template(request: Request) -> PodTemplate:
             else _duration("grace", request.grace)
         ),
         requests=_requests(request),
+        node_selector=dict(request.node_selector),
     )
 
 
@@ -497,7 +499,7 @@ def leaves_stop_policy(data: Mapping[str, object]) -> bool:
 
 def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
     """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
-    as far as amounts tell; `batchq plan` also checks selectors, taints and quotas.
+    as far as amounts and selectors tell; `batchq plan` also checks taints and quotas.
     """
     for group in groups:
         if why := exceeds_nodes(group, nodes):
@@ -505,27 +507,34 @@ def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iter
 
 
 def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
-    """Return which amounts of a group exceed the nodes even if all are ready and empty; '' if none
-    do, or if there are no nodes.
+    """Return which amounts of a group exceed the nodes even if all are ready and empty, or which
+    labels no node has; '' if there is no such problem, or if there are no nodes.
 
     It needs no session, unlike `why_no_known_node`, which the scheduler asks.
     """
     offers = [node.spec.resources for node in nodes]
     if not offers or group.spec.controller == "external":
         return ""
-    return _too_large_a_pod(group, offers) or _too_large_a_gang(group, offers)
+    return _too_large_a_pod(group, nodes) or _too_large_a_gang(group, offers)
 
 
-def _too_large_a_pod(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
     for task in group.spec.tasks:
-        asked = task.template.requests
+        asked, labels = task.template.requests, task.template.node_selector
+        offers = [
+            node.spec.resources for node in nodes if labels.items() <= node.metadata.labels.items()
+        ]
+        if not offers:
+            every = ", ".join(f"{key}={value}" for key, value in labels.items())
+            return f"no node has {'the label' if len(labels) == 1 else 'all of the labels'} {every}"
         if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
             continue
         pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
         for name, need in asked.items():
             largest = max(offer.get(name, 0) for offer in offers)
             if need > largest:
-                most = f"the largest node has {describe_quantity(name, largest)}"
+                of = " with its labels" if labels else ""
+                most = f"the largest node{of} has {describe_quantity(name, largest)}"
                 return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
         every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
         return f"{pod} asks for {every}, and no node has all of it"

@@ -49,7 +49,7 @@ def pod_named(reader: Reader, key: str) -> Pod:
 Reading: TypeAlias = Callable[[object], object]
 
 #: Fields in which a request's entries are added to the default entries and override them.
-_MERGED = ("labels", "annotations", "env", "resources")
+_MERGED = ("labels", "annotations", "env", "resources", "node_selector")
 #: Fields that exclude each other: a request that sets one does not inherit the default of another.
 _RUNS = {"command": ("function", "args", "kwargs"), "function": ("command",)}
 
@@ -225,6 +225,7 @@ _READ: dict[str, Reading] = {
     "mem": _quantity("memory"),
     "gpus": _quantity("gpu"),
     "resources": _quantities,
+    "node_selector": _texts(_text),
     "replicas": _whole,
     "min_member": _whole,
     "array": _array,

@@ -60,12 +60,22 @@ def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
             ["--cpus", "4", "--mem", "8Gi"],
             "a pod asks for cpu 4, memory 8Gi, and no node has all of it",
         ),
+        (
+            ["--selector", "pool=gpu", "--mem", "8Gi"],
+            "a pod asks for memory 8Gi, and the largest node with its labels has 2Gi",
+        ),
+        (["--selector", "pool=tpu"], "no node has the label pool=tpu"),
+        (
+            ["--selector", "pool=gpu", "--selector", "rack=7"],
+            "no node has all of the labels pool=gpu, rack=7",
+        ),
     ],
 )
 def test_a_request_that_no_node_can_hold_is_accepted_with_the_numbers(
     batchq: Batchq, stage: Stage, options: list[str], why: str
 ) -> None:
-    stage.furnish(a_node("n1", cpu=4, memory="2Gi"), a_node("n2", cpu=2, memory="8Gi"))
+    small = a_node("n1", cpu=4, memory="2Gi", labels={"pool": "gpu"})
+    stage.furnish(small, a_node("n2", cpu=2, memory="8Gi"))
     done = batchq("submit", "--name", "big", *options, "--", "true")
     assert (done.code, done.out) == (0, "podgroup default/big submitted\n")
     assert done.err.splitlines() == [

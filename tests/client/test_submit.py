@@ -37,6 +37,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         mem="2Gi",
         gpus=1,
         resources={"licence": 3},
+        node_selector={"pool": "gpu"},
         replicas=4,
         min_member=2,
         walltime="2h",
@@ -54,6 +55,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         "licence": 3000,
     }
     assert task.template.env == {"SEED": "7"}
+    assert task.template.node_selector == {"pool": "gpu"}
     assert task.template.working_dir == "/data"
     assert group.spec.min_member == 2
     assert group.spec.walltime == 7_200_000

@@ -67,6 +67,7 @@ BROKEN_ONCE = {
     1012248: "the judge: a preemptor whose victims were no longer needed had one evicted",
     1017108: "the judge: a group that was admitted and reclaimed in one session lost its checks",
     1022261: "the pledges of three groups ended each other in a circle",
+    1040729: "victims of a pledge that ended counted for the guarantee of their queue",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

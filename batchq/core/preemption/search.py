@@ -266,8 +266,6 @@ class _SearchTrial:
                     # more.
                     left.append(stage)
                     break
-                if self._pledges_ended() and self._take_ending():
-                    return True
         return False
 
     def _take_pledges_over(self) -> bool | None:
@@ -337,13 +335,6 @@ class _SearchTrial:
         self._leaving = self._session.get(PLEDGED_CAPACITY).leaving(self._session)
         self._shortage = self._fit.shortage(self._leaving)
 
-    def _pledges_ended(self) -> int:
-        """Return how many of the taken groups had pledges, whose victims others may take now."""
-        return sum(
-            taken.kind in ("group", "pledge") and taken.former[0].pledge.stands
-            for taken in self._taken
-        )
-
     def _take_from(self, pool: Pool, *, own_to_come: bool) -> bool:
         """Take victims one by one; return whether they suffice.
 
@@ -386,8 +377,13 @@ class _SearchTrial:
     def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
         kept = self._session.nodes.kept.get(group.uid)
+        has_pledge = group.status.pledge.stands
         self._taken.append(Taken(kind, victim, (group.status, dict(group.pods)), kept))
         leave(self._statement, victim)
+        if has_pledge and not group.status.pledge.stands:
+            # Its victims that are being stopped end anyway, and count as gone for the next ones.
+            self._follow_pledges()
+            self._take_ending()
 
     def _fill_back(self) -> None:
         """Give back the victims that are not needed, the last chosen first.

@@ -92,3 +92,22 @@ def test_an_agent_survives_foreign_data_and_starts_again_with_it(
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)
     assert agent.poll() is None
+
+
+def test_foreign_members_of_rqs_sets_and_registries_are_removed(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    workers = [f"{{bq}}-rq:n1:{name}" for name in ("workers", "workers:bq-node-n1")]
+    registries = [f"{{bq}}-rq:n1:{name}:bq-node-n1" for name in ("wip", "finished", "deferred")]
+    members = (b"\xff", b"garbage", b"rq:worker:\xff", b"", b"a b")
+    for name in workers:
+        raw.sadd(name, *members)
+    for name in registries:
+        raw.zadd(name, {b"\xff": 1, b"": 1, b"a b": float("inf")})
+    stage.start_agent()
+    until(lambda: raw.smembers(workers[1]).isdisjoint(members), within_s=WITHIN_S)
+    assert raw.smembers(workers[0]).isdisjoint(members)
+    assert [raw.zrange(name, 0, -1) for name in registries] == [[], [], []]
+    assert "chore failed" not in stage.log_text()
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED

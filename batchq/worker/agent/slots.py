@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -61,6 +62,9 @@ for _name in ("rq.worker", "rq.queue", "rq.job", "rq.registry"):
 #: RQ forgets a worker a minute after it has been silent for this long.
 _WORKER_TTL_S = 90
 HEARTBEAT_S = 30
+
+#: A member of RQ's sets of workers: the key of a worker.
+_OF_A_WORKER = re.compile(re.escape(Worker.redis_worker_namespace_prefix.encode()) + rb"[!-~]+")
 
 #: The signals that an agent sends to its work-horses.
 _TO_HORSES = (STOP_SIGNAL, KILL_SIGNAL, WAKE_SIGNAL)
@@ -445,8 +449,28 @@ class Slots:
     def clean(self) -> None:
         """Remove expired entries from RQ's registries of this queue. Raise StoreUnavailable."""
         with self._link.errors():
+            self._remove_foreign_members()
             clean_registries(self._queue)
             clean_worker_registry(self._queue)
+
+    def _remove_foreign_members(self) -> None:
+        """Remove from RQ's sets and registries of this queue what RQ would not have added: RQ
+        decodes each member, and asks the server for the key of each worker.
+        """
+        connection = self._queue.connection
+        for name, type_ in self._keys().items():
+            foreign: list[bytes] = []
+            if type_ == "set":
+                workers = cast("set[bytes]", connection.smembers(name))
+                foreign = [one for one in workers if not _OF_A_WORKER.fullmatch(one)]
+            elif type_ == "zset":
+                ids = cast("list[bytes]", connection.zrange(name, 0, -1))
+                foreign = [one for one in ids if not is_id(one)]
+            remove = connection.srem if type_ == "set" else connection.zrem
+            for one in foreign:
+                log.error("foreign rq member removed", rq_key=name, member=repr(one[:80]))
+                self._spoiled = f"a malformed member of RQ's key {name}"
+                remove(name, one)
 
     def enqueue_missing(self, attempts: Sequence[PodAttempt]) -> list[PodAttempt]:
         """Enqueue the attempts that are neither queued nor running, and return those.

@@ -9,9 +9,9 @@ remove or alter one unnoticed, all later digests would have to be replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import redis
@@ -21,7 +21,7 @@ from batchq.api.access import Binding, Scope, Via
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
 from batchq.store.codec import DAMAGE, whole
-from batchq.store.link import Link
+from batchq.store.link import DAMAGED, Link, is_wrong_type
 
 _R = TypeVar("_R", "TokenRecord", "BindingRecord")
 
@@ -109,12 +109,35 @@ class FieldChange(Struct, frozen=True, kw_only=True):
     after: TokenRecord | BindingRecord | None
 
 
+def _ask(link: Link, name: str, command: Callable[[redis.Redis], Any]) -> Any:
+    """Ask about one key; the error names it if it is of another type, because no leader repairs it.
+
+    Raises StoreUnavailable.
+    """
+
+    def asked(client: redis.Redis) -> Any:
+        try:
+            return command(client)
+        except redis.ResponseError as error:
+            if is_wrong_type(error):
+                raise redis.ResponseError(f"{DAMAGED} {name} is of another type") from error
+            raise
+
+    return link.ask(asked)
+
+
+def _all_of(name: str, client: redis.Redis) -> dict[bytes, bytes]:
+    return cast("dict[bytes, bytes]", client.hgetall(name))
+
+
+def _state(link: Link, field: str) -> bytes | None:
+    name = keys.ACCESS_STATE
+    return cast("bytes | None", _ask(link, name, lambda client: client.hget(name, field)))
+
+
 def read_access_revision(link: Link) -> int:
     """Return the count of changes of tokens and bindings. Raises StoreUnavailable."""
-    stored = link.ask(
-        lambda client: cast("bytes | None", client.hget(keys.ACCESS_STATE, "revision"))
-    )
-    return whole(stored) or 0
+    return whole(_state(link, "revision")) or 0
 
 
 def read_access(link: Link) -> AccessState:
@@ -124,8 +147,9 @@ def read_access(link: Link) -> AccessState:
     """
     # The revision comes first: a change meanwhile is read again with the next revision.
     revision = read_access_revision(link)
-    tokens = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.TOKENS)))
-    bindings = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.BINDINGS)))
+    tokens, bindings = (
+        _ask(link, name, partial(_all_of, name)) for name in (keys.TOKENS, keys.BINDINGS)
+    )
     return AccessState(
         revision=revision,
         tokens=_decoded(tokens, TokenRecord),
@@ -177,8 +201,7 @@ def _words(change: FieldChange) -> tuple[str, bytes, bytes]:
 
 
 def _last_digest(link: Link) -> str:
-    stored = link.ask(lambda client: cast("bytes | None", client.hget(keys.ACCESS_STATE, "digest")))
-    return (stored or b"").decode(errors="replace")
+    return (_state(link, "digest") or b"").decode(errors="replace")
 
 
 def digest_of(previous: str, record: bytes, *, by_script: bool = False) -> str:
@@ -231,7 +254,12 @@ def _end_of_trail(client: redis.Redis) -> tuple[str, str]:
     pipeline = client.pipeline(transaction=True)
     pipeline.hget(keys.ACCESS_STATE, "digest")
     pipeline.xrevrange(keys.AUDIT, count=1)
-    last, page = pipeline.execute()
+    last, page = pipeline.execute(raise_on_error=False)
+    for answer, name in ((last, keys.ACCESS_STATE), (page, keys.AUDIT)):
+        if isinstance(answer, redis.ResponseError) and is_wrong_type(answer):
+            raise redis.ResponseError(f"{DAMAGED} {name} is of another type")
+        if isinstance(answer, Exception):
+            raise answer
     return (last or b"").decode(errors="replace"), page[0][0].decode() if page else "0"
 
 
@@ -242,7 +270,7 @@ def _newest_first(link: Link, newest: str, most: int) -> Iterator[tuple[bytes, s
     last = newest
     while most > 0:
         count = min(most, _PAGE)
-        page = link.ask(partial(_page, last, count))
+        page = _ask(link, keys.AUDIT, partial(_page, last, count))
         for _, fields in page:
             digest, stated = fields.get(b"digest", b""), fields.get(b"previous")
             yield (
@@ -262,17 +290,17 @@ def _page(last: str, count: int, client: redis.Redis) -> list[tuple[bytes, dict[
 
 def read_last_uses(link: Link) -> dict[str, int]:
     """Return when each token was last used, in milliseconds. Raises StoreUnavailable."""
-    stored = link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.TOKENS_USED)))
+    stored = _ask(link, keys.TOKENS_USED, partial(_all_of, keys.TOKENS_USED))
     found = {field.decode(errors="replace"): whole(value) for field, value in stored.items()}
     return {token: at for token, at in found.items() if at is not None}
 
 
 def write_last_use(link: Link, token: str, at_ms: int) -> None:
     """Record the use of a token. Raises StoreUnavailable."""
-    link.ask(lambda client: client.hset(keys.TOKENS_USED, token, str(at_ms)))
+    _ask(link, keys.TOKENS_USED, lambda client: client.hset(keys.TOKENS_USED, token, str(at_ms)))
 
 
 def forget_last_uses(link: Link, tokens: Sequence[str]) -> None:
     """Remove the last uses of tokens that are gone. Raises StoreUnavailable."""
     if tokens:
-        link.ask(lambda client: client.hdel(keys.TOKENS_USED, *tokens))
+        _ask(link, keys.TOKENS_USED, lambda client: client.hdel(keys.TOKENS_USED, *tokens))

@@ -25,7 +25,7 @@ from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
 from batchq.store import urls
 from batchq.store.codec import whole
-from batchq.store.keys import REVISION, SCHEDULERS
+from batchq.store.keys import ACCESS, REVISION, SCHEDULERS
 from batchq.store.outage import Patience
 from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
@@ -535,10 +535,12 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 
 #: Why a node's key is damaged.
 OTHER_TYPE = "it is of another type"
+#: The word of damage that no leader may repair.
+_ACCESS_DAMAGED = "ACCESSDAMAGED"
 #: The errors that a leader repairs within a second or two.
 _MENDED = (DAMAGED, "WRONGTYPE")
 #: The errors that another try would meet again.
-_LASTING = ("NOAUTH", "NOPERM", "MOVED", "TOOLARGE")
+_LASTING = ("NOAUTH", "NOPERM", "MOVED", "TOOLARGE", _ACCESS_DAMAGED)
 #: The errors of a server that has just lost the role of primary.
 _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 
@@ -599,6 +601,13 @@ def read_revision(link: Link) -> int:
 def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
     text = str(error).strip()
     code = _word_of(error)
+    if code == _ACCESS_DAMAGED:
+        name = _key_of_access(text)
+        return (
+            f"holds a damaged value under {name}",
+            f"delete the key as a user with all rights, `DEL {name}`: what it holds is lost, and no"
+            " scheduler may write it",
+        )
     for word, message, hint in _CODES:
         if word == code:
             return message, hint
@@ -630,6 +639,8 @@ def _word_of(error: BaseException) -> str:
     for phrase, word in _PHRASES:
         if phrase in text:
             return word
+    if text.startswith(DAMAGED) and _key_of_access(text):
+        return _ACCESS_DAMAGED
     match error:
         case broken.NoPermissionError():
             return "NOPERM"
@@ -639,6 +650,11 @@ def _word_of(error: BaseException) -> str:
             return "OOM"
         case _:
             return text.partition(" ")[0]
+
+
+def _key_of_access(text: str) -> str:
+    """Return the key of tokens, bindings or the audit trail that an error names; "" for others."""
+    return next((name for name in ACCESS if name in text), "")
 
 
 def _no_connection(text: str, url: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ LOG = _read("log")
 RAISE = _read("raise", "bounds", "instants")
 CLAIM = _read("claim", "bounds", "instants")
 PUBLISH = _read("publish")
-ACCESS = _read("access", "bounds")
+ACCESS = _read("access", "bounds", "stream")
 
 ALL: tuple[Script, ...] = (
     *(

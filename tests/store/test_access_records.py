@@ -11,7 +11,7 @@ import redis
 from batchq.api.access import AccessRole, Binding, Scope, Verb
 from batchq.client import access_control
 from batchq.client.access_control import AccessControl, Actor, parse_token
-from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, StoreUnavailable
 from batchq.store import access_records, keys
 from batchq.store.redis import RedisStore
 from tests.harness.server import Server
@@ -268,3 +268,50 @@ def test_a_token_of_an_earlier_version_can_be_revoked(
     [stored] = raw.hvals(keys.TOKENS)
     assert b"invitation" not in stored
     assert control.revoke_token(made.record.id, OPERATOR).revoked_at is not None
+
+
+@pytest.mark.parametrize("name", sorted(keys.ACCESS))
+def test_a_key_of_another_type_is_named_and_changes_nothing(
+    control: AccessControl, raw: redis.Redis, name: str
+) -> None:
+    """No scheduler may repair it, so the message says how."""
+    control.create_token("alice", OPERATOR)
+    raw.set(name, "x")
+    before = {one: raw.dump(one) for one in keys.ACCESS}
+    with pytest.raises(StoreUnavailable, match=f"holds a damaged value under {name}") as caught:
+        if name == keys.TOKENS_USED:
+            access_records.read_last_uses(control._link)
+        elif name == keys.AUDIT:
+            control.audit(1)
+        else:
+            control.grant(ALICE, OPERATOR)
+    assert (caught.value.lasts, f"`DEL {name}`" in caught.value.hint) == (True, True)
+    if name in (keys.AUDIT, keys.ACCESS_STATE):
+        with pytest.raises(StoreUnavailable, match="holds a damaged value under"):
+            refuse(control, "read", "ml/a")
+    assert {one: raw.dump(one) for one in keys.ACCESS} == before
+    raw.delete(name)
+    assert control.grant(ALICE, OPERATOR)
+    assert control.state().bindings
+
+
+def test_a_trail_without_ids_left_is_named_and_changes_nothing(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    raw.xadd(keys.AUDIT, {"a": "b"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    with pytest.raises(StoreUnavailable, match=f"holds a damaged value under {keys.AUDIT}"):
+        control.grant(ALICE, OPERATOR)
+    assert control.state().bindings == {}
+
+
+@pytest.mark.parametrize("damage", [b"garbage", b"\xff", HUGE, b"-1", b"NaN", b"1.5"])
+def test_a_malformed_revision_blocks_no_change(
+    control: AccessControl, raw: redis.Redis, damage: bytes
+) -> None:
+    control.create_token("alice", OPERATOR)
+    raw.hset(keys.ACCESS_STATE, "revision", damage)
+    before = access_records.read_access_revision(control._link)
+    assert control.grant(ALICE, OPERATOR)
+    assert control.state().bindings
+    assert access_records.read_access_revision(control._link) != before
+    assert [one.record.kind for one in control.audit(2)] == ["tokens", "bindings"]

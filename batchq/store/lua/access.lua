@@ -9,6 +9,14 @@
 --          'changed' if a field has another value.
 local refused = refuse_size()
 if refused then return refused end
+-- A key of another type, or a trail without ids left, would end the call halfway.
+local trail = redis.pcall('XINFO', 'STREAM', KEYS[3])
+if newest_in(trail) >= MOST_WRITES then return damaged(KEYS[3]) end
+local read = {redis.pcall('HGET', KEYS[1], ''), redis.pcall('HGET', KEYS[2], ''), trail}
+for place = 1, 3 do
+  local why = type(read[place]) == 'table' and read[place].err
+  if why and string.match(tostring(why), 'WRONGTYPE') then return damaged(KEYS[place]) end
+end
 local last = redis.call('HGET', KEYS[2], 'digest') or ''
 if last == ARGV[3] then return 'ok' end
 if last ~= ARGV[1] then return 'digest' end
@@ -22,7 +30,12 @@ for place = 5, #ARGV, 3 do
     redis.call('HSET', KEYS[1], ARGV[place], ARGV[place + 2])
   end
 end
-if #ARGV > 4 then redis.call('HINCRBY', KEYS[2], 'revision', 1) end
+if #ARGV > 4 then
+  -- Readers only compare it with what they read last.
+  local revision = tonumber(redis.call('HGET', KEYS[2], 'revision') or '0')
+  if not revision or not (revision >= 0 and revision < MOST_WRITES) then revision = 0 end
+  redis.call('HSET', KEYS[2], 'revision', string.format('%.0f', math.floor(revision) + 1))
+end
 redis.call('HSET', KEYS[2], 'digest', ARGV[3])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'record', ARGV[2], 'digest', ARGV[3])
 return 'ok'

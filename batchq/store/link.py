@@ -603,11 +603,8 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
     code = _word_of(error)
     if code == _ACCESS_DAMAGED:
         name = _key_of_access(text)
-        return (
-            f"holds a damaged value under {name}",
-            f"delete the key as a user with all rights, `DEL {name}`: what it holds is lost, and no"
-            " scheduler may write it",
-        )
+        hint = f"delete it as a user with all rights, `DEL {name}`: what it holds is lost"
+        return f"holds a damaged value under {name}", hint
     for word, message, hint in _CODES:
         if word == code:
             return message, hint

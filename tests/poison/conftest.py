@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-_LIVE = [Path(__file__).parent / name for name in ("test_floods.py", "test_live.py")]
+_LIVE = [
+    Path(__file__).parent / name for name in ("test_every_key.py", "test_floods.py", "test_live.py")
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

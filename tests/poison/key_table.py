@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import redis
 from msgspec import Struct
 
@@ -42,9 +44,7 @@ def _rows_of_kind(kind: str) -> tuple[Row, Row]:
     user, place = _WRITERS.get(kind, "operator"), PLACES[kind]
     heads = _row(keys.heads(kind), user, place, b"5|Bound|u 1 1|")
     objects = keys.objects(kind)
-    return Row(
-        pattern=objects, name=objects, type="hash", user=user, field=place, kind=kind
-    ), heads
+    return Row(pattern=objects, name=objects, type="hash", user=user, field=place, kind=kind), heads
 
 
 _CHARGE = b'[["cluster"],[["cpu","1"]]]'
@@ -106,9 +106,12 @@ RQ_ROWS: tuple[Row, ...] = (
     _of_rq("workers", "set"),
     _of_rq("workers:<queue>", "set"),
     _of_rq("worker:<agent>", "hash", "birth"),
+    _of_rq("results:<attempt>", "stream", "return_value"),
     *(
         _of_rq(f"{registry}:<queue>", "zset")
-        for registry in ("wip", "finished", "failed", "deferred", "scheduled", "canceled")
+        for registry in (
+            *("wip", "finished", "failed", "deferred", "scheduled", "canceled", "executions"),
+        )
     ),
 )
 
@@ -116,11 +119,17 @@ WRONG_TYPE = "wrong type"
 DAMAGES = ("garbage", "truncated", "bytes", WRONG_TYPE, "huge", "deep")
 
 
-def damage(client: redis.Redis, row: Row, how: str) -> bool:
-    """Damage a key of this kind; return whether its user may do that."""
+def damage(client: redis.Redis, row: Row, how: str) -> None:
+    """Damage a key of this kind. A string that exists gets no other type from a user without
+    DEL.
+    """
     if how == WRONG_TYPE:
-        return _replace(client, row)
+        _replace(client, row)
+        return
     value = _value(row, how)
+    if row.user == "worker-n1":
+        # It may still be of another type, and so refuse the command.
+        client.delete(row.name)
     match row.type:
         case "hash":
             client.hset(row.name, mapping={row.field: value, b"\xff": value})
@@ -136,21 +145,16 @@ def damage(client: redis.Redis, row: Row, how: str) -> bool:
             client.set(row.name, value)
     if row.pattern == "job:<attempt>":
         client.rpush(keys.of_rq("n1", f"{keys.RQ}queue:bq-node-n1"), "poison")
-    return True
 
 
-def _replace(client: redis.Redis, row: Row) -> bool:
+def _replace(client: redis.Redis, row: Row) -> None:
     if row.type != "string":
         client.set(row.name, "x")
-        return True
-    try:
+        return
+    with suppress(redis.exceptions.NoPermissionError):
         client.delete(row.name)
-    except redis.exceptions.NoPermissionError:
-        # Only a key that does not exist yet can be of another type then.
-        if client.get(row.name) is not None:
-            return False
-    client.hset(row.name, "a", "b")
-    return True
+    with suppress(redis.exceptions.ResponseError):
+        client.hset(row.name, "a", "b")
 
 
 def _value(row: Row, how: str) -> bytes:

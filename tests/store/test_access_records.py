@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -278,13 +279,13 @@ def test_a_key_of_another_type_is_named_and_changes_nothing(
     control.create_token("alice", OPERATOR)
     raw.set(name, "x")
     before = {one: raw.dump(one) for one in keys.ACCESS}
+    uses: dict[str, Callable[[], object]] = {
+        keys.TOKENS_USED: lambda: access_records.read_last_uses(control._link),
+        keys.AUDIT: lambda: control.audit(1),
+    }
+    use = uses.get(name, lambda: control.grant(ALICE, OPERATOR))
     with pytest.raises(StoreUnavailable, match=f"holds a damaged value under {name}") as caught:
-        if name == keys.TOKENS_USED:
-            access_records.read_last_uses(control._link)
-        elif name == keys.AUDIT:
-            control.audit(1)
-        else:
-            control.grant(ALICE, OPERATOR)
+        use()
     assert (caught.value.lasts, f"`DEL {name}`" in caught.value.hint) == (True, True)
     if name in (keys.AUDIT, keys.ACCESS_STATE):
         with pytest.raises(StoreUnavailable, match="holds a damaged value under"):

@@ -15,6 +15,7 @@ from batchq.client.checks import CheckWatch
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 from tests.daemon.waiting import until
+from tests.harness import fork_server
 from tests.harness.server import Server
 
 WORLD = """
@@ -188,7 +189,7 @@ def test_apply_and_delete_warn_of_a_queue_that_is_held(batchq: Batchq, stage: St
 
 
 def serving(server: Server, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return fork_server.Process(
         [sys.executable, "-m", "batchq.cli", "checks", "serve", "boss", *words],
         env={**os.environ, "BATCHQ_REDIS_URL": server.url},
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from batchq.api.objects import QueuePreemption
 from tests.builders import a_priority, a_queue, a_quota
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
+from tests.harness import fork_server
 from tests.harness.server import Server
 
 
@@ -40,7 +40,7 @@ def on_a_terminal(server: Server, *words: str, columns: int, color: bool = False
     """Return the lines that a terminal of this width shows, stderr included."""
     ours, theirs = os.openpty()
     before = [] if color else ["--no-color"]
-    process = subprocess.Popen(
+    process = fork_server.Process(
         [sys.executable, "-m", "batchq.cli", *before, *words],
         env={
             **os.environ,

@@ -12,6 +12,7 @@ from batchq.client import Client
 from batchq.store.redis import RedisStore
 from tests.cli.conftest import run
 from tests.client.stage import Stage, a_cluster
+from tests.harness import fork_server
 from tests.harness.server import Server
 
 SOON_S = 30
@@ -53,7 +54,7 @@ def away() -> Iterator[Server]:
 def test_an_outage_is_reported_once_and_the_command_continues(
     away: Server, words: tuple[str, ...], said: str
 ) -> None:
-    with subprocess.Popen(
+    with fork_server.Process(
         [sys.executable, "-m", "batchq.cli", "--redis-url", away.url, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ from batchq.api.objects import PodGroup
 from tests.builders import a_priority, a_queue
 from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage
+from tests.harness import fork_server
 from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
 
@@ -376,7 +377,7 @@ def interrupted(
     """Return the exit code, the reported groups, and stderr."""
     words = ["--redis-url", server.url, "submit", "--from-file", many, "-o", "name"]
     with out.open("w") as output:
-        process = subprocess.Popen(
+        process = fork_server.Process(
             [sys.executable, "-m", "batchq.cli", *words],
             stdout=output,
             stderr=subprocess.PIPE,

@@ -15,6 +15,7 @@ import redis
 
 from batchq.api.objects import PodGroup
 from batchq.store.redis import RedisStore
+from tests.harness import fork_server
 from tests.harness.server import Server
 
 MANY = 20_000
@@ -42,7 +43,7 @@ def many(tmp_path: Path) -> Path:
 
 def start(server: Server, many: Path, *options: str) -> subprocess.Popen[str]:
     words = ["--redis-url", server.url, "submit", "--from-file", str(many), *options]
-    return subprocess.Popen(
+    return fork_server.Process(
         [sys.executable, "-m", "batchq.cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

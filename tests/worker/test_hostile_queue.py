@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import redis
@@ -32,6 +33,12 @@ def a_job(raw: redis.Redis, id_: str, **fields: bytes | str) -> None:
     raw.rpush(QUEUE, id_)
 
 
+@cache
+def bomb() -> bytes:
+    """Return a few bytes that expand to half a gigabyte."""
+    return zlib.compress(bytes(1 << 29), level=1)
+
+
 def spoil(raw: redis.Redis) -> None:
     """Enqueue malformed jobs, and ids that are not text."""
     raw.rpush(QUEUE, b"\xff", b"\xff\xfe-1", b"a b", b"", b"x" * 5000, "no-such-job")
@@ -40,9 +47,7 @@ def spoil(raw: redis.Redis) -> None:
     a_job(raw, "deep", dependency_ids="[" * 200_000)
     a_job(raw, "date", created_at="yesterday", enqueued_at=b"\xff")
     a_job(raw, "status", status="unheard of", retries_left="many", origin=b"\xff")
-    a_job(
-        raw, "bomb", data=zlib.compress(b"0" * (1 << 29)), exc_info=zlib.compress(b"0" * (1 << 29))
-    )
+    a_job(raw, "bomb", data=bomb(), exc_info=bomb())
     a_job(raw, "bytes", data=b"\xff" * 100)
     a_job(raw, "deep-data", data=b"[" * 10_000)
     a_job(raw, "long-data", data=b"[" * 1_000_000)

@@ -23,6 +23,7 @@ from batchq.api.objects import (
     NAMESPACED,
     Condition,
     Metadata,
+    Node,
     Object,
     Pod,
     PodGroup,
@@ -31,11 +32,13 @@ from batchq.api.objects import (
     PodSpec,
     PodStatus,
     PodTemplate,
+    Queue,
+    ResourceQuota,
     Task,
     Unreadable,
 )
 from batchq.api.reasons import Verdict
-from batchq.api.transaction import Delivery, Event, Ledger
+from batchq.api.transaction import POD_GROUPS, Delivery, Event, Ledger
 from batchq.api.validation import disorder_of
 from batchq.errors import UnreadableRecord
 from batchq.store import codec
@@ -88,7 +91,31 @@ def read_record(
         return _unreadable(kind, key, f"its uid has {len(uid):,} characters")
     if isinstance(item, PodGroup) and (why := disorder_of(item)):
         return _unreadable(kind, key, why)
+    if why := _false_amounts_of(item):
+        return _unreadable(kind, key, why)
     return item
+
+
+def _false_amounts_of(item: Object) -> str:
+    """Return why what a queue, quota or node states is no limit; "" for other objects. Scripts
+    would refuse every charge below a malformed limit.
+    """
+    stated: dict[str, Mapping[str, int]] = {}
+    if isinstance(item, ResourceQuota):
+        stated["hard"] = item.spec.hard
+    elif isinstance(item, Node):
+        stated["resources"] = item.spec.resources
+    elif isinstance(item, Queue):
+        spec = item.spec
+        stated |= {"guarantee": spec.guarantee, "deserved": spec.deserved}
+        stated["capability"] = spec.capability
+        if spec.max_pod_groups is not None:
+            stated["maxPodGroups"] = {POD_GROUPS: spec.max_pod_groups}
+    for field, amounts in stated.items():
+        for name, units in amounts.items():
+            if units < 0 or not name or " " in name:
+                return f"its {field} has {shown(name)}: {shown(units)}"
+    return ""
 
 
 def _names_no_scope(item: Object) -> bool:

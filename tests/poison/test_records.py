@@ -208,3 +208,27 @@ def test_a_uid_that_would_break_a_fence_is_unreadable(
     raw.hset(keys.objects("PodGroup"), "default/poison", stored)
     is_healthy(redis_store)
     assert named(redis_store.unreadable()) == [("PodGroup", "default/poison")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "why"),
+    [
+        ("ResourceQuota", '{"hard":{"podgroups":-5}}', "its hard has 'podgroups': -5"),
+        ("ResourceQuota", '{"hard":{"a b":1}}', "its hard has 'a b': 1"),
+        ("ResourceQuota", '{"hard":{"":1}}', "its hard has '': 1"),
+        ("Queue", '{"capability":{"cpu":-1}}', "its capability has 'cpu': -1"),
+        ("Queue", '{"guarantee":{"cpu":-1}}', "its guarantee has 'cpu': -1"),
+        ("Queue", '{"maxPodGroups":-1}', "its maxPodGroups has 'podgroups': -1"),
+        ("Node", '{"resources":{"cpu":-1}}', "its resources has 'cpu': -1"),
+    ],
+)
+def test_an_amount_that_is_no_limit_is_unreadable(
+    redis_store: RedisStore, raw: redis.Redis, kind: str, spec: str, why: str
+) -> None:
+    make_healthy(redis_store)
+    space, _, name = PLACES[kind].rpartition("/")
+    meta = f'{{"name":"{name}","namespace":"{space}","uid":"u9"}}'
+    raw.hset(keys.objects(kind), PLACES[kind], f'{{"metadata":{meta},"spec":{spec}}}')
+    is_healthy(redis_store)
+    [one] = redis_store.unreadable()
+    assert (one.kind, one.key, one.why) == (kind, PLACES[kind], why)

@@ -174,6 +174,17 @@ def test_a_shared_key_of_another_type_is_reported_deleted_and_rebuilt(
     goes_on(small)
 
 
+def test_a_quota_below_zero_refuses_no_group(small: Small, raw: redis.Redis) -> None:
+    quota = '{"metadata":{"name":"q","namespace":"other","uid":"u9"},"spec":{"hard":%s}}'
+    raw.hset(keys.objects("ResourceQuota"), "other/q", quota % '{"podgroups":-5,"cpu":-1}')
+    assert list(small.store.compare()) == []
+    # The leader then derives all limits from the objects.
+    raw.hset(keys.LEDGER, "ns:x cpu", "NaN")
+    small.turn()
+    small.completes("first")
+    assert doctor_ends(small) == ["ResourceQuota other/q"]
+
+
 #: Unreadable values for each shared key with one value, or with fields of its own.
 FIELDS = (
     *((keys.LEADER, field) for field in ("identity", "epoch", "expires_at")),

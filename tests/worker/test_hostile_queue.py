@@ -116,3 +116,13 @@ def test_foreign_members_of_rqs_sets_and_registries_are_removed(
     assert "chore failed" not in stage.log_text()
     (pod,) = stage.bind("true")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_an_endless_queue_is_taken_out_and_pods_still_run(stage: Stage, raw: redis.Redis) -> None:
+    stage.start_agent()
+    for start in range(0, 500_000, 50_000):
+        raw.rpush(QUEUE, *(f"no-job-{number}-1" for number in range(start, start + 50_000)))
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)
+    assert "endless rq list taken out" in stage.log_text()

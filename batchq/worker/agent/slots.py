@@ -63,6 +63,9 @@ for _name in ("rq.worker", "rq.queue", "rq.job", "rq.registry"):
 _WORKER_TTL_S = 90
 HEARTBEAT_S = 30
 
+#: Many times the pods that a node can take.
+_MOST_IDS = 50_000
+
 #: A member of RQ's sets of workers: the key of a worker.
 _OF_A_WORKER = re.compile(re.escape(Worker.redis_worker_namespace_prefix.encode()) + rb"[!-~]+")
 
@@ -510,9 +513,17 @@ class Slots:
         return [job_id for job_id, pod in zip(job_ids, pods, strict=True) if _is_over(job_id, pod)]
 
     def _ids_in(self, key: str) -> list[str]:
-        """Return the job ids in a list of this queue, and remove entries that are not ids."""
+        """Return the job ids in a list of this queue, and remove entries that are not ids. A list
+        with more entries than a node can have pods is deleted.
+        """
         connection = self._queue.connection
-        entries = cast("list[bytes]", connection.lrange(key, 0, -1))
+        entries = cast("list[bytes]", connection.lrange(key, 0, _MOST_IDS))
+        if len(entries) > _MOST_IDS:
+            # What is bound to this node is enqueued again.
+            log.error("endless rq list taken out", rq_key=key)
+            self._spoiled = f"RQ's key {key} with more than {_MOST_IDS:,} entries"
+            connection.delete(key)
+            return []
         for entry in {entry for entry in entries if not is_id(entry)}:
             log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is malformed")
             self._spoiled = "an RQ job with a malformed id"

@@ -20,10 +20,10 @@ from pathlib import Path
 import redis
 
 from batchq.api.access import parse_binding
+from batchq.api_session import ApiCredentials
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.client.api_client import ApiClient
-from batchq.client.api_session import ApiCredentials
 from benchmarks.submission import a_request
 from benchmarks.table import report
 from tests.harness.server import Server

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from batchq.api.intents import Eviction
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import (
     AdmissionCheck,
     CheckState,
@@ -674,6 +674,13 @@ class Page(Struct, frozen=True, kw_only=True):
 
     objects: tuple[Object, ...]
     unreadable: tuple[Unreadable, ...]
+
+
+def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
+    """Return unfinished groups and the last finished ones, in the same order."""
+    ended = [view.key for view in views if view.phase in TERMINAL]
+    old = frozenset(ended[:-finished])
+    return [view for view in views if view.key not in old]
 
 
 def token_of_view(view: GroupView) -> str:

@@ -13,6 +13,9 @@ from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.errors import InvalidInput, StoreUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from batchq.api.views import GroupView
     from batchq.client import Client
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -107,7 +110,7 @@ def api(
         visibility=Visibility(visibility),
     )
     _check_url(shared)
-    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why)
+    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why, table_of)
     logs.configure()
     if supervised:
         from batchq.daemon.supervisor import Supervisor
@@ -125,6 +128,14 @@ def _why(client: Client, key: str) -> object:
     from batchq.cli.why import row_of
 
     return row_of(client.why(key))
+
+
+def table_of(views: Sequence[GroupView], now_ms: int, has_namespaces: bool) -> Mapping[str, object]:
+    """Return the table of `batchq jobs`."""
+    from batchq.cli.output.tables import groups_table
+
+    table = groups_table(views, now_ms, namespaces=has_namespaces)
+    return {**table._asdict(), "wide": sorted(table.wide)}
 
 
 def _check_url(shared: Globals) -> None:

@@ -32,7 +32,7 @@ from batchq.api.views import NO_LEADER, GroupView, Why
 from batchq.cli import checks
 from batchq.cli.checks import show_checks_of_group
 from batchq.cli.gates import opened_text
-from batchq.cli.jobs import GroupRow
+from batchq.cli.group_lists import GroupRow
 from batchq.cli.output import tables
 from batchq.cli.output.forms import Output, show_data
 from batchq.cli.output.options import (

@@ -49,7 +49,7 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     commands then use this API, unless BATCHQ_REDIS_URL names a server; `batchq whoami` shows what
     the API says of you.
     """
-    from batchq.client.api_session import (
+    from batchq.api_session import (
         ApiCredentials,
         ApiSession,
         checked_server,
@@ -81,7 +81,7 @@ def logout() -> None:
 
     If the API does not answer, the token is forgotten here and stays valid there (exit code 9).
     """
-    from batchq.client.api_session import ApiSession, read_credentials, remove_credentials
+    from batchq.api_session import ApiSession, read_credentials, remove_credentials
     from batchq.paths import find_home
 
     home = find_home()
@@ -110,7 +110,7 @@ def logout() -> None:
 @output_option("text", "json")
 def whoami(output: Output) -> None:
     """Show who the API of `batchq login` takes you for, and your roles there."""
-    from batchq.client.api_session import ApiSession, read_credentials
+    from batchq.api_session import ApiSession, read_credentials
     from batchq.paths import find_home
 
     kept = read_credentials(find_home())

@@ -15,7 +15,7 @@ from batchq.api.objects import API_VERSION
 from batchq.api.resources import describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.api.views import Advice, Awaited, GroupPlan, Outcome, Plan
-from batchq.cli.jobs import ReasonRow
+from batchq.cli.group_lists import ReasonRow
 from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields, show_section

@@ -14,7 +14,7 @@ from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantit
 from batchq.api.times import describe_age
 from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, Stop
 from batchq.cli.checks import show_checks_of_queue
-from batchq.cli.jobs import GroupRow
+from batchq.cli.group_lists import GroupRow
 from batchq.cli.objects import apply_content, read_content
 from batchq.cli.output import tables
 from batchq.cli.output.forms import (

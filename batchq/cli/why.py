@@ -14,7 +14,7 @@ from batchq.api.reasons import Explanation, Waiting
 from batchq.api.resources import describe, describe_quantity, format_quantity
 from batchq.api.times import describe_age, format_instant
 from batchq.api.views import NO_LEADER, ExpectedStart, Others, Period, QueueShare, Spared, Why
-from batchq.cli.jobs import (
+from batchq.cli.group_lists import (
     AwaitedRow,
     OthersRow,
     StartRow,

@@ -51,8 +51,8 @@ from batchq.api.views import (
     WaitState,
     Why,
 )
+from batchq.api_session import ApiCredentials, ApiSession, sealed
 from batchq.client import Client
-from batchq.client.api_session import ApiCredentials, ApiSession, sealed
 from batchq.client.api_views import (
     ApiChecks,
     ApiGates,

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from batchq.api.manifest import encode
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.views import Accepted, Effect, Refused, Tally
-from batchq.client.api_session import ApiSession, error_of
+from batchq.api_session import ApiSession, error_of
 from batchq.client.changes import already_exists
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts

@@ -38,6 +38,7 @@ from batchq.http.calls import (
     ApiCall,
     ApiRoute,
     CallContext,
+    GroupTable,
     StreamAnswer,
 )
 from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
@@ -96,17 +97,21 @@ class ApiSettings(Struct, frozen=True, kw_only=True):
 
 
 class ApiApplication:
-    """The application. `connect` opens a connection; `why` explains a group as a JSON document."""
+    """The application. `connect` opens a connection; `why` explains a group as a JSON document, and
+    `table` lays groups out.
+    """
 
     def __init__(
         self,
         settings: ApiSettings,
         connect: Connect,
         why: Callable[[Client, str], object],
+        table: GroupTable,
     ) -> None:
         self._settings = settings
         self._connect = connect
         self._why = why
+        self._table = table
         self._names = OwnNames(settings.names)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
         self._own = threading.local()
@@ -264,6 +269,7 @@ class ApiApplication:
             connect=self._connect,
             is_ending=lambda: self._is_ending,
             why=self._why,
+            table=self._table,
             openapi=lambda: self._openapi,
         )
 

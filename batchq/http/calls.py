@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from batchq.api.access import (
     without_names,
 )
 from batchq.api.objects import PodGroup, key_of
+from batchq.api.views import GroupView
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.errors import NotFound
@@ -102,6 +103,10 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     is_immediate: bool = False
 
 
+#: The titles and rows of a table of groups, and which of its columns are left out when.
+GroupTable: TypeAlias = Callable[[Sequence[GroupView], int, bool], Mapping[str, object]]
+
+
 class CallContext(Struct, frozen=True, kw_only=True):
     """What all calls share, as it was when the request came."""
 
@@ -114,6 +119,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
     openapi: Callable[[], object]
+    #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces.
+    table: GroupTable
 
 
 class ApiCall:

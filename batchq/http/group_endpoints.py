@@ -19,8 +19,8 @@ from batchq.api.manifest import decode, encode
 from batchq.api.objects import API_VERSION, PodGroup, Unreadable, key_of, kind_of
 from batchq.api.printable import printable
 from batchq.api.views import Effect, LogLine, token_of_object
+from batchq.api_session import sealed
 from batchq.client import Accepted, Client
-from batchq.client.api_session import sealed
 from batchq.client.submission import Existing, Outcome
 from batchq.errors import BatchqError, Conflict, NotFound
 from batchq.http.access_endpoints import record_use

@@ -28,7 +28,7 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.views import Applied, token_of_object
-from batchq.client.api_session import sealed
+from batchq.api_session import sealed
 from batchq.client.request import Permit
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall, StreamAnswer

@@ -63,6 +63,7 @@ from batchq.http.view_endpoints import (
     view_checks,
     view_explanation,
     view_groups,
+    view_jobs,
     view_queue,
     view_queues,
     view_status,
@@ -355,6 +356,19 @@ ROUTES: tuple[ApiRoute, ...] = (
                 type="integer", most=MOST_LISTED,
             ),
             _LIMIT, _CONTINUE,
+        ),
+    ),
+    ApiRoute(
+        method="GET", path="/v1/views/jobs", name="viewJobs", endpoint=view_jobs,
+        verb=Verb.READ, is_explanation=True, answer="View",
+        about="Return the table of `batchq jobs`: titles, rows, and notes about them.",
+        parameters=(
+            QueryParameter(name="namespace", about="A namespace."),
+            QueryParameter(name="active", about="No groups that have ended.", type="boolean"),
+            QueryParameter(
+                name="finished", about="Only the last of those that have ended.",
+                type="integer", most=MOST_LISTED,
+            ),
         ),
     ),
     ApiRoute(

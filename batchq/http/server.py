@@ -22,6 +22,7 @@ from batchq.client import Client
 from batchq.client.access_control import Delegate
 from batchq.errors import Conflict, InvalidInput
 from batchq.http.application import ApiApplication, ApiSettings
+from batchq.http.calls import GroupTable
 from batchq.http.connections import (
     MOST_HEAD_BYTES,
     BoundedProtocol,
@@ -132,6 +133,7 @@ class ApiServer:
         options: ServeOptions,
         connect: Callable[[], Delegate],
         why: Callable[[Client, str], object],
+        table: GroupTable,
     ) -> None:
         check_options(options)
         hosts = [_host_name(address) for address in options.listen if address.host]
@@ -147,7 +149,7 @@ class ApiServer:
         with ExitStack() as undo:
             self._sockets = [_listening(address, undo) for address in options.listen]
             self._undo = undo.pop_all()
-        self._application = ApiApplication(settings, connect, why)
+        self._application = ApiApplication(settings, connect, why, table)
         config = Config(
             self._application.app,
             http=BoundedProtocol,

@@ -16,10 +16,12 @@ import msgspec
 from msgspec import structs
 
 from batchq.api.access import Target, TargetKind, Tier, Verb, seen
+from batchq.api.lifecycle import TERMINAL
+from batchq.api.notation import counted
 from batchq.api.objects import NAMESPACED, PodGroup, Unreadable, key_of
 from batchq.api.transaction import Event
-from batchq.api.views import Goal, GroupView, token_of_view
-from batchq.client.api_session import sealed
+from batchq.api.views import NO_LEADER, WHOLE_UP_TO, Goal, GroupView, recent, token_of_view
+from batchq.api_session import sealed
 from batchq.errors import NotFound
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, StreamAnswer
 from batchq.http.group_endpoints import (
@@ -121,6 +123,34 @@ def _without_messages(view: GroupView) -> GroupView:
     if evicted is not None:
         evicted = structs.replace(evicted, message="")
     return structs.replace(view, message="", evicted=evicted)
+
+
+def view_jobs(call: ApiCall) -> ApiAnswer:
+    """Return groups as the table of `batchq jobs`; without rows if there are too many for one."""
+    call.require_a_role()
+    if call.sees("") and call.client.count("PodGroup") > WHOLE_UP_TO:
+        return ApiAnswer(document={"unreadable": 0})
+    namespace = call.text("namespace")
+    finished = call.number("finished", None, MOST_LISTED)
+    overview = call.client.overview()
+    views = list(_seen_views(call, overview.groups(namespace=namespace)))
+    damaged = [
+        one
+        for one in call.client.unreadable("PodGroup", namespace=namespace)
+        if call.sees(one.key.partition("/")[0])
+    ]
+    views.sort(key=lambda view: (view.uid, view.key))
+    if call.flag("active"):
+        views = [view for view in views if view.phase not in TERMINAL]
+    shown = views if finished is None else recent(views, finished)
+    notes = []
+    if hidden := len(views) - len(shown):
+        notes.append(f"… and {counted(hidden, 'older finished group')} (--all)")
+    waits = any(view.phase not in TERMINAL for view in shown)
+    if waits and not call.client.schedulers().led:
+        notes.append(NO_LEADER)
+    table = call.context.table(shown, overview.at, not namespace)
+    return ApiAnswer(document={**table, "notes": notes, "unreadable": len(damaged)})
 
 
 def view_explanation(call: ApiCall) -> ApiAnswer:

@@ -9,7 +9,10 @@ import sys
 import pytest
 import yaml
 
+from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import QueuePreemption
+from batchq.api.views import GATED
+from batchq.cli.jobs import PHASES
 from tests.builders import a_priority, a_queue, a_quota
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -350,3 +353,7 @@ def test_control_characters_cannot_forge_rows(batchq: Batchq, stage: Stage) -> N
     done = batchq("jobs")
     assert len(done.lines) == 2
     assert "\x1b" not in done.out
+
+
+def test_every_phase_is_an_option() -> None:
+    assert (*map(str, PodGroupPhase), GATED) == PHASES

@@ -21,7 +21,7 @@ def many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Six groups, which count as many here: running, gated, in another queue, finished, and one in
     another namespace.
     """
-    monkeypatch.setattr("batchq.cli.jobs.WHOLE_UP_TO", 0)
+    monkeypatch.setattr("batchq.cli.group_lists.WHOLE_UP_TO", 0)
     monkeypatch.setattr("batchq.client.group_pages.WHOLE_UP_TO", 0)
     stage.furnish(a_queue("full", capability={"cpu": 1}), a_queue("other", capability={"cpu": 0}))
     client = stage.client
@@ -82,7 +82,7 @@ def test_a_limit_ends_a_list_and_says_how_to_go_on(
     batchq: Batchq, many: Stage, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if whole:
-        monkeypatch.setattr("batchq.cli.jobs.WHOLE_UP_TO", 100)
+        monkeypatch.setattr("batchq.cli.group_lists.WHOLE_UP_TO", 100)
     first = batchq("jobs", "--limit", "4")
     assert names_in(first) == NAMES[:4]
     said, token = first.err.strip().split("--continue ")

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client import Client
-from batchq.client.api_session import ApiCredentials, ApiSession
 from batchq.daemon import detached, stack
 from batchq.daemon.embedded_server import ensure_server, stop_server
 from batchq.daemon.stack import PartState, StackReport, UpOptions

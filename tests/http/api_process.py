@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from batchq.cli.api import table_of
 from batchq.cli.why import row_of
 from batchq.client.access_control import Delegate
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions
@@ -130,6 +131,7 @@ class RunningApi:
             ServeOptions(listen=listen, **options),
             lambda: Delegate(url),
             lambda client, key: row_of(client.why(key)),
+            table_of,
         )
         self.port = int(self.server.urls[1].rpartition(":")[2])
         self._thread = threading.Thread(target=self.server.run, daemon=False)

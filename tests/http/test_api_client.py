@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchq.api.objects import PodGroup, Queue
+from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
-from batchq.client.api_session import ApiCredentials, ApiSession
 from batchq.client.api_submission import ApiSubmission
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.system import RandomIds

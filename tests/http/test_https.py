@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batchq.cli.api import table_of
 from batchq.client.access_control import Actor, Delegate
 from batchq.errors import InvalidInput
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions, check_options
@@ -57,7 +58,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_a_sentence(
         listen = (ListenAddress(host="127.0.0.1", port=0),)
         options = ServeOptions(listen=listen, certificate=certificate, key=key)
         with pytest.raises(InvalidInput) as raised:
-            ApiServer(options, lambda: Delegate(None), lambda client, key: None)
+            ApiServer(options, lambda: Delegate(None), lambda client, key: None, table_of)
         return raised.value.message
 
     missing = tmp_path / "missing.crt"

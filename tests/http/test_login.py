@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from batchq.api.access import parse_binding
+from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.access_control import Actor, Delegate
-from batchq.client.api_session import ApiCredentials, ApiSession
 from batchq.errors import StoreUnavailable
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.client.ssh_door import ssh_command
+from batchq.ssh_door import ssh_command
 from tests.cli.conftest import run
 from tests.client.stage import Stage
 from tests.http.api_process import RunningApi

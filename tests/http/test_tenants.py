@@ -362,6 +362,7 @@ def everything(caller: Caller, group: str) -> list[Any]:
         "/v1/groups", "/v1/groups?label=word=secret", "/v1/groups?q=train", "/v1/groups?owner=bob",
         "/v1/groups?limit=1", CV, f"{CV}?phase=Pending", "/v1/tokens", "/v1/bindings", "/v1/audit",
         *(f"{CV}/{group}{end}" for end in ("", "/why", "/logs", "/logs?follow=true", "/outcome")),
+        f"{CV}/{group}/results", "/v1/views/gates", "/v1/nodes",
         "/v1/views/groups", "/v1/views/groups?paged=true&finished=0", "/v1/events", "/v1/pods",
         "/v1/namespaces/cv/pods", "/v1/namespaces/cv/quotas", "/v1/queues",
         *(f"/v1/views/{view}/cv/{group}" for view in ("explanations", "checks")),

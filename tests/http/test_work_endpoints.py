@@ -135,3 +135,20 @@ def test_results_are_for_the_owner_and_admins_and_reading_those_of_others_is_rec
     assert [(one.user, one.name) for one in read if one.outcome == "done"] == [
         ("cho", "default/sums")
     ]
+
+
+def test_a_table_of_groups_has_rows_for_what_the_caller_sees_only(
+    server: Server, api_of_own: RunningApi, stage: Stage, submit_as: SubmitAs
+) -> None:
+    submit_as("ana", in_namespace("vision", manifest("secret", cpu="8")))
+    submit_as("ben", in_namespace("vision", manifest("waits", cpu="8")))
+    stage.turn()
+    ben = caller(server, api_of_own, "ben", ("submitter", "vision"))
+    table = ben("GET", "/v1/views/jobs")
+    assert table.data["titles"][:3] == ["NAMESPACE", "NAME", "QUEUE"]
+    assert [row[:2] for row in table.data["rows"]] == [["vision", "waits"]]
+    assert b"secret" not in table.body
+    cho = caller(server, api_of_own, "cho", ("submitter", "speech"))
+    assert cho("GET", "/v1/views/jobs").data["rows"] == []
+    ended = ben("GET", "/v1/views/jobs?namespace=vision&active=true&finished=0").data
+    assert [row[0] for row in ended["rows"]] == ["waits"]

@@ -126,7 +126,7 @@ def test_a_command_over_the_http_api_loads_neither_what_decides_nor_what_speaks_
     with RunningApi(server.url) as api:
         monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
         loaded = modules_loaded_by("-m", "batchq.cli", *words, exits={0, 6})
-    assert "batchq.client.api_client" in loaded
+    assert "batchq.api_session" in loaded
     too_much = sorted(name for name in loaded if STRANGERS_OF_THE_API.fullmatch(name))
     assert not too_much, report(too_much, f"`batchq {words[0]}` over the HTTP API loads:")
 
@@ -153,3 +153,26 @@ def test_an_agent_and_a_scheduler_load_nothing_for_terminals(modules: str) -> No
     assert "structlog.dev" in loaded
     too_much = sorted(name for name in loaded if re.match(r"(rich|pygments|attr)\.", name))
     assert not too_much, report(too_much, "import structlog from batchq.system, without:")
+
+
+def test_a_table_of_groups_over_the_http_api_loads_no_types(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
+    with RunningApi(server.url) as api:
+        monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+        loaded = modules_loaded_by("-m", "batchq.cli", "jobs")
+    least = modules_loaded_by("-c", "import click, http.client")
+    allowed = re.compile(
+        r"batchq(\.errors|\.paths|\.api_session|\.api(\.printable)?"
+        r"|\.cli(\.(__main__|main|jobs|output(\.(options|render|terminal))?))?)?"
+    )
+    slow = {"msgspec", "platformdirs", "rich", "yaml"}
+    too_much = sorted(
+        name
+        for name in loaded - least
+        if (name.startswith("batchq") and not allowed.fullmatch(name))
+        or name.partition(".")[0] in slow
+    )
+    assert "batchq.api_session" in loaded
+    assert not too_much, report(too_much, "`batchq jobs` takes its rows from the API, and loads:")

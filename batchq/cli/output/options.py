@@ -12,9 +12,9 @@ import click
 from batchq.cli.output.terminal import echo
 
 if TYPE_CHECKING:
+    from batchq.api_session import ApiCredentials
     from batchq.cli.output.forms import Output
     from batchq.client import Client
-    from batchq.client.api_session import ApiCredentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ class Globals(NamedTuple):
         def tell(sentence: str) -> None:
             echo(sentence, err=True)
 
-        api = None if self.is_option else self._api()
+        api = self.api()
         if api is None:
             return Client(self.redis_url, tell=tell, patience_s=patience_s)
         from batchq.client.api_client import ApiClient
@@ -51,14 +51,16 @@ class Globals(NamedTuple):
         context = click.get_current_context()
         return ApiClient(api, tell=tell, patience_s=patience_s, purpose=f"`{context.command_path}`")
 
-    def _api(self) -> ApiCredentials | None:
+    def api(self) -> ApiCredentials | None:
         """Return the HTTP API that commands use; None for the Redis server."""
+        if self.is_option:
+            return None
         from batchq.paths import SERVER_VARIABLE, URL_FILE_VARIABLE, find_home
 
         home = find_home()
         if not os.environ.get(SERVER_VARIABLE) and not home.credentials.exists():
             return None
-        from batchq.client.api_session import chosen_credentials
+        from batchq.api_session import chosen_credentials
 
         is_redis_chosen = bool(self.redis_url or os.environ.get(URL_FILE_VARIABLE))
         return chosen_credentials(home, is_redis_chosen=is_redis_chosen)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import os
 import shlex
 import socket
@@ -17,11 +18,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
-
-import msgspec
-from msgspec import Struct
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
@@ -42,7 +40,7 @@ _TOKEN_FILE_VARIABLE = "BATCHQ_TOKEN_FILE"  # noqa: S105 - its name
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class ApiCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
+class ApiCredentials(NamedTuple):
     """The API that a user is logged in to. `authority` is a file of certificates to trust."""
 
     server: str
@@ -66,7 +64,7 @@ def checked_server(url: str, *, variable: str = "") -> str:
     except ValueError:
         parts, is_whole = urlsplit(""), False
     if is_whole and parts.scheme == "ssh":
-        from batchq.client.ssh_door import checked_ssh
+        from batchq.ssh_door import checked_ssh
 
         return checked_ssh(parts, what)
     if not is_whole or parts.scheme not in ("https", "http") or parts.path not in ("", "/"):
@@ -129,7 +127,7 @@ class ApiSession:
 
         Raises the error that the API's problem describes, StoreUnavailable if it does not answer.
         """
-        body = None if document is None else msgspec.json.encode(document)
+        body = None if document is None else json.dumps(document).encode()
         found, status = self._exchange(method, path, body, "application/json")
         return self._checked(found, status, kind)
 
@@ -140,6 +138,8 @@ class ApiSession:
         found, status = self._exchange("POST", path, body, _NDJSON)
         if status >= HTTPStatus.BAD_REQUEST:
             self._checked(found, status, Any)
+        import msgspec
+
         return msgspec.json.Decoder(kind).decode_lines(found)
 
     def lines(self, path: str, *, deadline: float | None = None) -> Iterator[bytes]:
@@ -233,27 +233,33 @@ class ApiSession:
 
     def _checked(self, body: bytes, status: int, kind: Any) -> Any:
         is_error = status >= HTTPStatus.BAD_REQUEST
+        server = self._credentials.server
         try:
-            document = msgspec.json.decode(body, type=Any if is_error else kind)
-        except msgspec.ValidationError:
-            raise StoreUnavailable(
-                f"the API at {self._credentials.server} is of another version of batchq",
-                hint="use the same version here and there",
-                lasts=True,
-            ) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            server = self._credentials.server
+            document = json.loads(body)
+        except (ValueError, RecursionError):
             raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
         if is_error:
             raise error_of(document, status)
-        return document
+        if kind is Any:
+            return document
+        # A list of groups as a table needs no types.
+        import msgspec
+
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            raise StoreUnavailable(
+                f"the API at {server} is of another version of batchq",
+                hint="use the same version here and there",
+                lasts=True,
+            ) from None
 
     def _connection(self) -> http.client.HTTPConnection:
         server = self._credentials.server
         if server.startswith("unix:"):
             return _SocketConnection(server.removeprefix("unix:"))
         if server.startswith("ssh:"):
-            from batchq.client.ssh_door import SshConnection
+            from batchq.ssh_door import SshConnection
 
             return SshConnection(server, timeout_s=_TIMEOUT_S)
         parts = urlsplit(server)
@@ -314,7 +320,7 @@ def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
         new.unlink(missing_ok=True)
         # The mode is there from the beginning, whatever the umask.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(credentials) + b"\n")
+            file.write(json.dumps(credentials._asdict()).encode() + b"\n")
         new.replace(path)
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
@@ -335,13 +341,21 @@ def read_credentials(home: Home) -> ApiCredentials:
                 f"{path}: other users may read the token in it",
                 hint=f"chmod 600 {shlex.quote(str(path))}, and log in again with another token",
             )
-        return msgspec.json.decode(path.read_bytes(), type=ApiCredentials)
+        fields = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise NotFound("not logged in to an API", hint="see `batchq login --help`") from None
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from None
-    except msgspec.MsgspecError:
-        raise InvalidInput(f"{path} is malformed", hint="log in again: `batchq login`") from None
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or not _are_credentials(fields):
+        raise InvalidInput(f"{path} is malformed", hint="log in again: `batchq login`")
+    return ApiCredentials(**fields)
+
+
+def _are_credentials(fields: dict[str, object]) -> bool:
+    is_known = set(fields) <= set(ApiCredentials._fields)
+    return is_known and "server" in fields and all(isinstance(one, str) for one in fields.values())
 
 
 def chosen_credentials(
@@ -368,7 +382,7 @@ def chosen_credentials(
             hint=f"or name a file with the token: {_TOKEN_FILE_VARIABLE}",
         )
     token = token or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
-    return msgspec.structs.replace(kept, token=token) if token else kept
+    return kept._replace(token=token) if token else kept
 
 
 def _token_in(path: str) -> str:

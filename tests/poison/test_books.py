@@ -592,3 +592,19 @@ def test_with_many_false_heads_the_next_pages_are_checked_at_once(
     mender.look(epoch(booked))
     assert in_books(booked, raw) == before
     assert mender.mended == len(made)
+
+
+def test_the_doctor_lists_a_thousand_unreadable_objects_and_counts_the_rest(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    raw.hset(
+        keys.objects("PodGroup"), mapping={f"default/m{number:04}": "x" for number in range(1_005)}
+    )
+    *listed, rest = [one for one in examine(booked.url).findings if one.check == "records"]
+    assert [one.subject for one in (listed[0], listed[-1])] == [
+        "PodGroup default/m0000",
+        "PodGroup default/m0999",
+    ]
+    assert (len(listed), rest.subject) == (1_000, "PodGroup")
+    assert rest.found.startswith("5 more are unreadable and ignored, the first default/m1000: ")
+    assert rest.remedy == "delete those that are listed, and run the doctor again"

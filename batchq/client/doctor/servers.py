@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
 
 from batchq.api.objects import PodGroup, Unreadable, full_name, key_of
 from batchq.api.resources import describe_quantity
@@ -405,6 +407,8 @@ def _not_compared(state: State) -> tuple[Finding, ...]:
     )
 
 
+#: Unreadable records of one kind that are listed.
+MOST_LISTED = 1_000
 _READS_RECORDS = "reading (`+@read`) of batchq's keys"
 
 
@@ -412,10 +416,37 @@ def records(state: State) -> tuple[Finding, ...]:
     """Every stored record can be read."""
     if state.unreadable is None:
         return unseen("the records", _READS_RECORDS)
-    findings = [_finding(one) for one in state.unreadable]
+    findings = _unreadable(state.unreadable)
     findings += [_mended(one) for one in state.mended]
     findings += _shared_uids(state)
     return or_ok(findings, "all can be read")
+
+
+def _unreadable(found: Sequence[Unreadable]) -> list[Finding]:
+    """Return findings for unreadable records, and one for those of each kind that are not
+    listed.
+    """
+    of_kind: dict[str, list[Unreadable]] = {}
+    for one in found:
+        of_kind.setdefault(one.kind, []).append(one)
+    findings = []
+    for kind, all_ in of_kind.items():
+        findings += [_finding(one) for one in all_[:MOST_LISTED]]
+        if (more := len(all_) - MOST_LISTED) > 0:
+            findings.append(_not_listed(kind, all_[MOST_LISTED], more))
+    return findings
+
+
+def _not_listed(kind: str, first: Unreadable, more: int) -> Finding:
+    one = _finding(first)
+    return structs.replace(
+        one,
+        subject=kind,
+        found=f"{more:,} more are unreadable and ignored, the first {first.key}: {first.why}",
+        remedy="delete those that are listed, and run the doctor again"
+        if first.is_object
+        else one.remedy,
+    )
 
 
 def _shared_uids(state: State) -> list[Finding]:

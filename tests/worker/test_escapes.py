@@ -75,7 +75,9 @@ def assert_ended_before(file: Path, ended_at: int | None) -> None:
 
 
 @pytest.mark.parametrize("containment", MODES)
-@pytest.mark.parametrize("kind", ["forks", "double-fork", "holds-output"])
+@pytest.mark.parametrize(
+    "kind", ["forks", "double-fork", "holds-output", "sibling", "reaper", "namespace"]
+)
 def test_no_process_of_a_pod_lives_when_its_end_is_reported(
     stage: Stage, kind: str, containment: str
 ) -> None:

@@ -105,7 +105,7 @@ def _commands(url: str, address: str, runs: int) -> list[list[object]]:
     over_api, over_redis = plain | {"BATCHQ_SERVER": address}, plain | {"BATCHQ_REDIS_URL": url}
     words = {
         "submit": ("submit", "--", "true"),
-        "jobs": ("jobs", "--limit", "20"),
+        "jobs": ("jobs",),
         "describe": ("describe", "queue", "default"),
     }
     taken: dict[str, list[float]] = {"least": []}

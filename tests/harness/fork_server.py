@@ -53,8 +53,6 @@ IS_ON = (
 #: A command line and an environment fit; Linux bounds each of their strings at 128 KiB.
 _LARGEST_ORDER = 1 << 17
 _MOST_DESCRIPTORS = 8
-#: The first answer comes when everything is imported.
-_ANSWERS_WITHIN_S = 120.0
 
 #: In the fork server, which starts without PYTHONPATH, the search path of every fork.
 _SEARCHED_BY_ALL = tuple(sys.path)
@@ -191,8 +189,6 @@ class _ForkServer:
 
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._orders.settimeout(_ANSWERS_WITHIN_S)
-        self._one_at_a_time = threading.Lock()
         self._owner = os.getpid()
         with theirs:
             self._process = subprocess.Popen(
@@ -209,10 +205,18 @@ class _ForkServer:
 
     def fork(self, order: _Order, descriptors: Sequence[int]) -> int:
         """Return the pid of a new process once that is what was ordered, as after an exec."""
-        with self._one_at_a_time:
-            socket.send_fds(self._orders, [json.dumps(order).encode()], list(descriptors))
-            answer = self._orders.recv(64)
-        assert answer, "the fork server has ended"
+        # The fork answers, not the server: threads that fork at once get their own processes.
+        answers, answering = os.pipe()
+        try:
+            try:
+                sent = [*descriptors, answering]
+                socket.send_fds(self._orders, [json.dumps(order).encode()], sent)
+            finally:
+                os.close(answering)
+            answer = os.read(answers, 64)
+        finally:
+            os.close(answers)
+        assert answer, "the fork server, or the fork, has ended"
         return int(answer)
 
     def close(self) -> None:
@@ -261,22 +265,22 @@ def _is_fork() -> bool:
 
 
 def _take_over(order: _Order, descriptors: Sequence[int], orders: socket.socket) -> None:
-    """Become what a new interpreter would be, and then send this process's pid."""
+    """Become what a new interpreter would be, and then answer with the pid of this process."""
     if order.in_new_session:
         os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, order.blocked)
     # Above those that are to be in use, so that none is overwritten before it is copied.
     above = max(order.numbers) + 1
-    held = [
-        fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in (*descriptors, orders.fileno())
-    ]
-    answers = held.pop()
+    *held, answering = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
     for number, descriptor in zip(order.numbers, held, strict=True):
         os.dup2(descriptor, number)
-    _begin(order.argv, order.environ)
-    os.write(answers, str(os.getpid()).encode())
+    # Tests count the sockets of a process.
     orders.detach()
-    os.closerange(above, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(above, answering)
+    os.closerange(answering + 1, os.sysconf("SC_OPEN_MAX"))
+    _begin(order.argv, order.environ)
+    os.write(answering, str(os.getpid()).encode())
+    os.close(answering)
     os.chdir(order.folder)
 
 

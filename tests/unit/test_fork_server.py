@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -92,3 +93,16 @@ def test_a_fork_has_its_session_and_its_blocked_signals_once_it_is_returned() ->
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert forked.wait(timeout=60) == 0
+
+
+def test_a_fork_has_no_other_descriptors_than_those_given() -> None:
+    forked = fork_server.Process(
+        [*BATCHQ, "--redis-url", "unix:///no/such", "jobs"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with suppress(FileNotFoundError):  # a process that has ended has none
+        links = [str(link.readlink()) for link in Path(f"/proc/{forked.pid}/fd").iterdir()]
+        assert [link for link in links if "socket" in link] == []
+    assert forked.wait(timeout=60) == 9

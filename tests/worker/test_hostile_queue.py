@@ -126,3 +126,14 @@ def test_an_endless_queue_is_taken_out_and_pods_still_run(stage: Stage, raw: red
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)
     assert "endless rq list taken out" in stage.log_text()
+
+
+def test_an_agent_repairs_the_keys_of_a_node_that_no_leader_knows(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    for name in ("{bq}:alive:n1", "{bq}:inbox:n1", "{bq}:doorbell:n1"):
+        raw.set(name, "x")
+    agent = stage.start_agent()
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert agent.poll() is None

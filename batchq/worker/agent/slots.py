@@ -209,6 +209,7 @@ class Slots:
         """`most`: how many work-horses the agent vouches for at once."""
         self._link = link
         self._vouchers = VoucherTable(most)
+        self._node = node
         self._queue = node_queue(node, link)
         self._prefix = prefix
         self._made = 0
@@ -610,11 +611,17 @@ class Slots:
         return jobs
 
     def delete_damaged(self) -> list[str]:
-        """Delete this node's RQ keys that have the wrong type, and return their names.
+        """Delete this node's keys, RQ's and batchq's, that have the wrong type, and return their
+        names. A leader repairs batchq's of those nodes only that it knows.
 
         Raise StoreUnavailable.
         """
-        queue, types = self._queue, self._keys()
+        queue, node = self._queue, self._node
+        types = self._keys() | {
+            keys.alive(node): "hash",
+            keys.report_queue(node): "hash",
+            keys.wake_up_channel(node): "stream",
+        }
         with self._link.errors():
             pipeline = queue.connection.pipeline(transaction=False)
             for name, type_ in types.items():
@@ -623,6 +630,10 @@ class Slots:
                         pipeline.srandmember(name)
                     case "list":
                         pipeline.lrange(name, 0, 0)
+                    case "hash":
+                        pipeline.hget(name, "")
+                    case "stream":
+                        pipeline.xrevrange(name, count=1)
                     case _:
                         pipeline.zrange(name, 0, 0)
             answers = pipeline.execute(raise_on_error=False)
@@ -632,8 +643,8 @@ class Slots:
                 if isinstance(answer, Exception) and is_wrong_type(answer)
             ]
             if damaged:
-                log.error("rq keys of another type taken out", keys=damaged)
-                self._spoiled = f"RQ's key {damaged[0]} has the wrong type"
+                log.error("keys of another type taken out", keys=damaged)
+                self._spoiled = f"its key {damaged[0]} has the wrong type"
                 queue.connection.delete(*damaged)
         return damaged
 

@@ -75,4 +75,5 @@ def test_damage_to_every_kind_of_key_costs_no_other_group(stack: GuardedStack, h
         stack, *((row.user, lambda client, row=row: damage(client, row, how)) for row in OF_OTHERS)
     )
     goes_on(stack)
+    heal_keys_of_the_api(stack)
     heal(stack)

@@ -245,7 +245,7 @@ class Agent:
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
             most=2 * settings.slots,
         )
-        self._slots.delete_damaged()
+        self._slots.delete_damaged(starts=True)
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
         former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
         self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))

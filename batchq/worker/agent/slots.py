@@ -610,18 +610,19 @@ class Slots:
         self._handled += (Counter(ids) - Counter(names)).elements()
         return jobs
 
-    def delete_damaged(self) -> list[str]:
-        """Delete this node's keys, RQ's and batchq's, that have the wrong type, and return their
-        names. A leader repairs batchq's of those nodes only that it knows.
+    def delete_damaged(self, *, starts: bool = False) -> list[str]:
+        """Delete this node's RQ keys that have the wrong type, and return their names.
 
-        Raise StoreUnavailable.
+        When the agent `starts`, batchq's own keys of the node, too: a leader repairs, and reports,
+        those of nodes only that it knows. Raise StoreUnavailable.
         """
-        queue, node = self._queue, self._node
-        types = self._keys() | {
-            keys.alive(node): "hash",
-            keys.report_queue(node): "hash",
-            keys.wake_up_channel(node): "stream",
-        }
+        queue, node, types = self._queue, self._node, self._keys()
+        if starts:
+            types |= {
+                keys.alive(node): "hash",
+                keys.report_queue(node): "hash",
+                keys.wake_up_channel(node): "stream",
+            }
         with self._link.errors():
             pipeline = queue.connection.pipeline(transaction=False)
             for name, type_ in types.items():

@@ -196,10 +196,10 @@ def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: 
     stack.proxies["n1"].mend()
     stack.await_completion("steady")
     assert [len(runs) for runs in stack.runs().values()] == [1]
-    assert (
-        stack.count_logged("n1", "store.unavailable"),
-        stack.count_logged("n1", "store.back"),
-    ) == (1, 1)
+    # An outage of two seconds may fall between two requests of an agent.
+    noticed = stack.count_logged("n1", "store.unavailable")
+    assert noticed <= 1
+    until(lambda: stack.count_logged("n1", "store.back") == noticed)
 
 
 def test_a_server_that_is_slower_than_the_leases_runs_nothing_twice_at_once(stack: Stack) -> None:

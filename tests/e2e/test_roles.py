@@ -386,14 +386,25 @@ def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> Non
         assert [line.text for line in client.logs("curious")] == ["1"]
 
 
+def _once_refused(stack: GuardedStack, namespace: str, name: str) -> PodGroup:
+    """Return a group after the scheduler has stored why it waits, and writes it no more."""
+    with stack.client("readonly") as client:
+
+        def found() -> PodGroup:
+            group = client.get("PodGroup", name, namespace=namespace)
+            assert isinstance(group, PodGroup)
+            return group
+
+        until(lambda: bool(found().status.reasons), what="the reason is stored")
+        return found()
+
+
 def test_a_submitter_could_bind_its_own_pod_beyond_its_quota(stack: GuardedStack) -> None:
     """The agent of the node starts the pod, as one that RQ has lost."""
     stack.batchq("operator", "quota", "set", "small", "cpu=1")
     submit = ("submit", "-n", "small", "--name", "large", "--cpus", "2")
     stack.batchq("submitter", *submit, "--", "echo", "started")
-    with stack.client("readonly") as client:
-        waiting = client.get("PodGroup", "large", namespace="small")
-    assert isinstance(waiting, PodGroup)
+    waiting = _once_refused(stack, "small", "large")
     uid = waiting.metadata.uid
     status = structs.replace(waiting.status, phase=PodGroupPhase.IN_QUEUE, admission=1)
     bound = Pod(

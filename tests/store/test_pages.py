@@ -9,7 +9,7 @@ import redis
 
 from batchq.store import keys
 from batchq.store.pages import count_objects, in_order, read_entries, read_page
-from batchq.store.records import entries_after, token_of
+from batchq.store.records import entries_after
 from batchq.store.redis import RedisStore
 from tests.contract.made import group, pod, put, writing
 from tests.harness.server import Server
@@ -50,9 +50,9 @@ def test_the_uid_of_a_pod_is_that_of_its_group(filled: RedisStore) -> None:
 
 def test_a_token_names_a_place_in_the_list(filled: RedisStore) -> None:
     entries = read_entries(filled.link, "PodGroup")
-    behind = entries_after(entries, token_of("u1", "x/c"))
+    behind = entries_after(entries, "u1.x/c")
     assert sorted(behind) == [(b"u2", b"x/a", b"Pending"), (b"u3", b"x/b", b"Pending")]
-    assert entries_after(entries, token_of("u2", "x/z")) == [(b"u3", b"x/b", b"Pending")]
+    assert entries_after(entries, "u2.x/z") == [(b"u3", b"x/b", b"Pending")]
 
 
 @pytest.mark.parametrize("heads", ["gone", "a string", "garbage"])

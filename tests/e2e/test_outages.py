@@ -357,10 +357,10 @@ def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
     stack.await_completion("new")
     [run] = stack.runs()["forgotten-main-0"]
     assert run.end == "", "the restored server has no such group"
-    assert (
-        stack.count_logged("n1", "store.unavailable"),
-        stack.count_logged("n1", "store.back"),
-    ) == (1, 1)
+    # An outage of two seconds may fall between two requests of an agent.
+    noticed = stack.count_logged("n1", "store.unavailable")
+    assert noticed <= 1
+    until(lambda: stack.count_logged("n1", "store.back") == noticed)
 
 
 def test_a_pod_that_ends_in_an_outage_is_completed_with_its_first_attempt(

@@ -368,9 +368,11 @@ def chosen_credentials(
     one that `batchq login` has kept for this address. Raises InvalidInput.
     """
     named = environ.get(SERVER_VARIABLE, "")
+    if not named and is_redis_chosen:
+        return None
     kept = read_credentials(home) if home.credentials.exists() else None
     if not named:
-        return None if is_redis_chosen else kept
+        return kept
     server = checked_server(named, variable=SERVER_VARIABLE)
     if kept is None or kept.server != server:
         kept = ApiCredentials(server=server)

@@ -330,7 +330,7 @@ class _Watched:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now on; the creation has called it once."""
+        """Count from now on."""
         self._before = self._spent_s()
         self._began_ms = time.time_ns() // 1_000_000
 

@@ -82,8 +82,8 @@ class Tier(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Whose schedule facts a user may read: those of all namespaces, of the own namespaces, or of
-    the own groups (admins and operators: as under `namespaces`).
+    """Whose schedule facts a user may read: those of all namespaces, of the user's own namespaces,
+    or of the user's own groups (admins and operators: as under `namespaces`).
     """
 
     OPEN = "open"

@@ -679,7 +679,7 @@ class Page(Struct, frozen=True, kw_only=True):
 def recent(views: Sequence[GroupView], finished: int) -> list[GroupView]:
     """Return unfinished groups and the last finished ones, in the same order."""
     ended = [view.key for view in views if view.phase in TERMINAL]
-    old = frozenset(ended[:-finished])
+    old = frozenset(ended[: max(0, len(ended) - finished)])
     return [view for view in views if view.key not in old]
 
 

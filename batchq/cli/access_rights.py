@@ -333,7 +333,7 @@ def invite(
     """Create an invitation for USER and print it, once.
 
     USER gives it to `batchq login URL` when that asks for a token, and gets a token of 90 days in
-    exchange. It is good once; so a copy that another user makes of it is noticed.
+    exchange. It is valid once, so a copy that another user makes of it is noticed.
     """
     if role is None and namespace != EVERYWHERE:
         raise UsageError("-n says where --role is given", hint="as in --role submitter -n ml")

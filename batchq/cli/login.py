@@ -66,7 +66,13 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     if token.startswith("bqi_"):
         invited = ApiCredentials(server=address, token=token, authority=authority)
         with ApiSession(invited) as session:
-            token = session.request("POST", "/v1/invitations")["token"]
+            made = session.request("POST", "/v1/invitations")
+        token = made["token"]
+        # The invitation is used up, so the token is kept even if the next request fails.
+        redeemed = ApiCredentials(
+            server=address, user=made["owner"], token=token, authority=authority
+        )
+        write_credentials(find_home(), redeemed)
     tried = ApiCredentials(server=address, token=token, authority=authority)
     with ApiSession(tried) as session:
         me = session.request("GET", "/v1/me")

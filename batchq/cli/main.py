@@ -101,7 +101,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "login": CommandEntry("login", "login", "Keep a token of an API, after checking it."),
         "logout": CommandEntry("login", "logout", "Revoke and forget the kept token."),
         "whoami": CommandEntry("login", "whoami", "Show your user and roles at the API."),
-        "connect": CommandEntry("login", "connect", "Lead ssh to the API's socket."),
+        "connect": CommandEntry("login", "connect", "Connect ssh to the API's socket."),
     },
     "Try and measure": {
         "simulate": CommandEntry(

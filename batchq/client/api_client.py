@@ -51,7 +51,7 @@ from batchq.api.views import (
     WaitState,
     Why,
 )
-from batchq.api_session import ApiCredentials, ApiSession, sealed
+from batchq.api_session import ApiCredentials, ApiSession, error_of, sealed
 from batchq.client import Client
 from batchq.client.api_views import (
     ApiChecks,
@@ -94,6 +94,9 @@ _PATHS = {
     "ResourceQuota": "quotas",
 }
 _PAGE = 1_000
+#: More names than this do not fit into the head of a request (32 KiB). Without names, any change
+#: counts.
+_LONGEST_NAMES = 8_000
 #: The kinds whose changes the API sends.
 _WATCHED = ("PodGroup", "Queue", "Node")
 #: How long one request waits for a change.
@@ -357,7 +360,8 @@ class ApiClient(Client):
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         found = list(self.pages(kind, namespace=namespace, size=_PAGE))
         objects = tuple(item for page in found for item in page.objects)
-        damaged = tuple(one for page in found for one in page.unreadable)
+        # The API names a record again if a page ends before it.
+        damaged = tuple({one.key: one for page in found for one in page.unreadable}.values())
         # The same fields as a Listing, whose module needs redis-py.
         return cast("Listing", Page(objects=objects, unreadable=damaged))
 
@@ -610,9 +614,11 @@ class ApiClient(Client):
 
     def _await_change(self, keys: Sequence[str], most_s: float) -> None:
         since = "" if self._revision is None else self._revision
+        names = ",".join(keys)
+        if len(names) > _LONGEST_NAMES:
+            names = ""
         path = _with(
-            "/v1/changes",
-            {"groups": ",".join(keys), "since": since, "timeout": max(1, round(most_s))},
+            "/v1/changes", {"groups": names, "since": since, "timeout": max(1, round(most_s))}
         )
 
         def ask() -> None:
@@ -669,6 +675,9 @@ class ApiClient(Client):
     def _lines(self, path: str) -> Iterator[LogLine]:
         decoder = msgspec.json.Decoder(LogLine)
         for line in self._session.lines(path):
+            if line.startswith(b'{"type":"ERROR"'):
+                problem = json.loads(line)["problem"]
+                raise error_of(problem, problem["status"])
             yield decoder.decode(line)
 
     def _followed(

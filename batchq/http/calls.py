@@ -99,8 +99,6 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     most_body_bytes: int = MOST_BODY_BYTES
     #: The media type of the body.
     takes: str = JSON
-    #: Whether the endpoint needs neither the server nor time, so that it answers without a thread.
-    is_immediate: bool = False
 
 
 #: The titles and rows of a table of groups, and which of its columns are left out when.

@@ -161,7 +161,7 @@ def _put(kind: str, path: str, target: TargetKind) -> ApiRoute:
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
-        method="GET", path="/livez", name="livez", is_open=True, is_immediate=True,
+        method="GET", path="/livez", name="livez", is_open=True,
         endpoint=_live,
         about="Whether the API runs.",
     ),
@@ -171,11 +171,11 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="GET", path="/v1/openapi.json", name="openapi", is_open=True,
-        is_immediate=True, endpoint=_openapi,
+        endpoint=_openapi,
         about="This document.",
     ),
     ApiRoute(
-        method="GET", path="/v1/me", name="me", is_immediate=True, endpoint=show_me,
+        method="GET", path="/v1/me", name="me", endpoint=show_me,
         about="Who the caller is, and which roles it has.",
     ),
     ApiRoute(

@@ -31,6 +31,7 @@ from batchq.http.group_endpoints import (
     opened,
     too_long,
 )
+from batchq.http.object_endpoints import TARGETS
 from batchq.http.problems import bad_request
 
 GOALS: Sequence[Goal] = ("finished", "succeeded", "running", "admitted")
@@ -251,27 +252,28 @@ class _EventSight:
 
     def __init__(self, call: ApiCall) -> None:
         self._call = call
-        #: The keys of groups by uid, which the keys of pods begin with.
+        #: Groups by uid, with which the keys of pods begin, and by key.
         self._groups: dict[str, PodGroup] | None = None
 
     def shows(self, event: Event) -> bool:
         """Whether the caller may read an event."""
         if event.kind not in NAMESPACED:
-            return True
+            target = Target(kind=TARGETS.get(event.kind, TargetKind.QUEUES))
+            return self._call.decide(target, Verb.READ).allowed
         if event.kind == "ResourceQuota":
             return _may_read_quotas(self._call, event.key.partition("/")[0])
         if event.kind == "Pod":
-            group = self._by_uid().get(event.key.partition("-")[0])
+            group = self._named().get(event.key.partition("-")[0])
             # Of a group that is gone, not even the namespace is known.
             namespace = "" if group is None else group.metadata.namespace
             owner = "" if group is None else group.status.submitted_by
         else:
             namespace = event.key.partition("/")[0]
-            group = self._by_uid().get(event.key)
+            group = self._named().get(event.key)
             owner = "" if group is None else group.status.submitted_by
         return self._call.tier_at(namespace, owner) in (Tier.SPEC, Tier.OUTPUT)
 
-    def _by_uid(self) -> dict[str, PodGroup]:
+    def _named(self) -> dict[str, PodGroup]:
         if self._groups is None:
             found = self._call.client.list("PodGroup")
             groups = [item for item in found if isinstance(item, PodGroup)]

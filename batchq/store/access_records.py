@@ -9,6 +9,7 @@ remove or alter one unnoticed, all later digests would have to be replaced.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -31,6 +32,7 @@ AUDIT_KEPT = 100_000
 _PAGE = 1_000
 #: A writer that always comes second gives up.
 _TRIES = 50
+_DIGEST = re.compile("[0-9a-f]*")
 
 
 class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -201,7 +203,9 @@ def _words(change: FieldChange) -> tuple[str, bytes, bytes]:
 
 
 def _last_digest(link: Link) -> str:
-    return (_state(link, "digest") or b"").decode(errors="replace")
+    """Return the digest of the last audit record; "" for a malformed one, as the script does."""
+    text = (_state(link, "digest") or b"").decode(errors="replace")
+    return text if _DIGEST.fullmatch(text) else ""
 
 
 def digest_of(previous: str, record: bytes, *, by_script: bool = False) -> str:

@@ -97,7 +97,7 @@ def read_record(
 
 
 def _false_amounts_of(item: Object) -> str:
-    """Return why what a queue, quota or node states is no limit; "" for other objects. Scripts
+    """Return the first malformed amount of a queue, quota or node; "" if there is none. Scripts
     would refuse every charge below a malformed limit.
     """
     stated: dict[str, Mapping[str, int]] = {}

@@ -24,6 +24,8 @@ from pathlib import Path
 RUN_VARIABLE = "RUN_OF_BATCHQ_TESTS"
 _GIVES_UP_AFTER_S = 30.0
 _PAUSE_S = 0.05
+#: The run has left nothing once this many looks in a row find nothing.
+_LOOKS = 10
 
 
 def start() -> subprocess.Popen[bytes]:
@@ -67,15 +69,20 @@ def _is_server_of(run: str, entry: Path) -> bool:
 
 
 def main() -> None:
-    """Wait for the end of the run, and kill what is left until nothing is."""
+    """Wait for the end of the run, and kill what is left until several looks find nothing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     deadline, never = time.monotonic() + _GIVES_UP_AFTER_S, threading.Event()
-    while (pids := left_over(sys.argv[1])) and time.monotonic() < deadline:
+    # The variables of a process that is just starting its program cannot be read yet, so that one
+    # look is not enough.
+    looks = _LOOKS
+    while looks and time.monotonic() < deadline:
+        pids = left_over(sys.argv[1])
         for pid in pids:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        looks = _LOOKS if pids else looks - 1
         never.wait(_PAUSE_S)
 
 

@@ -100,3 +100,25 @@ def test_a_name_that_was_taken_before_is_refused(client: ApiClient, stage: Stage
     )
     assert isinstance(getattr(taken, "error", None), Conflict)
     assert accepted.place == 1
+
+
+def test_a_wait_for_thousands_of_groups_names_none_of_them(client: ApiClient) -> None:
+    client._await_change([f"default/a-group-with-a-long-name-{n}" for n in range(2_000)], 1.0)
+    assert client._revision is not None
+
+
+class EndingSession(ApiSession):
+    """Ends a stream as the API does when the server is away."""
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        yield b'{"type":"ERROR","problem":{"status":503,"detail":"the server is away"}}'
+
+
+def test_a_log_whose_stream_ends_with_a_problem_raises_that_problem(
+    running_api: RunningApi,
+) -> None:
+    credentials = ApiCredentials(server=f"unix:{running_api.socket}")
+    with ApiClient(credentials) as client:
+        client._session = EndingSession(credentials)
+        with pytest.raises(StoreUnavailable, match="the server is away"):
+            list(client._lines("/v1/groups"))

@@ -228,3 +228,14 @@ def test_an_invitation_that_is_late_or_for_too_long_is_refused(server: Server) -
     assert (refused.code, refused.err) == (1, "error: an invitation lasts at most 7d, found 8d\n")
     lost = run("token", "invite", "bob", "-n", "ml", url=server.url)
     assert (lost.code, lost.err.splitlines()[0]) == (2, "error: -n says where --role is given")
+
+
+def test_commands_over_redis_do_not_read_what_login_has_kept(
+    stage: Stage, server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "credentials.json").write_text("garbage")
+    monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
+    assert run("jobs").code == 0
+    monkeypatch.delenv("BATCHQ_REDIS_URL")
+    assert "credentials.json" in run("jobs").err

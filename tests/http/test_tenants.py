@@ -465,3 +465,16 @@ def test_an_explanation_counts_groups_beyond_sight_and_does_not_name_them(
     assert why.data["reasons"]
     for name in itertools.chain(("cv/", "secret"), (f"big{number}" for number in range(2))):
         assert name not in why.body.decode()
+
+
+def test_events_of_queues_and_nodes_are_for_those_who_may_read_these(
+    lab: Lab, stage: Stage
+) -> None:
+    lab.bind("user:aude", "auditor")
+    lab.bind("user:alice", "viewer", "ml")
+    stage.client.set_stop_policy("default", "Hold")
+    shown = [one["kind"] for one in lab.user("alice")("GET", "/v1/events").data]
+    assert "Queue" in shown
+    for caller in (lab.user("aude"), lab.user("alice", namespaces=("ml",))):
+        assert caller("GET", "/v1/queues").data["items"] == []
+        assert [one["kind"] for one in caller("GET", "/v1/events").data] == []

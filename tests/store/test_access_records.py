@@ -316,3 +316,16 @@ def test_a_malformed_revision_blocks_no_change(
     assert control.state().bindings
     assert access_records.read_access_revision(control._link) != before
     assert [one.record.kind for one in control.audit(2)] == ["tokens", "bindings"]
+
+
+@pytest.mark.parametrize("damage", [b"garbage", b"\xff", b"-1"])
+def test_a_malformed_digest_blocks_no_change_and_is_reported_as_a_break(
+    control: AccessControl, raw: redis.Redis, damage: bytes
+) -> None:
+    control.create_token("alice", OPERATOR)
+    raw.hset(keys.ACCESS_STATE, "digest", damage)
+    assert not control.audit(2)[-1].is_chained
+    assert control.grant(ALICE, OPERATOR)
+    assert control.state().bindings
+    assert [one.record.kind for one in control.audit(2)] == ["tokens", "bindings"]
+    assert not control.audit(2)[-1].is_chained

@@ -202,15 +202,6 @@ def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
 
 
 def _in_order(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
-    if len(gang) == 1:
-        ((shape, count),) = gang
-        nodes: list[NodeState] = []
-        fill_nodes(session, shape, count, nodes)
-        found = KeptPlaces(((shape, tuple(nodes)),))
-        if len(nodes) == count:
-            return found
-        session.nodes.put_back_places(found)
-        return shape
     parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
     for shape, count in gang:
         filled: list[NodeState] = []

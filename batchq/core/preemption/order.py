@@ -331,8 +331,8 @@ def _give_up(statement: Statement, group: GroupState, pledge: Pledge) -> None:
     elif has_lost_nodes(session, pledge):
         roll_back(statement, group, Leaving.NODE_LOST, _NO_NODE_LEFT)
     else:
-        # If the pledge has just been made, nothing but the choices of other preemptors has moved
-        # it. Their choices may depend on each other in a circle, and none would ever last.
+        # If the pledge has just been made, only the choices of other preemptors can have ended it.
+        # These may depend on each other in a circle; without a pause, none would ever last.
         age_ms = session.now_ms - (pledge.made_at or 0)
         has_just_chosen = pledge.expires is None and age_ms <= session.settings.schedule_period_ms
         roll_back(statement, group, Leaving.CAPACITY_CUT, _VICTIMS_GONE, backs_off=has_just_chosen)

@@ -18,6 +18,8 @@ for place = 1, 3 do
   if why and string.match(tostring(why), 'WRONGTYPE') then return damaged(KEYS[place]) end
 end
 local last = redis.call('HGET', KEYS[2], 'digest') or ''
+-- A caller cannot state a malformed digest; whoever reads the trail is told that it is broken.
+if string.find(last, '[^0-9a-f]') then last = '' end
 if last == ARGV[3] then return 'ok' end
 if last ~= ARGV[1] then return 'digest' end
 for place = 5, #ARGV, 3 do

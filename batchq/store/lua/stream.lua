@@ -1,6 +1,7 @@
--- A part of commit, of discard, of lead and of mend: keeps the change stream from running ahead of
--- the count of writes, and reports keys that batchq has not written.
--- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but lead.
+-- A part of access, commit, discard, lead and mend: keeps the change stream from running ahead of
+-- the count of writes, reports keys that batchq has not written, and appends to the audit trail.
+-- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but access
+--       and lead.
 -- Answers: nothing of its own.
 
 -- The count of writes stays below this; Lua's numbers skip integers above 2^53.

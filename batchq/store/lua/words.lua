@@ -36,10 +36,10 @@ local function is_whole(place)
   return past <= #words + 1
 end
 
--- Decodes the words, and asks for the hash fields that they name. Returns where each transaction
--- begins, where in ARGV the values of its writes do, after the other arguments, where the audit
--- records behind them do, and the place of the audit trail in KEYS, nil if there are none. Returns
--- nil and the error to answer with for more than one call may carry.
+-- Decodes the words, and asks for the hash fields that they name. Returns four values: where each
+-- transaction begins in the words, where the values of its writes begin in ARGV, where the audit
+-- records begin in ARGV, and the place of the audit trail in KEYS, nil without audit records.
+-- Returns nil and an error if a call is too large or cut off.
 local function read_words(text)
   if #text > MOST_WORDS_BYTES then return nil, too_large(#text .. ' bytes of transactions') end
   words = cjson.decode(text)

@@ -471,10 +471,14 @@ class Slots:
                 ids = cast("list[bytes]", connection.zrange(name, 0, -1))
                 foreign = [one for one in ids if not is_id(one)]
             remove = connection.srem if type_ == "set" else connection.zrem
-            for one in foreign:
-                log.error("foreign rq member removed", rq_key=name, member=repr(one[:80]))
+            if foreign:
+                first = repr(foreign[0][:80])
+                log.error(
+                    "foreign rq members removed", rq_key=name, count=len(foreign), first=first
+                )
                 self._spoiled = f"a malformed member of RQ's key {name}"
-                remove(name, one)
+            for begin in range(0, len(foreign), _MOST_IDS):
+                remove(name, *foreign[begin : begin + _MOST_IDS])
 
     def enqueue_missing(self, attempts: Sequence[PodAttempt]) -> list[PodAttempt]:
         """Enqueue the attempts that are neither queued nor running, and return those.
@@ -613,8 +617,8 @@ class Slots:
     def delete_damaged(self, *, starts: bool = False) -> list[str]:
         """Delete this node's RQ keys that have the wrong type, and return their names.
 
-        When the agent `starts`, batchq's own keys of the node, too: a leader repairs, and reports,
-        those of nodes only that it knows. Raise StoreUnavailable.
+        If the agent `starts`, also delete batchq's own keys of the node: a leader repairs and
+        reports only those of nodes that it knows. Raise StoreUnavailable.
         """
         queue, node, types = self._queue, self._node, self._keys()
         if starts:

@@ -58,8 +58,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 @click.option(
     "--slots",
     type=click.IntRange(1, 10_000),
-    default=256,
-    show_default=True,
+    show_default="110, or four for each cpu if that is more",
     help="How many pods may run at the same time; the node offers as many `pods`.",
 )
 @click.option(
@@ -110,7 +109,7 @@ def worker(
     resources: str | None,
     labels: dict[str, str],
     taints: tuple[str, ...],
-    slots: int,
+    slots: int | None,
     drain_timeout: str,
     beat: str,
     lease: str,

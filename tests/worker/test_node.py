@@ -11,6 +11,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
+from batchq.worker.agent.agent import default_slots
 from batchq.worker.agent.node import agent_pid
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
@@ -28,7 +29,7 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
         resources={"cpu": 4000, "memory": 1 << 33},
     )
     node = _node(stage)
-    assert node.spec.resources == {"cpu": 4000, "memory": 8589934592, "pods": 256_000}
+    assert node.spec.resources == {"cpu": 4000, "memory": 8589934592, "pods": 110_000}
     assert node.metadata.labels == {"disk": "fast", "batchq/containment": "subreaper"}
     assert node.metadata.annotations["batchq/protocol"] == "2"
     assert node.spec.taints[0].key == "own"
@@ -36,7 +37,7 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
     assert stage.store.ledger()["capacity"] == {
         "cpu": 4000,
         "memory": 8589934592,
-        "pods": 256_000,
+        "pods": 110_000,
     }
 
 
@@ -50,6 +51,11 @@ def test_a_node_takes_no_more_pods_than_its_agent_has_slots(
 ) -> None:
     stage.start_agent(slots=slots, resources={"cpu": 4000, **stated})
     assert _node(stage).spec.resources == {"cpu": 4000, "pods": offered}
+
+
+@pytest.mark.parametrize(("cpus", "slots"), [(0, 110), (2, 110), (27, 110), (64, 256)])
+def test_a_large_machine_has_slots_for_four_pods_a_cpu(cpus: int, slots: int) -> None:
+    assert default_slots({"cpu": cpus * 1000}) == slots
 
 
 @pytest.mark.parametrize("identity", ["", "vm", "vm:12", "vm:²:²", "vm:" + "9" * 99 + ":1"])

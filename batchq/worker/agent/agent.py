@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from batchq.api.node_report import SPOILED, PodAttempt
 from batchq.api.objects import Taint
-from batchq.api.resources import ONE_POD, PODS
+from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
@@ -98,6 +98,8 @@ _RECONCILE_MS = 10 * SECOND
 #: How often the agent looks whether leases are due for a renewal.
 LEASES_MS = 500
 _PACES = Paces()
+#: Slots of an agent that states none: the default of a kubelet, or more for many cpus.
+_LEAST_SLOTS, _SLOTS_A_CPU = 110, 4
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
 #: Between two checks whether a restarted server knows what runs here.
@@ -137,10 +139,12 @@ class Agent:
         self._outage = Outage()
         self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
         self._paused = Paused(patience_ms=patience_ms(settings.lease_ms))
+        self._resources = detect_resources() if settings.resources is None else settings.resources
+        self._most_pods = settings.slots or default_slots(self._resources)
         self._state = AgentState(
             node=settings.node,
             author=self._identity,
-            slots=settings.slots,
+            slots=self._most_pods,
             lease_ms=settings.lease_ms,
             drain_timeout_ms=round(settings.drain_timeout_s * SECOND),
             paces=_PACES,
@@ -205,7 +209,6 @@ class Agent:
 
     def _begin(self) -> None:
         settings = self._settings
-        resources = settings.resources if settings.resources is not None else detect_resources()
         self._gpus = GpuShares(gpu_indices(settings.resources))
         self._enforcement = choose_enforcement(settings.enforce, run_dir=self._run_dir)
         self._boundary = containment.choose(
@@ -213,7 +216,7 @@ class Agent:
         )
         offer = NodeOffer(
             name=settings.node,
-            resources=_within_slots(resources, settings.slots),
+            resources=_within_slots(self._resources, self._most_pods),
             labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
             taints=settings.taints,
             annotations={
@@ -243,7 +246,7 @@ class Agent:
             self._link,
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
-            most=2 * settings.slots,
+            most=2 * self._most_pods,
         )
         self._slots.delete_damaged(starts=True)
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
@@ -641,6 +644,15 @@ class Agent:
         prune_logs(self._log_dir, running=running, now_s=time())
 
 
+def default_slots(resources: Mapping[str, int]) -> int:
+    """Return how many pods an agent runs at once where nothing else is stated.
+
+    A pod waits behind those that the node has taken before it, so there are no more of them than
+    the cpus (in milli) may need.
+    """
+    return max(_LEAST_SLOTS, _SLOTS_A_CPU * resources.get(CPU, 0) // 1000)
+
+
 def _within_slots(resources: Mapping[str, int], slots: int) -> dict[str, int]:
     """Return the resources with as many `pods` as the agent runs at once, at most.
 
@@ -656,7 +668,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
 
     `resources` are in integer units (cpu in milli, memory in bytes, others in thousandths); None
     means the detected ones. Logs go to `home/logs`, and run files to `home/run/<node>`. `slots`
-    bounds how many pods run at once, and so the `pods` that the node offers.
+    bounds how many pods run at once, and so the `pods` that the node offers; None means
+    `default_slots`.
     """
 
     node: str
@@ -665,7 +678,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     resources: dict[str, int] | None = None
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    slots: int = 256
+    slots: int | None = None
     beat_s: float = 5.0
     lease_ms: int = 30_000
     drain_timeout_s: float = 30.0

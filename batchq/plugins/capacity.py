@@ -26,8 +26,8 @@ from functools import partial
 from msgspec import structs
 
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.resources import PODS, Amounts, describe_quantity, plus
-from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.api.resources import Amounts, describe_quantity, plus
+from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.extension.traits import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
 from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
@@ -43,9 +43,6 @@ from batchq.core.quota.limit_checks import (
 )
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-
-#: Dimensions that a cluster limit leaves alone when no node bounds them.
-_UNBOUNDED = dict.fromkeys((PODS, POD_GROUPS), 2**53)
 
 
 class Capacity:
@@ -99,7 +96,7 @@ class Capacity:
         claim = claim_of(group)
         beyond = never_fits(
             group,
-            _UNBOUNDED | session.nodes.could_have,
+            session.nodes.could_have,
             plugin=self.name,
             subject="the cluster, with every node that was seen within a day,",
             absent=0,
@@ -119,13 +116,10 @@ class Capacity:
         claim = claim_of(group)
         ready = any(node.ready for node in session.nodes.by_name.values())
         in_cluster = ready and not group.is_external
-        queues = (queue_scope(queue) for queue in reversed(group.chain))
-        scopes = (*queues, *((CLUSTER,) if in_cluster else ()))
-        verdicts = [
-            verdict
-            for scope in scopes
-            for verdict in over_limit(session, group, scope, claim, plugin=self.name)
-        ]
+        scopes = [queue_scope(queue) for queue in reversed(group.chain)]
+        if in_cluster:
+            scopes.append(CLUSTER)
+        verdicts = over_limit(session, group, scopes, claim, plugin=self.name)
         if ready or group.is_external:
             verdicts = verdicts or over_guarantees(session, group, claim, plugin=self.name)
             return self._on_empty_nodes(session, group, verdicts) if verdicts else []

@@ -30,4 +30,4 @@ class Quota:
             return []
         return never_fits(
             group, hard, plugin=self.name, subject=title_of(scope), absent=None
-        ) or over_limit(session, group, scope, claim_of(group), plugin=self.name)
+        ) or over_limit(session, group, (scope,), claim_of(group), plugin=self.name)

@@ -9,7 +9,7 @@ too, independent of the plugins that decide which groups keep their place in lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,13 +35,13 @@ def claim_of(group: GroupState) -> Amounts:
 def over_limit(
     session: Session,
     group: GroupState,
-    scope: str,
+    scopes: Iterable[str],
     wanted: Mapping[str, int],
     *,
     plugin: str,
     asked: Amounts | None = None,
 ) -> list[Verdict]:
-    """Return the refusals of: ledger without the group + wanted <= limit, for each wanted
+    """Return the refusals of: ledger without the group + wanted <= limit, for each scope and wanted
     dimension.
 
     A namespace refuses out of line: a group that only its namespace holds back does not hold back
@@ -49,10 +49,12 @@ def over_limit(
     """
     ledger = session.ledger
     verdicts = []
-    for _, resource, need, limit in ledger.limited((scope,), wanted):
+    for scope, resource, need, limit in ledger.limited(scopes, wanted):
         seen = ledger.without(group, scope, resource, asked)
         if seen + need > limit:
-            heads = ", ".join(ledger.reserved_for_heads(group, scope, resource, asked))
+            heads = ""
+            if ledger.head_reservations:
+                heads = ", ".join(ledger.reserved_for_heads(group, scope, resource, asked))
             verdicts.append(
                 Verdict(
                     plugin=plugin,
@@ -296,11 +298,7 @@ def over_limits(
     """Return the refusals of a growth of the group's charge by any limit; `asked` is what the group
     requests, if not its reservation.
     """
-    verdicts = [
-        verdict
-        for scope in group.scopes
-        for verdict in over_limit(session, group, scope, wanted, plugin="ledger", asked=asked)
-    ]
+    verdicts = over_limit(session, group, group.scopes, wanted, plugin="ledger", asked=asked)
     return verdicts or over_guarantees(session, group, wanted, plugin="ledger", asked=asked)
 
 

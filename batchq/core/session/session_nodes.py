@@ -18,13 +18,16 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PROTOCOL_ANNOTATION
 from batchq.api.objects import Node
 from batchq.api.reasons import Verdict
-from batchq.api.resources import Amounts, minus, plus, scaled, total
+from batchq.api.resources import PODS, Amounts, minus, plus, scaled, total
+from batchq.api.transaction import POD_GROUPS
 from batchq.core.session.node_state import FreedNodes, KeptPlaces, NodeState, Wanted
 from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_UNBOUNDED = dict.fromkeys((PODS, POD_GROUPS), 2**53)
 
 
 class SessionNodes:
@@ -39,7 +42,8 @@ class SessionNodes:
         #: The total of all ready nodes, and of all nodes seen within a day, ready or not.
         self.ready: Amounts = cache.ready
         self.known: Amounts = cache.known
-        #: The most that the cluster could ever have, for rule 1.
+        #: The most that the cluster could ever have, for rule 1; the dimensions that nodes leave
+        #: unbounded have a limit that no request reaches.
         self.could_have: Amounts = cache.could_have
         #: Shape of a pod -> whether an open node would take it if the node were empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = cache.taken_when_empty
@@ -222,7 +226,8 @@ class NodeCache:
         #: The total of all ready nodes, and of all nodes seen within a day, ready or not.
         self.ready: Amounts = {}
         self.known: Amounts = {}
-        #: The most that the cluster could ever have, for rule 1.
+        #: The most that the cluster could ever have, for rule 1; the dimensions that nodes leave
+        #: unbounded have a limit that no request reaches.
         self.could_have: Amounts = {}
         #: Shape of a pod -> whether any open node would take it if the node were empty.
         self.taken_when_empty: dict[tuple[object, ...], bool] = {}
@@ -265,7 +270,7 @@ class NodeCache:
             self.known = known
             self._known_when_empty = self._open_when_empty = None
         self.ready = total(node.total for node in self.nodes.values() if node.ready)
-        self.could_have = scaled(self.known, settings.overcommit)
+        self.could_have = _UNBOUNDED | scaled(self.known, settings.overcommit)
         later = (at for at in _instants(snapshot, records, settings) if at > now_ms)
         self._until = min(later, default=None)
         return is_changed

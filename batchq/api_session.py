@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,6 +31,8 @@ _TIMEOUT_S = 30.0
 #: A stream without news says so every 15 s.
 _STREAM_TIMEOUT_S = 60.0
 _MOST_BYTES = 64 * 1024 * 1024
+#: How long a request waits, in all, for an API that has had too many of them.
+_LONGEST_TURN_S = 60.0
 #: A connection that was idle for longer is not used again.
 _IDLE_S = 3.0
 _NDJSON = "application/x-ndjson"
@@ -177,7 +179,22 @@ class ApiSession:
             connection.close()
 
     def _exchange(self, method: str, path: str, body: bytes | None, form: str) -> tuple[bytes, int]:
-        """Return the body and the status of an answer."""
+        """Return the body and the status of an answer; wait if the API says so, since it has done
+        nothing then.
+        """
+        until = monotonic() + _LONGEST_TURN_S
+        while True:
+            found, status, again = self._exchange_once(method, path, body, form)
+            pause_s = int(again) if again.isascii() and again.isdigit() else 1
+            is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
+            if not is_busy or monotonic() + pause_s > until:
+                return found, status
+            sleep(pause_s)
+
+    def _exchange_once(
+        self, method: str, path: str, body: bytes | None, form: str
+    ) -> tuple[bytes, int, str]:
+        """Return the body and the status of an answer, and when to ask again."""
         self.has_answered = False
         with self._explaining():
             try:
@@ -189,7 +206,7 @@ class ApiSession:
         if answer.will_close or len(found) == _MOST_BYTES:
             self.close()
         self.has_answered = True
-        return found, answer.status
+        return found, answer.status, answer.headers.get("Retry-After", "")
 
     def _answer(
         self, method: str, path: str, body: bytes | None, form: str

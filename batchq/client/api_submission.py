@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice, takewhile
 from time import monotonic
@@ -68,11 +69,50 @@ class _Line:
         self.draft = structs.replace(self.draft, group=group)
 
 
+class _Manifests:
+    """Encodes groups. Most differ from the one before only in the name and the command, and share
+    the rest of their manifests with it.
+    """
+
+    def __init__(self) -> None:
+        self._former: PodGroup | None = None
+        self._manifest: dict[str, Any] = {}
+
+    def encode(self, group: PodGroup) -> bytes:
+        """Return the manifest of a group as JSON."""
+        bare = _without_command(group)
+        if bare is None:
+            return msgspec.json.encode(encode(group))
+        if bare != self._former:
+            self._former, self._manifest = bare, encode(bare)
+        manifest, [task] = self._manifest, self._manifest["spec"]["tasks"]
+        template = {**task["template"], "command": group.spec.tasks[0].template.command}
+        return msgspec.json.encode(
+            {
+                **manifest,
+                "metadata": {**manifest["metadata"], "name": group.metadata.name},
+                "spec": {**manifest["spec"], "tasks": [{**task, "template": template}]},
+            }
+        )
+
+
+def _without_command(group: PodGroup) -> PodGroup | None:
+    """Return a group without its name and the command of its task; None if it has no such one."""
+    if len(group.spec.tasks) != 1 or not group.spec.tasks[0].template.command:
+        return None
+    [task] = group.spec.tasks
+    # A template needs some field to be written.
+    template = structs.replace(task.template, command=("",))
+    spec = structs.replace(group.spec, tasks=(structs.replace(task, template=template),))
+    return structs.replace(group, metadata=structs.replace(group.metadata, name=""), spec=spec)
+
+
 class ApiSubmission(Iterator[Outcome]):
     """See `Submission`: iterates over the outcomes, in the order of the requests.
 
     After StoreUnavailable the iteration may continue: the batch under way is sent again, and
-    groups of it that are stored by now count as submitted. Belongs to one thread.
+    groups of it that are stored by now count as submitted. Belongs to one thread. While a batch is
+    on its way, the next one is read.
     """
 
     def __init__(
@@ -97,11 +137,17 @@ class ApiSubmission(Iterator[Outcome]):
         self._session, self._patient, self._new_uid = session, patient, new_uid
         self._requests = iter(requests)
         self._drafts = Drafts(defaults)
+        self._manifests = _Manifests()
         self._existing, self._keep_going, self._dry_run = existing, keep_going, dry_run
         self._progress = progress
         self._places = count()
         self._source_error: Exception | None = None
+        self._all_read = False
         self._batch: list[_Line] = []
+        self._gathered: list[_Line] = []
+        self._threads: ThreadPoolExecutor | None = None
+        #: The answer to the first part of the batch, if a thread has sent that.
+        self._sent: Future[Sequence[_Row]] | None = None
         #: Whether a part of the batch was sent and no answer came, so that it may be stored.
         self._is_unanswered = False
         self._ready: deque[Outcome] = deque()
@@ -112,11 +158,17 @@ class ApiSubmission(Iterator[Outcome]):
         """Return the next outcome. Raises as `Submission` does."""
         while not self._ready:
             if not self._batch:
-                self._batch = self._gather()
+                self._batch, self._gathered = self._gathered or self._gather(), []
+            if self.tally.refused and not self._keep_going and not self._sent:
+                self._batch = []
             if not self._batch:
-                self._session.close()
+                self._end()
                 error, self._source_error = self._source_error, None
                 raise StopIteration if error is None else error
+            if not self._all_read and not self._sent:
+                self._send_ahead()
+            if not self._gathered:
+                self._gathered = self._gather()
             self._settle()
         return self._ready.popleft()
 
@@ -131,24 +183,28 @@ class ApiSubmission(Iterator[Outcome]):
 
         Return False if it remains unknown.
         """
-        self._requests = iter(())
+        self._requests, self._gathered = iter(()), []
         try:
             if self._batch:
                 self._settle()
         except StoreUnavailable:
             return False
         finally:
-            self._session.close()
+            self._end()
         return True
 
     def __del__(self) -> None:
         # The caller may have left the loop early.
-        if hasattr(self, "_session"):
-            self._session.close()
+        if hasattr(self, "_threads"):
+            self._end()
+
+    def _end(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+        self._session.close()
 
     def _gather(self) -> list[_Line]:
-        if self.tally.refused and not self._keep_going:
-            return []
         found: list[_Line] = []
         until, size = monotonic() + LONGEST_GATHER_S, 0
         while len(found) < GROUPS_A_BATCH and size < BYTES_A_BATCH and monotonic() < until:
@@ -156,8 +212,9 @@ class ApiSubmission(Iterator[Outcome]):
                 requests = list(islice(self._requests, 1))
             except Exception as error:  # raised by the caller's iterator, and passed on later
                 self._requests, self._source_error = iter(()), error
-                break
+                requests = []
             if not requests:
+                self._all_read = True
                 break
             line = self._line(requests[0])
             found.append(line)
@@ -178,17 +235,48 @@ class ApiSubmission(Iterator[Outcome]):
 
     def _settle(self) -> None:
         """Send what has no outcome. Raises StoreUnavailable."""
-        while waiting := [line for line in self._batch if line.outcome is None]:
-            namespace = waiting[0].group.metadata.namespace
-            run = list(takewhile(partial(_is_in, namespace), waiting))
-            for line, row in zip(run, self._send(namespace, run), strict=True):
+        while run := self._run():
+            for line, row in zip(run, self._answer(run), strict=True):
                 self._judge(line, row)
         outcomes = [line.outcome for line in self._batch if line.outcome is not None]
         self._batch = []
         self._deliver(outcomes)
 
-    def _send(self, namespace: str, run: Sequence[_Line]) -> Sequence[_Row]:
-        body = b"\n".join(msgspec.json.encode(encode(line.group)) for line in run)
+    def _run(self) -> list[_Line]:
+        """Return the lines of the batch to send next: without an outcome, of one namespace."""
+        waiting = [line for line in self._batch if line.outcome is None]
+        return list(takewhile(partial(_is_beside, waiting[0]), waiting)) if waiting else []
+
+    def _send_ahead(self) -> None:
+        """Send the first part of the batch, while more requests are read."""
+        run = self._run()
+        if run:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(max_workers=1)
+            self._sent = self._threads.submit(self._request(run))
+
+    def _answer(self, run: Sequence[_Line]) -> Sequence[_Row]:
+        """Return the rows for some lines. Raises StoreUnavailable."""
+        self.is_asking = True
+        try:
+            if self._sent is not None:
+                try:
+                    rows = self._sent.result()
+                except StoreUnavailable:
+                    # It is sent again, for as long as the caller waits for the API.
+                    self._sent = None
+                else:
+                    self._sent = None
+                    return rows
+            rows = self._patient(self._request(run))
+        finally:
+            self.is_asking = False
+        return rows
+
+    def _request(self, run: Sequence[_Line]) -> Callable[[], Sequence[_Row]]:
+        """Return a function that sends lines of one namespace, and returns their rows."""
+        namespace = run[0].group.metadata.namespace
+        body = b"\n".join(self._manifests.encode(line.group) for line in run)
         path = f"/v1/namespaces/{namespace}/groups/bulk"
 
         def ask() -> Sequence[_Row]:
@@ -203,12 +291,7 @@ class ApiSubmission(Iterator[Outcome]):
             self._is_unanswered = False
             return rows
 
-        self.is_asking = True
-        try:
-            rows: Sequence[_Row] = self._patient(ask)
-        finally:
-            self.is_asking = False
-        return rows
+        return ask
 
     def _judge(self, line: _Line, row: _Row) -> None:
         if row.effect == "refused":
@@ -236,5 +319,5 @@ class ApiSubmission(Iterator[Outcome]):
             self._progress(self.tally)
 
 
-def _is_in(namespace: str, line: _Line) -> bool:
-    return line.group.metadata.namespace == namespace
+def _is_beside(first: _Line, line: _Line) -> bool:
+    return line.group.metadata.namespace == first.group.metadata.namespace

@@ -292,7 +292,7 @@ class Drafts:
             case Request():
                 return self._of_request(what, suffix)
             case Mapping() if "apiVersion" in what or "kind" in what:
-                return _checked(_decoded(what))
+                return self._of_manifest(what)
             case Mapping():
                 return self._of_fields(what, suffix)
             case PodGroup():
@@ -315,6 +315,15 @@ class Drafts:
         request = read_fields(data, self._defaults)
         return self._first(shape, request, self._defaults.get("env", {}), suffix)
 
+    def _of_manifest(self, data: Mapping[str, Any]) -> Draft:
+        own, shape = _split(data)
+        draft = self._derive(shape, own, "")
+        if draft is not None:
+            return draft
+        draft = _checked(_decoded(data))
+        self._keep(shape, _Prototype(draft.group, "", {}, draft.size_bytes))
+        return draft
+
     def _of_request(self, request: Request, suffix: str) -> Draft:
         data = _as_plain(_set_fields(request))
         shape = _shape(data, "request")
@@ -328,14 +337,17 @@ class Drafts:
         group = group_of(request, suffix=suffix)
         program = program_of(request, group.spec.tasks[0].template)
         draft = _checked(group, "" if request.name else program)
+        # A group that is named after its command is named after each request's own.
+        of_all = program if request.generate_name or not request.command else ""
+        self._keep(shape, _Prototype(group, of_all, dict(env), draft.size_bytes))
+        return draft
+
+    def _keep(self, shape: bytes, prototype: _Prototype) -> None:
         # A large group is no prototype: with another request's fields it could exceed a limit.
-        if shape and draft.size_bytes <= validation.MOST_OBJECT_BYTES // 4:
+        if shape and prototype.size_bytes <= validation.MOST_OBJECT_BYTES // 4:
             if len(self._prototypes) >= _MOST_PROTOTYPES:
                 self._prototypes.clear()
-            # A group that is named after its command is named after each request's own.
-            of_all = program if request.generate_name or not request.command else ""
-            self._prototypes[shape] = _Prototype(group, of_all, dict(env), draft.size_bytes)
-        return draft
+            self._prototypes[shape] = prototype
 
 
 _DEFAULTS = dict(zip(Request.__struct_fields__, structs.astuple(Request()), strict=True))
@@ -379,6 +391,36 @@ def _shape(data: Mapping[str, Any], sort: str) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # A function, a path, or an unknown type: the full check handles it.
         return b""
+
+
+def _split(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    """Return the varying fields of a manifest as those of a request, and the shape of the rest;
+    an empty shape if only the full check can tell them apart.
+    """
+    metadata, spec = manifest.get("metadata"), manifest.get("spec")
+    if type(metadata) is not dict or type(spec) is not dict:
+        return {}, b""
+    # What a group depends on is found for each group.
+    tasks = spec.get("tasks") if "dependsOn" not in spec else None
+    if type(tasks) is not list or len(tasks) != 1 or type(tasks[0]) is not dict:
+        return {}, b""
+    template = tasks[0].get("template")
+    if type(template) is not dict or type(template.get("command")) is not list:
+        return {}, b""
+    name, command = metadata.get("name"), template["command"]
+    if not name:
+        return {}, b""
+    rest = (
+        {**manifest, "metadata": None, "spec": None},
+        {**metadata, "name": None},
+        {**spec, "tasks": None},
+        {**tasks[0], "template": None},
+        {**template, "command": None},
+    )
+    try:
+        return {"name": name, "command": command}, _encode(("manifest", rest))
+    except (TypeError, ValueError, RecursionError):
+        return {}, b""
 
 
 def _checked(group: PodGroup, program: str = "") -> Draft:

@@ -333,7 +333,7 @@ def submit_groups(call: ApiCall) -> ApiAnswer:
     places, groups = [], []
     for place, line in enumerate(lines):
         try:
-            groups.append(_manifest(_object_of(line), namespace))
+            groups.append(_in_namespace(_object_of(line), namespace))
             places.append(place)
         except (ApiProblem, BatchqError) as error:
             rows[place] = _refused_row(error)
@@ -401,21 +401,25 @@ def _refuse_anothers(call: ApiCall, accepted: Accepted) -> None:
         )
 
 
-def _manifest(data: object, namespace: str) -> PodGroup:
+def _in_namespace(data: object, namespace: str) -> dict[str, object]:
+    """Return a manifest with the namespace of the path. Raises ApiProblem."""
     if not isinstance(data, dict):
         raise bad_request("the body: expected the manifest of a PodGroup as a JSON object")
     metadata = data.get("metadata")
-    if isinstance(metadata, dict) and data.get("kind") == "PodGroup":
-        stated = metadata.get("namespace")
-        if stated not in (None, "", namespace):
-            raise bad_request(
-                f"metadata.namespace: expected {namespace}, as in the path, found"
-                f" {str(stated)[:80]!r}"
-            )
-        data = {**data, "metadata": {**metadata, "namespace": namespace}}
-    item = decode(data)
-    if not isinstance(item, PodGroup):
-        raise bad_request(f"kind: expected PodGroup, found {kind_of(item)}")
+    if not isinstance(metadata, dict) or data.get("kind") != "PodGroup":
+        # The client would read what names no kind as the fields of a request.
+        raise bad_request(f"kind: expected PodGroup, found {kind_of(decode(data))}")
+    stated = metadata.get("namespace")
+    if stated not in (None, "", namespace):
+        raise bad_request(
+            f"metadata.namespace: expected {namespace}, as in the path, found {str(stated)[:80]!r}"
+        )
+    return {**data, "metadata": {**metadata, "namespace": namespace}}
+
+
+def _manifest(data: object, namespace: str) -> PodGroup:
+    item = decode(_in_namespace(data, namespace))
+    assert isinstance(item, PodGroup)
     return item
 
 

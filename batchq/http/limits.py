@@ -32,8 +32,10 @@ class Rate(NamedTuple):
     burst: float
 
 
-READS = Rate(per_s=50.0, burst=200.0)
-WRITES = Rate(per_s=20.0, burst=100.0)
+#: A loop of one client sends some hundred requests a second; see `TurnsByUser` for the share that a
+#: user may have of the API.
+READS = Rate(per_s=200.0, burst=1_000.0)
+WRITES = Rate(per_s=200.0, burst=1_000.0)
 #: Unknown tokens from one address. Tokens cannot be guessed; this bounds the cost of attempts.
 FAILURES = Rate(per_s=0.2, burst=20.0)
 

@@ -70,6 +70,55 @@ def test_fields_that_differ_from_the_prototype_are_checked(
     assert sentence in caught.value.message
 
 
+def a_manifest(name: object, command: object, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": name, "labels": {"sweep": "a"}},
+        "spec": {"tasks": [{"name": "main", "template": {"command": command}}], **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        a_manifest("x", ["b", "1"]),
+        a_manifest("x", ["b"], dependsOn=[{"name": "first"}]),
+        a_manifest("x", ["b"], queue="research"),
+        a_manifest("x", ["b"], tasks=[{"name": "other", "template": {"command": ["b"]}}]),
+    ],
+)
+def test_a_manifest_like_a_former_one_means_the_same(manifest: dict[str, Any]) -> None:
+    drafts = Drafts({})
+    for former in (a_manifest("former", ["a"]), a_manifest("former", ["a"], queue="research")):
+        drafts.draft(former, "00000")
+    assert drafts.draft(manifest, "").group == Drafts({}).draft(manifest, "").group
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        (a_manifest("X", ["b"]), "metadata.name: expected at most 63 lower-case"),
+        (a_manifest(None, ["b"]), "metadata.name"),
+        (a_manifest(["x"], ["b"]), "metadata.name: expected text"),
+        (a_manifest("x", []), "expected a command or a function for its pods to run"),
+        (a_manifest("x", [{}]), "expected text, found an empty mapping"),
+        (a_manifest("x", ["a\0"]), "a NUL character cannot be passed"),
+        (a_manifest("x", ["x" * 200_000]), "command, in bytes: expected at most 131072"),
+        (a_manifest("x", ["b"], dependsOn=[{"name": "X"}]), "dependsOn[0].name"),
+        (a_manifest("x", ["b"], speed=3), "spec.speed: there is no such field"),
+    ],
+)
+def test_a_manifest_is_checked_where_it_differs_from_a_former_one(
+    manifest: dict[str, Any], sentence: str
+) -> None:
+    drafts = Drafts({})
+    drafts.draft(a_manifest("former", ["a"]), "00000")
+    with pytest.raises(BatchqError) as caught:
+        drafts.draft(manifest, "00000")
+    assert sentence in caught.value.message
+
+
 def test_the_number_of_prototypes_is_bounded() -> None:
     drafts = Drafts({})
     for number in range(600):

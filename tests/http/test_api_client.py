@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,12 @@ from batchq.api.objects import PodGroup, Queue
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
 from batchq.client.api_submission import ApiSubmission
+from batchq.client.submission import GROUPS_A_BATCH
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from batchq.http.limits import Rate
 from batchq.system import RandomIds
 from tests.client.stage import Stage
+from tests.harness.server import Server
 from tests.http.api_process import RunningApi
 
 
@@ -91,6 +95,65 @@ def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
     assert (tally.submitted, tally.unchanged, tally.refused) == (2, 0, 0)
     stored = stage.client.list("PodGroup")
     assert [item.metadata.name for item in stored if isinstance(item, PodGroup)] == ["a", "b"]
+
+
+def test_many_groups_are_stored_as_they_are_one_by_one(client: ApiClient, stage: Stage) -> None:
+    first = {"command": ["true"], "env": {"A": "1"}, "labels": {"sweep": "a"}}
+    requests: list[dict[str, Any]] = [
+        {**first, "name": "a"},
+        {**first, "name": "b", "command": ["echo", "b"]},
+        {**first, "name": "c", "env": {"A": "2"}},
+        {"name": "d", "function": "os.path:join", "args": ["a", 1], "cpus": 2},
+        {**first, "name": "e", "command": ["echo", "e"]},
+        {**first, "name": "f", "after": ["a"]},
+        {**first, "name": "g", "after": ["b"]},
+    ]
+    assert client.submit_many(requests).all().submitted == 7
+    for request in requests:
+        one = stage.client.submit(**{**request, "name": f"{request['name']}-again"})
+        stored = stage.client.get("PodGroup", str(request["name"]))
+        assert isinstance(stored, PodGroup)
+        assert stored.spec == one.spec
+        assert stored.metadata.labels == one.metadata.labels
+
+
+def test_a_batch_is_sent_while_the_next_one_is_read(client: ApiClient, stage: Stage) -> None:
+    def requests() -> Iterator[dict[str, Any]]:
+        for number in range(GROUPS_A_BATCH):
+            yield {"command": ["true"], "name": f"a-{number}"}
+        yield {"command": ["true"], "name": "b"}
+        for _ in range(1000):
+            if stage.client.count("PodGroup") == GROUPS_A_BATCH:
+                break
+        else:
+            raise AssertionError("the first batch waits for the second one")
+
+    assert client.submit_many(requests()).all().submitted == GROUPS_A_BATCH + 1
+
+
+def test_nothing_is_sent_after_a_batch_with_a_refusal(client: ApiClient, stage: Stage) -> None:
+    requests = [{"command": ["true"], "name": f"a-{number}"} for number in range(GROUPS_A_BATCH)]
+    stage.client.submit(command=["true"], name="a-7")
+    rest = [{"command": ["true"], "name": f"b-{number}"} for number in range(3)]
+    tally = client.submit_many([*requests, *rest], keep_going=False).all()
+    assert (tally.submitted, tally.refused) == (GROUPS_A_BATCH - 1, 1)
+    assert stage.client.count("PodGroup") == GROUPS_A_BATCH
+
+
+def test_a_client_that_has_sent_too_much_waits_and_goes_on(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.http.application.WRITES", Rate(per_s=1.0, burst=2.0))
+    pauses: list[float] = []
+    monkeypatch.setattr("batchq.api_session.sleep", pauses.append)
+    with (
+        RunningApi(server.url) as running,
+        ApiClient(ApiCredentials(server=f"unix:{running.socket}")) as client,
+    ):
+        for name in ("a", "b", "c"):
+            client.submit(command=["true"], name=name)
+    assert pauses
+    assert stage.client.count("PodGroup") == 3
 
 
 def test_a_name_that_was_taken_before_is_refused(client: ApiClient, stage: Stage) -> None:

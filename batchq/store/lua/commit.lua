@@ -32,16 +32,6 @@ redis.call('INCRBY', KEYS[3], 0)
 local former = count_of_writes()
 local revision = former
 
--- Trimming a stream costs as much as an append, so only every 64th append trims.
-local BETWEEN_CUTS = 64
-local appended = {}
-local function append(stream, most, ...)
-  local before = appended[stream] or 0
-  appended[stream] = before + 1
-  if before % BETWEEN_CUTS > 0 then return redis.call('XADD', stream, ...) end
-  return redis.call('XADD', stream, 'MAXLEN', '~', most, ...)
-end
-
 local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop, is_kept)
   -- Deleting an object that must not exist is a condition, and writes nothing.
   if expect == '0' and is_kept == '' then return end
@@ -112,6 +102,7 @@ end
 -- A malformed record ends the call: sums and count are then those of what was applied.
 local went_well, why = pcall(transact_all)
 set_sums()
+set_digest(trail)
 write_moved()
 count_on(former, revision)
 if not went_well then error(why) end

@@ -96,13 +96,27 @@ local function count_on(former, revision)
   end
 end
 
+-- Trimming a stream costs as much as an append, so only every 64th append trims.
+local BETWEEN_CUTS = 64
+local appended = {}
+local function append(stream, most, ...)
+  local before = appended[stream] or 0
+  appended[stream] = before + 1
+  if before % BETWEEN_CUTS > 0 then return redis.call('XADD', stream, ...) end
+  return redis.call('XADD', stream, 'MAXLEN', '~', most, ...)
+end
+
 -- Appends a record to the audit trail at this place in KEYS, before the trail's state. Its digest
--- covers the digest of the record before it.
+-- covers the digest of the record before it; the last one of a call is stored at its end.
 local AUDIT_KEPT = 100000
+local digest
 local function audit(record, trail)
-  local last = redis.call('HGET', KEYS[trail + 1], 'digest') or ''
-  local digest = redis.sha1hex(last .. '\n' .. record)
-  redis.call('HSET', KEYS[trail + 1], 'digest', digest)
-  redis.call('XADD', KEYS[trail], 'MAXLEN', '~', AUDIT_KEPT, '*', 'record', record, 'digest', digest,
-    'previous', last)
+  local last = digest or redis.call('HGET', KEYS[trail + 1], 'digest') or ''
+  local own = redis.sha1hex(last .. '\n' .. record)
+  append(KEYS[trail], AUDIT_KEPT, '*', 'record', record, 'digest', own, 'previous', last)
+  digest = own
+end
+
+local function set_digest(trail)
+  if digest then redis.call('HSET', KEYS[trail + 1], 'digest', digest) end
 end

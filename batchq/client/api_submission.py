@@ -261,14 +261,14 @@ class ApiSubmission(Iterator[Outcome]):
         try:
             if self._sent is not None:
                 try:
-                    rows = self._sent.result()
+                    found = self._sent.result()
                 except StoreUnavailable:
                     # It is sent again, for as long as the caller waits for the API.
                     self._sent = None
                 else:
                     self._sent = None
-                    return rows
-            rows = self._patient(self._request(run))
+                    return found
+            rows: Sequence[_Row] = self._patient(self._request(run))
         finally:
             self.is_asking = False
         return rows

@@ -102,7 +102,7 @@ end
 -- A malformed record ends the call: sums and count are then those of what was applied.
 local went_well, why = pcall(transact_all)
 set_sums()
-set_digest(trail)
+if digest then redis.call('HSET', KEYS[trail + 1], 'digest', digest) end
 write_moved()
 count_on(former, revision)
 if not went_well then error(why) end

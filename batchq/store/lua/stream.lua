@@ -107,7 +107,7 @@ local function append(stream, most, ...)
 end
 
 -- Appends a record to the audit trail at this place in KEYS, before the trail's state. Its digest
--- covers the digest of the record before it; the last one of a call is stored at its end.
+-- covers the digest of the record before it. The caller stores the last one at its end.
 local AUDIT_KEPT = 100000
 local digest
 local function audit(record, trail)
@@ -117,6 +117,3 @@ local function audit(record, trail)
   digest = own
 end
 
-local function set_digest(trail)
-  if digest then redis.call('HSET', KEYS[trail + 1], 'digest', digest) end
-end

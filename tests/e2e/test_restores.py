@@ -54,6 +54,10 @@ class Stage:
         """Return how often the pod has written a word."""
         return sum(Diary(self.machine.root / "diary").count(word).values())
 
+    def story(self) -> str:
+        """Return the events of the group, which say why its pod has run how often."""
+        return self.machine.batchq("events", "long").stdout
+
     def server_pid(self) -> int:
         record = detached.read_record(embedded_server.record_path(self.machine.home))
         assert record is not None
@@ -134,7 +138,7 @@ def test_a_server_that_has_forgotten_the_bind_lets_the_pod_run_again_and_not_twi
     shutil.copytree(older, stage.files())
     stage.start_server()
     stage.assert_completes_once_more()
-    assert (stage.words("start"), stage.words("end")) == (2, 1)
+    assert (stage.words("start"), stage.words("end")) == (2, 1), stage.story()
     with stage.machine.client() as client:
         [after] = pods_of(client, "long")
         assert group(client, "long").status.admission == 1

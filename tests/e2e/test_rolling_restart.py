@@ -106,7 +106,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     assert process.wait(timeout=30) == 0
 
 
-def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_two_leases() -> None:
+def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_three_leases() -> None:
     with Machine() as machine:
         stage = Stage(machine)
         until(stage.is_ready)
@@ -131,7 +131,7 @@ def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_two
             until(lambda: _phases(client) == {"Completed"}, within_s=60)
             waits = [_admitted_after_ms(client, group) for group in _groups(client)]
         assert len(waits) == len(load.names) > 20
-        assert max(waits) < 2 * LEASE_MS
+        assert max(waits) < 3 * LEASE_MS
 
 
 def _groups(client: Client) -> list[PodGroup]:

@@ -45,8 +45,8 @@ from batchq.core.quota.head_reservation import (
 )
 from batchq.core.quota.limit_checks import exceeds_ready_beside_siblings, over_limit_with
 from batchq.core.quota.selector import FairShareSelector
-from batchq.core.session.node_state import KeptPlaces, Wanted
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import KeptPlaces, Wanted
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement

@@ -54,7 +54,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "jobs": CommandEntry("jobs", "jobs", "List pod groups: phase, position, and why."),
         "describe": CommandEntry("describe", "describe", "Show everything about one object."),
         "why": CommandEntry("why", "why", "Explain why a group waits, and what to do about it."),
-        "events": CommandEntry("events", "events", "List events, or follow them (-w)."),
+        "events": CommandEntry("describe", "events", "List events, or follow them (-w)."),
         "logs": CommandEntry("pod_output", "logs", "Print the output of a group's pods."),
         "result": CommandEntry(
             "pod_output", "result", "Print what a group's functions have returned."
@@ -64,7 +64,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "cancel": CommandEntry("wait", "cancel", "End groups."),
         "suspend": CommandEntry("wait", "suspend", "Suspend groups and stop their pods."),
         "resume": CommandEntry("wait", "resume", "Return suspended groups to the queue."),
-        "gates": CommandEntry("gates", "gates", "List and open scheduling gates."),
+        "gates": CommandEntry("checks", "gates", "List and open scheduling gates."),
         "checks": CommandEntry("checks", "checks", "List and answer admission checks."),
         "external": CommandEntry(
             "external", "external", "Claim and run groups with programs of yours."

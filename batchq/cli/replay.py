@@ -126,7 +126,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-#: Copied from `batchq.lab.workload.jobs`, which --help must not load.
+#: Copied from `batchq.lab.workload.traces`, which --help must not load.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: How many progress lines are printed without a terminal.
 _PROGRESS_LINES = 10
@@ -220,12 +220,12 @@ def replay(
     Exit codes: 0 every job finished exactly once, 10 one did not, 3 all did but the order of some
     starts has no known cause, 130 Ctrl-C: the other jobs are cancelled.
     """
-    from batchq.cli.simulate.inputs import check_output, write_whole
+    from batchq.cli.simulate.runs import check_output, write_whole
     from batchq.client import Client
     from batchq.daemon import stack
     from batchq.lab.replay.compare import check_comparable
     from batchq.lab.replay.live import LiveReplay, ReplayPlan, starts_csv
-    from batchq.lab.workload.jobs import DEFAULT_POLICY, strategy_of
+    from batchq.lab.workload.traces import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 
     _check_options(queue, policy, against)

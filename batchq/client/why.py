@@ -43,8 +43,14 @@ from batchq.api.views import (
 )
 from batchq.client.changes.object_writes import find
 from batchq.client.outcomes import TrialScheduler, expected_of, group_plan, no_node_ever
-from batchq.client.overview import Overview, backfilling_of, gated_pods, others
-from batchq.client.queues import borrowers, queue_views
+from batchq.client.overview import (
+    Overview,
+    backfilling_of,
+    borrowers,
+    gated_pods,
+    others,
+    queue_views,
+)
 from batchq.client.remedies import remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of

@@ -25,8 +25,8 @@ from batchq.api.notation import Malformed
 from batchq.api.objects import Value
 from batchq.api.resources import PODS
 from batchq.core.placement.node_order import Scores
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.core.placement.node_order import Takes
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from batchq.lab.replay.live import (
     read_journal,
     report_of,
 )
-from batchq.lab.workload.jobs import POLICIES
-from batchq.lab.workload.traces import Trace, TraceJob
+from batchq.lab.workload.traces import POLICIES, Trace, TraceJob
 from tests.cli.conftest import run
 
 JOBS = (

@@ -27,7 +27,7 @@ from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation.invariants import check_charge, check_gang, oversubscribed, recount
+from batchq.lab.simulation.world import check_charge, check_gang, oversubscribed, recount
 from batchq.worker.agent.state_machine import AgentState
 from tests.faults.machines import Machine, Process
 from tests.faults.server import Server

@@ -23,8 +23,8 @@ from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
 from batchq.core.placement.node_order import Judge, rank_of
 from batchq.core.placement.placement import RANKINGS, fill_nodes, find_node, slots_for
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, wanted_ordinals

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.lab.workload.jobs import POLICIES, POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import Trace, TraceJob
+from batchq.lab.workload.traces import (
+    POLICIES,
+    POLICY_CONFIG,
+    Trace,
+    TraceJob,
+    strategy_of,
+    swf_load,
+)
 from tests.traces.oracle import POLICIES as KNOWN_TO_THE_ORACLE
 from tests.traces.oracle import Job, Plan, starts
 

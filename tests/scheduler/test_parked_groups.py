@@ -25,8 +25,7 @@ from batchq.assembly import assemble
 from batchq.client import changes
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings
-from batchq.scheduler.cycle import CycleReport
-from batchq.scheduler.reasons import MOST_WRITTEN
+from batchq.scheduler.cycle import MOST_WRITTEN, CycleReport
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, a_task, amounts
 from tests.scheduler.conftest import Stack

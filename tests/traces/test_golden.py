@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.lab.workload.jobs import POLICIES, POLICY_CONFIG, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule, figures_of
-from batchq.lab.workload.traces import read_swf
+from batchq.lab.workload.traces import POLICIES, POLICY_CONFIG, read_swf, strategy_of, swf_load
 from tests.effort import usually
 from tests.harness.traces import golden_starts, real_log
 

@@ -7,9 +7,16 @@ import pytest
 from batchq.api.notation import label_problem
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueueSpec, Strategy
 from batchq.errors import Rejected
-from batchq.lab.workload.jobs import POLICY_CONFIG, By, Load, strategy_of, swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import Trace, TraceJob
+from batchq.lab.workload.traces import (
+    POLICY_CONFIG,
+    By,
+    Load,
+    Trace,
+    TraceJob,
+    strategy_of,
+    swf_load,
+)
 
 
 def trace_job(number: int, submit_s: int, **known: int) -> TraceJob:

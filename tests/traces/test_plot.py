@@ -10,9 +10,9 @@ import zlib
 
 import pytest
 
-from batchq.lab.workload.jobs import POLICY_CONFIG
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.plot import Picture, drawn, picture_of
+from batchq.lab.workload.traces import POLICY_CONFIG
 from tests.traces.loads import a_load, job
 from tests.traces.test_series import schedule
 

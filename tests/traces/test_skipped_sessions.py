@@ -12,7 +12,6 @@ from msgspec import structs
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
 from batchq.lab.workload import play as playing
-from batchq.lab.workload.jobs import POLICY_CONFIG, Arrival, Load
 from batchq.lab.workload.play import (
     LoadRun,
     is_queue_of_equals,
@@ -20,6 +19,7 @@ from batchq.lab.workload.play import (
     waits_only_for_resources,
 )
 from batchq.lab.workload.schedule import Schedule
+from batchq.lab.workload.traces import POLICY_CONFIG, Arrival, Load
 from batchq.scheduler.cycle import Cycle, CycleReport
 from tests.effort import usually
 from tests.traces.loads import a_load, job

@@ -11,10 +11,16 @@ import click
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.cli.simulate.gpus import pods_options, pods_request
-from batchq.cli.simulate.inputs import Given, InputKind, given
 from batchq.cli.simulate.job_logs import refuse_for
 from batchq.cli.simulate.live import live_options, live_request
-from batchq.cli.simulate.runs import Destination, RunsInOrder, requested_runs
+from batchq.cli.simulate.runs import (
+    Destination,
+    Given,
+    InputKind,
+    RunsInOrder,
+    given,
+    requested_runs,
+)
 
 if TYPE_CHECKING:
     from batchq.lab.simulation.player import PlayedWorld

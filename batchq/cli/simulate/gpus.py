@@ -11,11 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import click
 import msgspec
 
-from batchq.cli.simulate.inputs import Given, InputKind
 from batchq.cli.simulate.job_logs import starts_csv
 from batchq.cli.simulate.runs import (
     Destination,
     Figure,
+    Given,
+    InputKind,
     RequestedRun,
     Run,
     RunProgress,

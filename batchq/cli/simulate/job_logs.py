@@ -13,13 +13,11 @@ from batchq.api.notation import counted
 from batchq.api.objects import Queue, kind_of
 from batchq.cli.objects import read_objects
 from batchq.cli.output.render import aligned, one_line
-from batchq.cli.simulate.inputs import (
-    Given,
-    InputKind,
-)
 from batchq.cli.simulate.runs import (
     Destination,
     Figure,
+    Given,
+    InputKind,
     RequestedRun,
     Run,
     RunProgress,
@@ -34,7 +32,6 @@ from batchq.cli.simulate.runs import (
     whole,
 )
 from batchq.errors import InvalidInput, UsageError
-from batchq.lab.workload.jobs import By, swf_load
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import (
     Figures,
@@ -45,7 +42,7 @@ from batchq.lab.workload.schedule import (
     figures_of,
     tenants_of,
 )
-from batchq.lab.workload.traces import Trace, read_swf
+from batchq.lab.workload.traces import By, Trace, read_swf, swf_load
 
 #: Parameter -> option, of the options for logs only, and for worlds only.
 _OF_LOGS = {

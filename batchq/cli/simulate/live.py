@@ -23,7 +23,7 @@ from batchq.cli.output.render import Table, show_section, show_table
 from batchq.cli.output.tables import lost_text
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import warn_no_leader
-from batchq.cli.simulate.inputs import check_output, write_whole
+from batchq.cli.simulate.runs import check_output, write_whole
 from batchq.errors import UsageError
 from batchq.lab.simulation.future import (
     ALL,

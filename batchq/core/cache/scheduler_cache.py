@@ -21,7 +21,7 @@ It changes no decision: without it, all states would be built from the snapshot,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +38,22 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.cache.chunks import Ordered
-from batchq.core.extension.registry import PluginRegistry
+from batchq.core.extension.points import (
+    POINTS,
+    VOTES,
+    ExtensionPoint,
+    Plugin,
+    PluginPlaces,
+    Registration,
+    guarded,
+    guarded_clock,
+    is_of_others,
+    with_shortage,
+)
+from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
+from batchq.core.placement.node_order import at_once
 from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
@@ -57,10 +70,94 @@ from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
 
 if TYPE_CHECKING:
-    from batchq.core.extension.points import PluginPlaces, Registration
-    from batchq.core.extension.traits import LiftedBy
     from batchq.core.pending.inadmissible import InadmissibleGroups
     from batchq.core.session.session import Session
+
+
+class PluginRegistry:
+    """The registered plugins. The `due_at` of every plugin that is configured at any point is
+    called, too.
+    """
+
+    def __init__(
+        self,
+        plugins: PluginPlaces,
+        instrument: Instrument | None,
+        of_session: Mapping[str, LiftedBy],
+    ) -> None:
+        self._of = (plugins, instrument)
+        self.points = {name: ExtensionPoint[Any](name, method) for name, method in POINTS.items()}
+        #: The `due_at` of plugins: instants at which their answers change with time alone.
+        self.clocks: list[Callable[[Session], Iterable[int]]] = []
+        #: Plugin -> the changes that lift its refusals, by reason.
+        self.lifted_by: dict[str, LiftedBy] = dict(of_session)
+        #: Errors of third-party plugins in this session: `plugin at point` -> the first one.
+        self.failures: dict[str, str] = {}
+        for plugin in self._registered(plugins, instrument).values():
+            if (clock := getattr(plugin, "due_at", None)) is not None:
+                ours = not is_of_others(plugin)
+                self.clocks.append(clock if ours else guarded_clock(plugin, clock, self.failures))
+            if (lifted_by := traits_of(plugin).lifted_by) is not None:
+                self.lifted_by[plugin.name] = lifted_by
+        #: The rules that a plugin enforces.
+        self.enforced = frozenset(
+            rule
+            for rule, point in POINT_OF_RULE.items()
+            if any(rule in entry.traits.enforces for entry in self.points[point])
+        )
+        before, admissible = self.points["preEnqueue"], self.points["admissible"]
+        #: At preEnqueue: plugins whose answers last, and those called in every session.
+        self.lasting: Sequence[Registration[Any]] = [
+            one for one in before if one.traits.lifted_by is not None
+        ]
+        self.passing: Sequence[Registration[Any]] = [
+            one for one in before if one.traits.lifted_by is None
+        ]
+        #: At admissible: plugins called once for a class of groups, and those called for each
+        #: group.
+        self.for_classes: Sequence[Registration[Any]] = [
+            one for one in admissible if one.traits.refuses_by is not RefusesBy.ANYTHING
+        ]
+        self.for_groups: Sequence[Registration[Any]] = [
+            one for one in admissible if one.traits.refuses_by is RefusesBy.ANYTHING
+        ]
+        #: Plugins that may refuse one group of a class and pass another.
+        self.dividing: Sequence[Registration[Any]] = [
+            *(one for one in before if not one.traits.passes_plain),
+            *self.for_groups,
+        ]
+        #: Whether a waiting group keeps its place while its record and the priority classes stay.
+        self.order_lasts = all(one.traits.order_lasts for one in self.points["groupOrder"])
+        #: Whether groups with equal requests get equal answers while limits are full.
+        self.may_form_classes = Rule.CAPACITY in self.enforced
+        #: Whether a class is refused only for what never fits and for full limits.
+        self.limits_decide = self.may_form_classes and all(
+            one.traits.refuses_by is RefusesBy.LEDGER for one in self.for_classes
+        )
+
+    def is_of(self, plugins: PluginPlaces, instrument: Instrument | None) -> bool:
+        """Return whether the registry was built from these objects."""
+        return self._of[0] is plugins and self._of[1] is instrument
+
+    def _registered(
+        self, plugins: PluginPlaces, instrument: Instrument | None
+    ) -> dict[str, Plugin]:
+        on: dict[str, Plugin] = {}
+        for name, standing in plugins.items():
+            point = self.points[name]
+            for plugin, weight in standing:
+                function: Callable[..., Any] = getattr(plugin, point.method)
+                if name in VOTES:
+                    function = with_shortage(function)
+                if is_of_others(plugin):
+                    function = guarded(plugin, name, function, self.failures)
+                if instrument is not None:
+                    function = instrument.plugin(plugin.name, name, function)
+                many = at_once(plugin, name, instrument)
+                point.add(plugin.name, function, weight, many, traits_of(plugin))
+                on[plugin.name] = plugin
+        return on
+
 
 #: For how many pairs of namespace and queue the scopes of groups are cached.
 _MOST_SCOPES = 10_000

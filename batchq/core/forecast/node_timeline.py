@@ -20,8 +20,8 @@ from batchq.core.forecast.expected_ends import ExpectedEnd
 from batchq.core.placement.node_order import Judge
 from batchq.core.placement.placement import place_largest_first, usable_nodes
 from batchq.core.preemption.pledges import kept_capacity, standing_pledges, victims_left
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.specs import TaskShape
 

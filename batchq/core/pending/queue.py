@@ -23,8 +23,8 @@ from batchq.core.placement.feasibility import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
-from batchq.core.session.node_state import Wanted
 from batchq.core.session.session import Key, Session
+from batchq.core.session.session_nodes import Wanted
 from batchq.core.session.state import (
     EquivalenceClass,
     GroupState,

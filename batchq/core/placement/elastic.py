@@ -20,8 +20,8 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Key, Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement

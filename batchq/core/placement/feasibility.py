@@ -21,14 +21,12 @@ from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, describe_quantity, larger
 from batchq.core.placement.node_order import takes_for
 from batchq.core.placement.placement import count_fitting, place_largest_first, take_best
-from batchq.core.session.node_state import Gang, NodeState, Wanted
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.session_nodes import EmptyNodes, is_known
+from batchq.core.session.session_nodes import EmptyNodes, Gang, NodeState, Wanted, is_known
 from batchq.core.session.snapshot import Generation
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:
-    from batchq.core.session.session import Session
     from batchq.core.session.state import EquivalenceClass
 
 

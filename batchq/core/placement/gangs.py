@@ -22,8 +22,8 @@ from batchq.core.placement.placement import (
 )
 from batchq.core.preemption.pledges import end_pledge
 from batchq.core.quota.limit_checks import over_limit_by, over_limit_with
-from batchq.core.session.node_state import KeptPlaces, NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement

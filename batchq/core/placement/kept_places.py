@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchq.api.resources import covers
-from batchq.core.session.node_state import KeptPlaces
+from batchq.core.session.session_nodes import KeptPlaces
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 

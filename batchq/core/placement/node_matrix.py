@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchq.core.placement.node_order import Judge
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session, StateKey
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 
 if TYPE_CHECKING:

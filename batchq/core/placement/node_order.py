@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from batchq.core.extension.points import AtOnce, Plugin, Registration, is_of_others
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Instrument
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState

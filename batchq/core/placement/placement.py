@@ -15,8 +15,8 @@ from typing import Protocol
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, describe_quantity
 from batchq.core.placement.node_order import Judge, ShapeRanking
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session, StateKey
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.transitions import pod_of

@@ -54,8 +54,8 @@ from batchq.core.quota.head_reservation import (
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
-from batchq.core.session.node_state import Gang, KeptPlaces, NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement

@@ -43,8 +43,8 @@ from batchq.core.preemption.pledges import (
 )
 from batchq.core.quota.ledger import counted
 from batchq.core.quota.limit_checks import keeps_guarantees_later
-from batchq.core.session.node_state import KeptPlaces
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import KeptPlaces
 from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 

@@ -13,7 +13,7 @@ from batchq.core.session.session import SESSION, Session
 from batchq.core.session.snapshot import Instrument, Settings, Snapshot
 
 if TYPE_CHECKING:
-    from batchq.core.session.node_state import NodeState
+    from batchq.core.session.session_nodes import NodeState
 
 
 def open_session(

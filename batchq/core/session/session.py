@@ -38,8 +38,7 @@ from batchq.core.extension.traits import Rule
 from batchq.core.pending.equivalence import WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
-from batchq.core.session.node_state import NodeState
-from batchq.core.session.session_nodes import NodeCache, SessionNodes
+from batchq.core.session.session_nodes import NodeCache, NodeState, SessionNodes
 from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, PendingQueue, QueueState
@@ -65,7 +64,7 @@ class Action(Protocol):
 
 
 class RegisteredPlugins(Protocol):
-    """The plugin functions at each extension point (batchq.core.extension.registry)."""
+    """The plugin functions at each extension point (batchq.core.cache.scheduler_cache)."""
 
     enforced: frozenset[Rule]
     lasting: Sequence[Registration[Any]]

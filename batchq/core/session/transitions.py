@@ -36,8 +36,8 @@ from batchq.core.pending.eligibility import cleared, pause_ms
 from batchq.core.placement.kept_places import release
 from batchq.core.preemption.pledges import end_pledge
 from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_run
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session, StateKey
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement

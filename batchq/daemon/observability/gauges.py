@@ -21,8 +21,8 @@ from batchq.core.pending.eligibility import is_active
 from batchq.core.pending.queue import WaitingAlike, waiting_alike
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.core.quota.queue_tree import ROOT
-from batchq.core.session.node_state import NodeState
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.state import GroupState
 
 #: The label of all queues that do not exist; their names are arbitrary user input.

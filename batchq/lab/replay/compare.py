@@ -44,9 +44,8 @@ from batchq.lab.replay.live import (
 )
 from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import CountedIds, DescribedPod, World
-from batchq.lab.workload.jobs import swf_load
 from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import Trace
+from batchq.lab.workload.traces import Trace, swf_load
 
 _CPU_MILLI = 1000
 #: How many of the latest events may be withdrawn.

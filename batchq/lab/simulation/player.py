@@ -24,7 +24,6 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import BatchqError, Conflict, EndlessSessions, InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.initial_state import exceeded_since_start, found, overbooked
-from batchq.lab.simulation.invariants import InvariantWatch
 from batchq.lab.simulation.report import CycleStory, WorldOutcome, outcome_of, story_of
 from batchq.lab.simulation.world import (
     Apply,
@@ -34,6 +33,7 @@ from batchq.lab.simulation.world import (
     FailNode,
     FailPod,
     FinishPod,
+    InvariantWatch,
     OpenGate,
     RecoverNode,
     Resume,

@@ -26,10 +26,15 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
-from batchq.lab.simulation.invariants import InvariantWatch
-from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
-from batchq.lab.workload.jobs import Load, Submitter, empty_cluster, removal_of
+from batchq.lab.simulation.world import (
+    CountedIds,
+    InvariantWatch,
+    VirtualClock,
+    whole_second,
+    write,
+)
 from batchq.lab.workload.schedule import GroupRequest, Look, Progress, Schedule
+from batchq.lab.workload.traces import Load, Submitter, empty_cluster, removal_of
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at

@@ -501,15 +501,10 @@ def _span(seconds: float) -> str:
     return describe_age(round(seconds) * 1000)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.gridspec import GridSpec
-
 _HEAD_INCHES = 0.75
 _RUN_INCHES = 0.28
 _PANEL_INCHES = 2.9
-#: The upper panel is split after this many columns if a detail is drawn_gpus next to it.
+#: The upper panel is split after this many columns if a detail is drawn next to it.
 _COLUMNS, _CROWDED_AT = 5, 3
 _GREY = "#777777"
 #: Below this share all placements allocate everything requested, so the detail begins here.

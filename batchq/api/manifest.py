@@ -292,6 +292,12 @@ def _names_in_group(group: PodGroup) -> Iterator[_Named]:
         yield from _labels(task.template.labels, (*path, "template", "labels"))
         yield from _keys(task.template.annotations, (*path, "template", "annotations"))
         yield from _gates(task.template.scheduling_gates, (*path, "template"))
+        for field, nodes in (
+            ("nodes", task.template.nodes),
+            ("excludeNodes", task.template.exclude_nodes),
+        ):
+            for node in nodes:
+                yield (*path, "template", field), node, names.subdomain_problem
 
 
 def _amounts_in(obj: Object) -> Iterator[tuple[Path, dict[str, int]]]:

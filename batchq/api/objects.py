@@ -205,6 +205,9 @@ class PodTemplate(Value, frozen=True):
     working_dir: str = ""
     requests: Amounts = {}
     node_selector: dict[str, str] = {}
+    #: Names of the only nodes that may take its pods, if any, and of nodes that may not.
+    nodes: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     priority: Integer | None = None
     scheduling_gates: tuple[SchedulingGate, ...] = ()

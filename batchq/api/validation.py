@@ -45,6 +45,7 @@ MOST_GATES = 64
 MOST_GATES_IN_ALL = 1_000
 MOST_DEPENDENCIES = 256
 MOST_TAINTS = 64
+MOST_NODE_NAMES = 1_000
 MOST_RETRIES = 1_000
 MOST_LABELS = 64
 MOST_VARIABLES = 1_000
@@ -283,6 +284,7 @@ def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
     command_bytes = sum(len(word.encode()) + 1 for word in template.command)
     yield from _at_most(f"{path}.command, in bytes", command_bytes, MOST_COMMAND_BYTES)
     yield from _function_problems(template, path)
+    yield from _node_problems(template, path)
     yield from _at_most(f"{path}.env", len(template.env), MOST_VARIABLES)
     yield from _at_most(f"{path}.env, in bytes", _bytes_of(template.env), MOST_ENV_BYTES)
     for name in template.env:
@@ -295,6 +297,13 @@ def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
     ):
         if any("\0" in text for text in texts):
             yield f"{path}.{field}: a NUL character cannot be passed to a process"
+
+
+def _node_problems(template: PodTemplate, path: str) -> Iterator[str]:
+    for field, names in (("nodes", template.nodes), ("excludeNodes", template.exclude_nodes)):
+        yield from _at_most(f"{path}.{field}", len(names), MOST_NODE_NAMES)
+    if template.nodes and set(template.nodes) <= set(template.exclude_nodes):
+        yield f"{path}.nodes: excludeNodes excludes all of them, so no node is left"
 
 
 def _function_problems(template: PodTemplate, path: str) -> Iterator[str]:

@@ -101,6 +101,20 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="Use only nodes with this label (`batchq nodes -o wide`); repeatable.",
     ),
     click.option(
+        "--node",
+        "nodes",
+        multiple=True,
+        metavar="NAME",
+        help="Use only this node, or these; repeatable.",
+    ),
+    click.option(
+        "--exclude",
+        "exclude_nodes",
+        multiple=True,
+        metavar="NAME",
+        help="Do not use this node; repeatable.",
+    ),
+    click.option(
         "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
     ),
     click.option(
@@ -227,8 +241,9 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 #: The options that are fields of a request of the same name.
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
-    *("node_selector", "replicas", "min_member", "function", "array", "walltime", "grace"),
-    *("priority_class", "env", "after", "gates", "suspend", "retries", "external"),
+    *("node_selector", "nodes", "exclude_nodes", "replicas", "min_member", "function", "array"),
+    *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
+    "external",
 )
 
 

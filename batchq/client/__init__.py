@@ -193,11 +193,11 @@ class Client:
         are the function's and must be representable in JSON. `name` is derived from the command or
         function, or from `generate_name`, with a short suffix if it is left out. The others are
         `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources`
-        (name -> quantity, all per pod), `node_selector` (label -> value), `replicas` (1),
-        `min_member` (all), `array` ("0-99" or a number of pods), `walltime` and `grace` ("2h" or
-        seconds), `priority_class`, `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`,
-        `suspend`, `retries` (0), `external` and `working_dir` (a function's default is the caller's
-        folder; "" leaves it to the agent).
+        (name -> quantity, all per pod), `node_selector` (label -> value), `nodes` and
+        `exclude_nodes` (names), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of
+        pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
+        `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external` and `working_dir`
+        (a function's default is the caller's folder; "" leaves it to the agent).
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or

@@ -38,6 +38,8 @@ from batchq.api.times import parse_duration
 from batchq.errors import InvalidInput, UsageError
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+#: A warning lists at most this many names of nodes.
+_MOST_NAMES = 5
 _LOCAL, _LAMBDA = "<locals>", "<lambda>"
 _IN_A_MODULE = "define it by its own name in a module that the workers can import"
 
@@ -150,6 +152,8 @@ class Request(Struct, frozen=True, kw_only=True):
     gpus: Quantity | None = None
     resources: Mapping[str, Quantity] = {}
     node_selector: Mapping[str, str] = {}
+    nodes: Sequence[str] = ()
+    exclude_nodes: Sequence[str] = ()
     replicas: int | None = None
     min_member: int | None = None
     array: str | int | None = None
@@ -330,6 +334,8 @@ def _template(request: Request) -> PodTemplate:
         ),
         requests=_requests(request),
         node_selector=dict(request.node_selector),
+        nodes=tuple(request.nodes),
+        exclude_nodes=tuple(request.exclude_nodes),
     )
 
 
@@ -499,7 +505,7 @@ def leaves_stop_policy(data: Mapping[str, object]) -> bool:
 
 def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
     """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
-    as far as amounts and selectors tell; `batchq plan` also checks taints and quotas.
+    as far as amounts, selectors and names tell; `batchq plan` also checks taints and quotas.
     """
     for group in groups:
         if why := exceeds_nodes(group, nodes):
@@ -508,7 +514,7 @@ def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iter
 
 def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
     """Return which amounts of a group exceed the nodes even if all are ready and empty, or which
-    labels no node has; '' if there is no such problem, or if there are no nodes.
+    labels or name no node has; '' if there is no such problem, or if there are no nodes.
 
     It needs no session, unlike `why_no_known_node`, which the scheduler asks.
     """
@@ -521,8 +527,11 @@ def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
 def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
     for task in group.spec.tasks:
         asked, labels = task.template.requests, task.template.node_selector
+        named = [node for node in nodes if _is_named(node.metadata.name, task.template)]
+        if not named:
+            return _no_node_named(task.template)
         offers = [
-            node.spec.resources for node in nodes if labels.items() <= node.metadata.labels.items()
+            node.spec.resources for node in named if labels.items() <= node.metadata.labels.items()
         ]
         if not offers:
             every = ", ".join(f"{key}={value}" for key, value in labels.items())
@@ -533,12 +542,23 @@ def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
         for name, need in asked.items():
             largest = max(offer.get(name, 0) for offer in offers)
             if need > largest:
-                of = " with its labels" if labels else ""
+                of = " that it may use" if len(offers) < len(nodes) else ""
                 most = f"the largest node{of} has {describe_quantity(name, largest)}"
                 return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
         every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
         return f"{pod} asks for {every}, and no node has all of it"
     return ""
+
+
+def _is_named(name: str, template: PodTemplate) -> bool:
+    return (not template.nodes or name in template.nodes) and name not in template.exclude_nodes
+
+
+def _no_node_named(template: PodTemplate) -> str:
+    if not template.nodes:
+        return "all nodes are excluded"
+    names = [name for name in template.nodes if name not in template.exclude_nodes]
+    return f"no node has the name {' or '.join(names[:_MOST_NAMES])}"
 
 
 def _too_large_a_gang(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:

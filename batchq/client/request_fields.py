@@ -226,6 +226,8 @@ _READ: dict[str, Reading] = {
     "gpus": _quantity("gpu"),
     "resources": _quantities,
     "node_selector": _texts(_text),
+    "nodes": _names,
+    "exclude_nodes": _names,
     "replicas": _whole,
     "min_member": _whole,
     "array": _array,

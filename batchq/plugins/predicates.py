@@ -95,6 +95,10 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
     selector = template.node_selector
     if selector and any(labels.get(key) != value for key, value in selector.items()):
         return "does not match the node selector"
+    if template.nodes and node.name not in template.nodes:
+        return "not among the nodes that it names"
+    if node.name in template.exclude_nodes:
+        return "excluded by the pod"
     for taint in node.record.spec.taints:
         if taint.effect != "PreferNoSchedule" and not _tolerated(taint, template.tolerations):
             return f"taint {taint.key} not tolerated"

@@ -62,9 +62,15 @@ def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
         ),
         (
             ["--selector", "pool=gpu", "--mem", "8Gi"],
-            "a pod asks for memory 8Gi, and the largest node with its labels has 2Gi",
+            "a pod asks for memory 8Gi, and the largest node that it may use has 2Gi",
         ),
         (["--selector", "pool=tpu"], "no node has the label pool=tpu"),
+        (["--node", "n3", "--node", "n4"], "no node has the name n3 or n4"),
+        (["--exclude", "n1", "--exclude", "n2"], "all nodes are excluded"),
+        (
+            ["--node", "n1", "--mem", "8Gi"],
+            "a pod asks for memory 8Gi, and the largest node that it may use has 2Gi",
+        ),
         (
             ["--selector", "pool=gpu", "--selector", "rack=7"],
             "no node has all of the labels pool=gpu, rack=7",

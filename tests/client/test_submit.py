@@ -38,6 +38,8 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         gpus=1,
         resources={"licence": 3},
         node_selector={"pool": "gpu"},
+        nodes=["n1", "n2"],
+        exclude_nodes=["n3"],
         replicas=4,
         min_member=2,
         walltime="2h",
@@ -56,6 +58,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
     }
     assert task.template.env == {"SEED": "7"}
     assert task.template.node_selector == {"pool": "gpu"}
+    assert (task.template.nodes, task.template.exclude_nodes) == (("n1", "n2"), ("n3",))
     assert task.template.working_dir == "/data"
     assert group.spec.min_member == 2
     assert group.spec.walltime == 7_200_000

@@ -43,6 +43,7 @@ def sizes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 _SCORES = ("leastAllocated", "mostAllocated", "balancedAllocation", "binpack")
 _ZONES = st.sampled_from(["", "east", "west"])
+_SOME_NODES = st.sampled_from([(), (), (), ("n0", "n2"), ("n1",)])
 _TAINTS = {
     "gpu": Taint(key="gpu", value="yes", effect="NoSchedule"),
     "soft": Taint(key="soft", effect="PreferNoSchedule"),
@@ -151,6 +152,8 @@ def tasks(draw: st.DrawFn, name: str = "w") -> Task:
         draw(st.integers(0, replicas)),
         requests=requests,
         node_selector={"zone": zone} if zone and draw(st.booleans()) else {},
+        nodes=draw(_SOME_NODES),
+        exclude_nodes=draw(_SOME_NODES),
         tolerations=(_TOLERATES,) if draw(st.booleans()) else (),
     )
 

@@ -123,6 +123,33 @@ def test_a_node_is_passed_over_when(sentence: str, node: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "bound"),
+    [
+        ({"nodes": ("n2", "n3")}, ["n2", "n3"]),
+        ({"exclude_nodes": ("n2",)}, ["n1", "n3"]),
+        ({"nodes": ("n2", "n3"), "exclude_nodes": ("n2",)}, ["n3"]),
+    ],
+)
+def test_pods_go_only_to_the_nodes_that_they_name(
+    names: dict[str, tuple[str, ...]], bound: list[str]
+) -> None:
+    nodes = [a_node(name, cpu=1) for name in ("n1", "n2", "n3")]
+    task = a_task("w", 3, **names)
+    decided = decide(*nodes, a_group("g", tasks=(task,), min_member=1))
+    assert sorted(decided.bound.values()) == bound
+
+
+def test_a_gang_that_may_use_too_few_nodes_waits_and_says_why() -> None:
+    nodes = [a_node(name, cpu=1) for name in ("n1", "n2", "n3")]
+    names = {"nodes": ("n1", "n2"), "exclude_nodes": ("n2",)}
+    decided = decide(*nodes, a_group("g", tasks=(a_task("w", 2, **names),)))
+    assert decided.bound == {}
+    assert decided.message("g") == (
+        "not even empty nodes take it: 2 pods do not fit together on empty nodes"
+    )
+
+
+@pytest.mark.parametrize(
     "toleration",
     [
         Toleration(key="gpu", operator="Exists"),

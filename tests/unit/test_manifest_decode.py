@@ -225,8 +225,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         (
             "PodGroup default/x: spec.tasks[0].template.spec.containers: there is no such field;"
             " known: labels, annotations, command, function, args, kwargs, env, workingDir,"
-            " requests,"
-            " nodeSelector, tolerations, priority, schedulingGates, terminationGrace"
+            " requests, nodeSelector, nodes, excludeNodes, tolerations, priority, schedulingGates,"
+            " terminationGrace"
         ),
     ),
     "a pod without its group": (

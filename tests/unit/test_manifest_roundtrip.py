@@ -43,6 +43,8 @@ NAMES = {
     "annotations": st.dictionaries(QUALIFIED, TEXT, max_size=2),
     "queue": SUBDOMAIN,
     "admission_checks": st.lists(SUBDOMAIN, max_size=2, unique=True).map(tuple),
+    "nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
+    "exclude_nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "parent": st.one_of(st.just(""), SUBDOMAIN),
     "priority_class_name": st.one_of(st.just(""), SUBDOMAIN),
     "pod_group": LABEL,

@@ -173,6 +173,10 @@ class Picture:
         labels, template = node.metadata.labels, place.task.template
         if any(labels.get(name) != value for name, value in template.node_selector.items()):
             return False
+        if template.nodes and node.metadata.name not in template.nodes:
+            return False
+        if node.metadata.name in template.exclude_nodes:
+            return False
         for taint in node.spec.taints:
             if taint.effect != "PreferNoSchedule" and not any(
                 _tolerates(one, taint.key, taint.value, taint.effect)

@@ -112,6 +112,8 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
         task.min_available,
         tuple(template.requests.items()),
         tuple(template.node_selector.items()),
+        template.nodes,
+        template.exclude_nodes,
         template.tolerations,
         template.scheduling_gates,
         template.priority,
@@ -215,6 +217,8 @@ def shapes_of(
             tuple(requests.items()),
             tuple(sorted(template.node_selector.items())),
             template.tolerations,
+            template.nodes,
+            template.exclude_nodes,
         )
         gated = gates_hold and bool(template.scheduling_gates)
         own = priority if template.priority is None else template.priority

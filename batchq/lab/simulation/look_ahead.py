@@ -589,6 +589,8 @@ def _task(task: Task, group: PodGroup, lasting: Lasting) -> Task:
         annotations=_with_runtime(template.annotations, length_ms),
         requests=template.requests,
         node_selector=template.node_selector,
+        nodes=template.nodes,
+        exclude_nodes=template.exclude_nodes,
         tolerations=template.tolerations,
         priority=template.priority,
         scheduling_gates=template.scheduling_gates,

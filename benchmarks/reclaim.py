@@ -76,7 +76,7 @@ def row_of(name: str, schedule: Schedule) -> list[object]:
     return [
         *(name, figures.jobs, len({job.tenant for job in schedule.jobs})),
         round(figures.mean_wait_s / 3600, 2),
-        round(100 * figures.utilization, 1),
+        round(100 * figures.utilization, 2),
         round(schedule.lost_s / _DAY_S, 1),
         figures.evictions,
         worst.evictions,

@@ -215,9 +215,8 @@ _PHASES = (*map(str, PodGroupPhase), GATED)
 
 def list_groups(
     shared: Globals,
-    *,
     namespace: str,
-    all_namespaces: bool,
+    *,
     queue: str,
     phases: tuple[str, ...],
     reasons: tuple[str, ...],
@@ -230,17 +229,17 @@ def list_groups(
 ) -> None:
     """List groups, or their expected starts; see `batchq jobs`.
 
-    A terminal shows the last `finished` of those that have ended.
+    An empty namespace is all of them. A terminal shows the last `finished` of those that have
+    ended.
     """
     output = output_of(form)
     if start:
         _check_alone(phases=phases, reason=reasons, all=everything, active=active)
-        space = "" if all_namespaces else namespace
-        _list_starts(shared, space, name_of_kind("Queue", queue) if queue else "", output)
+        _list_starts(shared, namespace, name_of_kind("Queue", queue) if queue else "", output)
         return
     shortens = is_terminal() and not (everything or phases)
     query = _Query(
-        namespace="" if all_namespaces else namespace,
+        namespace=namespace,
         queue=name_of_kind("Queue", queue) if queue else "",
         phases=_known(phases, _PHASES, "--phase"),
         reasons=frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason")),

@@ -4,7 +4,7 @@ need not load what groups are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
@@ -73,16 +73,12 @@ PHASES = (
 @pass_globals
 def jobs(
     shared: Globals,
+    /,
     namespace: str,
     all_namespaces: bool,
-    queue: str,
-    phases: tuple[str, ...],
-    reasons: tuple[str, ...],
-    active: bool,
-    everything: bool,
-    start: bool,
     paging: Paging,
     output: str,
+    **asked: Any,
 ) -> None:
     """List pod groups, oldest first.
 
@@ -108,29 +104,18 @@ def jobs(
     Exit codes: 0 listed, 1 --start cannot use the scheduler's configuration on this machine, 6
     there is no such queue.
     """
-    is_plain = not (queue or phases or reasons or start or paging.limit or paging.after)
-    api = shared.api() if is_plain and paging.size and output in ("table", "wide") else None
+    space = "" if all_namespaces else namespace
+    is_plain = not any(asked[name] for name in ("queue", "phases", "reasons", "start"))
+    is_whole = paging.size and not (paging.limit or paging.after)
+    api = shared.api() if is_plain and is_whole and output in ("table", "wide") else None
     if api is not None:
-        shown = "" if all_namespaces else namespace
-        finished = RECENT if is_terminal() and not everything else None
-        if _show_table(api, shown, active=active, finished=finished, wide=output == "wide"):
+        finished = RECENT if is_terminal() and not asked["everything"] else None
+        wide = output == "wide"
+        if _show_table(api, space, active=asked["active"], finished=finished, wide=wide):
             return
     from batchq.cli.group_lists import list_groups
 
-    list_groups(
-        shared,
-        namespace=namespace,
-        all_namespaces=all_namespaces,
-        queue=queue,
-        phases=phases,
-        reasons=reasons,
-        active=active,
-        everything=everything,
-        start=start,
-        paging=paging,
-        form=output,
-        finished=RECENT,
-    )
+    list_groups(shared, space, paging=paging, form=output, finished=RECENT, **asked)
 
 
 def _show_table(

@@ -14,7 +14,6 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -396,12 +395,7 @@ class Delegate:
     def __enter__(self) -> Delegate:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def client_of(

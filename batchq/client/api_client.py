@@ -47,7 +47,6 @@ from batchq.api.views import (
     Plan,
     Result,
     Schedulers,
-    Tally,
     WaitState,
     Why,
 )
@@ -78,7 +77,7 @@ if TYPE_CHECKING:
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
-    from batchq.client.submission import Existing, Submission
+    from batchq.client.submission import Submission
     from batchq.ports import Store
     from batchq.store.outage import Patience
     from batchq.store.redis import Listing
@@ -251,27 +250,13 @@ class ApiClient(Client):
         self,
         requests: Iterable[Submitted],
         /,
-        *,
-        existing: Existing = "refuse",
-        keep_going: bool = True,
-        dry_run: bool = False,
-        progress: Callable[[Tally], None] | None = None,
-        **defaults: Any,
+        **options: Any,
     ) -> Submission:
         from batchq.client.api_submission import ApiSubmission
 
-        submission = ApiSubmission(
-            # Of its own: the caller may use this client between two outcomes.
-            ApiSession(self._credentials),
-            self._patient,
-            self._ids.new_uid,
-            requests,
-            defaults,
-            existing=existing,
-            keep_going=keep_going,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        # Of its own: the caller may use this client between two outcomes.
+        session = ApiSession(self._credentials)
+        submission = ApiSubmission(session, self._patient, self._ids.new_uid, requests, **options)
         # The same methods.
         return cast("Submission", submission)
 
@@ -416,25 +401,9 @@ class ApiClient(Client):
     def object_limit(self) -> int | None:
         return self._status().object_limit
 
-    def events(
-        self,
-        *,
-        kind: str = "",
-        key: str = "",
-        namespace: str = "",
-        reason: str = "",
-        since_ms: int = 0,
-        most: int = 100,
-    ) -> Sequence[Event]:
+    def events(self, *, since_ms: int = 0, most: int = 100, **wanted: str) -> Sequence[Event]:
         found: list[Event] = self._get(
-            "/v1/events",
-            answer=list[Event],
-            kind=kind,
-            key=key,
-            namespace=namespace,
-            reason=reason,
-            since=since_ms or "",
-            limit=most,
+            "/v1/events", answer=list[Event], since=since_ms or "", limit=most, **wanted
         )
         return found
 
@@ -448,17 +417,15 @@ class ApiClient(Client):
     def job_pages(
         self,
         *,
-        namespace: str = "",
-        queue: str = "",
         phases: Sequence[str] = (),
         active: bool = False,
         finished: int | None = None,
         after: str = "",
         size: int = 500,
+        **place: str,
     ) -> GroupPages:
         query: dict[str, object] = {
-            "namespace": namespace,
-            "queue": queue,
+            **place,
             "phase": ",".join(phases),
             "active": "true" if active else "",
             "finished": "" if finished is None else finished,

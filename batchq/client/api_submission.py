@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice, takewhile
@@ -121,12 +121,12 @@ class ApiSubmission(Iterator[Outcome]):
         patient: Callable[[Callable[[], Any]], Any],
         new_uid: Callable[[], str],
         requests: Iterable[Submitted],
-        defaults: Mapping[str, Any],
         *,
         existing: Existing = "refuse",
         keep_going: bool = True,
         dry_run: bool = False,
         progress: Callable[[Tally], None] | None = None,
+        **defaults: Any,
     ) -> None:
         """`patient` calls a function again while the API is away. Raises InvalidInput for invalid
         defaults.

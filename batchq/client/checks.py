@@ -19,7 +19,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct, structs
@@ -384,12 +383,7 @@ class CheckWatch:
         self._keeper.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Make the checks inactive at once, so that groups do not wait for an absent controller."""
         self.stop()
         self._keeper.stop()

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -295,18 +294,13 @@ class Claim:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop renewing; report `evicted` if no end was reported, because the work has stopped."""
         self.stop()
         if not self._ended and self.stop_reason != Leaving.CLAIM_LAPSED:
             # A claim that is over or cannot be released now expires.
             with suppress(Conflict, StoreUnavailable):
-                self.release("left unfinished" if error is None else "the consumer failed")
+                self.release("the consumer failed" if any(error) else "left unfinished")
 
     def start(self) -> None:
         """Start renewing in the background. Does nothing when called again or after `stop`."""

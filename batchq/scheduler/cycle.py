@@ -4,7 +4,8 @@
 
 `Scheduler` decides; it is a pure function from a snapshot to a session that has decided. `Cycle`
 reads and commits. The daemon runs it over a RedisStore and the server's clock, the simulator over a
-MemoryStore and a virtual clock. A refused transaction is normal: the next cycle decides again.
+MemoryStore and a virtual clock. A refused transaction is normal: the next cycle decides again. At
+the end of a session, `write_reasons` stores the reasons for which groups wait, if they changed.
 """
 
 from __future__ import annotations

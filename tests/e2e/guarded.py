@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import ExitStack
-from types import TracebackType
 
 from batchq.client import Client
 from tests.e2e.machine import Machine, until
@@ -36,13 +35,8 @@ class GuardedStack:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.machine.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self.machine.__exit__(*error)
         self.server.discard()
 
     def start_scheduler(self) -> None:

@@ -12,7 +12,6 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 
 
 class LossyProxy:
@@ -44,12 +43,7 @@ class LossyProxy:
         self._threads[0].start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         hang_up(*self._open)
         for thread in self._threads:
             thread.join(timeout=10)
@@ -143,12 +137,7 @@ class ControlledProxy:
         self._threads[0].start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._state:
             self._is_over = True
         self.cut()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import redis
@@ -62,12 +61,7 @@ class ReplicatedServer:
             self._until(lambda port=port: self._sees_all(port))  # type: ignore[misc]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process in self._processes.values():
             process.kill()
             process.wait()

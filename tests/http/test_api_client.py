@@ -81,7 +81,6 @@ def submission(socket: Path, *names: str) -> ApiSubmission:
         lambda ask: ask(),
         RandomIds().new_uid,
         [{"command": ["true"], "name": name} for name in names],
-        {},
     )
 
 

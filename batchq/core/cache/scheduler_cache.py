@@ -15,6 +15,8 @@ Groups are kept in these places:
 | parked  | ineligible until a change (`batchq.core.pending.inadmissible`)  | 0            |
 | over    | ended, until they are deleted                                   | 0            |
 
+`PluginRegistry` has the functions that plugins registered at each point, and their combined traits.
+
 It changes no decision: without it, all states would be built from the snapshot, with equal results.
 """
 

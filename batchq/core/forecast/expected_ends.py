@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import GroupClaim, Pledge, Pod
+from batchq.api.objects import Pod
 from batchq.api.times import SECOND
 from batchq.core.pending.eligibility import are_honoured, retry_at
-from batchq.core.preemption.pledges import awaits_victims, end_pledge, gives_way_to, victims_left
+from batchq.core.preemption.pledges import awaits_victims, drop_group, gives_way_to, victims_left
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
@@ -168,25 +168,7 @@ def _later(session: Session, at: int) -> int:
 def carry_out(trial: Statement, end: ExpectedEnd) -> None:
     """Apply an end to the trial."""
     if end.whole:
-        _leave(trial, end.group)
+        drop_group(trial, end.group, PodGroupPhase.COMPLETED)
     for pod in end.pods:
         if pod.metadata.uid in end.group.pods:
             trial.drop_pod(end.group, pod.metadata.uid)
-
-
-def _leave(trial: Statement, group: GroupState) -> None:
-    """Remove everything that a group is charged for, except pods that are being stopped, which have
-    ends of their own.
-    """
-    end_pledge(trial, group)
-    trial.set_status(
-        group,
-        phase=PodGroupPhase.COMPLETED,
-        reserved_at=None,
-        reservation={},
-        pledge=Pledge(),
-        claim=GroupClaim(),
-    )
-    for uid, pod in list(group.pods.items()):
-        if pod.status.phase in ON_NODE and not pod.status.terminating:
-            trial.drop_pod(group, uid)

@@ -60,6 +60,7 @@ from batchq.core.preemption.scopes import (
 from batchq.core.preemption.search import (
     Decision,
     PreemptionRequest,
+    Takeover,
     find_victims,
     lose_pledge,
     send_off,
@@ -87,15 +88,7 @@ class _WithoutVictims(GangRequest):
         """Return False: this request takes no victims."""
         return False
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
         """Return False: this request takes over no pledges."""
         return False
 

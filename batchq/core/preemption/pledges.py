@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.objects import Pledge, Pod, PodGroupStatus
+from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts, minus, named, of_pod, plus, smaller, total
 from batchq.core.quota.ledger import ByScope, charge_with_count, counted, falls_by
 from batchq.core.session.session import StateKey
@@ -281,6 +281,24 @@ def withdraw_pledge(statement: Statement, preemptor: GroupState) -> None:
     forget_pledge(session, preemptor, pledge)
     statement.also_undo(lambda: note_pledge(session, preemptor, pledge))
     statement.set_status(preemptor, pledge=Pledge(), reserved_at=None, reservation={})
+
+
+def drop_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:
+    """Remove everything that a group is charged for, except pods that are being stopped, which have
+    ends of their own.
+    """
+    end_pledge(statement, group)
+    statement.set_status(
+        group,
+        phase=phase,
+        reserved_at=None,
+        reservation={},
+        pledge=Pledge(),
+        claim=GroupClaim(),
+    )
+    for uid, pod in list(group.pods.items()):
+        if pod.status.phase in ON_NODE and not pod.status.terminating:
+            statement.drop_pod(group, uid)
 
 
 def awaits_victims(session: Session, group: GroupState) -> bool:

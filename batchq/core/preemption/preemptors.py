@@ -29,12 +29,12 @@ from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import waits_for_its_own
 from batchq.core.preemption.pledges import release_to
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict
-from batchq.core.preemption.search import Fit, fit_of
+from batchq.core.preemption.search import Fit, Takeover, fit_of
 from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, wanted_ordinals
 
@@ -258,15 +258,7 @@ class ExtraRequest:
     preemptor: GroupState
     count: int
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
         """Return False: single pods do not take over the pledges of others."""
         return False
 

@@ -18,7 +18,12 @@ from batchq.core.pending.eligibility import holds_off
 from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
 from batchq.core.preemption.preemptors import ExtraRequest, GangRequest
 from batchq.core.preemption.protection import vote
-from batchq.core.preemption.search import Decision, PreemptionRequest, find_victims
+from batchq.core.preemption.search import (
+    Decision,
+    PreemptionRequest,
+    Takeover,
+    find_victims,
+)
 from batchq.core.quota.fair_shares import (
     FAIR_SHARES,
     ask_for,
@@ -257,34 +262,25 @@ def _agrees(session: Session, preemptor: GroupState, victim: Victim, shortage: S
     return vote(session, POINTS[action], preemptor, victim, shortage)
 
 
-def _may_take_over(
-    session: Session,
-    request: PreemptionRequest,
-    other: GroupState,
-    stopping: list[Victim],
-    shortage: Shortage,
-    *,
-    have_ended: bool,
-) -> bool:
+def _may_take_over(session: Session, request: PreemptionRequest, left: Takeover) -> bool:
     """Return whether a request may take over a pledge of another queue's preemptor. What the
     victims leave counts as lent and not as idle, so the preemptor's own queue must end within what
     it deserves; otherwise it would have to give it back.
     """
-    queues = _below(session, request.preemptor, [other.queue])
-    if (stopping or have_ended) and not ends_within(session, request.preemptor, queues, stopping):
+    preemptor, stopping = request.preemptor, left.stopping
+    queues = _below(session, preemptor, [left.preemptor.queue])
+    if (stopping or left.have_ended) and not ends_within(session, preemptor, queues, stopping):
         return False
-    return _may_take_stopping(session, request, stopping, shortage)
+    return _may_take_stopping(session, request, left)
 
 
-def _may_take_stopping(
-    session: Session, request: PreemptionRequest, stopping: list[Victim], shortage: Shortage
-) -> bool:
+def _may_take_stopping(session: Session, request: PreemptionRequest, left: Takeover) -> bool:
     """Return whether a request may take victims that are being stopped. A preemptor that may not
     evict yet leaves them to another that may.
     """
-    if stopping and holds_off(session, request.preemptor):
+    if left.stopping and holds_off(session, request.preemptor):
         return False
-    return all(request.may_take(session, victim, shortage) for victim in stopping)
+    return all(request.may_take(session, victim, left.shortage) for victim in left.stopping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +295,9 @@ class WithinQueue(GangRequest):
             session, POINTS[PREEMPT], self.preemptor, victim, shortage
         )
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, stopping, shortage, have_ended=have_ended)
+        return _may_take_over(session, self, left)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return True: no other queue has given anything, so the end of its own queue does not
@@ -361,17 +349,9 @@ class GangFromOthers(FromOthers, GangRequest):
     need: Amounts
     asked: Amounts
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
         """See `_may_take_over`."""
-        return _may_take_over(session, self, other, stopping, shortage, have_ended=have_ended)
+        return _may_take_over(session, self, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,17 +364,9 @@ class FromBoth(GangRequest):
         """
         return _agrees(session, self.preemptor, victim, shortage)
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
         """Return whether the victims may be taken; `ends_well` checks the queues at last."""
-        return _may_take_stopping(session, self, stopping, shortage)
+        return _may_take_stopping(session, self, left)
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return whether its queue, and those above it below the common ancestor with each victim's

@@ -13,12 +13,12 @@ Before new victims, the preemptor may take over the pledges of preemptors that r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from batchq.api.lifecycle import ON_NODE, PodGroupPhase
-from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.resources import Amounts, plus
 from batchq.api.transaction import POD_GROUPS
 from batchq.core.placement.kept_places import keep_again, release
@@ -34,6 +34,7 @@ from batchq.core.preemption.candidates import (
 from batchq.core.preemption.pledges import (
     PLEDGED_CAPACITY,
     amounts_by_node,
+    drop_group,
     end_pledge,
     leaves_whole,
     resume_pledge,
@@ -81,6 +82,17 @@ class Fit:
         return Shortage(self.lacking, self.fitting, {} if leaving is None else leaving)
 
 
+class Takeover(NamedTuple):
+    """What the victims of another preemptor leave: victims that are being stopped, or that have
+    left already if all `have_ended`.
+    """
+
+    preemptor: GroupState
+    stopping: Sequence[Victim]
+    shortage: Shortage
+    have_ended: bool
+
+
 class PreemptionRequest(Protocol):
     """The request of a preemptor, and the victims that an action may take for it."""
 
@@ -97,18 +109,9 @@ class PreemptionRequest(Protocol):
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return what the action's own rule and the policies' votes say now."""
 
-    def may_take_over(
-        self,
-        session: Session,
-        other: GroupState,
-        stopping: list[Victim],
-        shortage: Shortage,
-        *,
-        have_ended: bool,
-    ) -> bool:
-        """Return whether the request may use what the victims `stopping` of another preemptor
-        leave, which are being stopped, or have left already if all `have_ended`. Called while these
-        are not pledged.
+    def may_take_over(self, session: Session, left: Takeover) -> bool:
+        """Return whether the request may use what the victims of another preemptor leave. Called
+        while these are not pledged.
         """
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
@@ -318,10 +321,8 @@ class _SearchTrial:
             self._follow_pledges()
             stopping, running = stopping_and_running(session, pledge)
             have_ended = not stopping and not running
-            may_take_over = self._request.may_take_over(
-                session, other, stopping, self._shortage, have_ended=have_ended
-            )
-            if may_take_over and all(
+            left = Takeover(other, stopping, self._shortage, have_ended)
+            if self._request.may_take_over(session, left) and all(
                 self._request.may_take(session, victim, self._shortage) for victim in running
             ):
                 self._taken.append(taken)
@@ -486,20 +487,8 @@ def _drop(statement: Statement, victim: Victim) -> None:
 
 def send_off(statement: Statement, victim: Victim) -> None:
     """Make a group leave, with all its processes ended."""
-    group = victim.group
-    end_pledge(statement, group)
-    release(statement, group)
-    statement.set_status(
-        group,
-        phase=PodGroupPhase.PENDING,
-        reserved_at=None,
-        reservation={},
-        pledge=Pledge(),
-        claim=GroupClaim(),
-    )
-    for uid, pod in list(group.pods.items()):
-        if pod.status.phase in ON_NODE and not pod.status.terminating:
-            statement.drop_pod(group, uid)
+    release(statement, victim.group)
+    drop_group(statement, victim.group, PodGroupPhase.PENDING)
 
 
 def _lose_pledge(statement: Statement, victim: Victim) -> None:

@@ -1,4 +1,4 @@
-"""The nodes of a session, and the node cache, which keeps them across sessions.
+"""The nodes of a session, the state of each, and the node cache, which keeps them across sessions.
 
 `SessionNodes` knows what is free on the nodes, and what is kept there for waiting groups. All
 changes of free resources go through `take`, `give` or `put_back`. Each records the node in

@@ -12,7 +12,6 @@ change through `session.nodes`, which Statements use, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -39,12 +38,7 @@ class Statement:
     def __enter__(self) -> Statement:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._open:
             self.discard()
 

@@ -1,4 +1,4 @@
-"""Read a described world from manifests: its objects, and what will happen to it.
+"""Read a described world from manifests: its objects, what will happen to it, and its invariants.
 
 **Time 0** is the latest timestamp in the file: the moment that its author describes. Instants that
 lie ahead by nature (`backoffUntil`, a pod's `retryAt`) do not count, nor do the manifests that a
@@ -16,6 +16,10 @@ steps, each with `at` (a duration from the start) and one verb:
 
 Every step is read and checked before the world starts; `batchq.lab.simulation.player` carries the
 steps out.
+
+**Invariants** are checked after every event: no node is given more than it has; the ledger is the
+sum of its charges, which match the objects; no group is Running below its minMember after a
+session; admissions only rise. A violation is a bug: InvariantBroken, with the details.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Read the traces of real machines, gzipped or not: the Standard Workload Format, Alibaba's tables.
+"""Read the traces of real machines, gzipped or not, and make loads of them.
+
+A `Load` is what is played: nodes, queues, and submissions over time. `swf_load` makes one node with
+a cpu per processor of the machine, and for each job a group of one pod with the job's processors as
+cpus and its request as walltime. `gpu_usage.py` makes a load of the GPU trace.
 
 `read_swf` reads a log in the Standard Workload Format. `read_nodes` and `read_pods` read Alibaba's
 GPU trace of 2023: a table of the nodes of a cluster, and one of its pods. The tables are CSV, as

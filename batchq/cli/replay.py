@@ -23,8 +23,7 @@ from batchq.cli.output.terminal import (
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchq.lab.replay.compare import Comparison, Differing
-    from batchq.lab.replay.live import (
+    from batchq.lab.replay import (
         LiveReplay,
         ReplayEnding,
         ReplayPlan,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         ReplayStanding,
         Tell,
     )
+    from batchq.lab.replay_comparison import Comparison, Differing
     from batchq.lab.workload.traces import Trace
 
 
@@ -65,7 +65,7 @@ def as_table(report: ReplayReport) -> Iterator[str]:
 
 def compared(comparison: Comparison) -> Iterator[str]:
     """Yield a comparison of the order of starts with the simulator's, as text."""
-    from batchq.lab.replay.compare import CAUSES
+    from batchq.lab.replay_comparison import CAUSES
 
     turned = len(comparison.differing)
     yield (
@@ -223,8 +223,8 @@ def replay(
     from batchq.cli.simulate.runs import check_output, write_whole
     from batchq.client import Client
     from batchq.daemon import stack
-    from batchq.lab.replay.compare import check_comparable
-    from batchq.lab.replay.live import LiveReplay, ReplayPlan, starts_csv
+    from batchq.lab.replay import LiveReplay, ReplayPlan, starts_csv
+    from batchq.lab.replay_comparison import check_comparable
     from batchq.lab.workload.traces import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 
@@ -296,7 +296,7 @@ def _jobs(count: int) -> str:
 
 def _compared(shared: Globals, plan: ReplayPlan, ending: ReplayEnding) -> Comparison:
     from batchq.cli.config import effective_config
-    from batchq.lab.replay.compare import compare
+    from batchq.lab.replay_comparison import compare
 
     return compare(plan, ending, effective_config(shared))
 

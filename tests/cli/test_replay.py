@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from batchq.api.objects import Strategy
 from batchq.cli.replay import POLICY_NAMES, as_table, in_words
-from batchq.lab.replay.live import (
+from batchq.lab.replay import (
     JournalLine,
     Replayed,
     ReplayPlan,

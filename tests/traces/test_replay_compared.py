@@ -12,8 +12,8 @@ import pytest
 from batchq.cli.replay import as_json, compared
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.compare import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.lab.replay.live import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
+from batchq.lab.replay import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
+from batchq.lab.replay_comparison import MOST_COMPARED, Comparison, compare, simulated_starts
 from batchq.lab.workload.traces import Trace, TraceJob, strategy_of
 
 CONFIG = SchedulerConfig()

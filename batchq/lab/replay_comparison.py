@@ -32,7 +32,7 @@ from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
-from batchq.lab.replay.live import (
+from batchq.lab.replay import (
     LABEL,
     Replayed,
     ReplayEnding,

@@ -1,4 +1,7 @@
-"""A replay on the live stack: its plan, its run, the journal of its pods, and its report.
+"""Replay a real log on the live stack: each job becomes a group of one pod that sleeps.
+
+Submission times and durations are divided by the speed. `replay_comparison.py` compares the order
+of starts with a simulation of the same log.
 
 The run is one thread with one loop: it submits what is due, reads the groups' phases, and sleeps
 until the next of both. The groups are in a namespace of their own; namespace, queue and nodes are

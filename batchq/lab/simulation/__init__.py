@@ -3,6 +3,6 @@
 `player.play` is the entry point; `batchq simulate` calls it. Nothing here decides: the scheduler
 comes from `batchq.assembly` and runs through `batchq.scheduler.cycle`, as in the daemon.
 
-`look_ahead.look_ahead` plays the live state on, from a snapshot that the caller provides, under the
-present configuration or others; `future.compared` puts such futures side by side.
+`look_ahead.look_ahead` continues from a snapshot of the live state, under the present configuration
+or others. `future.compared` compares these futures.
 """

@@ -126,7 +126,7 @@ class Scope(Struct, frozen=True, kw_only=True, rename="camel"):
         return not self.namespaces or namespace in self.namespaces
 
 
-Via: TypeAlias = Literal["socket", "token"]
+Via: TypeAlias = Literal["socket", "token", "pod"]
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     `groups` carry their origin (`unix:gpu`). `aliases` are other names under which this user's
     groups are recorded: commands without the API record `alice@laptop`. `own` are bindings that
     come with the door, such as those of the account that runs the server. `token` is the id of the
-    token that was used.
+    token that was used. `group` is the group of a pod, which acts in the name of its owner.
     """
 
     user: str
@@ -145,6 +145,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     own: tuple[Binding, ...] = ()
     scope: Scope = Scope()
     token: str = ""
+    group: str = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -187,6 +188,9 @@ class AccessRule(Struct, frozen=True, kw_only=True):
     without_role: bool = False
 
 
+#: What pods may touch, in the namespace of their group; and what they may read.
+_OF_PODS = frozenset({TargetKind.GROUPS})
+_READ_BY_PODS = _OF_PODS | {TargetKind.QUEUES, TargetKind.NODES, TargetKind.QUOTAS}
 _V, _S, _A, _O, _AUDITOR = AccessRole
 _GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = TargetKind
 _CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
@@ -255,7 +259,7 @@ def decide(
     """Decide whether an identity may do something, from all bindings there are."""
     rule = rule_of(verb, target.kind, tier, visibility)
     what = _what(verb, target, tier)
-    if not identity.scope.permits(verb, target.namespace):
+    if not _is_in_scope(identity, verb, target):
         return AccessDecision(allowed=False, because=f"the token's scope does not include: {what}")
     is_own = target.owner != "" and target.owner in identity.names
     if is_own and rule.without_role:
@@ -270,6 +274,17 @@ def decide(
         ):
             return AccessDecision(allowed=True, because=str(binding))
     return AccessDecision(allowed=False, because=_missing(identity, rule, target, what))
+
+
+def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
+    """Whether the caller's token may be used for something, whatever its owner may do."""
+    if identity.via == "pod":
+        kinds = _READ_BY_PODS if verb is Verb.READ else _OF_PODS
+        if target.kind not in kinds:
+            return False
+        if verb is Verb.READ and not target.namespace:
+            return True
+    return identity.scope.permits(verb, target.namespace)
 
 
 def bindings_of(identity: Identity, bindings: Iterable[Binding]) -> Iterator[Binding]:

@@ -245,6 +245,8 @@ class PodGroupSpec(Value, frozen=True):
     ttl_after_finished: Duration = 7 * times.DAY
     depends_on: tuple[Dependency, ...] = ()
     controller: Literal["batchq", "external"] = "batchq"
+    #: `self`: its pods get a token of the HTTP API, for the namespace and in the owner's name.
+    token: Literal["", "self"] = ""
     tasks: tuple[Task, ...] = ()
 
 

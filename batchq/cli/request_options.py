@@ -174,6 +174,11 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         is_flag=True,
         help="A program of yours runs the group (`batchq external`); a command is optional.",
     ),
+    click.option(
+        "--api-token",
+        is_flag=True,
+        help="Give its pods a token, for the HTTP API in your name, in this namespace.",
+    ),
 )
 
 
@@ -243,7 +248,7 @@ OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("node_selector", "nodes", "exclude_nodes", "replicas", "min_member", "function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    "external",
+    *("external", "api_token"),
 )
 
 

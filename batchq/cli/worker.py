@@ -102,6 +102,14 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     help="What ends all processes of a pod with the pod: a cgroup, a PID namespace, or the "
     "work-horse alone; auto is the first of these that works here.",
 )
+@click.option(
+    "--api-server",
+    metavar="URL",
+    envvar="BATCHQ_SERVER",
+    show_envvar=True,
+    help="The address of the HTTP API for pods that have a token, as in https://hpc.example:8443 "
+    "or unix:/run/batchq/api.sock.",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -115,6 +123,7 @@ def worker(
     lease: str,
     enforce: str,
     containment: str,
+    api_server: str | None,
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -143,6 +152,7 @@ def worker(
         drain_timeout_s=seconds_of(drain_timeout) or 0.0,
         enforce=Enforce(enforce),
         containment=Containment(containment),
+        api_server=_api_server(api_server or ""),
     )
     home.prepare()
     return Agent(settings).run()
@@ -167,6 +177,14 @@ def parse_taint(text: str) -> Taint:
     _refuse("--taint", match["key"], notation.qualified_problem)
     _refuse("--taint", match["value"] or "", notation.label_value_problem)
     return Taint(key=match["key"], value=match["value"] or "", effect=effect)
+
+
+def _api_server(url: str) -> str:
+    if not url:
+        return ""
+    from batchq.api_session import checked_server
+
+    return checked_server(url, variable="--api-server")
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:

@@ -1,15 +1,10 @@
 """Tokens, bindings and the audit trail of the HTTP API, and connections that act for its users.
 
-A token is `bqt_<id>_<secret>_<checksum>`, an invitation the same with `bqi_`. It is shown once; the
-server keeps the SHA-256 of the secret, which needs no slow hash because the secret has 256 random
-bits. The checksum tells a typing error from an unknown token, and lets scanners recognise tokens in
-text.
+The text of a token is shown once; the server keeps only what `batchq.api.tokens` says.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,10 +15,13 @@ import msgspec
 from msgspec import UNSET, Struct, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.node_report import PodAttempt
 from batchq.api.notation import counted
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, describe_age, format_instant
+from batchq.api.tokens import digest_of_secret, token_text
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -48,8 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessControl", "AccessState", "Actor", "AuditEntry", "AuditRecord", "BindingRecord",
-    "Delegate", "NewToken", "TokenParts", "TokenRecord", "audit_row", "binding_row", "parse_token",
-    "token_row",
+    "Delegate", "NewToken", "PodHold", "TokenRecord", "audit_row", "binding_row", "token_row",
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
@@ -69,7 +66,6 @@ _MOST_AUDITED = 10
 WHOLE = Scope()
 _ID_LENGTH = 10
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-_TOKEN = re.compile(r"bq(t|i)_([a-z0-9]{10})_([A-Za-z0-9_-]{43})_([0-9a-f]{6})")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 
 
@@ -87,19 +83,6 @@ class NewToken(NamedTuple):
 
     text: str
     record: TokenRecord
-
-
-class TokenParts(NamedTuple):
-    """What a token's text says: its id, the digest of its secret, whether it is an invitation."""
-
-    id: str
-    digest: str
-    is_invitation: bool
-
-    def is_of(self, record: TokenRecord) -> bool:
-        """Whether the token is the one of this record."""
-        is_same = hmac.compare_digest(self.digest.encode(), record.digest.encode())
-        return is_same and self.is_invitation == record.is_invitation
 
 
 def audit_row(entry: AuditEntry) -> dict[str, object]:
@@ -130,20 +113,12 @@ def token_row(record: TokenRecord) -> dict[str, object]:
     }
 
 
-def parse_token(text: str) -> TokenParts | None:
-    """Return the parts of a token; None if the text is none, or mistyped."""
-    found = _TOKEN.fullmatch(text)
-    if found is None or _checksum(found[2], found[3]) != found[4]:
-        return None
-    return TokenParts(found[2], _digest(found[3]), found[1] == "i")
+class PodHold(NamedTuple):
+    """An attempt that runs: the digest of its token, and its group's key and owner."""
 
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _checksum(token: str, secret: str) -> str:
-    return hashlib.sha256(f"{token}_{secret}".encode()).hexdigest()[:6]
+    digest: str
+    group: str
+    owner: str
 
 
 class AccessControl:
@@ -245,7 +220,7 @@ class AccessControl:
         secret = secrets.token_urlsafe(32)
         record = TokenRecord(
             id=token,
-            digest=_digest(secret),
+            digest=digest_of_secret(secret),
             owner=owner,
             made_by=actor.user,
             made_at=now_ms,
@@ -260,8 +235,8 @@ class AccessControl:
         audit = _audit(actor, now_ms, "create", "tokens", name, because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         records.forget_last_uses(self._link, [one.id for one in stale])
-        kind = "bqi" if invitation else "bqt"
-        return NewToken(f"{kind}_{token}_{secret}_{_checksum(token, secret)}", record)
+        text = token_text("invitation" if invitation else "token", token, secret)
+        return NewToken(text, record)
 
     def _refuse_too_many(self, owner: str, state: AccessState, stale: int, now_ms: int) -> None:
         own = sum(
@@ -437,6 +412,26 @@ class Delegate:
         """Return the user who submitted a group; None if there is no such group."""
         group = self._store.get("PodGroup", key)
         return group.status.submitted_by if isinstance(group, PodGroup) else None
+
+    def pod_hold(self, attempt: PodAttempt) -> PodHold | None:
+        """Return what is known of an attempt that has a token and runs; None if it has none, or has
+        ended: its lease, by which the scheduler judges that, is over. Raises StoreUnavailable.
+        """
+        pod = self._store.get_if_readable("Pod", attempt.pod)
+        if not isinstance(pod, Pod) or pod.status.phase not in ON_NODE:
+            return None
+        if pod.status.attempt != attempt.attempt:
+            return None
+        digest, until = self._store.alive.token(pod.status.node, attempt)
+        if not digest or until <= self._store.now_ms():
+            return None
+        key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+        group = self._store.get_if_readable("PodGroup", key)
+        if not isinstance(group, PodGroup) or group.metadata.uid != pod.status.group_uid:
+            return None
+        if not group.spec.token:
+            return None
+        return PodHold(digest, key, group.status.submitted_by)
 
     def wait_state(self, key: str, goal: Goal) -> WaitState:
         """Return how far a group is from a goal of `Client.wait`. Raises NotFound."""

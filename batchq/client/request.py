@@ -166,6 +166,7 @@ class Request(Struct, frozen=True, kw_only=True):
     suspend: bool = False
     retries: int = 0
     external: bool = False
+    api_token: bool = False
     working_dir: str | os.PathLike[str] | None = None
 
 
@@ -221,6 +222,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         walltime=_walltime(request.walltime),
         retry=structs.replace(Retry(), limit=request.retries),
         depends_on=tuple(dependency_of(text) for text in request.after),
+        token="self" if request.api_token else "",
         tasks=(Task(name="main", replicas=replicas, template=template),),
     )
     if request.external:

@@ -240,6 +240,7 @@ _READ: dict[str, Reading] = {
     "suspend": _truth,
     "retries": _whole,
     "external": _truth,
+    "api_token": _truth,
     "working_dir": _path,
 }
 

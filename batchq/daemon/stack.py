@@ -272,8 +272,9 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
         try:
             launch = _Launch(home, url, store, undo, say)
             parts.append(launch.scheduler(options.config, options.metrics))
-            parts.extend(launch.agents(offers))
-            api = launch.api(is_wanted=options.api if options.api is not None else has_api())
+            is_wanted = options.api if options.api is not None else has_api()
+            parts.extend(launch.agents(offers, with_api=is_wanted))
+            api = launch.api(is_wanted=is_wanted)
             launch.await_ready(parts, detached.node_names(options.agents), options.within_s)
             if api is not None and launch.is_api_ready():
                 parts.append(api)
@@ -395,10 +396,15 @@ class _Launch:
         arguments += ["--metrics", metrics or ""]
         return self._find_or_start(_SCHEDULER, arguments, {})
 
-    def agents(self, offers: Mapping[str, str]) -> list[Part]:
-        """Start the agents of `offers`; return them along with those that already run."""
+    def agents(self, offers: Mapping[str, str], *, with_api: bool) -> list[Part]:
+        """Start the agents of `offers`; return them along with those that already run.
+
+        `with_api`: pods with a token use the API of this stack.
+        """
         running = {_node_of(record) for record in _running_agents(self._home)}
         worker = ["worker", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
+        if with_api:
+            worker += ["--api-server", f"unix:{self._home.api_socket}"]
         return [
             self._find_or_start(
                 f"{_AGENT}{name}",

@@ -12,13 +12,17 @@ from collections.abc import Callable, Sequence
 from time import monotonic, time
 
 from batchq.api.access import Binding, Identity
-from batchq.client.access_control import AccessControl, AccessState, TokenRecord, parse_token
+from batchq.api.node_report import PodAttempt
+from batchq.api.tokens import TokenKind, TokenParts, attempt_of, parse_token
+from batchq.client.access_control import AccessControl, AccessState, PodHold, TokenRecord
 from batchq.http.problems import ApiProblem, not_ready, unauthenticated
 
 #: How often the revision is asked for.
 LOOK_S = 0.5
 #: A book that is older is not used for tokens.
 STALE_S = 30.0
+#: A pod's token that was used within this time is looked up again and again.
+_POD_WATCHED_S = 60.0
 #: How often the use of a token is recorded at most.
 _NOTE_EVERY_S = 60.0
 
@@ -32,6 +36,9 @@ class AccessBook:
         self._bindings: tuple[Binding, ...] = ()
         self._read_at: float | None = None
         self._noted_at: dict[str, float] = {}
+        #: When each pod's token was last used, and those of pods that have ended since.
+        self._pods_used_at: dict[str, float] = {}
+        self._ended_pods: frozenset[str] = frozenset()
 
     @property
     def bindings(self) -> Sequence[Binding]:
@@ -61,13 +68,12 @@ class AccessBook:
         """Return the identity of an Authorization header; only an `invited` request has an
         invitation in it. Raises ApiProblem.
         """
-        scheme, _, text = written[0].partition(" ") if len(written) == 1 else ("", "", "")
-        parts = parse_token(text.strip()) if scheme.lower() == "bearer" else None
+        parts = parts_of(written)
         if parts is None:
             raise unauthenticated(
                 "expected one token, whole: Authorization: Bearer bqt_…", reason="malformed"
             )
-        if parts.is_invitation != invited:
+        if parts.kind != ("invitation" if invited else "token"):
             raise unauthenticated(
                 "expected an invitation, bqi_…"
                 if invited
@@ -77,7 +83,7 @@ class AccessBook:
             )
         self._refuse_if_stale()
         record = self._state.tokens.get(parts.id)
-        if record is None or not parts.is_of(record):
+        if record is None or not parts.matches(_kind_of(record), record.digest):
             raise unauthenticated("this token is unknown", reason="unknown")
         problem = _problem_of(record)
         if problem is not None:
@@ -92,10 +98,24 @@ class AccessBook:
             self._refuse_if_stale()
         except ApiProblem as problem:
             return problem
+        if identity.via == "pod":
+            self.note_pod(identity.token)
+            return pod_has_ended() if identity.token in self._ended_pods else None
         record = self._state.tokens.get(identity.token)
         if record is None:
             return unauthenticated("this token is unknown", reason="unknown")
         return _problem_of(record)
+
+    def note_pod(self, token: str) -> None:
+        """Note that a pod's token is used now."""
+        self._pods_used_at[token] = self._clock()
+
+    def renew_pods(self, hold: Callable[[PodAttempt], PodHold | None]) -> None:
+        """Look up the tokens of pods that are in use; `hold` is `Delegate.pod_hold`."""
+        now = self._clock()
+        used = {token: at for token, at in self._pods_used_at.items() if now - at < _POD_WATCHED_S}
+        self._pods_used_at = used
+        self._ended_pods = frozenset(token for token in used if hold(attempt_of(token)) is None)
 
     def is_use_due(self, token: str) -> bool:
         """Return whether the use of a token should be recorded now."""
@@ -110,6 +130,25 @@ class AccessBook:
     def _refuse_if_stale(self) -> None:
         if self._read_at is None or self._clock() - self._read_at > STALE_S:
             raise not_ready("the tokens cannot be read: the server does not answer")
+
+
+def parts_of(written: Sequence[str]) -> TokenParts | None:
+    """Return the parts of the token in Authorization headers; None if there is no single one."""
+    scheme, _, text = written[0].partition(" ") if len(written) == 1 else ("", "", "")
+    return parse_token(text.strip()) if scheme.lower() == "bearer" else None
+
+
+def pod_has_ended() -> ApiProblem:
+    """Return 401 for the token of a pod."""
+    return unauthenticated(
+        "the pod of this token has ended, or is unknown",
+        hint="a pod's token is valid from its start to its end",
+        reason="ended",
+    )
+
+
+def _kind_of(record: TokenRecord) -> TokenKind:
+    return "invitation" if record.is_invitation else "token"
 
 
 def _problem_of(record: TokenRecord) -> ApiProblem | None:

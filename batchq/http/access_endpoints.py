@@ -85,7 +85,7 @@ def list_tokens(call: ApiCall) -> ApiAnswer:
 def create_token(call: ApiCall) -> ApiAnswer:
     """Create a token of the caller. A token creates no tokens: its theft would outlast it."""
     decision = call.require("", owner=call.identity.user)
-    if call.identity.via == "token":
+    if call.identity.via != "socket":
         raise forbidden(
             "a token cannot create tokens",
             hint="use the socket, or ask an operator: `batchq token create`",

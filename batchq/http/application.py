@@ -24,10 +24,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from batchq.api.access import Identity, Tier, Verb, Visibility
+from batchq.api.tokens import TokenParts, attempt_of
 from batchq.client import Client
 from batchq.client.access_control import Delegate
 from batchq.errors import BatchqError
-from batchq.http.access_book import LOOK_S, AccessBook
+from batchq.http.access_book import LOOK_S, AccessBook, parts_of, pod_has_ended
 from batchq.http.access_endpoints import record_refusal
 from batchq.http.calls import (
     EVENT_STREAM,
@@ -203,7 +204,7 @@ class ApiApplication:
             idempotency_key=request.headers.get("idempotency-key", ""),
             address=self._address(request),
         )
-        if identity.token and self._book.is_use_due(identity.token):
+        if identity.via == "token" and self._book.is_use_due(identity.token):
             self._pool.submit(_note_use, call)
         try:
             answer = await self._in_turn(route, call)
@@ -227,6 +228,9 @@ class ApiApplication:
     async def _identity(self, route: ApiRoute, request: Request) -> Identity:
         peer = request.scope.get(PEER)
         written = request.headers.getlist("authorization")
+        parts = parts_of(written) if written else None
+        if parts is not None and parts.kind == "pod" and not route.is_for_invited:
+            return await self._identity_of_pod(parts, request)
         if written:
             try:
                 return self._book.identity_of(written, invited=route.is_for_invited)
@@ -246,6 +250,19 @@ class ApiApplication:
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
         return self._settings.accounts.identity_of(peer)
+
+    async def _identity_of_pod(self, parts: TokenParts, request: Request) -> Identity:
+        loop = asyncio.get_running_loop()
+        hold = await loop.run_in_executor(
+            self._pool, lambda: self._delegate().pod_hold(attempt_of(parts.id))
+        )
+        if hold is None or not parts.matches("pod", hold.digest):
+            wait_s = self._failures.wait_s(self._address(request))
+            if wait_s > 0:
+                raise too_many("too many wrong tokens came from this address", retry_s=wait_s)
+            raise pod_has_ended()
+        self._book.note_pod(parts.id)
+        return self._settings.accounts.identity_of_pod(parts.id, hold.group, hold.owner)
 
     def _address(self, request: Request) -> str:
         forwarded = request.headers.getlist("x-forwarded-for")
@@ -306,6 +323,7 @@ class ApiApplication:
 
     def _renew_book(self) -> None:
         self._book.renew(self._delegate().access)
+        self._book.renew_pods(self._delegate().pod_hold)
 
     async def _run(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
         return await asyncio.get_running_loop().run_in_executor(

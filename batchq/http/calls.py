@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: The group whose pod has submitted a group.
+PARENT_ANNOTATION = "batchq/parent"
 MOST_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -328,6 +330,17 @@ class ApiCall:
         if self.context.visibility is Visibility.OPEN:
             return document
         return without_names(document, self.knows)
+
+    def as_child(self, manifest: dict[str, object]) -> dict[str, object]:
+        """Return the manifest of a new group; one from a pod names its parent in an annotation."""
+        metadata = manifest.get("metadata")
+        if not self.identity.group or not isinstance(metadata, dict):
+            return manifest
+        annotations = metadata.get("annotations") or {}
+        if not isinstance(annotations, dict):
+            return manifest
+        annotations = {**annotations, PARENT_ANNOTATION: self.identity.group}
+        return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
     def knows(self, key: str) -> bool:
         """Whether the caller may know the name of a group, given as `namespace/name`."""

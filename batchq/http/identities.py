@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.datastructures import Headers
 
-from batchq.api.access import AccessRole, Binding, Identity
+from batchq.api.access import AccessRole, Binding, Identity, Scope
 from batchq.http.problems import ApiProblem, bad_request, forbidden, unauthenticated
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -55,18 +55,30 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
                 f"account {account_name(peer.uid)} runs pods, and the socket knows no users of it",
                 hint="use a token",
             )
-        name = account_name(peer.uid)
-        host = socket.gethostname()
-        if peer.uid != self.server_uid:
-            groups = tuple(f"unix:{group}" for group in group_names(peer.uid))
-            aliases = frozenset({f"{name}@{host}"})
+        return self._identity(account_name(peer.uid), peer.uid)
+
+    def _identity(self, name: str, uid: int) -> Identity:
+        aliases = frozenset({f"{name}@{socket.gethostname()}"})
+        if uid != self.server_uid:
+            groups = tuple(f"unix:{group}" for group in group_names(uid))
             return Identity(user=name, via="socket", groups=groups, aliases=aliases)
         subject = f"user:{name}"
         own = (
             Binding(subject=subject, role=AccessRole.OPERATOR),
             Binding(subject=subject, role=AccessRole.ADMIN),
         )
-        return Identity(user=name, via="socket", aliases=frozenset({f"{name}@{host}"}), own=own)
+        return Identity(user=name, via="socket", aliases=aliases, own=own)
+
+    def identity_of_pod(self, token: str, group: str, owner: str) -> Identity:
+        """Return the identity of a pod: it has the rights that the owner of its group has at this
+        moment, in the namespace of the group, to groups alone.
+        """
+        # Commands without the API record the machine, too.
+        name = owner.removesuffix(f"@{socket.gethostname()}")
+        uid = uid_of(name)
+        identity = Identity(user=name, via="pod") if uid is None else self._identity(name, uid)
+        scope = Scope(namespaces=(group.partition("/")[0],))
+        return structs.replace(identity, via="pod", scope=scope, token=token, group=group)
 
 
 def account_name(uid: int) -> str:
@@ -75,6 +87,14 @@ def account_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid-{uid}"
+
+
+def uid_of(name: str) -> int | None:
+    """Return the account of a user on this machine; None if there is none."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
 
 
 def group_names(uid: int) -> list[str]:

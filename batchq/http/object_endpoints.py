@@ -255,7 +255,11 @@ def change_objects(call: ApiCall) -> ApiAnswer:
             places, dry_run=wanted.dry_run, permit=_permit(call, Verb.DELETE)
         )
     else:
-        objects = [decode(one) for one in wanted.objects]
+        is_new = wanted.verb == "submit"
+        objects = [
+            decode(call.as_child(one) if is_new and one.get("kind") == "PodGroup" else one)
+            for one in wanted.objects
+        ]
         change = call.client.submit_all if wanted.verb == "submit" else call.client.apply
         applied = change(
             objects, dry_run=wanted.dry_run, keep_stop=wanted.keep_stop, permit=_permit(call)

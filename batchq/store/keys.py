@@ -27,6 +27,8 @@ REPORTS_TTL_S = 7 * _DAY_S
 ALIVE_TTL_S = _DAY_S
 #: How long the result of a pod's function is kept.
 RESULT_TTL_S = LOG_TTL_S
+#: How long a pod's token is kept after its agent was last seen; it is refused long before.
+POD_TOKEN_TTL_S = _DAY_S
 #: How long RQ's keys for a node stay after its agent was last seen.
 RQ_TTL_S = _DAY_S
 
@@ -81,6 +83,11 @@ def wake_up_channel(node: str) -> str:
 def result(node: str, pod: str, attempt: int) -> str:
     """The result of the function of one attempt of a pod, by the node that ran it."""
     return f"{_TAG}:result:{node}:{pod}-{attempt}"
+
+
+def pod_token(node: str, pod: str, attempt: int) -> str:
+    """The digest of the secret of an attempt's token, by the node that it runs on."""
+    return f"{_TAG}:token:{node}:{pod}-{attempt}"
 
 
 #: The prefix of RQ's key names.
@@ -203,6 +210,12 @@ TABLE: tuple[Key, ...] = (
         type="string",
         ttl_s=RESULT_TTL_S,
         holds="the result of the pod's function, as JSON",
+    ),
+    Key(
+        name=f"{_TAG}:token:<node>:<pod>-<attempt>",
+        type="string",
+        ttl_s=POD_TOKEN_TTL_S,
+        holds="the SHA-256 of the secret of the token that the attempt has for the API",
     ),
     _permanent(TOKENS, "hash", "id of a token of the API -> JSON, with the digest of its secret"),
     _permanent(TOKENS_USED, "hash", "id of a token -> its last use, ms"),

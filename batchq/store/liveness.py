@@ -95,6 +95,25 @@ class Alive:
         field = subject_of_pod(pod, attempt)
         self._link.ask(lambda client: client.hdel(keys.alive(node), field))
 
+    def put_token(self, node: str, attempt: PodAttempt, digest: str) -> None:
+        """Keep the digest of an attempt's token for a day; safe to repeat."""
+        key = keys.pod_token(node, attempt.pod, attempt.attempt)
+        self._link.ask(lambda client: client.set(key, digest, ex=keys.POD_TOKEN_TTL_S))
+
+    def token(self, node: str, attempt: PodAttempt) -> tuple[str, int]:
+        """Return the digest of an attempt's token, and the end of its lease; "" and 0 if there is
+        no such one.
+        """
+
+        def asked(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.get(keys.pod_token(node, attempt.pod, attempt.attempt))
+            pipeline.hget(keys.alive(node), attempt.id)
+            return answers_of(pipeline)
+
+        digest, until = self._link.ask(asked)
+        return _text(digest or b""), _number(until or b"")
+
     def has_reported(self, node: str) -> bool:
         """Whether a node's agent has reported everything since the server's last start."""
         run = self._link.ask(

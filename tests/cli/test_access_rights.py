@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from batchq.client.access_control import parse_token
+from batchq.api.tokens import parse_token
 from tests.cli.conftest import Batchq, run
 
 

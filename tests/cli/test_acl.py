@@ -68,6 +68,7 @@ def test_a_workers_user_is_bound_to_its_nodes() -> None:
         *("~{bq}:inbox:a", "~{bq}:inbox:b", "~{bq}:alive:a", "~{bq}:alive:b"),
         *("~{bq}:doorbell:a", "~{bq}:doorbell:b"),
         *("~{bq}:log:a:*-*", "~{bq}:log:b:*-*", "~{bq}:result:a:*-*", "~{bq}:result:b:*-*"),
+        *("~{bq}:token:a:*-*", "~{bq}:token:b:*-*"),
         *("~{bq}:bell", "~{bq}-rq:a:*", "~{bq}-rq:b:*"),
     ]
     assert answer["line"].startswith("user worker reset off %R~{bq}:* ~{bq}:inbox:a ")

@@ -75,6 +75,7 @@ ROWS: tuple[Row, ...] = (
     _row(keys.wake_up_channel("<node>"), "worker-n1", "word", b"pods"),
     _row("{bq}:log:<node>:<pod>-<attempt>", "worker-n1", "data", b"output"),
     _row("{bq}:result:<node>:<pod>-<attempt>", "worker-n1", healthy=b'{"value":1}'),
+    _row("{bq}:token:<node>:<pod>-<attempt>", "worker-n1", healthy=b"0" * 64),
     *(
         _row(name, "api", "poison", healthy)
         for name, healthy in (

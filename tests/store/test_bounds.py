@@ -67,6 +67,7 @@ def test_the_bounds_are_those_of_the_manual() -> None:
         pytest.param(keys.request("<id>"), 600, id="answers to requests"),
         pytest.param(keys.log("<node>", "<pod>", 1), 7 * 86_400, id="output"),
         pytest.param(keys.result("<node>", "<pod>", 1), 7 * 86_400, id="results"),
+        pytest.param(keys.pod_token("<node>", "<pod>", 1), 86_400, id="pod tokens"),
         pytest.param(keys.report_queue("<node>"), 7 * 86_400, id="reports that no leader applies"),
         pytest.param(keys.alive("<node>"), 86_400, id="beats and leases"),
     ],

@@ -54,7 +54,7 @@ EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
 #: Which users may write which keys. All other combinations are refused.
 OF_N1 = {
     *("{bq}:inbox:n1", "{bq}:alive:n1", "{bq}:doorbell:n1", "{bq}:bell"),
-    *("{bq}:log:n1:p-1", "{bq}:result:n1:p-1"),
+    *("{bq}:log:n1:p-1", "{bq}:result:n1:p-1", "{bq}:token:n1:p-1"),
 }
 OF_N2 = {name.replace("n1", "n2") for name in OF_N1}
 COMMITTED = {
@@ -262,7 +262,12 @@ def test_a_node_name_with_the_same_beginning_is_another_node(
     guarded: GuardedServer, node: str
 ) -> None:
     with guarded.as_user("worker-n1") as client:
-        for name in (keys.report_queue(node), keys.alive(node), keys.result(node, "p", 1)):
+        for name in (
+            keys.report_queue(node),
+            keys.alive(node),
+            keys.result(node, "p", 1),
+            keys.pod_token(node, "p", 1),
+        ):
             assert not may(client, "HSET", name, "f", "v")
             assert not may(client, "SET", name, "v")
 

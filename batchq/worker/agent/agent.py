@@ -406,6 +406,7 @@ class Agent:
             boundary=self._boundary,
             post=self._post,
             boot=self._boot,
+            api_server=self._settings.api_server,
         )
         try:
             descriptors = self._slots.launch(job, harness)
@@ -684,3 +685,5 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 30.0
     enforce: Enforce = Enforce.AUTO
     containment: Containment = Containment.AUTO
+    #: The address of the HTTP API, for pods that have a token.
+    api_server: str = ""

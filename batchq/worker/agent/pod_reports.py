@@ -11,6 +11,7 @@ older file, receives the report again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
@@ -72,6 +73,9 @@ OnServer: TypeAlias = (
     | PostReport
 )
 
+#: How often the tokens of running pods are kept for another day.
+_TOKENS_EVERY_MS = 3_600_000
+
 
 class PodReports:
     """The server and the run files as one agent, `author`, uses them; owned by its loop.
@@ -90,6 +94,7 @@ class PodReports:
         self._reports = ReportSender(store, node)
         self._attempts = Attempts(store.link, store.now_ms, node)
         self._boot = own_boot()
+        self._tokens_due_at = monotonic_ms() + _TOKENS_EVERY_MS
         self._own_server = ServerWatch(
             lambda: pid_of_server(store.link), connections=lambda: store.link.connections
         )
@@ -173,8 +178,20 @@ class PodReports:
             self._own_server.lost(refused=trouble.lasts)
             raise
         self._own_server.heard()
+        if asked_at >= self._tokens_due_at:
+            self._tokens_due_at = asked_at + _TOKENS_EVERY_MS
+            # Pods with a token are few, and their tokens are kept for much longer.
+            with suppress(StoreUnavailable):
+                self._keep_tokens([attempt for attempt, _ in attempts])
         answers = answers_of(attempts, renewals)
         return LeasesRenewed(now_ms=monotonic_ms(), asked_at=asked_at, answers=answers)
+
+    def _keep_tokens(self, attempts: Sequence[PodAttempt]) -> None:
+        """Keep the digests of the tokens of attempts that run. Raises StoreUnavailable."""
+        for attempt in attempts:
+            run = self._files.read(attempt.pod, attempt.attempt)
+            if run is not None and run.token and run.outcome is None:
+                self._store.alive.put_token(self._node, attempt, run.token)
 
     def _read_stops(self, instruction: ReadStops) -> Event:
         renewals = self._store.alive.look(instruction.attempts)
@@ -263,6 +280,8 @@ class PodReports:
     # --- a restarted server ---------------------------------------------------------------------
 
     def _read_running(self, instruction: ReadRunningPods) -> Event:
+        # The server may have lost them.
+        self._keep_tokens(instruction.attempts)
         runs = [self._files.read(one.pod, one.attempt) for one in instruction.attempts]
         # An attempt whose command has not started starts nothing before the server knows of it.
         started = [

@@ -46,9 +46,9 @@ def _signal_name(number: int) -> str:
 log = structlog.get_logger(__name__)
 
 _SUFFIX, _DRAFT = ".json", ".draft"
-_STOP, _STOP_DRAFT = ".stop", ".stop-draft"
+_STOP, _STOP_DRAFT, _TOKEN = ".stop", ".stop-draft", ".token"
 #: All files of an attempt. The draft, which may replace a missing record, is removed first.
-_SUFFIXES = (_DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
+_SUFFIXES = (_TOKEN, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
@@ -73,6 +73,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     #: Whether the work-horse leaves it to the agent to report the outcome and to send unsent
     #: output.
     hands_over: bool = False
+    #: The digest of the secret of its token, if it has one.
+    token: str = ""
 
 
 class RunFiles:
@@ -111,6 +113,18 @@ class RunFiles:
     def stop_file(self, pod: str, attempt: int) -> Path:
         """Return the path from which a pod reads why it is being stopped."""
         return self._directory / f"{pod}-{attempt}{_STOP}"
+
+    def write_token(self, pod: str, attempt: int, text: str) -> Path:
+        """Write the token of an attempt to a file of its own, which only this user may read; return
+        its path. Raises OSError.
+        """
+        path = self._directory / f"{pod}-{attempt}{_TOKEN}"
+        path.unlink(missing_ok=True)
+        # The mode is there from the beginning, whatever the umask.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{text}\n")
+        return path
 
     def unsent_file(self, pod: str, attempt: int) -> Path:
         """Return the path of the output that could not be sent."""

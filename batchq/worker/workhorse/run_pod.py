@@ -9,6 +9,7 @@ it from the run file, and the work-horse never contacts the server.
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 from collections.abc import Mapping
@@ -20,9 +21,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.node_report import Runs
+from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Pod, PodGroup, Task
 from batchq.api.reasons import Leaving
+from batchq.api.tokens import digest_of_secret, token_text
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
 from batchq.store.liveness import pid_of_server
@@ -50,6 +52,7 @@ from batchq.worker.workhorse.reporter import (
     monotonic_ms,
 )
 from batchq.worker.workhorse.run_file import (
+    NOT_EXECUTABLE,
     NOT_FOUND,
     PodOutcome,
     RunFile,
@@ -96,6 +99,8 @@ class Harness(Struct, frozen=True, kw_only=True):
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
     boot: str = ""
+    #: The address of the HTTP API, for pods with a token; "" if the agent knows none.
+    api_server: str = ""
     #: Where the agent vouches for this work-horse; None if it does not.
     voucher: Voucher | None = None
     #: Set by the work-horse itself: the enclosure of its pods, the starter of functions, the part
@@ -294,9 +299,10 @@ class WorkHorse:
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group, functions = self._pod, self._group, self._harness.functions
         try:
+            environment = self._environment(pod, group, task) | self._access_to_api(group)
             command = process.start(
                 program.argv,
-                self._environment(pod, group, task),
+                environment,
                 task.template.working_dir,
                 stdin=program.stdin,
                 bounds=self._bounds,
@@ -315,6 +321,40 @@ class WorkHorse:
         outcome, result = program.resolve(outcome)
         self._run = msgspec.structs.replace(self._run, result=result)
         return outcome
+
+    def _access_to_api(self, group: PodGroup) -> dict[str, str]:
+        """Return the variables by which the pod finds the HTTP API and its token, if its group asks
+        for one. The digest of the token is kept before the pod starts. Raises NotStarted.
+        """
+        if not group.spec.token:
+            return {}
+        secret = secrets.token_urlsafe(32)
+        text = token_text("pod", f"{self._uid}-{self._attempt}", secret)
+        self._run = structs.replace(self._run, token=digest_of_secret(secret))
+        attempt = PodAttempt(self._uid, self._attempt)
+        try:
+            path = self._files.write_token(self._uid, self._attempt, text)
+            self._store.alive.put_token(self._harness.node, attempt, self._run.token)
+        except OSError as trouble:
+            raise process.NotStarted(
+                PodOutcome(
+                    exit_code=NOT_EXECUTABLE,
+                    message=f"the file of its token cannot be written: {trouble.strerror}",
+                )
+            ) from trouble
+        except StoreUnavailable as trouble:
+            message = f"its token cannot be kept: {trouble.message}"
+            if trouble.lasts:
+                raise process.NotStarted(
+                    PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
+                ) from trouble
+            lost = PodOutcome(stopped=Leaving.NODE_LOST, message=message)
+            raise process.NotStarted(lost) from trouble
+        finally:
+            # Most pods need no connection after this.
+            self.close()
+        server = self._harness.api_server
+        return {"BATCHQ_TOKEN_FILE": str(path)} | ({"BATCHQ_SERVER": server} if server else {})
 
     def _supervise(
         self, command: process.Command, pod: Pod, group: PodGroup, lease: Lease

@@ -1,0 +1,177 @@
+"""The token of a pod: what it permits, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from batchq.api.access import parse_binding
+from batchq.api.node_report import PodAttempt
+from batchq.api.tokens import attempt_of, digest_of_secret, parse_token, token_text
+from batchq.api.transaction import fence_of
+from batchq.client.access_control import Actor, Delegate
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.http.api_process import Caller, RunningApi
+from tests.http.conftest import SubmitAs
+from tests.http.manifests import groups_of, manifest
+
+SECRET = "s" * 43
+ROOT = Actor(user="root@host", via="redis")
+DEFAULT, OTHER = groups_of("default"), groups_of("other")
+
+
+class RunningPod(NamedTuple):
+    """A pod of ana's with a token, and a caller with that token."""
+
+    api: RunningApi
+    stage: Stage
+    delegate: Delegate
+    node: str
+    attempt: PodAttempt
+
+    @property
+    def caller(self) -> Caller:
+        return self.with_secret(SECRET)
+
+    def with_secret(self, secret: str) -> Caller:
+        return self.api.caller(token_text("pod", self.attempt.id, secret))
+
+
+@pytest.fixture
+def pod(
+    server: Server, running_api: RunningApi, stage: Stage, submit_as: SubmitAs
+) -> Iterator[RunningPod]:
+    """A pod that runs, as its agent has registered it."""
+    submit_as("ana", manifest("train", token="self"))
+    stage.turn()
+    stage.start("train")
+    [found] = stage.pods("train")
+    attempt = PodAttempt(found.metadata.uid, found.status.attempt)
+    alive = stage.store.alive
+    alive.renew(found.status.node, attempt.pod, attempt.attempt, fence_of(found), 60_000)
+    alive.put_token(found.status.node, attempt, digest_of_secret(SECRET))
+    with Delegate(server.url) as delegate:
+        delegate.access.grant(parse_binding("user:ana", "submitter", "default"), ROOT)
+        delegate.access.grant(parse_binding("user:ana", "admin", "other"), ROOT)
+        # Of another user, so that the API learns of these roles.
+        known = running_api.caller(delegate.access.create_token("ben", ROOT).text)
+        assert known("GET", "/v1/me").status == 200
+        yield RunningPod(running_api, stage, delegate, found.status.node, attempt)
+
+
+def test_a_pod_acts_for_the_owner_of_its_group_and_its_children_name_the_group(
+    pod: RunningPod,
+) -> None:
+    made = pod.caller("POST", DEFAULT, manifest("child"))
+    assert made.status == 201
+    assert made.data["status"]["submittedBy"] == "ana"
+    assert made.data["metadata"]["annotations"] == {"batchq/parent": "default/train"}
+    asked = {"verb": "submit", "objects": [manifest("second")]}
+    assert pod.caller("POST", "/v1/requests", asked).status == 200
+    bulk = json_lines(manifest("third"))
+    assert pod.caller("POST", f"{DEFAULT}/bulk", bulk, Content_Type=NDJSON).status == 200
+    for name in ("second", "third"):
+        annotations = pod.caller("GET", f"{DEFAULT}/{name}").data["metadata"]["annotations"]
+        assert annotations == {"batchq/parent": "default/train"}
+    assert pod.caller("POST", f"{DEFAULT}/child/cancel").status == 200
+    assert {one.record.via for one in pod.delegate.access.audit(4)} == {"pod"}
+    assert {one.record.token for one in pod.delegate.access.audit(4)} == {pod.attempt.id}
+
+
+def test_a_pod_reaches_no_other_namespace_and_nothing_but_groups(pod: RunningPod) -> None:
+    assert pod.caller("POST", OTHER, manifest("child")).status == 403
+    grant = {"subject": "user:eve", "role": "viewer", "namespace": "default"}
+    for method, path, document in (
+        ("POST", "/v1/tokens", {}),
+        ("POST", "/v1/bindings", grant),
+        ("POST", f"/v1/nodes/{pod.node}/cordon", None),
+        ("GET", "/v1/audit", None),
+    ):
+        refused = pod.caller(method, path, document)
+        assert (refused.status, path) == (403, path)
+    assert pod.caller("GET", "/v1/tokens").data["items"] == []
+    assert pod.caller("GET", "/v1/bindings").data["items"] == []
+    for path in ("/v1/queues", "/v1/nodes", "/v1/views/jobs", "/v1/views/status"):
+        assert pod.caller("GET", path).status == 200
+
+
+def test_a_pod_may_no_more_than_its_owner_may_now(pod: RunningPod) -> None:
+    pod.delegate.access.withdraw(parse_binding("user:ana", "submitter", "default"), ROOT)
+    patiently(lambda: pod.caller("POST", DEFAULT, manifest("child")).status == 403)
+
+
+def test_a_token_is_refused_once_the_lease_of_its_attempt_has_ended(pod: RunningPod) -> None:
+    assert pod.caller("GET", "/v1/me").data["via"] == "pod"
+    pod.stage.store.end_lease(pod.node, pod.attempt.pod, pod.attempt.attempt)
+    refused = pod.caller("GET", "/v1/me")
+    assert (refused.status, refused.data["exit"]) == (401, 9)
+    assert refused.data["detail"] == "the pod of this token has ended, or is unknown"
+
+
+def test_a_token_is_refused_once_its_pod_has_ended(pod: RunningPod) -> None:
+    pod.stage.end("train")
+    assert pod.caller("GET", "/v1/me").status == 401
+
+
+def test_a_token_of_another_attempt_or_with_another_secret_is_refused(pod: RunningPod) -> None:
+    assert pod.with_secret("t" * 43)("GET", "/v1/me").status == 401
+    later = PodAttempt(pod.attempt.pod, pod.attempt.attempt + 1)
+    pod.stage.store.alive.put_token(pod.node, later, digest_of_secret(SECRET))
+    assert pod.api.caller(token_text("pod", later.id, SECRET))("GET", "/v1/me").status == 401
+    assert pod.caller("GET", "/v1/me").status == 200
+
+
+def test_no_agent_can_make_a_token_for_a_pod_whose_group_asks_for_none(
+    pod: RunningPod, submit_as: SubmitAs
+) -> None:
+    submit_as("ana", manifest("silent"))
+    pod.stage.turn()
+    pod.stage.start("silent")
+    [found] = pod.stage.pods("silent")
+    attempt = PodAttempt(found.metadata.uid, found.status.attempt)
+    alive = pod.stage.store.alive
+    alive.renew(found.status.node, attempt.pod, attempt.attempt, fence_of(found), 60_000)
+    alive.put_token(found.status.node, attempt, digest_of_secret(SECRET))
+    forged = pod.api.caller(token_text("pod", attempt.id, SECRET))
+    assert forged("GET", "/v1/me").status == 401
+
+
+def test_a_watch_of_a_pod_ends_with_it(pod: RunningPod) -> None:
+    with pod.caller.events("/v1/groups?watch=true") as events:
+        assert events.until("BOOKMARK")
+        pod.stage.store.end_lease(pod.node, pod.attempt.pod, pod.attempt.attempt)
+        [*_, last] = events
+    assert last["event"] == "ERROR"
+    assert "the pod of this token has ended" in last["data"]
+
+
+def test_a_token_has_the_form_of_its_kind() -> None:
+    text = token_text("pod", "a1-b2-3", SECRET)
+    parts = parse_token(text)
+    assert parts is not None
+    assert (parts.kind, attempt_of(parts.id)) == ("pod", PodAttempt("a1-b2", 3))
+    assert parts.matches("pod", digest_of_secret(SECRET))
+    assert not parts.matches("token", digest_of_secret(SECRET))
+    assert parse_token(text.replace("bqp_", "bqt_")) is None
+    assert parse_token(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+
+
+NDJSON = "application/x-ndjson"
+
+
+def json_lines(*documents: dict[str, Any]) -> bytes:
+    return b"\n".join(json.dumps(document).encode() for document in documents)
+
+
+def patiently(condition: Any) -> None:
+    pause = threading.Event()
+    for _ in range(400):
+        if condition():
+            return
+        pause.wait(0.05)
+    raise AssertionError("the API has not learnt of it")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
-    from batchq.client.requests import RequestPlan
+    from batchq.client.requests import RecentQueues, RequestPlan
     from batchq.client.submission import Existing, Submission
     from batchq.ports import IdSource
     from batchq.store.redis import Listing, RedisStore
@@ -324,7 +324,7 @@ class Client:
         from batchq.client.requests import plan_deletion
 
         plan = partial(plan_deletion, self._store, places, permit=permit)
-        return self._commit(plan, dry_run=dry_run).applied
+        return self._commit(plan, dry_run).applied
 
     def cancel(
         self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
@@ -753,8 +753,7 @@ class Client:
 
         Raises InvalidInput.
         """
-        hard_units, uid = amounts_of(hard), self._ids.new_uid()
-        return self._act("set_quota", namespace, hard=hard_units, uid=uid)
+        return self._act("set_quota", namespace, hard=amounts_of(hard), uid=self._ids.new_uid())
 
     # --- writing: what a client over another connection replaces --------------------------------
 
@@ -769,32 +768,32 @@ class Client:
         """Submit or apply objects; see `submit_all` and `apply`."""
         from batchq.client.requests import plan_writes
 
-        plan = plan_writes(
-            self._store, self._ids.new_uid, verb, objects, lambda: self.user, keep_stop, permit
-        )
-        return self._commit(plan, dry_run=dry_run).applied
+        given = self._store, self._ids.new_uid, verb, objects, lambda: self.user, keep_stop, permit
+        plan = plan_writes(*given, queues=None if dry_run else self._queues)
+        return self._commit(plan, dry_run).applied
 
     def _act(self, verb: Act, place: str, **given: Any) -> bool:
-        """Call a function of `batchq.client.changes` for the object at `place`, and commit; return
-        whether there was a change.
-        """
+        """Commit a change of the object at `place`; return whether there was anything to do."""
         import batchq.client.changes as changes
 
         build = getattr(changes, verb)
         return self._change(lambda now: build(self._store, place, now_ms=now, **given))
 
     def _change(self, build: Callable[[int], Transaction | None]) -> bool:
-        """Commit what `build` returns for the current time; return whether there was a change."""
         from batchq.client.requests import RequestPlan
 
-        done = self._commit(
-            lambda: RequestPlan(applied=(), transaction=build(self._store.now_ms())), dry_run=False
-        )
+        now = self._store.now_ms
+        done = self._commit(lambda: RequestPlan(applied=(), transaction=build(now())), False)
         return done.transaction is not None
 
-    def _commit(self, build: Callable[[], RequestPlan], *, dry_run: bool) -> RequestPlan:
-        if dry_run:
-            return build()
+    def _commit(self, build: Callable[[], RequestPlan], dry_run: bool) -> RequestPlan:
         from batchq.client.requests import commit_planned
 
-        return commit_planned(self._store, build, self._ids.new_uid)
+        given = self._store, build, self._ids.new_uid, self._queues
+        return build() if dry_run else commit_planned(*given)
+
+    @cached_property
+    def _queues(self) -> RecentQueues:
+        from batchq.client.requests import RecentQueues
+
+        return RecentQueues()

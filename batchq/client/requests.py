@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -32,13 +31,14 @@ from batchq.client.changes import (
     differences,
     explain_refusal,
     in_order,
+    rivals,
     settled,
     warnings_of,
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
 from batchq.client.request import Objects, Permit, decoded
-from batchq.errors import Conflict, InvalidInput
+from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 TRIES = 16
 #: Wait between two tries while the leader recounts the ledger, which may take some seconds.
 _RECOUNTED_WITHIN_S = 0.6
+#: How long queues that were read serve further submissions.
+_QUEUES_S = 1.0
 
 
 #: Returns the transaction for one object, as part of the whole; None if nothing changes.
@@ -99,6 +101,56 @@ class Overlay:
             elif kind not in NAMESPACED or namespace in ("", item.metadata.namespace):
                 found[key] = item
         return tuple(found[key] for key in sorted(found))
+
+
+class RecentQueues:
+    """The queues as a client has read them last, which serve its next submissions for a second.
+
+    A group whose queue was changed meanwhile is treated like one that was submitted before the
+    change.
+    """
+
+    def __init__(self) -> None:
+        self._queues: tuple[Object, ...] = ()
+        self._until_s = 0.0
+
+    def read(self, reader: Reader) -> Sequence[Object]:
+        """Return all queues, ordered by key; from the reader if the last ones are too old."""
+        if monotonic() >= self._until_s:
+            self._queues = tuple(reader.list("Queue"))
+            self._until_s = monotonic() + _QUEUES_S
+        return self._queues
+
+    def forget(self) -> None:
+        """Read the queues again at the next submission."""
+        self._until_s = 0.0
+
+
+class LikelyState:
+    """A Reader for the first plan of a submission: its groups do not exist yet, no other group has
+    pods of the same names, and the queues have not changed.
+
+    This spares a round trip for each. The commit finds a group that does exist, and then the
+    request is planned on the present state; so it is after an error in the first plan.
+    """
+
+    def __init__(self, below: Reader, objects: Iterable[Object], queues: RecentQueues) -> None:
+        self._below = below
+        groups = [one for one in objects if isinstance(one, PodGroup)]
+        self._absent = {key for one in groups for key in (key_of(one), *rivals(one))}
+        self._queues = queues
+
+    def get(self, kind: str, key: str) -> Object | None:
+        """Return the object, or None."""
+        if kind == "PodGroup" and key in self._absent:
+            return None
+        return self._below.get(kind, key)
+
+    def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+        """Return all objects of a kind, ordered by key."""
+        if kind == "Queue":
+            return self._queues.read(self._below)
+        return self._below.list(kind, namespace=namespace)
 
 
 class RequestPlan(Struct, frozen=True, kw_only=True):
@@ -179,9 +231,12 @@ def plan_writes(
     user: Callable[[], str],
     keep_stop: Collection[str],
     permit: Permit | None,
+    queues: RecentQueues | None,
 ) -> Callable[[], RequestPlan]:
     """Return a function that plans a request on the present state; see `Client.submit_all` and
-    `Client.apply`. Raises InvalidInput, Rejected.
+    `Client.apply`. With `queues`, its first plan of a submission is on the likely state.
+
+    Raises InvalidInput, Rejected.
     """
     wanted, silent = decoded(objects)
     refuse_groups_beyond_limits(store, wanted)
@@ -191,10 +246,23 @@ def plan_writes(
         now_ms, uid = store.now_ms(), new_uid()
         return write(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=user())
 
-    keep = silent.union(keep_stop)
-    return partial(
-        plan_steps, store, wanted, permitted(step, permit), keep_stop=keep, held=store.ledger
-    )
+    likely = LikelyState(store, wanted, queues) if queues and verb == "submit" else None
+
+    def plan() -> RequestPlan:
+        nonlocal likely
+        reader, likely = likely, None
+        keep, asking = silent.union(keep_stop), permitted(step, permit)
+        if reader is not None:
+            try:
+                return plan_steps(reader, wanted, asking, keep_stop=keep, held=store.ledger)
+            except StoreUnavailable:
+                raise
+            except BatchqError:
+                # The present state may tell otherwise.
+                pass
+        return plan_steps(store, wanted, asking, keep_stop=keep, held=store.ledger)
+
+    return plan
 
 
 def plan_deletion(
@@ -215,7 +283,10 @@ def plan_deletion(
 
 
 def commit_planned(
-    store: RedisStore, build: Callable[[], RequestPlan], new_id: Callable[[], str]
+    store: RedisStore,
+    build: Callable[[], RequestPlan],
+    new_id: Callable[[], str],
+    queues: RecentQueues,
 ) -> RequestPlan:
     """Plan and commit; plan again if another client has changed what the plan depends on.
 
@@ -227,6 +298,8 @@ def commit_planned(
         if planned.transaction is None:
             return planned
         commit = store.commit([planned.transaction], request_id=new_id())
+        if any(one.kind == "Queue" for one in planned.transaction.writes):
+            queues.forget()
         if not commit.refused:
             return planned
         refusal = commit.refused[0]

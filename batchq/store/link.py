@@ -122,6 +122,9 @@ def _by_text(
 
 def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCall) -> list[Any]:
     """Return the answers of all calls. Raises the first error among them."""
+    if len(asked) == 1:
+        ((script, (names, arguments)),) = asked
+        return [add_call(client, script, names, arguments)]
     pipeline = client.pipeline(transaction=False)
     for script, (names, arguments) in asked:
         add_call(pipeline, script, names, arguments)

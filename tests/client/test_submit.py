@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
@@ -144,6 +145,58 @@ def test_a_taken_name_is_a_conflict(stage: Stage) -> None:
     with pytest.raises(Conflict) as caught:
         stage.client.submit(command=["true"], name="x")
     assert caught.value.message == "PodGroup default/x exists already and is Pending"
+
+
+@pytest.fixture
+def lasting_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the queues that a client has read serve for an hour."""
+    monkeypatch.setattr("batchq.client.requests._QUEUES_S", 3600.0)
+
+
+@pytest.mark.usefixtures("lasting_queues")
+def test_a_second_submission_takes_one_round_trip(stage: Stage, server: Server) -> None:
+    stage.client.submit(command=["true"], name="my-first")
+    with redis.Redis(unix_socket_path=str(server.socket)) as raw:
+        before = raw.info("commandstats")
+        stage.client.submit(command=["true"], name="my-second")
+        after = raw.info("commandstats")
+    scans, calls = (
+        [stats.get(f"cmdstat_{name}", {}).get("calls", 0) for stats in (before, after)]
+        for name in ("hscan", "evalsha")
+    )
+    assert scans[1] - scans[0] == 0
+    assert calls[1] - calls[0] == 1
+
+
+@pytest.mark.usefixtures("lasting_queues")
+def test_a_queue_that_another_client_has_just_made_takes_groups(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="before")
+    with Client(store=stage.store) as other:
+        other.apply([a_queue("fresh")])
+    assert stage.client.submit(command=["true"], queue="fresh").spec.queue == "fresh"
+
+
+@pytest.mark.usefixtures("lasting_queues")
+def test_a_queue_that_this_client_has_deleted_takes_no_more_groups(stage: Stage) -> None:
+    stage.furnish(a_queue("old"))
+    stage.client.submit(command=["true"], name="before")
+    stage.client.delete("Queue", "old")
+    with pytest.raises(NotFound, match="there is no queue 'old'"):
+        stage.client.submit(command=["true"], queue="old")
+
+
+@pytest.mark.usefixtures("lasting_queues")
+def test_a_group_in_a_queue_that_another_client_has_just_deleted_waits_and_says_so(
+    stage: Stage,
+) -> None:
+    stage.furnish(a_queue("old"))
+    stage.client.submit(command=["true"], name="before")
+    with Client(store=stage.store) as other:
+        other.delete("Queue", "old")
+    stage.client.submit(command=["true"], name="late", queue="old")
+    stage.turn()
+    [reason] = stage.client.why("late").reasons
+    assert reason.reason == "QueueNotFound"
 
 
 def test_a_namespace_that_is_full_rejects(stage: Stage) -> None:

@@ -18,6 +18,7 @@ ALL = (
     "kueue",
     "backlog",
     "placement",
+    "arrays",
     "endtoend",
     "array",
     "submission",

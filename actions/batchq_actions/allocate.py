@@ -121,7 +121,7 @@ def _place_extras_above(
 
 
 def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
-    before = dict(group.pods)
+    before = dict(group.live_pods)
     with Statement(session) as statement:
         release_to(statement, group)
         refusals = bind_until_ready(session, statement, group, waiting)
@@ -132,7 +132,7 @@ def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> 
         session.refuse(group, refusals)
         found = amounts_by_node(
             pod
-            for uid, pod in group.pods.items()
+            for uid, pod in group.live_pods.items()
             if pod.status.phase in ON_NODE and not _was_on_node(before.get(uid))
         )
     if _has_waited_long(session, group) and group.uid not in session.nodes.held:

@@ -411,7 +411,7 @@ def _amounts_by_node(group: GroupState) -> AmountsByNode:
     """Return what the pods of a group that was just admitted take by node."""
     return amounts_by_node(
         pod
-        for pod in group.pods.values()
+        for pod in group.live_pods.values()
         if pod.status.phase in ON_NODE and not pod.status.terminating
     )
 

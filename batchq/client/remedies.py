@@ -157,7 +157,7 @@ def _gated(session: Session, group: GroupState, verdict: Verdict) -> str:
         names = gates_of_task(group, verdict.subject)
         return f"`{command} {' '.join(names)} --task {verdict.subject}`"
     gates = dict.fromkeys(gate.name for gate in gates_of(group.record.spec))
-    for pod in group.pods.values():
+    for pod in group.live_pods.values():
         gates |= dict.fromkeys(gate.name for gate in pod.spec.scheduling_gates)
     return f"`{command} {' '.join(gates)}`"
 

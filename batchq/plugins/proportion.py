@@ -33,10 +33,11 @@ from collections.abc import Mapping
 from batchq.api.resources import PODS, Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.extension.traits import PluginTraits
+from batchq.core.pending.equivalence import QueueState
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
 from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
-from batchq.core.session.state import GroupState, QueueState, Shortage, Victim
+from batchq.core.session.state import GroupState, Shortage, Victim
 
 _NO_SHARE = Share(0, 1)
 

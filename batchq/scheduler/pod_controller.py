@@ -12,13 +12,14 @@ ended in time, the preemptor is rolled back.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 from msgspec import Struct
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pledge, ended
+from batchq.api.objects import Pledge, Pod, ended
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.resources import (
     Amounts,
@@ -168,7 +169,7 @@ def _settle_charge(statement: Statement, group: GroupState) -> None:
 
 def _write_off_lost_pods(statement: Statement, group: GroupState) -> set[str]:
     lost = set()
-    for uid, pod in list(group.pods.items()):
+    for uid, pod in list(group.live_pods.items()):
         over_at = lease_over_at(statement.session, pod)
         if over_at is not None and over_at <= statement.session.now_ms:
             lose(statement, group, pod)
@@ -180,7 +181,7 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
     """Requeue evicted pods at once, unless they were lost repeatedly, and failed pods after their
     back-off; delete the pods of former admissions.
     """
-    for uid, pod in list(group.pods.items()):
+    for uid, pod in list(group.live_pods.items()):
         phase = pod.status.phase
         if uid in spared or phase in ON_NODE:
             continue
@@ -197,7 +198,7 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
 
 def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
     """Stop pods of an array whose walltime is over; each has its own."""
-    for pod in list(group.pods.values()):
+    for pod in list(group.live_pods.values()):
         over_at = pod_walltime_over_at(group, pod)
         if over_at is not None and over_at <= statement.session.now_ms:
             evict(statement, group, pod, Finish.WALLTIME_EXCEEDED)
@@ -218,11 +219,10 @@ def _settle_pending(statement: Statement, group: GroupState) -> None:
         )
         finish(statement, group, PodGroupPhase.FAILED, Finish.DEPENDENCY_NEVER_MET, message)
         return
-    for uid, pod in list(group.pods.items()):
+    for uid, pod in list(group.live_pods.items()):
         # A described world may contain pods of the next admission, which are used then.
         of_old = pod.status.admission <= group.status.admission
-        kept = pod.status.phase in ON_NODE or (group.is_elastic and group.is_final(pod))
-        if of_old and not kept:
+        if of_old and pod.status.phase not in ON_NODE:
             statement.drop_pod(group, uid)
 
 
@@ -301,8 +301,8 @@ def _finish_if_done(statement: Statement, group: GroupState, progress: GroupProg
             statement,
             group,
             PodGroupPhase.FAILED,
-            progress.failure_reason,
-            f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}",
+            progress.failure_reason(),
+            f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure()}",
         )
         return True
     return _finish_if_overdue(statement, group)
@@ -437,7 +437,7 @@ def _leaving(session: Session, scope: str) -> Amounts:
     for group in session.busy():
         stopping = total(
             of_pod(pod.spec.requests)
-            for pod in group.pods.values()
+            for pod in group.live_pods.values()
             if pod.status.terminating and pod.status.phase in ON_NODE
         )
         if group.is_external:
@@ -478,10 +478,7 @@ def reported_progress(group: GroupState) -> GroupProgress:
         running=counts["Running"],
         succeeded=counts["Succeeded"],
         failed=counts["Failed"],
-        finished_by_task={},
-        failed_by_task={},
-        first_failure=f"{failed[0]} was reported as failed" if failed else "",
-        failure_reason=Finish.RETRIES_SPENT,
+        reported_failure=f"{failed[0]} was reported as failed" if failed else "",
     )
 
 
@@ -504,7 +501,7 @@ def finish_if_reported(statement: Statement, group: GroupState, progress: GroupP
         finish(statement, group, PodGroupPhase.COMPLETED, Finish.SUCCEEDED)
         return True
     if claim.phase == "Failed" or progress.cannot_succeed(group):
-        failed = f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure}"
+        failed = f"{progress.failed} of {group.replicas} pods failed; {progress.first_failure()}"
         if claim.is_open and progress.succeeded + progress.failed == group.replicas:
             statement.set_status(group, claim=ended(claim, "Failed"))
         message = failed if progress.failed else f"reported by {claim.holder}"
@@ -598,48 +595,56 @@ def _shift_timeout(statement: Statement, preemptor: GroupState, pledge: Pledge) 
 
 
 class GroupProgress(Struct, frozen=True):
-    """Counts over a group's pods; pods that do not exist yet count as unfinished."""
+    """Counts over a group's pods; pods that do not exist yet count as unfinished. `failures` are
+    the pods that failed for good, and `reported_failure` says the same of an external group.
+    """
 
     running: int
     succeeded: int
     failed: int
-    finished_by_task: dict[str, int]
-    failed_by_task: dict[str, int]
-    first_failure: str
-    failure_reason: Finish
+    failures: Collection[Pod] = ()
+    reported_failure: str = ""
 
     @classmethod
     def of(cls, group: GroupState) -> GroupProgress:
         """Count the group's present pods."""
         running = succeeded = 0
-        failures = []
-        by_task: dict[str, int] = {}
-        for pod in group.current():
+        failures: list[Pod] = []
+        for pod in group.live_pods.values():
             phase = pod.status.phase
+            if not group.is_current(pod):
+                continue
             if phase == PodPhase.RUNNING:
                 running += 1
+            elif phase == PodPhase.SUCCEEDED:
+                succeeded += 1
             elif group.is_final(pod):
-                by_task[pod.spec.task] = by_task.get(pod.spec.task, 0) + 1
-                if phase == PodPhase.SUCCEEDED:
-                    succeeded += 1
-                else:
-                    failures.append(pod)
-        reason, story = Finish.RETRIES_SPENT, ""
-        if failures:
-            first = min(failures, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
-            status = first.status
-            how = (
-                f"exited with {status.exit_code}"
-                if status.signal is None
-                else f"was ended by signal {status.signal}"
-            )
-            story = f"the first, {first.metadata.name}, {how}"
-            if status.message and status.message != how:
-                story += f" ({status.message})"
-            if all(pod.status.reason == Finish.WALLTIME_EXCEEDED for pod in failures):
-                reason = Finish.WALLTIME_EXCEEDED
-        failed_by_task = dict(Counter(pod.spec.task for pod in failures)) if failures else {}
-        return cls(running, succeeded, len(failures), by_task, failed_by_task, story, reason)
+                failures.append(pod)
+        if (index := group.elastic_pods) is not None:
+            succeeded, failed = index.succeeded.total(), index.failed.values()
+            return cls(running, succeeded, len(failed), failed)
+        return cls(running, succeeded, len(failures), failures)
+
+    def first_failure(self) -> str:
+        """Return how the first of the failed pods ended; empty if none failed."""
+        if not self.failures:
+            return self.reported_failure
+        first = min(self.failures, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+        status = first.status
+        how = (
+            f"exited with {status.exit_code}"
+            if status.signal is None
+            else f"was ended by signal {status.signal}"
+        )
+        told = f" ({status.message})" if status.message and status.message != how else ""
+        return f"the first, {first.metadata.name}, {how}{told}"
+
+    def failure_reason(self) -> Finish:
+        """Return why the group failed: all of its failed pods exceeded their walltime, or not."""
+        reasons = {pod.status.reason for pod in self.failures}
+        if reasons == {Finish.WALLTIME_EXCEEDED}:
+            return Finish.WALLTIME_EXCEEDED
+        return Finish.RETRIES_SPENT
 
     def cannot_succeed(self, group: GroupState) -> bool:
         """Return whether the group can no longer succeed, or has ended with failures.
@@ -655,8 +660,9 @@ class GroupProgress(Struct, frozen=True):
         unfinished = group.replicas - self.succeeded - self.failed
         if unfinished == 0 or self.succeeded + unfinished < group.min_member:
             return True
+        by_task = Counter(pod.spec.task for pod in self.failures)
         return any(
-            task.replicas - self.failed_by_task.get(task.name, 0) < task.min_available
+            task.replicas - by_task[task.name] < task.min_available
             for task in group.record.spec.tasks
         )
 
@@ -667,7 +673,8 @@ def remaining_reservation(group: GroupState, progress: GroupProgress) -> Amounts
     """
     shape = group.shape
     is_as_admitted = (
-        not progress.finished_by_task
+        not progress.succeeded
+        and not progress.failed
         and not group.status.opened_gates
         and group.status.reservation == shape.reservation
     )

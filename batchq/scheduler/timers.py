@@ -169,7 +169,7 @@ def clocks_of(session: Session, group: GroupState) -> list[int]:
         # An eviction that leaves the budget's window allows another one.
         due += [int(at) + session.settings.eviction_window_ms for at in status.evictions.recent]
     due += protection.instants(session, group)
-    for pod in group.pods.values():
+    for pod in group.live_pods.values():
         due += _of_pod(session, group, pod)
     return due
 

@@ -214,18 +214,14 @@ def _of_group(
 
 def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | None, Pod | None]]:
     """Return the pods that differ: uid, before, after; None for a pod that does not exist."""
-    stored = group.given_pods
-    after = {} if group.uid in session.effects.expired else group.pods
-    changed: list[tuple[str, Pod | None, Pod | None]] = []
-    for pod in stored:
-        now = after.get(pod.metadata.uid)
-        if now is not pod:
-            changed.append((pod.metadata.uid, pod, now))
-    gone = sum(now is None for _, _, now in changed)
-    if len(after) > len(stored) - gone:
-        before = {pod.metadata.uid for pod in stored}
-        changed += [(uid, None, pod) for uid, pod in after.items() if uid not in before]
-    return changed
+    if group.uid in session.effects.expired:
+        return [(pod.metadata.uid, pod, None) for pod in group.given_pods]
+    stored: list[tuple[str, Pod | None, Pod | None]] = []
+    new: list[tuple[str, Pod | None, Pod | None]] = []
+    for uid, before in group.changed_pods.items():
+        (stored if before is not None else new).append((uid, before, group.pods.get(uid)))
+    stored.sort(key=itemgetter(0))
+    return stored + new
 
 
 def _booked(group: GroupState, books: _Books) -> PodGroupStatus:

@@ -32,12 +32,16 @@ T = TypeVar("T")
 #: ROOMY.
 SMALL = CHUNK // 4
 ROOMY = CHUNK * 3 // 4
+#: A group with more pods than this keeps a row of its own for them; most groups have few.
+MANY = CHUNK
 #: Up to this many touched keys are kept; beyond it, chunks are compared.
 MOST_TOUCHED = 16
 
 
 class ObjectRow(Generic[T]):
     """Items in the order of their keys; a change costs one chunk, a view a list of chunks."""
+
+    __slots__ = ("_chunks", "_rows", "_seen", "_size", "_touched")
 
     def __init__(self) -> None:
         self._chunks: list[Chunk[T]] = []
@@ -47,6 +51,9 @@ class ObjectRow(Generic[T]):
         #: and now; None: too many.
         self._seen: Rows[T] = self._rows
         self._touched: dict[str, tuple[T | None, T | None]] | None = {}
+
+    def __len__(self) -> int:
+        return self._size
 
     def fill(self, known: Mapping[str, T]) -> None:
         """Replace all items by these."""
@@ -167,10 +174,12 @@ class ObjectTable:
         self._rows: dict[str, ObjectRow[Object]] = {kind: ObjectRow() for kind in KINDS}
         #: The kinds with few objects, as plain tuples, until one of them changes.
         self._few: dict[str, tuple[Object, ...]] = {}
-        self._pods: ObjectRow[tuple[Pod, ...]] = ObjectRow()
-        #: Groups whose pods have changed: uid -> all of its pods, by uid.
-        self._changed: dict[str, dict[str, Pod]] = {}
-        self._by_uid: ByUid[tuple[Pod, ...]] = ByUid(Rows())
+        #: The pods of each group, by its uid: a tuple, or a view of a row if they are many.
+        self._pods: ObjectRow[Sequence[Pod]] = ObjectRow()
+        self._many: dict[str, ObjectRow[Pod]] = {}
+        #: Groups whose pods have changed: uid -> its pods, by uid.
+        self._changed: dict[str, ObjectRow[Pod]] = {}
+        self._by_uid: ByUid[Sequence[Pod]] = ByUid(Rows())
         #: Pods on nodes, by key; and the number of pods on each node.
         self._on_node: dict[str, Pod] = {}
         self._in_use: Counter[str] = Counter()
@@ -206,7 +215,7 @@ class ObjectTable:
             return tuple(pod for pod in rows if pod.metadata.namespace == namespace)
         return rows.within(namespace + "/")
 
-    def pods_of(self, group: str) -> tuple[Pod, ...]:
+    def pods_of(self, group: str) -> Sequence[Pod]:
         """Return the pods of a group, by its uid, ordered by key."""
         if group in self._changed:
             self._settle(group, self._changed.pop(group))
@@ -301,7 +310,7 @@ class ObjectTable:
             return node
         return structs.replace(node, status=structs.replace(node.status, heartbeat=beat))
 
-    def _pods_by_group(self) -> ByUid[tuple[Pod, ...]]:
+    def _pods_by_group(self) -> ByUid[Sequence[Pod]]:
         for group, pods in self._changed.items():
             self._settle(group, pods)
         self._changed.clear()
@@ -310,18 +319,23 @@ class ObjectTable:
             self._by_uid = ByUid(rows)
         return self._by_uid
 
-    def _settle(self, group: str, pods: dict[str, Pod]) -> None:
+    def _settle(self, group: str, pods: ObjectRow[Pod]) -> None:
+        if len(pods) > MANY:
+            self._many[group] = pods
+            self._pods.put(group, pods.all())
+            return
+        self._many.pop(group, None)
         if pods:
-            self._pods.put(group, tuple(pods[key] for key in sorted(pods)))
+            self._pods.put(group, tuple(pods.all()))
         else:
             self._pods.remove(group)
 
     def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
-        if isinstance(former, Pod):
-            self._pods_in_change(former.status.group_uid).pop(former.metadata.uid, None)
+        if isinstance(former, Pod) and not _replaces(former, item):
+            self._pods_in_change(former.status.group_uid).remove(former.metadata.uid)
         self._leave_node(key)
         if isinstance(item, Pod):
-            self._pods_in_change(item.status.group_uid)[item.metadata.uid] = item
+            self._pods_in_change(item.status.group_uid).put(item.metadata.uid, item)
             if item.status.phase in ON_NODE:
                 self._on_node[key] = item
                 self._in_use[item.status.node] += 1
@@ -334,8 +348,20 @@ class ObjectTable:
             if not self._in_use[name]:
                 del self._in_use[name]
 
-    def _pods_in_change(self, group: str) -> dict[str, Pod]:
+    def _pods_in_change(self, group: str) -> ObjectRow[Pod]:
         if group not in self._changed:
-            known = self._pods.get(group) or ()
-            self._changed[group] = {pod.metadata.uid: pod for pod in known}
+            row = self._many.get(group)
+            if row is None:
+                row = ObjectRow()
+                row.fill({pod.metadata.uid: pod for pod in self._pods.get(group) or ()})
+            self._changed[group] = row
         return self._changed[group]
+
+
+def _replaces(former: Pod, item: Object | None) -> bool:
+    """Return whether the item is a pod with the same uid in the same group."""
+    return (
+        isinstance(item, Pod)
+        and item.metadata.uid == former.metadata.uid
+        and item.status.group_uid == former.status.group_uid
+    )

@@ -26,6 +26,7 @@ from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.plugins.drf import Drf
 from batchq.plugins.sla import Sla, SlaArguments
+from batchq.store import object_table
 from tests.effort import sample, usually
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
@@ -173,3 +174,14 @@ def test_a_world_has_the_same_outcome_whatever_sessions_reuse(first: int) -> Non
         assert result == _told(world, sleeps=False), f"seed {seed}"
         assert result == _told(world, carried=Forgetful), f"seed {seed}"
         assert result == _told(world, carried=Solitary), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, usually(12, 60), 12))
+def test_pods_handed_on_from_session_to_session_change_no_decision(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise, only groups with many pods keep a row for them, and worlds have none.
+    monkeypatch.setattr(object_table, "MANY", 0)
+    for seed in range(first, first + 12):
+        world = described(seed)
+        assert _told(world) == _told(world, carried=Forgetful), f"seed {seed}"

@@ -53,7 +53,7 @@ from batchq.core.extension.points import (
     with_shortage,
 )
 from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
-from batchq.core.pending.equivalence import WakeUpIndex
+from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
 from batchq.core.preemption.pledges import note_pledge, owed_to
@@ -69,7 +69,7 @@ from batchq.core.session.snapshot import (
     pods_changed,
 )
 from batchq.core.session.specs import GroupShape, Shapes
-from batchq.core.session.state import GroupState, PendingQueue, QueueState
+from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
     from batchq.core.pending.inadmissible import InadmissibleGroups
@@ -422,6 +422,7 @@ class SchedulerCache:
             self.tree.chain(spec.queue),
             scopes=self._scopes_of(record),
             gates_hold=session.gates_hold,
+            former=former,
         )
         self.groups[uid] = self.by_key[state.key] = state
         for other in spec.depends_on:

@@ -427,7 +427,7 @@ def earliest_start(session: Session, group: GroupState) -> Expected:
 
 
 def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected:
-    stopping = [pod for pod in group.pods.values() if is_stopping(group, pod)]
+    stopping = [pod for pod in group.live_pods.values() if is_stopping(group, pod)]
     with Statement(session) as trial:
         # Its own stopping pods are pledged to its preemptor, which will be charged for them then.
         for pod in stopping:

@@ -99,14 +99,14 @@ def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
         or not group.reserved
     ):
         return None
-    for pod in group.pods.values():
+    for pod in group.live_pods.values():
         if pod.status.terminating:
             return None
     return ExpectedEnd(_later(session, started_at + walltime), group, (), True)
 
 
 def _ends_of(session: Session, group: GroupState) -> Iterator[ExpectedEnd]:
-    stopping = [pod for pod in group.pods.values() if is_stopping(group, pod)]
+    stopping = [pod for pod in group.live_pods.values() if is_stopping(group, pod)]
     for pod in stopping:
         yield ExpectedEnd(_stops_at(session, pod), group, (pod,), whole=False)
     claim = group.status.claim

@@ -457,7 +457,7 @@ def _pods_of(end: ExpectedEnd) -> Iterator[Pod]:
     """Yield the pods that are gone with an end."""
     yield from end.pods
     if end.whole:
-        for pod in end.group.pods.values():
+        for pod in end.group.live_pods.values():
             if pod.status.phase in ON_NODE and not pod.status.terminating:
                 yield pod
 

@@ -16,8 +16,176 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from batchq.api.objects import Queue
+from batchq.api.resources import Amounts, times
 from batchq.core.cache.chunks import Ordered
-from batchq.core.session.state import EquivalenceClass, GroupState, Key
+from batchq.core.session.state import (
+    NO_REASONS,
+    EquivalenceClass,
+    GroupState,
+    Key,
+    recorded_reasons,
+)
+
+
+class PendingQueue:
+    """The waiting groups of one queue, in order: equivalence classes, and single groups."""
+
+    __slots__ = (
+        "_key",
+        "_sorted",
+        "classes",
+        "demand",
+        "kinds",
+        "singles",
+        "unparked",
+        "unwritten",
+    )
+
+    def __init__(self) -> None:
+        self.classes: dict[Key, EquivalenceClass] = {}
+        #: The classes by what they could request as preemptors: priority, priority class,
+        #: reservation.
+        self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
+        #: The classes that are not parked.
+        self.unparked: dict[Key, EquivalenceClass] = {}
+        #: The classes in which some members' records may lack the verdicts of the class.
+        self.unwritten: dict[Key, EquivalenceClass] = {}
+        #: Single groups by uid; in no order.
+        self.singles: dict[str, GroupState] = {}
+        #: The sum of the requests of the classes that count in the demand.
+        self.demand: dict[str, int] = {}
+        self._sorted: list[GroupState] | None = None
+        self._key: Callable[[GroupState], Key] = _by_key
+
+    def __len__(self) -> int:
+        return len(self.singles) + sum(map(len, self.classes.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self.singles or self.classes)
+
+    def __iter__(self) -> Iterator[GroupState]:
+        lines = [peers.members.pairs() for peers in self.classes.values()]
+        alone = ((self._key(group), group) for group in self.in_order())
+        return (group for _, group in heapq.merge(*lines, alone, key=_first))
+
+    def order_by(self, key: Callable[[GroupState], Key]) -> None:
+        """Use a session's order from now on."""
+        self._key, self._sorted = key, None
+
+    def in_order(self) -> list[GroupState]:
+        """Return the single groups, in order."""
+        if self._sorted is None:
+            self._sorted = sorted(self.singles.values(), key=self._key)
+        return self._sorted
+
+    def firsts(self) -> Iterator[GroupState]:
+        """Yield each single group, and the first member of each class."""
+        yield from self.in_order()
+        for peers in self.classes.values():
+            yield peers.first
+
+    def add(self, group: GroupState) -> None:
+        """Add a single group."""
+        self.singles[group.uid] = group
+        self._sorted = None
+
+    def discard(self, uid: str) -> None:
+        """Remove a single group, if it is there."""
+        if self.singles.pop(uid, None) is not None:
+            self._sorted = None
+
+    def join(self, group: GroupState, line_key: Key) -> None:
+        """Add a group to the class of groups with equal requests."""
+        key = equivalence_of(group)
+        peers = self.classes.get(key)
+        if peers is None:
+            peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
+            self.kinds.setdefault(kind_of(group), {})[key] = peers
+        group.peers, group.line_key = peers, line_key
+        peers.members.add(line_key, group)
+        reasons, (last_reasons, reasons_key, members) = (
+            group.record.status.reasons,
+            peers.last_joined,
+        )
+        if reasons is last_reasons:
+            # Most groups have the same stored reasons as the group before.
+            group.recorded = reasons_key
+        else:
+            reasons_key = recorded_reasons(group)
+            members = peers.by_reasons.setdefault(reasons_key, {})
+            peers.last_joined = (reasons, reasons_key, members)
+        members[group.uid] = group
+        self.unwritten[key] = peers
+        if peers.in_demand:
+            self._ask_for(group.reservation, 1)
+
+    def leave(self, group: GroupState) -> None:
+        """Remove a group from its class."""
+        peers = group.peers
+        assert peers is not None
+        peers.members.remove(group.line_key)
+        of_it = peers.by_reasons[recorded_reasons(group)]
+        del of_it[group.uid]
+        if not of_it:
+            del peers.by_reasons[recorded_reasons(group)]
+            peers.last_joined = (None, NO_REASONS, {})
+        if peers.in_demand:
+            self._ask_for(group.reservation, -1)
+        group.peers = None
+        if not len(peers):
+            self._forget(peers, kind_of(group))
+
+    def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
+        """Remove a class that has become empty."""
+        for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
+            classes.pop(peers.asks, None)
+        if not self.kinds[kind]:
+            del self.kinds[kind]
+
+    def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
+        """Set whether a class's requests count in the demand."""
+        if peers.in_demand != counts:
+            peers.in_demand = counts
+            self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
+
+    def _ask_for(self, amounts: Amounts, count: int) -> None:
+        for name, units in times(amounts, count).items():
+            self.demand[name] = self.demand.get(name, 0) + units
+
+
+def equivalence_of(group: GroupState) -> Key:
+    """Return a key equal for groups that limits and policies treat alike, except for their
+    order.
+    """
+    spec = group.record.spec
+    return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
+
+
+def kind_of(group: GroupState) -> Key:
+    """Return a key equal for groups with the same request as preemptors in any namespace."""
+    return (group.priority, group.record.spec.priority_class_name, group.shape.claim)
+
+
+def _by_key(group: GroupState) -> Key:
+    return (group.key,)
+
+
+def _first(pair: tuple[Key, GroupState]) -> Key:
+    return pair[0]
+
+
+@dataclass(slots=True)
+class QueueState:
+    """A queue with its Pending groups in line."""
+
+    record: Queue
+    line: PendingQueue
+
+    @property
+    def name(self) -> str:
+        return self.record.metadata.name
+
 
 _Shown: TypeAlias = tuple[Key, int, GroupState, EquivalenceClass | None, int]
 

@@ -17,7 +17,12 @@ from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.extension.points import Registration
 from batchq.core.pending.eligibility import state_refusals
-from batchq.core.pending.equivalence import ClassSelection, PendingIterator
+from batchq.core.pending.equivalence import (
+    ClassSelection,
+    PendingIterator,
+    PendingQueue,
+    QueueState,
+)
 from batchq.core.pending.inadmissible import is_lifted_with_all
 from batchq.core.placement.feasibility import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
@@ -25,13 +30,7 @@ from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.session.session import Key, Session
 from batchq.core.session.session_nodes import Wanted
-from batchq.core.session.state import (
-    EquivalenceClass,
-    GroupState,
-    Headroom,
-    PendingQueue,
-    QueueState,
-)
+from batchq.core.session.state import EquivalenceClass, GroupState, Headroom
 
 #: One group, and the classes whose requests to evict are equal.
 _Kind: TypeAlias = tuple[GroupState, Mapping[Key, EquivalenceClass]]

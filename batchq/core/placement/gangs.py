@@ -301,7 +301,7 @@ def pending_pods(session: Session, group: GroupState) -> list[Pod]:
 
 def _pending(group: GroupState) -> Iterator[Pod]:
     admission, gated = group.status.admission, group.shape.gated
-    for pod in group.pods.values():
+    for pod in group.live_pods.values():
         if pod.status.phase != _PENDING or pod.status.admission != admission:
             continue
         if not ((gated or pod.spec.scheduling_gates) and group.is_held_back(pod)):

@@ -153,7 +153,9 @@ def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
     """Return whether pods of a former admission that have not ended leave a group with too few pods
     to start. No pod may run twice at once, so its new places would be idle until then.
     """
-    former = Counter(pod.spec.task for pod in group.pods.values() if pod.status.phase in ON_NODE)
+    former = Counter(
+        pod.spec.task for pod in group.live_pods.values() if pod.status.phase in ON_NODE
+    )
     if not former:
         return False
     needed: Counter[str] = Counter()
@@ -260,7 +262,7 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
     other.
     """
     charged = session.ledger.charged(group)
-    before = {uid for uid, pod in group.pods.items() if pod.status.phase in ON_NODE}
+    before = {uid for uid, pod in group.live_pods.items() if pod.status.phase in ON_NODE}
     with Statement(session) as trial:
         if bind_until_ready(session, trial, group) is not None:
             return False
@@ -268,7 +270,7 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
             return True
         bound = [
             pod
-            for uid, pod in group.pods.items()
+            for uid, pod in group.live_pods.items()
             if pod.status.phase in ON_NODE and uid not in before
         ]
     parts: dict[str, list[NodeState]] = {}

@@ -90,7 +90,9 @@ class Stopping:
 
 
 def _stops(group: GroupState) -> Iterable[bool]:
-    return (pod.status.terminating and pod.status.phase in ON_NODE for pod in group.pods.values())
+    return (
+        pod.status.terminating and pod.status.phase in ON_NODE for pod in group.live_pods.values()
+    )
 
 
 class Decided:
@@ -257,7 +259,9 @@ def _undoable_by_queue(session: Session) -> dict[str, list[tuple[bool, Any, Vict
         if group.phase in TERMINAL or status.pledge.stands:
             continue
         mine = found.setdefault(group.queue, [])
-        new = [pod for pod in group.pods.values() if _is_new(pod, former.get(pod.metadata.uid))]
+        new = [
+            pod for pod in group.live_pods.values() if _is_new(pod, former.get(pod.metadata.uid))
+        ]
         came_in = status.phase == PodGroupPhase.PENDING and (
             group.phase != status.phase or (group.reserved and status.reserved_at is None)
         )
@@ -300,7 +304,7 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
         (_ends_at(pod), pod.metadata.uid, group, pod)
         for group in session.get(STOPPING).groups(session)
         if not group.status.pledge.stands
-        for pod in group.pods.values()
+        for pod in group.live_pods.values()
         if pod.status.terminating
         and pod.status.phase in ON_NODE
         and pod.metadata.uid not in session.victims.pledged
@@ -438,7 +442,7 @@ class Pool:
         """Return the pods that hold a node, are not being stopped and are not pledged."""
         return [
             pod
-            for pod in group.pods.values()
+            for pod in group.live_pods.values()
             if pod.status.phase in ON_NODE
             and not pod.status.terminating
             and pod.metadata.uid not in self._session.victims.pledged
@@ -460,7 +464,7 @@ class Pool:
         pledged = self._session.victims.pledged
         return group.uid in pledged or any(
             pod.metadata.uid in pledged and not pod.status.terminating
-            for pod in group.pods.values()
+            for pod in group.live_pods.values()
         )
 
     def _keeps_its_victims(self, group: GroupState) -> bool:

@@ -546,7 +546,7 @@ def _holders(session: Session, preemptor: GroupState, queues: Iterable[str]) -> 
 def _stoppable(group: GroupState) -> tuple[Pod, ...]:
     return tuple(
         pod
-        for pod in group.pods.values()
+        for pod in group.live_pods.values()
         if pod.status.phase in ON_NODE and not pod.status.terminating
     )
 

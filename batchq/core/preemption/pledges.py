@@ -77,7 +77,7 @@ def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tup
             if (group.status.claim.is_open and is_held) or leaves_whole(pledge, group):
                 found.append((group, ()))
             continue
-        pods = tuple(pod for pod in group.pods.values() if _still_there(pledge, pod))
+        pods = tuple(pod for pod in group.live_pods.values() if _still_there(pledge, pod))
         if pods or leaves_whole(pledge, group):
             found.append((group, pods))
     return found
@@ -296,7 +296,7 @@ def drop_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
         pledge=Pledge(),
         claim=GroupClaim(),
     )
-    for uid, pod in list(group.pods.items()):
+    for uid, pod in list(group.live_pods.items()):
         if pod.status.phase in ON_NODE and not pod.status.terminating:
             statement.drop_pod(group, uid)
 

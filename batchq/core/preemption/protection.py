@@ -96,7 +96,7 @@ def instants(session: Session, group: GroupState) -> Iterator[int]:
     if group.is_elastic:
         runs += [
             (pod.status.started_at, costs.longest_pod_runs.get(_ordinal(group, pod), 0))
-            for pod in group.pods.values()
+            for pod in group.live_pods.values()
             if _may_be_taken(pod)
         ]
     for started_at, taken_ms in runs:

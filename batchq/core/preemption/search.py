@@ -315,7 +315,9 @@ class _SearchTrial:
         it has.
         """
         session, pledge = self._session, other.status.pledge
-        taken = Taken("pledge", Victim(other, (), whole=True), (other.status, dict(other.pods)))
+        taken = Taken(
+            "pledge", Victim(other, (), whole=True), (other.status, dict(other.live_pods))
+        )
         with Statement(session) as attempt:
             lose_pledge(attempt, other)
             self._follow_pledges()
@@ -373,13 +375,13 @@ class _SearchTrial:
         """Return whether pods of a group are pledged to others. Then its slot is not free until
         those preemptors have their pods, and preemptors could wait for each other.
         """
-        return any(uid in self._session.victims.pledged for uid in group.pods)
+        return any(uid in self._session.victims.pledged for uid in group.live_pods)
 
     def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
         group = victim.group
         kept = self._session.nodes.kept.get(group.uid)
         has_pledge = group.status.pledge.stands
-        self._taken.append(Taken(kind, victim, (group.status, dict(group.pods)), kept))
+        self._taken.append(Taken(kind, victim, (group.status, dict(group.live_pods)), kept))
         leave(self._statement, victim)
         if has_pledge and not group.status.pledge.stands:
             # Its victims that are being stopped end anyway, and count as gone for the next ones.
@@ -506,7 +508,7 @@ def lose_pledge(statement: Statement, preemptor: GroupState) -> None:
 
 def _former(session: Session, group: GroupState) -> tuple[PodGroupStatus, dict[str, Pod]]:
     known = session.effects.before.get(group.uid)
-    return known if known is not None else (group.status, dict(group.pods))
+    return known if known is not None else (group.status, dict(group.live_pods))
 
 
 def _restore(statement: Statement, taken: Taken) -> None:
@@ -525,7 +527,7 @@ def _put(
     statement: Statement, group: GroupState, status: PodGroupStatus, pods: dict[str, Pod]
 ) -> None:
     had_pledge = group.status.pledge.stands
-    for uid in [uid for uid in group.pods if uid not in pods]:
+    for uid in [uid for uid in group.live_pods if uid not in pods]:
         statement.drop_pod(group, uid)
     for uid, pod in pods.items():
         if group.pods.get(uid) is not pod:

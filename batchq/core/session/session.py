@@ -35,13 +35,13 @@ from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.core.cache.chunks import Ordered, uid_order
 from batchq.core.extension.points import ExtensionPoint, Registration
 from batchq.core.extension.traits import Rule
-from batchq.core.pending.equivalence import WakeUpIndex
+from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.session_nodes import NodeCache, NodeState, SessionNodes
 from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import GroupState, PendingQueue, QueueState
+from batchq.core.session.state import GroupState
 
 Key = tuple[Any, ...]
 T = TypeVar("T")
@@ -274,8 +274,8 @@ class Effects:
         self.unready: list[str] = []
         #: Uids of groups whose changes must be committed together, one tuple for each decision.
         self.joined: list[tuple[str, ...]] = []
-        #: Uid -> status and pods of a group before the first action changed it; empty before the
-        #: actions begin.
+        #: Uid -> status and live pods of a group before the first action changed it; empty before
+        #: the actions begin.
         self.before: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] = {}
         #: The number of intents before the actions.
         self.first_intent = 0
@@ -290,7 +290,7 @@ class Effects:
     def remember(self, group: GroupState) -> None:
         """Record the state of a group before an action changes it for the first time."""
         if self._actions_run and group.uid not in self.before:
-            self.before[group.uid] = (group.status, dict(group.pods))
+            self.before[group.uid] = (group.status, dict(group.live_pods))
 
 
 class Refusals(MutableMapping[str, Blockers]):

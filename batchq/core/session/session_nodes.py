@@ -408,13 +408,13 @@ class NodeCache:
 
     def take(self, group: GroupState) -> None:
         """Take the requests of a group's pods off their nodes."""
-        for pod in group.pods.values():
+        for pod in group.live_pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
                 node.take(group.requests_of(pod))
 
     def give(self, group: GroupState) -> None:
         """Free the requests of a group's pods on their nodes."""
-        for pod in group.pods.values():
+        for pod in group.live_pods.values():
             if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
                 node.give(group.requests_of(pod))
 

@@ -83,8 +83,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     The `groups` and `pods` of a store are Rows and ByUid (batchq.core.cache.chunks), which share
     all unchanged parts with those of the previous snapshot. `pods` are grouped by the uid of their
-    group. `leases` maps the uid of a pod to the instant (ms) at which the lease of its current
-    attempt ends.
+    group; many pods of one group are Rows by uid. `leases` maps the uid of a pod to the instant
+    (ms) at which the lease of its current attempt ends.
     """
 
     revision: int = 0
@@ -94,7 +94,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     priority_classes: tuple[PriorityClass, ...] = ()
     admission_checks: tuple[AdmissionCheck, ...] = ()
     groups: Sequence[PodGroup] = ()
-    pods: Mapping[str, tuple[Pod, ...]] = {}
+    pods: Mapping[str, Sequence[Pod]] = {}
     leases: Mapping[str, int] = {}
     #: Scope -> limits exceeded in a snapshot described by hand: its holders stay until a limit
     #: falls below that. A store never over-admits, so for a store this is empty.
@@ -122,7 +122,7 @@ def groups_changed(
 
 
 def pods_changed(
-    former: Mapping[str, tuple[Pod, ...]], now: Mapping[str, tuple[Pod, ...]]
+    former: Mapping[str, Sequence[Pod]], now: Mapping[str, Sequence[Pod]]
 ) -> Iterator[str]:
     """Yield the uids of the groups whose pods are not the same objects."""
     if former is now:

@@ -1,4 +1,4 @@
-"""The working state of a session: groups and queues that may change during one pass.
+"""The working state of a session: groups that may change during one pass.
 
 All values here are immutable and held in mutable attributes, so that a Statement can undo a change
 by restoring the old value. Only Statements change these attributes.
@@ -6,19 +6,19 @@ by restoring the old value. Only Statements change these attributes.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pod, PodGroup, PodGroupStatus, Queue, Task, key_of
+from batchq.api.objects import Pod, PodGroup, PodGroupStatus, Task, key_of
 from batchq.api.reasons import Blockers, Cause, Verdict, causes_of, turn_of
 from batchq.api.resources import Amounts, covers, larger, of_pod, plus, times
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
-from batchq.core.cache.chunks import Ordered, UidOrder, uid_order
+from batchq.core.cache.chunks import Ordered, Rows, UidOrder, uid_order
 from batchq.core.quota.queue_tree import ROOT, scopes_in
+from batchq.core.session.elastic_pods import ElasticPods, has_ended
 from batchq.core.session.specs import (
     GroupShape,
     TaskShape,
@@ -35,6 +35,7 @@ from batchq.core.session.specs import (
 #: Shared empty values for groups without pods; never changed in place.
 _NONE: dict[str, int] = {}
 _NO_PODS: dict[str, Pod] = {}
+_NO_CHANGES: dict[str, Pod | None] = {}
 
 #: Kept in a module variable, because every pod is tested.
 _PENDING = PodPhase.PENDING
@@ -61,6 +62,8 @@ class GroupState:
         "_gated_pods",
         "_on_nodes",
         "chain",
+        "changed_pods",
+        "elastic_pods",
         "gates_hold",
         "given_pods",
         "given_shape",
@@ -93,14 +96,16 @@ class GroupState:
     def __init__(
         self,
         record: PodGroup,
-        pods: tuple[Pod, ...],
+        pods: Sequence[Pod],
         priority: int,
         shape: GroupShape | None = None,
         chain: tuple[str, ...] | None = None,
         *,
         scopes: tuple[str, ...] | None = None,
         gates_hold: bool = True,
+        former: GroupState | None = None,
     ) -> None:
+        """`former` is the group's state in the previous session, which is not used any more."""
         self.record = record
         #: The path from the root to its queue.
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
@@ -128,9 +133,16 @@ class GroupState:
         #: Task -> the number of its pods with gates of their own.
         self._gated_pods: dict[str, int] = _NONE
         self.pods: dict[str, Pod] = _NO_PODS
-        if pods:
+        #: An index of the pods of an elastic group that has any.
+        self.elastic_pods: ElasticPods | None = None
+        #: The pods that differ from the snapshot, by uid, as they are there; None for new ones.
+        self.changed_pods: dict[str, Pod | None] = _NO_CHANGES
+        if former is not None and isinstance(pods, Rows) and former.hands_on_pods(self):
+            self._take_over_pods(former, pods)
+        elif pods:
             self.pods = {pod.metadata.uid: pod for pod in pods}
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
+            self._note_elastic((pod.metadata.uid, None, pod) for pod in pods)
         if self._gated_pods or record.status.left_out or self._comes_back():
             self.leave_out(record.status.left_out)
         #: Its pods in the snapshot.
@@ -238,6 +250,42 @@ class GroupState:
 
     # Pods -----------------------------------------------------------------------------------------
 
+    @property
+    def live_pods(self) -> dict[str, Pod]:
+        """Return its pods by uid; those of an elastic group without the ones that have ended for
+        good.
+        """
+        return self.pods if self.elastic_pods is None else self.elastic_pods.live
+
+    def hands_on_pods(self, successor: GroupState) -> bool:
+        """Return whether the next state of the group can begin with the pods and sums of this one
+        and follow what has changed since.
+        """
+        return (
+            self.elastic_pods is not None
+            and isinstance(self.given_pods, Rows)
+            and self.gates_hold == successor.gates_hold
+            and self.record.spec == successor.record.spec
+        )
+
+    def _take_over_pods(self, former: GroupState, pods: Rows[Pod]) -> None:
+        self.pods, self.elastic_pods = former.pods, former.elastic_pods
+        self._on_nodes, self.placed = former._on_nodes, former.placed
+        self._gated_pods = former._gated_pods
+        given = former.given_pods
+        assert isinstance(given, Rows)
+        differing = {uid: now for uid, _, now in pods.differences(given)}
+        differing |= {uid: pods.get(uid) for uid in former.changed_pods if uid not in differing}
+        are_new = False
+        for uid, now in differing.items():
+            known = self.pods.get(uid)
+            are_new = are_new or known is None
+            if known is not now:
+                self.exchange(uid, known, now)
+        if are_new and self.elastic_pods is not None:
+            self.elastic_pods.sort()
+        self.changed_pods = _NO_CHANGES
+
     def leave_out(self, tasks: tuple[str, ...]) -> None:
         """Use pods of these tasks in the gang only if there are not enough others."""
         self.left_out = tasks
@@ -253,7 +301,7 @@ class GroupState:
             bool(self.pods)
             and self.phase in _NOT_RUN_YET
             and self.is_elastic
-            and any(map(self.is_final, self.current()))
+            and self.finished_by_task()[0].total() > 0
         )
 
     def choose(
@@ -282,16 +330,8 @@ class GroupState:
         A group that does not run yet needs at least one pod, whatever succeeded before it was
         rolled back.
         """
-        ended: Counter[str] = Counter()
-        succeeded: Counter[str] = Counter()
-        for pod in self.current():
-            if self.is_final(pod):
-                ended[pod.spec.task] += 1
-                succeeded[pod.spec.task] += pod.status.phase == PodPhase.SUCCEEDED
-        left = [
-            max(0, there - ended[shape.task.name])
-            for shape, there in zip(self.tasks, self.ungated(), strict=True)
-        ]
+        ended, succeeded = self.finished_by_task()
+        left = self._left(ended)
         least = [
             max(0, shape.task.min_available - succeeded[shape.task.name]) for shape in self.tasks
         ]
@@ -303,11 +343,36 @@ class GroupState:
         """Return how many pods of each task must still run: those neither gated nor ended for
         good, including those not created yet.
         """
-        ended = Counter(pod.spec.task for pod in self.current() if self.is_final(pod))
+        return self._left(self.finished_by_task()[0])
+
+    def _left(self, ended: Counter[str]) -> list[int]:
         return [
             max(0, there - ended[shape.task.name])
             for shape, there in zip(self.tasks, self.ungated(), strict=True)
         ]
+
+    def finished_by_task(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the numbers of pods of each task that have ended for good, and have succeeded."""
+        if self.elastic_pods is not None:
+            return self.elastic_pods.finished, self.elastic_pods.succeeded
+        ended = [pod for pod in self.current() if self.is_final(pod)]
+        succeeded = [pod for pod in ended if pod.status.phase == PodPhase.SUCCEEDED]
+        return (
+            Counter(pod.spec.task for pod in ended),
+            Counter(pod.spec.task for pod in succeeded),
+        )
+
+    def open_ordinals(self, shape: TaskShape, prefix: str) -> Iterator[int]:
+        """Yield the ordinals of a task whose pods may be created in this admission; `prefix` begins
+        the uids of its pods (`ElasticPods.open_ordinals`).
+        """
+        index = self.elastic_pods
+        if index is None:
+            index = self._new_index()
+            for uid, pod in self.pods.items():
+                if self.is_current(pod) or pod.status.phase in ON_NODE:
+                    index.exchange(uid, None, pod)
+        return index.open_ordinals(shape, self.status.admission, prefix, self.pods)
 
     def ungated(self) -> list[int]:
         """Return how many pods of each task have no closed gate of their own or in their
@@ -356,12 +421,7 @@ class GroupState:
 
     def is_final(self, pod: Pod) -> bool:
         """Return whether a pod has ended for good: succeeded, or failed with no retry left."""
-        status = pod.status
-        if status.phase == PodPhase.SUCCEEDED:
-            return True
-        return status.phase == PodPhase.FAILED and (
-            status.failures > self.record.spec.retry.limit or status.reason == "WalltimeExceeded"
-        )
+        return has_ended(pod, self.record.spec.retry.limit)
 
     def shape_of(self, pod: Pod) -> TaskShape:
         """Return the task of the pod; an empty one if an edit has removed the task since."""
@@ -379,8 +439,10 @@ class GroupState:
         else:
             self.pods[uid] = new
             self._count(new, 1)
+        self._note(uid, old, new)
+        self._note_elastic(((uid, old, new),))
 
-    def exchange_all(self, changes: Iterable[Exchange]) -> bool:
+    def exchange_all(self, changes: Sequence[Exchange]) -> bool:
         """Apply many changes, each pod at most once, with a single update of the sums. Return
         whether any changed pod affects the sums.
         """
@@ -399,7 +461,32 @@ class GroupState:
                 counted.append((new, 1))
         if counted:
             self._count_all(counted)
+        for uid, old, new in changes:
+            self._note(uid, old, new)
+        self._note_elastic(changes)
         return bool(counted)
+
+    def _note(self, uid: str, old: Pod | None, new: Pod | None) -> None:
+        """Record a changed pod, or that it is as in the snapshot again."""
+        changed = self.changed_pods
+        if changed is _NO_CHANGES:
+            changed = self.changed_pods = {}
+        if uid not in changed:
+            changed[uid] = old
+        elif changed[uid] is new:
+            del changed[uid]
+
+    def _note_elastic(self, changes: Iterable[Exchange]) -> None:
+        if not self.is_elastic:
+            return
+        if self.elastic_pods is None:
+            self.elastic_pods = self._new_index()
+        for uid, old, new in changes:
+            self.elastic_pods.exchange(uid, old, new)
+
+    def _new_index(self) -> ElasticPods:
+        firsts = {name: shape.first for name, shape in self.given_shape.by_task.items()}
+        return ElasticPods(firsts, self.record.spec.retry.limit)
 
     def _count_all(self, counted: Iterable[tuple[Pod, int]]) -> None:
         on_nodes: Amounts = {}
@@ -547,7 +634,7 @@ class EquivalenceClass:
         #: The reasons of the member that joined last, as stored and as causes, and the members with
         #: these.
         self.last_joined: tuple[tuple[Verdict, ...] | None, RecordedReasons, dict[str, GroupState]]
-        self.last_joined = (None, _NOTHING, {})
+        self.last_joined = (None, NO_REASONS, {})
         #: The verdicts of the last evaluation; None before the first.
         self.verdicts: Blockers | None = None
         #: The verdicts shown to members: those above, and the kind of head that they wait behind.
@@ -597,158 +684,11 @@ def recorded_reasons(group: GroupState) -> RecordedReasons:
     """Return the causes and the turn in a group's record, computed once."""
     if group.recorded is None:
         reasons = group.record.status.reasons
-        group.recorded = (causes_of(reasons), turn_of(reasons)) if reasons else _NOTHING
+        group.recorded = (causes_of(reasons), turn_of(reasons)) if reasons else NO_REASONS
     return group.recorded
 
 
-_NOTHING: RecordedReasons = ((), "")
-
-
-class PendingQueue:
-    """The waiting groups of one queue, in order: equivalence classes, and single groups."""
-
-    __slots__ = (
-        "_key",
-        "_sorted",
-        "classes",
-        "demand",
-        "kinds",
-        "singles",
-        "unparked",
-        "unwritten",
-    )
-
-    def __init__(self) -> None:
-        self.classes: dict[Key, EquivalenceClass] = {}
-        #: The classes by what they could request as preemptors: priority, priority class,
-        #: reservation.
-        self.kinds: dict[Key, dict[Key, EquivalenceClass]] = {}
-        #: The classes that are not parked.
-        self.unparked: dict[Key, EquivalenceClass] = {}
-        #: The classes in which some members' records may lack the verdicts of the class.
-        self.unwritten: dict[Key, EquivalenceClass] = {}
-        #: Single groups by uid; in no order.
-        self.singles: dict[str, GroupState] = {}
-        #: The sum of the requests of the classes that count in the demand.
-        self.demand: dict[str, int] = {}
-        self._sorted: list[GroupState] | None = None
-        self._key: Callable[[GroupState], Key] = _by_key
-
-    def __len__(self) -> int:
-        return len(self.singles) + sum(map(len, self.classes.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self.singles or self.classes)
-
-    def __iter__(self) -> Iterator[GroupState]:
-        lines = [peers.members.pairs() for peers in self.classes.values()]
-        alone = ((self._key(group), group) for group in self.in_order())
-        return (group for _, group in heapq.merge(*lines, alone, key=_first))
-
-    def order_by(self, key: Callable[[GroupState], Key]) -> None:
-        """Use a session's order from now on."""
-        self._key, self._sorted = key, None
-
-    def in_order(self) -> list[GroupState]:
-        """Return the single groups, in order."""
-        if self._sorted is None:
-            self._sorted = sorted(self.singles.values(), key=self._key)
-        return self._sorted
-
-    def firsts(self) -> Iterator[GroupState]:
-        """Yield each single group, and the first member of each class."""
-        yield from self.in_order()
-        for peers in self.classes.values():
-            yield peers.first
-
-    def add(self, group: GroupState) -> None:
-        """Add a single group."""
-        self.singles[group.uid] = group
-        self._sorted = None
-
-    def discard(self, uid: str) -> None:
-        """Remove a single group, if it is there."""
-        if self.singles.pop(uid, None) is not None:
-            self._sorted = None
-
-    def join(self, group: GroupState, line_key: Key) -> None:
-        """Add a group to the class of groups with equal requests."""
-        key = equivalence_of(group)
-        peers = self.classes.get(key)
-        if peers is None:
-            peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
-            self.kinds.setdefault(kind_of(group), {})[key] = peers
-        group.peers, group.line_key = peers, line_key
-        peers.members.add(line_key, group)
-        reasons, (last_reasons, reasons_key, members) = (
-            group.record.status.reasons,
-            peers.last_joined,
-        )
-        if reasons is last_reasons:
-            # Most groups have the same stored reasons as the group before.
-            group.recorded = reasons_key
-        else:
-            reasons_key = recorded_reasons(group)
-            members = peers.by_reasons.setdefault(reasons_key, {})
-            peers.last_joined = (reasons, reasons_key, members)
-        members[group.uid] = group
-        self.unwritten[key] = peers
-        if peers.in_demand:
-            self._ask_for(group.reservation, 1)
-
-    def leave(self, group: GroupState) -> None:
-        """Remove a group from its class."""
-        peers = group.peers
-        assert peers is not None
-        peers.members.remove(group.line_key)
-        of_it = peers.by_reasons[recorded_reasons(group)]
-        del of_it[group.uid]
-        if not of_it:
-            del peers.by_reasons[recorded_reasons(group)]
-            peers.last_joined = (None, _NOTHING, {})
-        if peers.in_demand:
-            self._ask_for(group.reservation, -1)
-        group.peers = None
-        if not len(peers):
-            self._forget(peers, kind_of(group))
-
-    def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
-        """Remove a class that has become empty."""
-        for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
-            classes.pop(peers.asks, None)
-        if not self.kinds[kind]:
-            del self.kinds[kind]
-
-    def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
-        """Set whether a class's requests count in the demand."""
-        if peers.in_demand != counts:
-            peers.in_demand = counts
-            self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
-
-    def _ask_for(self, amounts: Amounts, count: int) -> None:
-        for name, units in times(amounts, count).items():
-            self.demand[name] = self.demand.get(name, 0) + units
-
-
-def equivalence_of(group: GroupState) -> Key:
-    """Return a key equal for groups that limits and policies treat alike, except for their
-    order.
-    """
-    spec = group.record.spec
-    return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
-
-
-def kind_of(group: GroupState) -> Key:
-    """Return a key equal for groups with the same request as preemptors in any namespace."""
-    return (group.priority, group.record.spec.priority_class_name, group.shape.claim)
-
-
-def _by_key(group: GroupState) -> Key:
-    return (group.key,)
-
-
-def _first(pair: tuple[Key, GroupState]) -> Key:
-    return pair[0]
+NO_REASONS: RecordedReasons = ((), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -775,18 +715,6 @@ class Shortage:
     resources: frozenset[str] = frozenset()
     fitting: Amounts = field(default_factory=dict)
     leaving: Mapping[str, Amounts] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class QueueState:
-    """A queue with its Pending groups in line."""
-
-    record: Queue
-    line: PendingQueue
-
-    @property
-    def name(self) -> str:
-        return self.record.metadata.name
 
 
 def is_admitted(group: GroupState) -> bool:

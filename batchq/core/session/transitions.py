@@ -302,7 +302,8 @@ def clear_pods(
     action: str = "",
 ) -> None:
     """Stop pods on nodes and drop the others; `keep_final` spares pods that ended for good."""
-    in_order = sorted(group.pods.items(), key=lambda item: _ordinal(group, item[1]))
+    pods = group.live_pods if keep_final else group.pods
+    in_order = sorted(pods.items(), key=lambda item: _ordinal(group, item[1]))
     for uid, pod in in_order:
         phase = pod.status.phase
         if phase in ON_NODE:
@@ -396,7 +397,7 @@ def finish(
 
 def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None:
     """Stop the pods on nodes of a group that has ended, and drop its waiting pods."""
-    for uid, pod in list(group.pods.items()):
+    for uid, pod in list(group.live_pods.items()):
         if pod.status.phase in ON_NODE:
             if not pod.status.terminating:
                 evict(statement, group, pod, reason)
@@ -640,7 +641,11 @@ def wanted_ordinals(group: GroupState) -> list[int]:
         new = group.choose(group.min_member, group.ungated())
         parts = zip(group.tasks, new, strict=True)
         return [ordinal for shape, count in parts for ordinal in shape.ordinals[:count]]
-    there = Counter(pod.spec.task for pod in group.current() if _may_run(group, pod))
+    there = Counter(
+        pod.spec.task
+        for pod in group.live_pods.values()
+        if group.is_current(pod) and _may_run(group, pod)
+    )
     missing: list[int] = []
     elsewhere = 0
     unborn: list[Iterator[int]] = []
@@ -673,23 +678,4 @@ def _may_run(group: GroupState, pod: Pod) -> bool:
 
 def beyond(group: GroupState, shape: TaskShape) -> Iterator[int]:
     """Yield the ordinals of a task's pods that may be created and do not exist yet."""
-    if shape.gated:
-        return
-    taken = _taken(group)
-    for ordinal in shape.ordinals:
-        if ordinal not in taken and pod_uid(group, ordinal) not in group.pods:
-            yield ordinal
-
-
-def _taken(group: GroupState) -> set[int]:
-    """Return the ordinals of pods that have ended for good, and of former pods that have not ended
-    yet.
-
-    A pod of a former admission keeps its ordinal until its processes have ended, because no pod may
-    run twice at once.
-    """
-    return {
-        group.shape_of(pod).first + pod.spec.index
-        for pod in group.pods.values()
-        if pod.status.phase in ON_NODE or (group.is_current(pod) and group.is_final(pod))
-    }
+    return iter(()) if shape.gated else group.open_ordinals(shape, pod_uid(group, ""))

@@ -491,7 +491,7 @@ class _FutureRun:
             names = dict.fromkeys(self._leaving)
             self._leaving = [key for key in names if not self._try_to_remove(key, pods)]
 
-    def _try_to_remove(self, key: str, pods_of: Mapping[str, tuple[Pod, ...]]) -> bool:
+    def _try_to_remove(self, key: str, pods_of: Mapping[str, Sequence[Pod]]) -> bool:
         """Remove a group if possible; return False if it must be checked again."""
         group = self._store.get("PodGroup", key)
         if not isinstance(group, PodGroup):

@@ -12,7 +12,7 @@ from batchq.client import changes
 from batchq.client.changes import consumer_leases
 from batchq.config.model import SchedulerConfig
 from batchq.errors import Conflict
-from batchq.lab.simulation.invariants import recount
+from batchq.lab.simulation.world import recount
 from batchq.store.memory import MemoryStore
 from tests.builders import a_queue
 from tests.scheduler.conftest import Stack

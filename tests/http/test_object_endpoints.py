@@ -103,14 +103,14 @@ def test_queues_and_nodes_are_watched(api: Caller, stage: Stage) -> None:
         node = json.loads(listed[0]["data"])["object"]["metadata"]["name"]
         stage.client.set_stop_policy("default", "Hold")
         stage.client.cordon(node)
-        [held] = queues.until("CHANGED")
+        *_, held = queues.until("CHANGED")
         assert json.loads(held["data"])["object"]["spec"]["stopPolicy"] == "Hold"
-        [cordoned] = nodes.until("CHANGED")
+        *_, cordoned = nodes.until("CHANGED")
         assert json.loads(cordoned["data"])["object"]["spec"]["unschedulable"] is True
         since = json.loads(held["data"])["revision"]
     stage.client.set_stop_policy("default", "None")
     with api.events(f"/v1/queues?watch=true&since={since}") as queues:
-        [resumed] = queues.until("CHANGED")
+        *_, resumed = queues.until("CHANGED")
     assert "spec" not in json.loads(resumed["data"])["object"]
     assert api("GET", "/v1/priorityclasses?watch=true").status == 400
 

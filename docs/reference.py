@@ -67,6 +67,9 @@ LEAVING = {
     Leaving.CHECK_RETRY: "An admission check answered False with Retry.",
     Leaving.CHECK_REJECTED: "An admission check answered False with Reject.",
     Leaving.CLAIM_LAPSED: "The consumer of the external group did not renew its claim.",
+    Leaving.GANG_RESTART: (
+        "A pod of a gang with `spec.launch` failed or was lost, so all of its pods start again."
+    ),
 }
 FINISH = {
     Finish.SUCCEEDED: "Every pod succeeded.",

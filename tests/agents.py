@@ -18,8 +18,8 @@ from batchq.worker.agent.messages import (
     ReadClaimedPods,
     StartPod,
 )
-from batchq.worker.agent.pod_states import attempt_of
-from batchq.worker.agent.state_machine import AgentState, Paces
+from batchq.worker.agent.pod_states import Paces, attempt_of
+from batchq.worker.agent.state_machine import AgentState
 from tests.builders import a_group, a_pod
 
 NODE, AUTHOR, LEASE_MS = "n1", "host:1:1", 30_000

@@ -93,6 +93,7 @@ def a_pod(group: PodGroup, index: int = 0, *, task: str = "w", **status: Any) ->
             index=index,
             requests=template.requests,
             termination_grace=template.termination_grace,
+            ports=0 if group.spec.launch is None else group.spec.launch.ports,
         ),
         status=PodStatus(group_uid=meta.uid, admission=admission, attempt=1, **status),
     )

@@ -11,6 +11,7 @@ an older one.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TypeAlias
 
 import msgspec
@@ -20,15 +21,22 @@ from batchq.api.objects import Integer, Taint
 
 #: The version of the protocol between agents and schedulers. Neighbouring versions understand each
 #: other: unknown fields are ignored, and missing ones have defaults. Since 2, the leader announces
-#: stops on the wake-up channels of nodes; an agent finds them later without.
-PROTOCOL = 2
+#: stops on the wake-up channels of nodes; an agent finds them later without. Since 3, agents start
+#: pods of groups with `spec.launch`; no such pod is bound to an older one.
+PROTOCOL, FIRST_WITH_LAUNCH = 3, 3
 
 #: Annotations of a Node: the agent that serves it, and that agent's protocol.
 AGENT_ANNOTATION = "batchq/agent"
 PROTOCOL_ANNOTATION = "batchq/protocol"
+#: Annotations of a Node, for people: where the pods of gangs with `spec.launch` find its pods.
+ADDRESS_ANNOTATION = "batchq/address"
+PORTS_ANNOTATION = "batchq/ports"
 
 #: The longest message about an attempt's end, in characters.
 LONGEST_MESSAGE = 2_000
+
+#: An IPv6 address with a zone.
+_LONGEST_ADDRESS = 64
 
 #: The subject of a node's reports about itself.
 NODE = "node"
@@ -62,12 +70,19 @@ class PodOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-class StartClaim(Struct, frozen=True, kw_only=True, tag="claim", tag_field="fact"):
-    """The agent `author` asks to start this attempt of a pod that is Bound to its node."""
+class StartClaim(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="claim", tag_field="fact"
+):
+    """The agent `author` asks to start this attempt of a pod that is Bound to its node.
+
+    If the pod's group has `spec.launch`, it states where the other pods will reach this one.
+    """
 
     pod: str
     attempt: Integer
     author: str
+    address: str = ""
+    ports: tuple[Integer, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -144,6 +159,17 @@ NodeReport: TypeAlias = StartClaim | Ended | Runs | Serves | Leaves
 def subject_of_pod(pod: str, attempt: int) -> str:
     """Return the subject of reports about an attempt."""
     return f"{pod}-{attempt}"
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, by which pods of a gang can reach each other. A name might mean
+    something else on another machine, or nothing.
+    """
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return len(text) <= _LONGEST_ADDRESS
 
 
 def encode(report: NodeReport) -> bytes:

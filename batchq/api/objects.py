@@ -233,6 +233,21 @@ class Dependency(Value, frozen=True):
     uid: str = ""
 
 
+class Launch(Value, frozen=True):
+    """How a gang starts as one distributed job: no pod starts before all of them have claimed their
+    places, and each is told the addresses and ports of all.
+
+    `style`: in `node`, each pod starts its processes itself, as torchrun does; in `rank`, each pod
+    is one process; in `dask`, pod 0 is the scheduler. `ports` are reserved for each pod.
+    `processes` is how many processes a pod starts; `gpu`: one for each of its GPUs.
+    """
+
+    style: Literal["node", "rank", "dask"] = "node"
+    ports: Integer = 1
+    processes: Integer | Literal["gpu"] = "gpu"
+    dialect: Literal["none", "slurm"] = "none"
+
+
 class PodGroupSpec(Value, frozen=True):
     queue: str = DEFAULT
     min_member: Integer | None = None
@@ -247,6 +262,7 @@ class PodGroupSpec(Value, frozen=True):
     controller: Literal["batchq", "external"] = "batchq"
     #: `self`: its pods get a token of the HTTP API, for the namespace and in the owner's name.
     token: Literal["", "self"] = ""
+    launch: Launch | None = None
     tasks: tuple[Task, ...] = ()
 
 
@@ -424,6 +440,10 @@ class PodGroupStatus(Value, frozen=True):
     #: For an external group: the consumer's name for a pod -> the reported phase.
     reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
     evictions: Evictions = Evictions()
+    #: How often a gang with `spec.launch` was restarted whole, and how often of these in this
+    #: admission because a pod had failed.
+    restarts: Integer = 0
+    failed_rounds: Integer = 0
     #: Who submitted the group, and so set its gates; and the opened ones among these.
     submitted_by: str = ""
     opened_gates: tuple[OpenedGate, ...] = ()
@@ -447,6 +467,8 @@ class PodSpec(Value, frozen=True):
     requests: Amounts = {}
     termination_grace: Duration = 30 * times.SECOND
     priority: Integer | None = None
+    #: How many ports its agent reserves for it: 0 unless its group has `spec.launch`.
+    ports: Integer = 0
     #: For a pod in a simulated cluster: pods made by batchq have none.
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
@@ -477,6 +499,10 @@ class PodStatus(Value, frozen=True):
     retry_at: Instant | None = None
     #: The agent that claimed the attempt; after a restart of the server, its work-horse.
     holder: str = ""
+    #: In a gang with `spec.launch`, where the other pods reach it; stated by the agent that claimed
+    #: the attempt.
+    address: str = ""
+    ports: tuple[Integer, ...] = ()
     #: Attempts of this admission whose node fell silent, or stopped them after losing the server.
     losses: Integer = 0
 

@@ -53,6 +53,7 @@ class Leaving(StrEnum):
     CHECK_RETRY = "CheckRetry"
     CHECK_REJECTED = "CheckRejected"
     CLAIM_LAPSED = "ClaimLapsed"
+    GANG_RESTART = "GangRestart"
 
 
 class Finish(StrEnum):

@@ -96,6 +96,7 @@ def describe(amounts: Mapping[str, int]) -> str:
 
 CPU = "cpu"
 MEMORY = "memory"
+GPU = "gpu"
 PODS = "pods"
 
 #: Lua stores numbers as doubles; larger sums would lose their last digits there.

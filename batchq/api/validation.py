@@ -20,6 +20,7 @@ from batchq.api.objects import (
     Object,
     Pod,
     PodGroup,
+    PodGroupSpec,
     PodTemplate,
     PriorityClass,
     Queue,
@@ -53,6 +54,10 @@ MOST_RESOURCES = 64
 MOST_WEIGHT = 1_000_000
 MOST_PRIORITY = 1_000_000_000
 MOST_CHECKS = 64
+#: The ports of one pod, and the pods that are told each other's addresses.
+MOST_PORTS = 32
+MOST_LAUNCHED = 4_096
+MOST_PROCESSES = 1_024
 MOST_PARAMETERS = 64
 MOST_PARAMETER_BYTES = 64 * 1024
 #: A year.
@@ -263,7 +268,32 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
         yield from _at_most("spec.minMember", spec.min_member, MOST_REPLICAS)
     replicas = sum(task.replicas for task in spec.tasks)
     yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
+    yield from _launch_problems(spec, replicas)
     yield from _at_most("the gates of all tasks", len(gates_of(spec)), MOST_GATES_IN_ALL)
+
+
+def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:
+    launch = spec.launch
+    if launch is None:
+        return
+    if spec.controller == "external":
+        yield "spec.launch: batchq does not start the pods of an external group; leave it out"
+        return
+    if spec.min_member is not None and spec.min_member < replicas:
+        yield (
+            f"spec.launch: expected all {counted(replicas, 'pod')} to start together, since each is"
+            f" told where the others are, found minMember {spec.min_member}; leave minMember out,"
+            " or launch for an array"
+        )
+    yield from _at_most("the pods of a group with spec.launch", replicas, MOST_LAUNCHED)
+    yield from _within("spec.launch.ports", launch.ports, 1, MOST_PORTS)
+    if isinstance(launch.processes, int):
+        yield from _within("spec.launch.processes", launch.processes, 1, MOST_PROCESSES)
+    if launch.style == "rank" and launch.processes not in ("gpu", 1):
+        yield (
+            "spec.launch.processes: a pod of style rank is one process, found"
+            f" {launch.processes}; leave it out, or use style node"
+        )
 
 
 def _gate_problems(gates: Sequence[SchedulingGate], path: str) -> Iterator[str]:

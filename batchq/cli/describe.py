@@ -9,6 +9,7 @@ from msgspec import to_builtins
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
+from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION
 from batchq.api.notation import counted, data_of
 from batchq.api.objects import (
     NAMESPACED,
@@ -80,6 +81,7 @@ def show_group(client: Client, group: PodGroup, why: Why) -> None:
         show_checks_of_group(group, client.checks.views(group=key_of(group)), client.now_ms())
     pods = client.pods(group)
     _show_pods(pods, wide=True)
+    show_section("Addresses", _addresses(pods))
     show_section("Memory", _memory_limits(client, pods))
     show_section(
         "Conditions",
@@ -117,10 +119,38 @@ def _group_fields(group: PodGroup, view: GroupView, now_ms: int) -> list[tuple[s
         ("Suspended", "yes" if spec.suspend else ""),
         ("Admissions", str(group.status.admission)),
         ("Pods", _pods_in_words(view)),
+        ("Launch", _launch(group, view)),
         ("Claim", _claim(group)),
         ("Reserves", describe_amounts(view.request)),
         ("Charged", tables.listed(group.status.charge)),
     ]
+
+
+def _launch(group: PodGroup, view: GroupView) -> str:
+    """Return how far the pods of a gang with `spec.launch` have met, and how often it restarted."""
+    launch, pods = group.spec.launch, view.pods
+    if launch is None:
+        return ""
+    parts: list[str] = [launch.style]
+    if launch.dialect != "none":
+        parts.append(launch.dialect)
+    if group.status.phase == PodGroupPhase.IN_QUEUE:
+        claimed = pods.running + pods.succeeded
+        parts.append(f"starts when all pods have claimed their places: {claimed} of {pods.wanted}")
+    if group.status.restarts:
+        parts.append(f"restarted {counted(group.status.restarts, 'time')}")
+    return ", ".join(parts)
+
+
+def _addresses(pods: Sequence[Pod]) -> list[tuple[str, ...]]:
+    """Return where the pods of a gang with `spec.launch` reach each other."""
+    placed = [pod for pod in pods if pod.status.address]
+    rows: list[tuple[str, ...]] = [("NAME", "NODE", "ADDRESS", "PORTS")] if placed else []
+    for pod in placed:
+        status = pod.status
+        ports = ",".join(map(str, status.ports))
+        rows.append((pod.metadata.name, status.node, status.address, ports))
+    return rows
 
 
 def _reasons(why: Why) -> Iterator[tuple[str, ...]]:
@@ -258,6 +288,8 @@ def show_node(client: Client, node: Node) -> None:
             ("Labels", _pairs(node.metadata.labels)),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
             ("Memory limit", tables.memory_limit(node)),
+            ("Address", node.metadata.annotations.get(ADDRESS_ANNOTATION, "")),
+            ("Ports", node.metadata.annotations.get(PORTS_ANNOTATION, "")),
             ("Containment", node.metadata.labels.get(CONTAINMENT_LABEL, "")),
         ]
     )

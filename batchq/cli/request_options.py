@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from batchq.api.objects import Object, PodGroup
+from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
 from batchq.cli.objects import Content, read_content
 from batchq.cli.output.options import DURATION
 from batchq.cli.output.values import (
@@ -20,7 +21,7 @@ from batchq.cli.output.values import (
     as_walltime,
 )
 from batchq.client import Client, Request
-from batchq.client.request import array_size, marked
+from batchq.client.request import LAUNCHES, array_size, marked
 from batchq.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,6 +128,27 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         metavar="0-LAST",
         callback=_as_array,
         help="Independent pods, each with its $BATCHQ_INDEX.",
+    ),
+    click.option(
+        "--launch",
+        type=click.Choice(tuple(LAUNCHES)),
+        help="Start the pods together as one distributed job, and tell each where the others are: "
+        "torch or node for a launcher in each pod, such as torchrun; rank for one process per pod.",
+    ),
+    click.option(
+        "--ports",
+        type=click.IntRange(1, MOST_PORTS),
+        help="With --launch: how many ports each pod gets.  [default: 1]",
+    ),
+    click.option(
+        "--processes",
+        type=click.IntRange(1, MOST_PROCESSES),
+        help="With --launch: how many processes each pod starts.  [default: one per GPU]",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(("slurm",)),
+        help="With --launch: also set the variables of Slurm, for programs that know only these.",
     ),
     click.option(
         "--walltime",
@@ -248,7 +270,7 @@ OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("node_selector", "nodes", "exclude_nodes", "replicas", "min_member", "function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    *("external", "api_token"),
+    *("external", "api_token", "launch", "ports", "processes", "dialect"),
 )
 
 

@@ -69,6 +69,7 @@ _WITH_FILE = frozenset({"wait", "progress", "timeout", "exit_code", "dry_run", "
         "batchq submit --name sweep --array 0-99 -- sh -c 'echo $BATCHQ_INDEX'",
         "batchq submit --name sums --function math:fsum --args '[[1, 2, 3]]'",
         "batchq submit --name gang -N 4 --wait --timeout 1h -- ./simulate",
+        "batchq submit --name llm -N 4 --gpus 8 --launch torch -- torchrun train.py",
         "batchq submit --external --name render --cpus 8 --res license=1",
         "batchq submit --dry-run -f conf/examples/sweep.yaml",
         "batchq submit --from-file jobs.jsonl --queue default --cpus 2",

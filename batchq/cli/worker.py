@@ -17,12 +17,14 @@ from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
+    from batchq.worker.host.ports import PortRange
 
 #: A shorter lease could expire on a busy machine before it is renewed, so that its pods would be
 #: lost and bound again and again. A longer one would delay recovery after the loss of a machine.
 _SHORTEST_LEASE_S = 1.0
 _LONGEST_LEASE_S = 3600.0
 
+_PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 
 
@@ -30,6 +32,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     epilog=examples(
         "batchq worker",
         "batchq worker --name gpu-01 --resources cpu=16,memory=64Gi,gpu=4 --label zone=a",
+        "batchq worker --address 10.0.0.7 --ports 61440-62000",
         "batchq worker --taint dedicated=ml:NoSchedule",
     )
 )
@@ -110,6 +113,19 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     help="The address of the HTTP API for pods that have a token, as in https://hpc.example:8443 "
     "or unix:/run/batchq/api.sock.",
 )
+@click.option(
+    "--address",
+    metavar="IP",
+    help="Where pods of groups with launch reach the pods of this machine.  [default: this end of "
+    "the connection to the server; 127.0.0.1 for a socket]",
+)
+@click.option(
+    "--ports",
+    metavar="FIRST-LAST",
+    default="61440-65535",
+    show_default=True,
+    help="The ports for pods of groups with launch; agents of one machine may share them.",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -124,6 +140,8 @@ def worker(
     enforce: str,
     containment: str,
     api_server: str | None,
+    address: str | None,
+    ports: str,
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -153,6 +171,8 @@ def worker(
         enforce=Enforce(enforce),
         containment=Containment(containment),
         api_server=_api_server(api_server or ""),
+        address=_checked_address(address),
+        ports=parse_ports(ports),
     )
     home.prepare()
     return Agent(settings).run()
@@ -185,6 +205,34 @@ def _api_server(url: str) -> str:
     from batchq.api_session import checked_server
 
     return checked_server(url, variable="--api-server")
+
+
+def parse_ports(text: str) -> PortRange:
+    """Parse a range of ports such as `61440-65535`.
+
+    Raises InvalidInput.
+    """
+    from batchq.worker.host.ports import PortRange
+
+    match = _PORTS.fullmatch(text)
+    found = PortRange(int(match[1]), int(match[2])) if match else None
+    if found is None or not 1024 <= found.first <= found.last <= 65_535:
+        raise InvalidInput(
+            f"--ports: expected a range from 1024 to 65535, found {text[:80]!r}",
+            hint="as in --ports 61440-65535",
+        )
+    return found
+
+
+def _checked_address(address: str | None) -> str:
+    from batchq.api.node_report import is_address
+
+    if address is None or is_address(address):
+        return address or ""
+    raise InvalidInput(
+        f"--address: expected an IP address, found {address[:80]!r}",
+        hint="as in --address 10.0.0.7; a name may mean something else on another machine",
+    )
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:

@@ -197,7 +197,8 @@ class Client:
         `exclude_nodes` (names), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of
         pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
         `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token` (its
-        pods may use the HTTP API) and `working_dir` (a function's default is the caller's folder;
+        pods may use the HTTP API), `launch` ("torch", "node", "rank", "dask"; with `ports`,
+        `processes` and `dialect`) and `working_dir` (a function's default is the caller's folder;
         "" leaves it to the agent).
 
         `dry_run` checks everything and writes nothing.

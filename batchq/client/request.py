@@ -22,6 +22,7 @@ from batchq.api.notation import LABEL_MOST, NotJson, as_json, label_problem, sub
 from batchq.api.objects import (
     DEFAULT,
     Dependency,
+    Launch,
     Metadata,
     Node,
     Object,
@@ -167,6 +168,10 @@ class Request(Struct, frozen=True, kw_only=True):
     retries: int = 0
     external: bool = False
     api_token: bool = False
+    launch: str | None = None
+    ports: int | None = None
+    processes: int | None = None
+    dialect: str | None = None
     working_dir: str | os.PathLike[str] | None = None
 
 
@@ -223,6 +228,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         retry=structs.replace(Retry(), limit=request.retries),
         depends_on=tuple(dependency_of(text) for text in request.after),
         token="self" if request.api_token else "",
+        launch=_launch(request),
         tasks=(Task(name="main", replicas=replicas, template=template),),
     )
     if request.external:
@@ -338,6 +344,39 @@ def _template(request: Request) -> PodTemplate:
         node_selector=dict(request.node_selector),
         nodes=tuple(request.nodes),
         exclude_nodes=tuple(request.exclude_nodes),
+    )
+
+
+#: What --launch accepts, and the style that it means.
+LAUNCHES: Mapping[str, Literal["node", "rank", "dask"]] = {
+    "torch": "node",
+    "node": "node",
+    "rank": "rank",
+    "dask": "dask",
+}
+
+
+def _launch(request: Request) -> Launch | None:
+    if request.launch is None:
+        for name in ("ports", "processes", "dialect"):
+            if getattr(request, name) is not None:
+                raise UsageError(
+                    f"{name}: it applies to a group with launch, and there is no launch",
+                    hint=f"give launch, too, as in launch=torch, or leave {name} out",
+                )
+        return None
+    style = LAUNCHES.get(request.launch)
+    if style is None:
+        raise InvalidInput(
+            f"launch: expected one of {', '.join(LAUNCHES)}, found {request.launch[:40]!r}"
+        )
+    if request.dialect not in (None, "none", "slurm"):
+        raise InvalidInput(f"dialect: expected slurm, found {request.dialect[:40]!r}")
+    return Launch(
+        style=style,
+        ports=1 if request.ports is None else request.ports,
+        processes="gpu" if request.processes is None else request.processes,
+        dialect="slurm" if request.dialect == "slurm" else "none",
     )
 
 

@@ -241,6 +241,10 @@ _READ: dict[str, Reading] = {
     "retries": _whole,
     "external": _truth,
     "api_token": _truth,
+    "launch": _text,
+    "ports": _whole,
+    "processes": _whole,
+    "dialect": _text,
     "working_dir": _path,
 }
 

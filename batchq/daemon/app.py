@@ -33,7 +33,7 @@ from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
 from batchq.scheduler.cycle import Cycle, CycleReport
-from batchq.scheduler.transactions import stopped_on
+from batchq.scheduler.transactions import completed_on, stopped_on
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
 from batchq.store.node_channels import WakeReason, notify
@@ -349,12 +349,13 @@ class LeaderTurn:
             publish_object_limit(self._store, most, request_id=self._ids.new_uid(), epoch=epoch)
 
     def _announce_stops(self, report: CycleReport) -> None:
-        """Notify the nodes of the pods that this turn stops."""
+        """Notify the nodes of the pods that this turn stops, and of gangs that may start now."""
         nodes = stopped_on(report.commit.applied)
         try:
             notify(self._store.link, nodes, WakeReason.STOPS)
+            notify(self._store.link, completed_on(report.session), WakeReason.CLAIMS)
         except StoreUnavailable as trouble:
-            # The agents read the stops with their next renewals.
+            # The agents look now and then without being notified.
             _log.warning("stops.unannounced", nodes=len(nodes), trouble=trouble.message)
 
     def _deliver(self, report: CycleReport) -> None:

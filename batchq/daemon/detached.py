@@ -28,11 +28,10 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from batchq.api.resources import CPU, MEMORY, format_quantity
+from batchq.api.resources import CPU, GPU, MEMORY, format_quantity
 from batchq.daemon.observability.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
-from batchq.worker.host.node_resources import GPU
 
 _POLL_S = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

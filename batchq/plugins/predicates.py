@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
+from batchq.api.node_report import FIRST_WITH_LAUNCH, PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.core.placement.node_order import Takes
@@ -90,6 +90,8 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         return "cordoned"
     if strange := _strange_protocol(node):
         return strange
+    if shape.ports and (unable := _cannot_launch(node)):
+        return unable
     template = shape.task.template
     labels = node.record.metadata.labels
     selector = template.node_selector
@@ -115,6 +117,14 @@ def _strange_protocol(node: NodeState) -> str:
     if spoken is None or (spoken.isascii() and spoken.isdigit() and _is_near(int(spoken[:9]))):
         return ""
     return f"with an agent of protocol {spoken[:9]!r}, too far from the scheduler's {PROTOCOL}"
+
+
+def _cannot_launch(node: NodeState) -> str:
+    """Return why the agent of a node cannot start pods of groups with `spec.launch`, or ''."""
+    spoken = node.record.metadata.annotations.get(PROTOCOL_ANNOTATION)
+    if spoken is None or int(spoken) >= FIRST_WITH_LAUNCH:
+        return ""
+    return f"with an agent of protocol {spoken}, which cannot start groups with launch"
 
 
 def _is_near(protocol: int) -> bool:

@@ -86,6 +86,9 @@ def roll_back_misfits(session: Session) -> None:
         refusals = session.refusals.get(group.uid, ())
         if open_checks(group) or awaits_victims(session, group):
             continue
+        if group.record.spec.launch is not None and group.held:
+            # It restarts whole, and its former pods still occupy the nodes for the next ones.
+            continue
         if not waits_in_line(refusals) and all(one.reason not in _TOO_LARGE for one in refusals):
             continue
         if all(verdict.plugin == "pledge" for verdict in refusals):

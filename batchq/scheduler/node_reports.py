@@ -29,8 +29,9 @@ from batchq.api.node_report import (
     Runs,
     Serves,
     StartClaim,
+    is_address,
 )
-from batchq.api.notation import qualified_problem
+from batchq.api.notation import counted, qualified_problem
 from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
@@ -290,7 +291,21 @@ def claim(
             stopped=Leaving.NODE_LOST, message="bound before the server was restarted"
         )
         return _ended(pod, ended(pod, of_former_run, now_ms=now_ms), now_ms)
-    return _running(pod, author=report.author, now_ms=now_ms)
+    if pod.spec.ports and not _states_place(report, pod.spec.ports):
+        # An older agent may have taken the node over since the pod was bound.
+        unreachable = PodOutcome(
+            stopped=Leaving.NODE_LOST,
+            message=f"its agent states no address with {counted(pod.spec.ports, 'port')},"
+            " which the other pods of its gang need",
+        )
+        return _ended(pod, ended(pod, unreachable, now_ms=now_ms), now_ms)
+    return _running(pod, report, now_ms=now_ms)
+
+
+def _states_place(report: StartClaim, count: int) -> bool:
+    """Return whether a claim states an address, and as many ports as its pod asks for."""
+    are_ports = len(set(report.ports)) == count and all(0 < port < 65_536 for port in report.ports)
+    return are_ports and is_address(report.address)
 
 
 def end(
@@ -309,7 +324,7 @@ def end(
         return Superseded()
     after = ended(pod, report.outcome, now_ms=now_ms)
     if pod.status.phase == PodPhase.BOUND and after.status.phase == PodPhase.SUCCEEDED:
-        return _running(pod, author=report.author, now_ms=now_ms)
+        return _running(pod, report, now_ms=now_ms)
     return _ended(pod, after, now_ms)
 
 
@@ -345,7 +360,7 @@ def runs(
             return Superseded()
         if status.phase == PodPhase.RUNNING:
             return None
-        return _running(pod, author=report.author, now_ms=report.started_at)
+        return _running(pod, report, now_ms=report.started_at)
     if not accepts_unknown or status.phase != PodPhase.PENDING or status.attempt >= report.attempt:
         return Superseded()
     bound = _set(
@@ -364,8 +379,10 @@ def runs(
     )
 
 
-def _running(pod: Pod, *, author: str, now_ms: int) -> Transaction:
-    status = _set(pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=author)
+def _running(pod: Pod, report: StartClaim | Ended | Runs, *, now_ms: int) -> Transaction:
+    status = _set(pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=report.author)
+    if pod.spec.ports and isinstance(report, StartClaim):
+        status = _set(status, address=report.address, ports=report.ports)
     return Transaction(subject=_group_of(pod), writes=(_write(pod, _set(pod, status=status)),))
 
 

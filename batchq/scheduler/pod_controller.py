@@ -70,6 +70,7 @@ from batchq.core.session.transitions import (
     move_group,
     pause_walltime,
     requeue,
+    restart,
     resume_walltime,
     roll_back,
     stop_leftovers,
@@ -196,6 +197,36 @@ def _requeue_pods(statement: Statement, group: GroupState, spared: set[str]) -> 
             requeue(statement, group, pod)
 
 
+def _restart_if_broken(statement: Statement, group: GroupState, spared: set[str]) -> bool:
+    """Restart a gang with `spec.launch` that has lost a pod: the others would wait for it in vain.
+
+    A pod that left its node before it had claimed it is requeued alone, because the gang does not
+    start without its claim. So no more than one attempt of each pod starts in an admission.
+    """
+    broken = [
+        pod
+        for pod in group.current()
+        if pod.metadata.uid not in spared
+        and (
+            pod.status.phase == PodPhase.FAILED
+            or (pod.status.phase == PodPhase.EVICTED and pod.status.started_at is not None)
+        )
+    ]
+    if not broken:
+        return False
+    first = min(broken, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+    status, name = first.status, first.metadata.name
+    failed = [pod for pod in broken if pod.status.phase == PodPhase.FAILED]
+    if first in failed:
+        message = f"its pod {name} {_how_it_failed(first)}"
+    else:
+        message = f"its pod {name} left node {status.node}: {status.reason}"
+    failures = group.status.failed_rounds + bool(failed)
+    not_before = max(requeue_due_at(statement.session, group, pod) for pod in broken)
+    restart(statement, group, message, failures=failures, not_before=not_before)
+    return True
+
+
 def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
     """Stop pods of an array whose walltime is over; each has its own."""
     for pod in list(group.live_pods.values()):
@@ -233,6 +264,8 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     progress = GroupProgress.of(group)
     # First, so that a group that has just completed is not rolled back and run again.
     if _finish_if_done(statement, group, progress) or _roll_back_if_withdrawn(statement, group):
+        return
+    if group.record.spec.launch is not None and _restart_if_broken(statement, group, lost):
         return
     _requeue_pods(statement, group, lost)
     if group.is_array:
@@ -630,14 +663,7 @@ class GroupProgress(Struct, frozen=True):
         if not self.failures:
             return self.reported_failure
         first = min(self.failures, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
-        status = first.status
-        how = (
-            f"exited with {status.exit_code}"
-            if status.signal is None
-            else f"was ended by signal {status.signal}"
-        )
-        told = f" ({status.message})" if status.message and status.message != how else ""
-        return f"the first, {first.metadata.name}, {how}{told}"
+        return f"the first, {first.metadata.name}, {_how_it_failed(first)}"
 
     def failure_reason(self) -> Finish:
         """Return why the group failed: all of its failed pods exceeded their walltime, or not."""
@@ -665,6 +691,16 @@ class GroupProgress(Struct, frozen=True):
             task.replicas - by_task[task.name] < task.min_available
             for task in group.record.spec.tasks
         )
+
+
+def _how_it_failed(pod: Pod) -> str:
+    status = pod.status
+    how = (
+        f"exited with {status.exit_code}"
+        if status.signal is None
+        else f"was ended by signal {status.signal}"
+    )
+    return f"{how} ({status.message})" if status.message and status.message != how else how
 
 
 def remaining_reservation(group: GroupState, progress: GroupProgress) -> Amounts:

@@ -15,7 +15,7 @@ import msgspec
 
 from batchq.api import intents
 from batchq.api.intents import Intent
-from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import Amounts, describe, minus, of_pod
@@ -384,3 +384,16 @@ def stopped_on(transactions: Iterable[Transaction]) -> list[str]:
     return sorted(
         {pod.status.node for pod in pods if isinstance(pod, Pod) and pod.status.terminating}
     )
+
+
+def completed_on(session: Session) -> list[str]:
+    """Return the nodes with pods of gangs with `spec.launch` that became complete in a session,
+    ordered by name: their agents wait for that.
+    """
+    complete = [
+        session.by_key[one.group]
+        for one in session.intents
+        if isinstance(one, intents.MoveGroup) and one.phase == PodGroupPhase.RUNNING
+    ]
+    launched = [group for group in complete if group.record.spec.launch is not None]
+    return sorted({pod.status.node for group in launched for pod in group.current()})

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, cast
 from zlib import crc32
 
@@ -497,15 +498,38 @@ def pid_of_server(link: Link) -> int | None:
 
 def _listener(client: redis.Redis) -> int | None:
     """Return the pid of the listener on a unix socket; None for other connections."""
-    pool = client.connection_pool
-    if "path" not in pool.connection_kwargs:
+    if "path" not in client.connection_pool.connection_kwargs:
         return None
+    size = struct.calcsize(_CREDENTIALS)
+    with _connected(client) as connected:
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack(_CREDENTIALS, credentials)[0]) or None
+
+
+@contextmanager
+def _connected(client: redis.Redis) -> Iterator[socket.socket]:
+    pool = client.connection_pool
     connection: Any = pool.get_connection()
     try:
         # redis-py has no public name for it.
-        connected: socket.socket = connection._sock
-        size = struct.calcsize(_CREDENTIALS)
-        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        yield connection._sock
     finally:
         pool.release(connection)
-    return int(struct.unpack(_CREDENTIALS, credentials)[0]) or None
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+def own_address(link: Link) -> str:
+    """Return this machine's address on its connection to the server; the loopback address for a
+    unix socket. Raises StoreUnavailable.
+    """
+
+    def address(client: redis.Redis) -> str:
+        client.ping()
+        with _connected(client) as connected:
+            if connected.family == socket.AF_UNIX:
+                return _LOOPBACK
+            return str(connected.getsockname()[0])
+
+    return link.ask(address)

@@ -7,18 +7,21 @@ It carries out the machine's instructions over a line that may fail, and keeps t
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
+from batchq.api.objects import PodGroup
 from batchq.errors import StoreUnavailable
 from batchq.ports import Clock
 from batchq.worker.agent import messages
 from batchq.worker.agent.node import Membership, NodeOffer
 from batchq.worker.agent.pod_reports import answers_of
-from batchq.worker.agent.pod_states import patience_ms, pods_of
-from batchq.worker.agent.state_machine import AgentState, Paces
+from batchq.worker.agent.pod_states import Paces, patience_ms, pods_of
+from batchq.worker.agent.state_machine import AgentState
+from batchq.worker.host.ports import FIRST_PORT
+from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import VoucherTable
 from tests.faults.horses import Horse
 from tests.faults.machines import Machine
@@ -27,6 +30,7 @@ from tests.faults.server import FaultyStore
 #: No process has such a pid, so another agent on this machine counts as dead.
 _NO_PID = 10**9
 _SLOTS, _LAUNCHES_PER_TURN = 64, 8
+ADDRESS = "127.0.0.1"
 PACES = Paces(check_first_ms=200, check_max_ms=1_000, renew_parts=6, patience_ms=30_000)
 
 
@@ -76,6 +80,7 @@ class Agent:
         self._has_begun = self._has_heard_of_stops = False
         self._away_until = self._beat_at = self._settle_at = self._reconcile_at = 0
         self._leases_at = 0
+        self._last_port = FIRST_PORT
         self._new_state()
 
     def _new_state(self) -> None:
@@ -87,6 +92,7 @@ class Agent:
             author=self.identity,
             slots=_SLOTS,
             lease_ms=self._paces.lease_ms,
+            address=ADDRESS,
             drain_timeout_ms=self._paces.drain_timeout_ms,
             paces=PACES,
         )
@@ -276,6 +282,7 @@ class Agent:
                 | messages.RenewLeases()
                 | messages.ReadStops()
                 | messages.ReadClaimedPods()
+                | messages.ReadGangs()
             ):
                 return self._carry_out_claim(instruction)
             case messages.PostReport(report):
@@ -333,7 +340,8 @@ class Agent:
         instruction: messages.PostClaims
         | messages.RenewLeases
         | messages.ReadStops
-        | messages.ReadClaimedPods,
+        | messages.ReadClaimedPods
+        | messages.ReadGangs,
     ) -> messages.Event:
         now_ms, node = self._clock.now_ms(), self.machine.name
         until_ms = now_ms + self._paces.lease_ms
@@ -348,12 +356,23 @@ class Agent:
                 return messages.StopsRead(
                     now_ms=now_ms, answers=answers_of(attempts, self._store.look(attempts))
                 )
-            case messages.PostClaims(claims):
-                return self._post_claims(claims, until_ms)
+            case messages.ReadGangs(keys):
+                return self._read_gangs(keys)
+            case messages.PostClaims():
+                return self._post_claims(instruction, until_ms)
 
-    def _post_claims(
-        self, claims: Sequence[tuple[StartClaim, str, str]], until_ms: int
-    ) -> messages.Event:
+    def _read_gangs(self, keys: Sequence[str]) -> messages.Event:
+        found = self._store.get_many("PodGroup", keys)
+        groups = {key: one for key, one in found.items() if isinstance(one, PodGroup)}
+        uids = [uid for one in groups.values() if is_complete(one) for uid in uids_of_gang(one)]
+        pods = pods_of(uids, self._store.get_many("Pod", uids))
+        return messages.GangsRead(now_ms=self._clock.now_ms(), groups=groups, pods=pods)
+
+    def _post_claims(self, instruction: messages.PostClaims, until_ms: int) -> messages.Event:
+        claims = [
+            (self._with_ports(claim, instruction.ports), fence, name)
+            for claim, fence, name in instruction.claims
+        ]
         for claim, _, _ in claims:
             self.machine.records[PodAttempt(claim.pod, claim.attempt)] = messages.EndRecord()
         renewals, groups = self._store.claim(self.machine.name, claims, until_ms)
@@ -364,11 +383,23 @@ class Agent:
                 reason=renewal.reason,
                 is_running=renewal.is_running,
                 group=groups.get(name),
+                ports=claim.ports,
             )
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         )
         now_ms = self._clock.now_ms()
         return messages.ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=answers)
+
+    def _with_ports(self, claim: StartClaim, ports: Mapping[PodAttempt, int]) -> StartClaim:
+        """Return the claim with ports for its pod, other ones for each attempt."""
+        count = ports.get(PodAttempt(claim.pod, claim.attempt), 0)
+        if not count:
+            return claim
+        self._last_port += count
+        last = self._last_port
+        return structs.replace(
+            claim, address=ADDRESS, ports=tuple(range(last - count + 1, last + 1))
+        )
 
     def _carry_out_end(self, instruction: messages.Instruction) -> messages.Event:
         now_ms, node = self._clock.now_ms(), self.machine.name

@@ -9,7 +9,7 @@ import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, Serves, StartClaim
-from batchq.api.objects import Node, Pod, PodGroupStatus, Taint
+from batchq.api.objects import Launch, Node, Pod, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
 from batchq.scheduler.node_reports import (
     NodeReportProcessor,
@@ -31,14 +31,18 @@ def end(**outcome: Any) -> Ended:
     return Ended(pod="g-1-0", attempt=1, outcome=PodOutcome(**outcome), author="horse")
 
 
+PLACE = {"address": "10.0.0.1", "ports": (61_440, 61_441)}
+
+
 class Reports:
     """A store with one group of one pod, and a node-report processor."""
 
-    def __init__(self, **status: Any) -> None:
+    def __init__(self, launch: Launch | None = None, **status: Any) -> None:
         self.store = MemoryStore()
         self.ids = CountingIds()
         self.processor = NodeReportProcessor(self.store, self.ids)
-        group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+        in_queue = PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1)
+        group = a_group("g", launch=launch, status=in_queue)
         pod = a_pod(group, **{"phase": PodPhase.BOUND, "node": "n1", **status})
         self.commit(
             Write(kind="PodGroup", key="default/g", expect=0, value=group),
@@ -314,3 +318,45 @@ def test_long_after_a_restart_unknown_running_attempts_are_superseded() -> None:
     claimed = Runs(pod=waiting.metadata.uid, attempt=7, author="horse", started_at=0)
     assert isinstance(runs(waiting, group, "n1", claimed), Transaction)
     assert runs(waiting, group, "n1", claimed, accepts_unknown=False) == Superseded()
+
+
+# --- gangs with spec.launch -------------------------------------------------------------------
+
+
+def test_a_claim_states_where_the_other_pods_reach_this_one() -> None:
+    reports = Reports(Launch(ports=2))
+    reports.hear(msgspec.structs.replace(CLAIM, **PLACE))
+    status = reports.pod().status
+    assert status.phase == PodPhase.RUNNING
+    assert (status.address, status.ports) == ("10.0.0.1", (61_440, 61_441))
+
+
+def test_a_claim_of_any_other_pod_states_no_place() -> None:
+    reports = Reports()
+    reports.hear(msgspec.structs.replace(CLAIM, **PLACE))
+    status = reports.pod().status
+    assert (status.phase, status.address, status.ports) == (PodPhase.RUNNING, "", ())
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"address": "10.0.0.1"},
+        {"address": "10.0.0.1", "ports": (61_440,)},
+        {"address": "10.0.0.1", "ports": (61_440, 61_440)},
+        {"address": "10.0.0.1", "ports": (61_440, 0)},
+        {"address": "10.0.0.1", "ports": (61_440, 65_536)},
+        {"address": "gpu-01", "ports": (61_440, 61_441)},
+        {"address": "10.0.0.1\nRANK=0", "ports": (61_440, 61_441)},
+        {"address": "fe80::1%" + "x" * 100, "ports": (61_440, 61_441)},
+    ],
+)
+def test_a_pod_without_a_place_of_its_own_is_not_started(place: dict[str, Any]) -> None:
+    reports = Reports(Launch(ports=2))
+    reports.hear(msgspec.structs.replace(CLAIM, **place))
+    status = reports.pod().status
+    assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")
+    assert status.message == (
+        "its agent states no address with 2 ports, which the other pods of its gang need"
+    )

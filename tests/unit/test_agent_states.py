@@ -11,8 +11,8 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.worker.agent import messages
-from batchq.worker.agent.pod_states import LOST, MOVES, Cause, PodState, attempt_of
-from batchq.worker.agent.state_machine import AgentState, InvalidMove, Paces
+from batchq.worker.agent.pod_states import LOST, MOVES, Cause, Paces, PodState, attempt_of
+from batchq.worker.agent.state_machine import AgentState, InvalidMove
 from tests.agents import (
     AUTHOR,
     LEASE_MS,
@@ -98,7 +98,7 @@ def test_only_running_pods_have_a_work_horse_that_can_end() -> None:
 
 def test_a_pod_starts_only_after_its_claim_was_posted() -> None:
     starts = [before for (before, _), after in MOVES.items() if after == PodState.RUNNING]
-    assert starts == [PodState.CLAIMED]
+    assert starts == [PodState.CLAIMED, PodState.MEETING]
 
 
 def test_an_invalid_move_tells_what_happened_before() -> None:

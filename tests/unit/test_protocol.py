@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from batchq.api.node_report import PROTOCOL
-from batchq.api.objects import Node
+from batchq.api.objects import Launch, Node
 from tests.builders import a_group, a_node, decide
 
 
@@ -47,5 +47,18 @@ def test_the_reason_names_the_protocols() -> None:
     decided = decide(a_group("g"), a_node_that_speaks("7"))
     assert decided.message("g") == (
         "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol '7', too"
-        " far from the scheduler's 2"
+        " far from the scheduler's 3"
+    )
+
+
+def test_a_pod_of_a_group_with_launch_is_bound_only_where_the_agent_can_start_it() -> None:
+    group = a_group("g", 2, launch=Launch())
+    for protocol in (None, "3", "4"):
+        decided = decide(group, a_node_that_speaks(protocol))
+        assert decided.bound == {"default/g-w-0": "n1", "default/g-w-1": "n1"}, protocol
+    decided = decide(group, a_node_that_speaks("2"))
+    assert decided.bound == {}
+    assert decided.message("g") == (
+        "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol 2, which"
+        " cannot start groups with launch"
     )

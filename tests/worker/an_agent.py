@@ -15,7 +15,7 @@ import msgspec
 from batchq.errors import BatchqError
 from batchq.worker.agent import agent, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings
-from batchq.worker.agent.state_machine import Paces
+from batchq.worker.agent.pod_states import Paces
 from batchq.worker.workhorse import supervision
 
 _NEVER_MS = 10**9

@@ -31,7 +31,7 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
     node = _node(stage)
     assert node.spec.resources == {"cpu": 4000, "memory": 8589934592, "pods": 110_000}
     assert node.metadata.labels == {"disk": "fast", "batchq/containment": "subreaper"}
-    assert node.metadata.annotations["batchq/protocol"] == "2"
+    assert node.metadata.annotations["batchq/protocol"] == "3"
     assert node.spec.taints[0].key == "own"
     assert node.status.heartbeat is not None
     assert stage.store.ledger()["capacity"] == {

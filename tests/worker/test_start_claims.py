@@ -33,8 +33,8 @@ from batchq.worker.agent.messages import (
     StartPod,
 )
 from batchq.worker.agent.pod_reports import PodReports
-from batchq.worker.agent.pod_states import PodState
-from batchq.worker.agent.state_machine import AgentState, Paces
+from batchq.worker.agent.pod_states import Paces, PodState
+from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.workhorse.reporter import ReportSender
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.builders import a_group, a_pod

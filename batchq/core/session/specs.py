@@ -32,6 +32,8 @@ class TaskShape:
     stated: Amounts = field(default_factory=dict)
     #: The priority of its pods: the template's, or else the group's.
     priority: int = 0
+    #: How many ports each of its pods gets: 0 unless the group has `spec.launch`.
+    ports: int = 0
 
     @property
     def ordinals(self) -> range:
@@ -91,6 +93,7 @@ class Shapes:
             tuple(spec.min_resources.items()),
             tuple(map(_key_of_task, spec.tasks)),
             priority if states_priority else None,
+            ports_of(spec),
         )
         known = self._known.get(key)
         if known is None:
@@ -102,6 +105,11 @@ class Shapes:
 
 #: How many shapes are cached.
 _MOST_KNOWN = 10_000
+
+
+def ports_of(spec: PodGroupSpec) -> int:
+    """Return how many ports each pod of a group gets."""
+    return 0 if spec.launch is None else spec.launch.ports
 
 
 def _key_of_task(task: Task) -> tuple[object, ...]:
@@ -122,7 +130,7 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
 
 def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
     """Compute the shape of a spec in a group of this priority."""
-    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold)
+    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold, ports=ports_of(spec))
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
@@ -206,23 +214,25 @@ def choose(
 
 
 def shapes_of(
-    tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True
+    tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True, ports: int = 0
 ) -> tuple[TaskShape, ...]:
     """Return the shape of each task, in a group of this priority."""
     shapes, first = [], 0
     for place, task in enumerate(tasks):
         template = task.template
         stated, requests = named(template.requests), of_pod(template.requests)
-        shape = (
+        shape: tuple[object, ...] = (
             tuple(requests.items()),
             tuple(sorted(template.node_selector.items())),
             template.tolerations,
             template.nodes,
             template.exclude_nodes,
         )
+        if ports:
+            shape = (*shape, ports)
         gated = gates_hold and bool(template.scheduling_gates)
         own = priority if template.priority is None else template.priority
-        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own))
+        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own, ports))
         first += task.replicas
     return tuple(shapes)
 

@@ -8,7 +8,7 @@ which pods an admitted group lacks and make them from the templates of its tasks
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Literal
 
@@ -56,6 +56,14 @@ _BACKS_OFF = frozenset(
 )
 
 _HAS_STARTED = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED})
+#: What a group that is no longer admitted has not got.
+_NOT_ADMITTED: Mapping[str, object] = {
+    "phase": PodGroupPhase.PENDING,
+    "in_queue_at": None,
+    "started_at": None,
+    "rests_at": None,
+    "unknown_at": None,
+}
 #: The empty claim, shared by all groups.
 _NO_CLAIM = GroupClaim()
 
@@ -240,14 +248,11 @@ def roll_back(
     release(statement, group)
     statement.set_status(
         group,
-        phase=PodGroupPhase.PENDING,
+        **_NOT_ADMITTED,
         reserved_at=None,
         reservation={},
         left_out=(),
-        in_queue_at=None,
-        started_at=None,
-        rests_at=None,
-        unknown_at=None,
+        failed_rounds=0,
         # That some extra pods had no node is no reason why the group waits now.
         reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
         claim=stopped(status.claim, reason, now_ms),
@@ -256,14 +261,43 @@ def roll_back(
         checks=status.checks if reason == Leaving.CHECK_RETRY else cleared(session, group),
         **changes,
     )
-    for kind in ("Admitted", "QuotaReserved"):
-        set_condition(statement, group, kind, "False", reason, message)
-    set_condition(statement, group, "Evicted", "True", reason, message)
-    if any(condition.type == "Scheduled" for condition in group.status.conditions):
-        set_condition(statement, group, "Scheduled", "False", reason, message)
+    set_condition(statement, group, "QuotaReserved", "False", reason, message)
+    _set_evicted(statement, group, reason, message)
     if group.is_elastic and (spent := _spent(group)) != group.status.spent:
         statement.set_status(group, spent=spent)
     clear_pods(statement, group, reason, keep_final=group.is_elastic, by=by, action=action)
+
+
+def _set_evicted(statement: Statement, group: GroupState, reason: Leaving, message: str) -> None:
+    set_condition(statement, group, "Admitted", "False", reason, message)
+    set_condition(statement, group, "Evicted", "True", reason, message)
+    if any(condition.type == "Scheduled" for condition in group.status.conditions):
+        set_condition(statement, group, "Scheduled", "False", reason, message)
+
+
+def restart(
+    statement: Statement, group: GroupState, message: str, *, failures: int, not_before: int
+) -> None:
+    """Stop all pods of a gang with `spec.launch`, so that it starts again as a whole.
+
+    It goes back to Pending with its reservation, its checks and its place in line, and is admitted
+    again once its former pods have ended: no pod of one round runs beside one of another.
+    `failures` counts the rounds that a failed pod has ended, this one included.
+    """
+    reason = Leaving.GANG_RESTART
+    statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
+    end_pledge(statement, group)
+    release(statement, group)
+    statement.set_status(
+        group,
+        **_NOT_ADMITTED,
+        reasons=(),
+        backoff_until=not_before if not_before > statement.session.now_ms else None,
+        restarts=group.status.restarts + 1,
+        failed_rounds=failures,
+    )
+    _set_evicted(statement, group, reason, message)
+    clear_pods(statement, group, reason, keep_final=False)
 
 
 def _spent(group: GroupState) -> dict[str, int]:
@@ -463,6 +497,8 @@ def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:
         message="",
         exit_code=None,
         signal=None,
+        address="",
+        ports=(),
     )
 
 
@@ -580,7 +616,12 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
     """Return the new pods with these ordinals; pods of one task share their common parts."""
     name, namespace, status = group.record.metadata.name, group.namespace, group.status
     fresh = PodStatus(
-        group_uid=group.uid, admission=status.admission, last_reason=_left_because(group)
+        group_uid=group.uid,
+        admission=status.admission,
+        last_reason=_left_because(group),
+        # In a gang that restarts whole, what ended the rounds before counts for each pod.
+        failures=status.failed_rounds,
+        losses=max(0, status.restarts - status.failed_rounds),
     )
     spent = status.spent if group.is_elastic else {}
     prefix = pod_uid(group, "")
@@ -606,6 +647,7 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
             requests=shape.stated,
             termination_grace=template.termination_grace,
             priority=template.priority,
+            ports=shape.ports,
         )
         failures = spent.get(str(ordinal), 0) if spent else 0
         first = structs.replace(fresh, failures=failures) if failures else fresh

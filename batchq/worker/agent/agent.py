@@ -24,7 +24,7 @@ from time import time
 
 from msgspec import Struct
 
-from batchq.api.node_report import SPOILED, PodAttempt
+from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, SPOILED, PodAttempt
 from batchq.api.objects import Taint
 from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.api.times import HOUR, SECOND
@@ -32,6 +32,7 @@ from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_L
 from batchq.errors import StoreUnavailable
 from batchq.store import codec
 from batchq.store.link import is_damaged, is_forbidden
+from batchq.store.liveness import own_address
 from batchq.store.node_channels import WakeReason
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import open_when_up
@@ -68,9 +69,9 @@ from batchq.worker.agent.messages import (
 )
 from batchq.worker.agent.node import Membership, NodeOffer, own_identity
 from batchq.worker.agent.pod_reports import PodReports
-from batchq.worker.agent.pod_states import patience_ms
+from batchq.worker.agent.pod_states import Paces, patience_ms
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
-from batchq.worker.agent.state_machine import AgentState, Paces
+from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
@@ -81,6 +82,7 @@ from batchq.worker.host.node_resources import (
     detect_resources,
     gpu_indices,
 )
+from batchq.worker.host.ports import PortPool, PortRange
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
 from batchq.worker.rq_delivery import PodJob
 from batchq.worker.workhorse.guard import GuardPost
@@ -138,17 +140,10 @@ class Agent:
         self._away_until = 0
         self._outage = Outage()
         self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
+        self._ports = PortPool(settings.ports)
         self._paused = Paused(patience_ms=patience_ms(settings.lease_ms))
         self._resources = detect_resources() if settings.resources is None else settings.resources
         self._most_pods = settings.slots or default_slots(self._resources)
-        self._state = AgentState(
-            node=settings.node,
-            author=self._identity,
-            slots=self._most_pods,
-            lease_ms=settings.lease_ms,
-            drain_timeout_ms=round(settings.drain_timeout_s * SECOND),
-            paces=_PACES,
-        )
         #: Whether processes of a former agent's pods still run; no pod is started beside them.
         self._has_leftovers = False
         #: Whether the node takes no pods because the processes of some pods cannot be killed.
@@ -192,6 +187,7 @@ class Agent:
         finally:
             self._signals.close()
             self._files.release()
+            self._ports.keep()
             self._link.close()
             self._listener.close()
             self._store.close()
@@ -209,6 +205,16 @@ class Agent:
 
     def _begin(self) -> None:
         settings = self._settings
+        address = settings.address or own_address(self._store.link)
+        self._state = AgentState(
+            node=settings.node,
+            author=self._identity,
+            slots=self._most_pods,
+            lease_ms=settings.lease_ms,
+            address=address,
+            drain_timeout_ms=round(settings.drain_timeout_s * SECOND),
+            paces=_PACES,
+        )
         self._gpus = GpuShares(gpu_indices(settings.resources))
         self._enforcement = choose_enforcement(settings.enforce, run_dir=self._run_dir)
         self._boundary = containment.choose(
@@ -222,6 +228,8 @@ class Agent:
             annotations={
                 MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,
                 LEASE_ANNOTATION: str(settings.lease_ms),
+                ADDRESS_ANNOTATION: address,
+                PORTS_ANNOTATION: str(settings.ports),
             },
         )
         beat_ms = round(settings.beat_s * SECOND)
@@ -232,6 +240,8 @@ class Agent:
             self._files,
             author=self._identity,
             lease_ms=settings.lease_ms,
+            address=address,
+            ports=self._ports,
         )
         self._member.refuse_if_served()
         self._files.occupy()
@@ -247,6 +257,7 @@ class Agent:
             settings.node,
             prefix=f"bq-{self._identity.replace(':', '.')}-{settings.node}",
             most=2 * self._most_pods,
+            own_sockets=self._ports.locks,
         )
         self._slots.delete_damaged(starts=True)
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
@@ -538,6 +549,7 @@ class Agent:
     def _settle_all(self) -> None:
         """Report ends that work-horses could not, once the last process of each pod is gone."""
         rounds = self._kill_rounds
+        self._ports.keep(self._state)
         self._handle(EndsDue(now_ms=monotonic_ms()))
         if rounds == self._kill_rounds and (self._has_leftovers or self._is_out_of_service):
             self._end_processes(())
@@ -687,3 +699,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     containment: Containment = Containment.AUTO
     #: The address of the HTTP API, for pods that have a token.
     api_server: str = ""
+    #: Where pods of other machines reach those of this one; "": this end of the connection to the
+    #: server.
+    address: str = ""
+    ports: PortRange = PortRange()

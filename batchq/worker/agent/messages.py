@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from batchq.api.node_report import Ended, NodeReport, PodAttempt, PodOutcome, StartClaim
 from batchq.api.objects import Pod, PodGroup
+from batchq.worker.rendezvous import Peer
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -51,7 +52,9 @@ class ClaimedPodsRead(Event, frozen=True):
 
 
 class ClaimAnswer(Struct, frozen=True, kw_only=True):
-    """The server's answer to a claim: `ok`, `stop` (with the reason), or `fenced`."""
+    """The server's answer to a claim: `ok`, `stop` (with the reason), or `fenced`; `no ports` if
+    the claim was not posted because too few ports are free.
+    """
 
     attempt: PodAttempt
     word: str
@@ -60,6 +63,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     is_running: bool = False
     #: The pod's group, if it exists.
     group: PodGroup | None = None
+    #: The ports that were reserved for it.
+    ports: tuple[int, ...] = ()
 
 
 class ClaimsPosted(Event, frozen=True):
@@ -67,6 +72,15 @@ class ClaimsPosted(Event, frozen=True):
 
     asked_at: int
     answers: tuple[ClaimAnswer, ...]
+
+
+class GangsRead(Event, frozen=True):
+    """The groups of pods that wait for their gangs, by key, and then the pods of those gangs that
+    are complete, by uid; None for what does not exist.
+    """
+
+    groups: Mapping[str, PodGroup | None]
+    pods: Mapping[str, Pod | None]
 
 
 class LeasesDue(Event, frozen=True):
@@ -245,10 +259,18 @@ class ReadClaimedPods(Struct, frozen=True):
 class PostClaims(Struct, frozen=True):
     """Record the attempts, take their leases, post the claims, and read the groups.
 
-    Each claim has the fence of its pod, and the name of its group. Answered by ClaimsPosted.
+    Each claim has the fence of its pod, and the name of its group. First reserve this many `ports`
+    for the attempts that need some, and state them in the claims. Answered by ClaimsPosted.
     """
 
     claims: tuple[tuple[StartClaim, str, str], ...]
+    ports: Mapping[PodAttempt, int] = {}
+
+
+class ReadGangs(Struct, frozen=True):
+    """Read the groups with these keys, and the pods of complete gangs; answered by GangsRead."""
+
+    groups: tuple[str, ...]
 
 
 #: Attempts, each with the fence of its pod.
@@ -300,6 +322,8 @@ class StartPod(Struct, frozen=True, kw_only=True):
     pod: Pod
     group: PodGroup
     lease_from: int
+    #: The pods of its gang, by rank, if its group has `spec.launch`.
+    peers: tuple[Peer, ...] = ()
 
 
 class DeclinePod(Struct, frozen=True):
@@ -402,6 +426,7 @@ class StopHorses(Struct, frozen=True):
 Instruction: TypeAlias = (
     ReadClaimedPods
     | PostClaims
+    | ReadGangs
     | RenewLeases
     | ReadStops
     | VouchFor
@@ -423,3 +448,25 @@ Instruction: TypeAlias = (
     | StopHorses
 )
 Instructions: TypeAlias = list[Instruction]
+
+#: Instructions that need no server.
+LOCAL = (
+    DeclinePod,
+    DisownPod,
+    EndProcesses,
+    ForgetPods,
+    IgnoreDelivery,
+    StopHorses,
+    StopPod,
+    VouchFor,
+)
+#: Events without news.
+TIMERS = (
+    ClaimsDue,
+    EndsDue,
+    LeasesDue,
+    LeasesRenewed,
+    ServerAnswered,
+    SignalsReceived,
+    StopsRead,
+)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
+from batchq.api.objects import PodGroup
 from batchq.errors import StoreUnavailable
 from batchq.store.liveness import Renewal, leases_of, pid_of_server
 from batchq.store.node_channels import AttemptEnd, Attempts
@@ -35,6 +38,7 @@ from batchq.worker.agent.messages import (
     Event,
     FencedAttempts,
     ForgetPods,
+    GangsRead,
     LeasesRenewed,
     NodePodsRead,
     PostClaims,
@@ -42,6 +46,7 @@ from batchq.worker.agent.messages import (
     ReadClaimedPods,
     ReadDueEnds,
     ReadEndedPods,
+    ReadGangs,
     ReadRunningPods,
     ReadStops,
     RenewLeases,
@@ -51,6 +56,8 @@ from batchq.worker.agent.messages import (
     StopsRead,
 )
 from batchq.worker.agent.pod_states import pods_of
+from batchq.worker.host.ports import PortPool, PortRange
+from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import OwnServer, ServerWatch
 from batchq.worker.workhorse.reporter import ReportSender, author_of, monotonic_ms, send_unsent
 from batchq.worker.workhorse.run_file import RunFile, RunFiles, own_boot
@@ -61,6 +68,7 @@ log = structlog.get_logger(__name__)
 OnServer: TypeAlias = (
     ReadClaimedPods
     | PostClaims
+    | ReadGangs
     | RenewLeases
     | ReadStops
     | ReportEnds
@@ -84,13 +92,24 @@ class PodReports:
     """
 
     def __init__(
-        self, store: RedisStore, node: str, files: RunFiles, *, author: str, lease_ms: int
+        self,
+        store: RedisStore,
+        node: str,
+        files: RunFiles,
+        *,
+        author: str,
+        lease_ms: int,
+        address: str = "",
+        ports: PortPool | None = None,
     ) -> None:
+        """`address` and `ports`: where pods of gangs with `spec.launch` are reached here."""
         self._store = store
         self._node = node
         self._files = files
         self._author = author
         self._lease_ms = lease_ms
+        self._address = address
+        self._ports = ports or PortPool(PortRange())
         self._reports = ReportSender(store, node)
         self._attempts = Attempts(store.link, store.now_ms, node)
         self._boot = own_boot()
@@ -101,6 +120,7 @@ class PodReports:
         self._actions: dict[type[Any], Callable[[Any], Event | None]] = {
             ReadClaimedPods: self._read_claimed,
             PostClaims: self._post_claims,
+            ReadGangs: self._read_gangs,
             RenewLeases: self._renew,
             ReadStops: self._read_stops,
             ReportEnds: self._report_ends,
@@ -110,7 +130,7 @@ class PodReports:
             ForgetPods: self._forget,
             EndLeases: self._end_leases,
             ReadRunningPods: self._read_running,
-            PostReport: self._post,
+            PostReport: self._post_report,
         }
 
     def carry_out(self, instruction: OnServer) -> Event | None:
@@ -143,25 +163,50 @@ class PodReports:
 
     def _post_claims(self, instruction: PostClaims) -> Event:
         asked_at = monotonic_ms()
-        for claim, _, _ in instruction.claims:
+        posted: list[tuple[StartClaim, str, str]] = []
+        answers: list[ClaimAnswer] = []
+        for claim, fence, name in instruction.claims:
+            attempt = PodAttempt(claim.pod, claim.attempt)
+            count = instruction.ports.get(attempt, 0)
+            ports = self._ports.take(attempt, count) if count else ()
+            if count and not ports:
+                answers.append(ClaimAnswer(attempt=attempt, word="no ports"))
+                continue
+            if ports:
+                claim = structs.replace(claim, address=self._address, ports=ports)
+            posted.append((claim, fence, name))
+        answers += self._post(posted)
+        return ClaimsPosted(now_ms=monotonic_ms(), asked_at=asked_at, answers=tuple(answers))
+
+    def _post(self, claims: Sequence[tuple[StartClaim, str, str]]) -> list[ClaimAnswer]:
+        if not claims:
+            return []
+        for claim, _, _ in claims:
             self._write_run_file(claim)
-        names = [name for _, _, name in instruction.claims]
         renewals, groups = self._attempts.claim(
-            [(claim, fence) for claim, fence, _ in instruction.claims],
-            list(dict.fromkeys(names)),
+            [(claim, fence) for claim, fence, _ in claims],
+            list(dict.fromkeys(name for _, _, name in claims)),
             self._lease_ms,
         )
-        answers = [
+        return [
             ClaimAnswer(
                 attempt=PodAttempt(claim.pod, claim.attempt),
                 word=renewal.word,
                 reason=renewal.reason,
                 is_running=renewal.is_running,
                 group=groups.get(name),
+                ports=claim.ports,
             )
-            for (claim, _, name), renewal in zip(instruction.claims, renewals, strict=True)
+            for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         ]
-        return ClaimsPosted(now_ms=monotonic_ms(), asked_at=asked_at, answers=tuple(answers))
+
+    def _read_gangs(self, instruction: ReadGangs) -> Event:
+        found = self._store.get_many("PodGroup", instruction.groups)
+        groups = {key: one for key, one in found.items() if isinstance(one, PodGroup)}
+        # After the groups: a gang that is complete then may have lost a pod by now.
+        uids = [uid for one in groups.values() if is_complete(one) for uid in uids_of_gang(one)]
+        pods = pods_of(uids, self._store.get_many("Pod", uids)) if uids else {}
+        return GangsRead(now_ms=monotonic_ms(), groups=groups, pods=pods)
 
     def _write_run_file(self, claim: StartClaim) -> None:
         """Write a run file: it tells the next agent that no other machine runs the attempt."""
@@ -197,7 +242,7 @@ class PodReports:
         renewals = self._store.alive.look(instruction.attempts)
         return StopsRead(now_ms=monotonic_ms(), answers=answers_of(instruction.attempts, renewals))
 
-    def _post(self, instruction: PostReport) -> None:
+    def _post_report(self, instruction: PostReport) -> None:
         self._reports.post(instruction.report)
 
     # --- ends -----------------------------------------------------------------------------------
@@ -272,6 +317,7 @@ class PodReports:
 
     def _forget(self, instruction: ForgetPods) -> None:
         for attempt in instruction.attempts:
+            self._ports.give_back(attempt)
             self._files.forget(attempt.pod, attempt.attempt)
 
     def _end_leases(self, instruction: EndLeases) -> None:

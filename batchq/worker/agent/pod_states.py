@@ -1,18 +1,21 @@
 """The states of a pod attempt on its node, as its agent sees it, and every move between them.
 
 delivered ─────▶ claimed ─────▶ running
-    │               │              │ its work-horse ends, dies, or cannot be started
-    │ given back    │ given back   ▼
-    └───────────────┴────────▶ unreported ──▶ reported ──▶ forgotten
-                                   ▲
-        runs here by the server's ─┘
-        records, and does not
+    │               │  │           ▲  │ its work-horse ends, dies, or cannot be started
+    │               │  └─▶ waiting for its gang
+    │ given back    │ given back │ │  ▼
+    └───────────────┴────────────┴▶ unreported ──▶ reported ──▶ forgotten
+                                      ▲
+           runs here by the server's ─┘
+           records, and does not
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+
+from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import PodAttempt, PodOutcome
@@ -27,6 +30,8 @@ class PodState(StrEnum):
     DELIVERED = "delivered"
     #: Its start claim is posted and its lease taken; the leader has not applied the claim yet.
     CLAIMED = "claimed"
+    #: Its claim is applied, and it does not start before all pods of its gang have claimed.
+    MEETING = "waiting for its gang"
     #: A work-horse has it.
     RUNNING = "running"
     #: No work-horse has it, and its end is to be reported.
@@ -44,6 +49,8 @@ class Cause(StrEnum):
     GIVEN_BACK = "it is ours and is not to start"
     RAN_BEFORE = "it runs by the server's records, and was not claimed since its delivery"
     GRANTED = "its claim was applied"
+    GANG_AWAITED = "its claim was applied, and it waits for its gang"
+    GANG_MET = "its gang is complete"
     NOT_STARTED = "its work-horse could not be started"
     HORSE_REPORTED = "its work-horse has reported its end"
     HANDED_OVER = "its work-horse leaves the report to the agent"
@@ -67,6 +74,10 @@ MOVES: Mapping[tuple[PodState | None, Cause], PodState | None] = {
     (_S.CLAIMED, Cause.DECLINED): None,
     (_S.CLAIMED, Cause.GIVEN_BACK): _S.UNREPORTED,
     (_S.CLAIMED, Cause.GRANTED): _S.RUNNING,
+    (_S.CLAIMED, Cause.GANG_AWAITED): _S.MEETING,
+    (_S.MEETING, Cause.GANG_MET): _S.RUNNING,
+    (_S.MEETING, Cause.DECLINED): None,
+    (_S.MEETING, Cause.GIVEN_BACK): _S.UNREPORTED,
     (_S.RUNNING, Cause.NOT_STARTED): _S.UNREPORTED,
     (_S.RUNNING, Cause.HORSE_REPORTED): _S.REPORTED,
     (_S.RUNNING, Cause.HANDED_OVER): _S.UNREPORTED,
@@ -78,6 +89,30 @@ MOVES: Mapping[tuple[PodState | None, Cause], PodState | None] = {
     (_S.REPORTED, Cause.REPORTED): _S.REPORTED,
     (_S.REPORTED, Cause.SEEN): None,
 }
+
+
+class Paces(Struct, frozen=True, kw_only=True):
+    """Intervals in milliseconds."""
+
+    #: The pause between two checks of waiting claims, if no wake-up arrives.
+    check_first_ms: int = 20
+    check_max_ms: int = 200
+    #: The same for claims that only wait for their gangs, which the leader announces.
+    check_gangs_max_ms: int = 1_000
+    #: How old leases get before they are renewed, as a part of their length.
+    renew_parts: int = 12
+    #: A report without effect is posted again: its wake-up may be lost, or the server may have
+    #: lost it.
+    repeat_ms: int = 5_000
+    #: How long a claim waits for a leader before the pod is given back.
+    patience_ms: int = 60_000
+    #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
+    #: enqueued again. A new agent has no such patience when it first looks.
+    bound_patience_ms: int = 10_000
+
+    def longest_check_ms(self, only_gangs: bool) -> int:
+        """Return the longest pause between two checks of claims."""
+        return self.check_gangs_max_ms if only_gangs else self.check_max_ms
 
 
 class PodOnNode:
@@ -97,6 +132,7 @@ class PodOnNode:
         "lease_from",
         "outcome",
         "pod",
+        "ports",
         "posted_at",
         "since",
         "state",
@@ -112,6 +148,8 @@ class PodOnNode:
         #: Whether a claim was sent, answered or not.
         self.is_claim_sent = False
         self.posted_at = self.lease_from = since
+        #: The ports reserved for it, which its claim states.
+        self.ports: tuple[int, ...] = ()
         self.group: PodGroup | None = None
         #: The fence of its pod when it was claimed; empty for an attempt that was not.
         self.fence = ""
@@ -139,6 +177,9 @@ class PodOnNode:
 
 #: The outcome of a pod whose work-horse died.
 LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
+#: The outcomes of pods that are given back.
+UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
+LATE = PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
 
 
 def attempt_of(pod: Pod) -> PodAttempt:
@@ -187,3 +228,17 @@ def patience_ms(lease_ms: int) -> int:
     It is well before the end of a lease, so that the work-horse can still ask the server itself.
     """
     return lease_ms // 3
+
+
+def group_of(pod: Pod) -> str:
+    """Return the key of a pod's group."""
+    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
+def told(entry: object) -> str:
+    """Return an entry of the machine's story in words."""
+    match entry:
+        case (PodAttempt() as attempt, before, cause, after):
+            return f"{attempt.id}: {before or 'unknown'} → {after or 'forgotten'}, because {cause}"
+        case _:
+            return str(entry)

@@ -13,7 +13,7 @@ import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -97,8 +97,8 @@ class Slot(Worker):
     harness: Harness
     #: The work-horse's end of its control socket.
     control: socket.socket
-    #: The agent's ends of all control sockets. The child closes its copies: an open one would hide
-    #: from the other work-horses that the agent is gone.
+    #: The agent's ends of all control sockets, and its own. The child closes its copies: an open
+    #: one would hide from the other work-horses that the agent is gone.
     others: list[socket.socket]
 
     def _set_connection(self, connection: Any) -> Any:
@@ -205,8 +205,19 @@ class Slots:
     A work-horse whose pod has ended takes the next one, because a fork costs more than a short pod.
     """
 
-    def __init__(self, link: RqLink, node: str, *, prefix: str, most: int = 0) -> None:
-        """`most`: how many work-horses the agent vouches for at once."""
+    def __init__(
+        self,
+        link: RqLink,
+        node: str,
+        *,
+        prefix: str,
+        most: int = 0,
+        own_sockets: Callable[[], Sequence[socket.socket]] = lambda: (),
+    ) -> None:
+        """`most`: how many work-horses the agent vouches for at once. `own_sockets` returns what
+        the agent has open and work-horses must not have.
+        """
+        self._own_sockets = own_sockets
         self._link = link
         self._vouchers = VoucherTable(most)
         self._node = node
@@ -345,7 +356,8 @@ class Slots:
         voucher = self._vouchers.take()
         _begin(voucher, harness)
         slot.harness, slot.control = structs.replace(harness, voucher=voucher), theirs
-        slot.others = [ours, *(horse.control for horse in self._all_horses())]
+        controls = [horse.control for horse in self._all_horses()]
+        slot.others = [ours, *controls, *self._own_sockets()]
         # Signals to the child wait until it has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TO_HORSES)
         try:

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartClaim
 from batchq.api.objects import Pod
@@ -24,6 +22,8 @@ from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.worker.agent.messages import (
+    LOCAL,
+    TIMERS,
     AttemptAnswer,
     ClaimedPodsRead,
     ClaimsApplied,
@@ -45,6 +45,7 @@ from batchq.worker.agent.messages import (
     FencedAttempts,
     ForgetPods,
     FormerPodsFound,
+    GangsRead,
     HorsesEnded,
     IgnoreDelivery,
     Instruction,
@@ -59,6 +60,7 @@ from batchq.worker.agent.messages import (
     ReadClaimedPods,
     ReadDueEnds,
     ReadEndedPods,
+    ReadGangs,
     ReadRunningPods,
     ReadStops,
     RenewLeases,
@@ -76,25 +78,28 @@ from batchq.worker.agent.messages import (
     VouchFor,
 )
 from batchq.worker.agent.pod_states import (
+    LATE,
     MOVES,
+    UNSTARTED,
     Cause,
+    Paces,
     PodOnNode,
     PodState,
     attempt_of,
+    group_of,
     is_attempt,
     is_over,
     lost_outcome,
     may_start,
+    told,
 )
+from batchq.worker.rendezvous import Peer, has_met, peers_of
 
 #: How many of the last events an error tells.
 _STORY_LENGTH = 200
 
-_UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
-_LATE = PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
-
-
 _S = PodState
+_STARTING = (_S.MEETING, _S.CLAIMED, _S.DELIVERED)
 _ENDED = frozenset({_S.UNREPORTED, _S.REPORTED})
 
 
@@ -102,48 +107,7 @@ class InvalidMove(InvariantBroken):
     """An event that is impossible in the pod's state; the message tells the last events."""
 
 
-#: Instructions that need no server.
-_LOCAL = (
-    DeclinePod,
-    DisownPod,
-    EndProcesses,
-    ForgetPods,
-    IgnoreDelivery,
-    StopHorses,
-    StopPod,
-    VouchFor,
-)
-#: Events without news, which the story omits.
-_TIMERS = (
-    ClaimsDue,
-    EndsDue,
-    LeasesDue,
-    LeasesRenewed,
-    ServerAnswered,
-    SignalsReceived,
-    StopsRead,
-)
-
-
 # --- the machine --------------------------------------------------------------------------------
-
-
-class Paces(Struct, frozen=True, kw_only=True):
-    """Intervals in milliseconds."""
-
-    #: The pause between two checks of waiting claims, if no wake-up arrives.
-    check_first_ms: int = 20
-    check_max_ms: int = 200
-    #: How old leases get before they are renewed, as a part of their length.
-    renew_parts: int = 12
-    #: A report without effect is posted again: its wake-up may be lost, or the server may have
-    #: lost it.
-    repeat_ms: int = 5_000
-    #: How long a claim waits for a leader before the pod is given back.
-    patience_ms: int = 60_000
-    #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
-    #: enqueued again. A new agent has no such patience when it first looks.
-    bound_patience_ms: int = 10_000
 
 
 class AgentState:
@@ -156,6 +120,7 @@ class AgentState:
         author: str,
         slots: int,
         lease_ms: int,
+        address: str = "",
         drain_timeout_ms: int = 0,
         paces: Paces | None = None,
     ) -> None:
@@ -163,6 +128,7 @@ class AgentState:
         self._author = author
         self._slots = slots
         self._lease_ms = lease_ms
+        self._address = address
         self._drain_timeout_ms = drain_timeout_ms
         self._paces = paces or Paces()
         self._pods: dict[PodAttempt, PodOnNode] = {}
@@ -183,6 +149,7 @@ class AgentState:
             ClaimsApplied: self._on_claims_applied,
             ClaimedPodsRead: self._on_claimed_pods,
             ClaimsPosted: self._on_claims_posted,
+            GangsRead: self._on_gangs,
             LeasesDue: self._on_leases_due,
             LeasesRenewed: self._on_leases_renewed,
             StopsAnnounced: self._on_stops_announced,
@@ -219,7 +186,7 @@ class AgentState:
         return max(0, self._slots - len(self._by_state[_S.RUNNING]) - self._starting())
 
     def _starting(self) -> int:
-        return len(self._by_state[_S.DELIVERED]) + len(self._by_state[_S.CLAIMED])
+        return sum(len(self._by_state[state]) for state in _STARTING)
 
     def running(self) -> frozenset[PodAttempt]:
         """Return the attempts that work-horses have."""
@@ -250,7 +217,7 @@ class AgentState:
     def story(self, attempt: PodAttempt | None = None) -> list[str]:
         """Return the last events, oldest first; those of one attempt if it is given."""
         return [
-            f"{now_ms} {_told(entry)}"
+            f"{now_ms} {told(entry)}"
             for now_ms, entry in self._story
             if attempt is None or not isinstance(entry, tuple) or entry[0] == attempt
         ]
@@ -260,7 +227,7 @@ class AgentState:
     def handle(self, event: Event) -> Instructions:
         """Return the instructions that follow from an event. Raise InvalidMove."""
         now_ms = event.now_ms
-        if not isinstance(event, _TIMERS):
+        if not isinstance(event, TIMERS):
             self._story.append((now_ms, type(event).__name__))
         handler = self._handlers.get(type(event))
         if handler is None:
@@ -279,7 +246,7 @@ class AgentState:
         left = deque(self.handle(event))
         while left:
             instruction, answer = left.popleft(), None
-            if trouble is None or isinstance(instruction, _LOCAL):
+            if trouble is None or isinstance(instruction, LOCAL):
                 try:
                     answer = carry_out(instruction)
                 except StoreUnavailable as error:
@@ -300,9 +267,10 @@ class AgentState:
                     raise self._broken(attempt, f"is kept as {state}, and is {one.state}")
         if sum(map(len, self._by_state.values())) != len(self._pods):
             raise self._broken(None, "an attempt is kept in no state or in two")
-        for attempt, one in self._by_state[_S.CLAIMED].items():
-            if one.group is None:
-                raise self._broken(attempt, "is claimed without its group")
+        for state in (_S.CLAIMED, _S.MEETING):
+            for attempt, one in self._by_state[state].items():
+                if one.group is None:
+                    raise self._broken(attempt, "is claimed without its group")
         for attempt, one in self._by_state[_S.REPORTED].items():
             if one.outcome is None:
                 raise self._broken(attempt, "is reported without an outcome")
@@ -358,8 +326,7 @@ class AgentState:
         return instructions
 
     def _waiting(self) -> list[PodOnNode]:
-        claimed, delivered = self._by_state[_S.CLAIMED], self._by_state[_S.DELIVERED]
-        return [*claimed.values(), *delivered.values()]
+        return [one for state in _STARTING for one in self._by_state[state].values()]
 
     def _on_claims_applied(self, _event: ClaimsApplied) -> Instructions:
         self._check_at, self._pause_ms = 0, self._paces.check_first_ms
@@ -370,7 +337,8 @@ class AgentState:
         if not waiting or now_ms < self._check_at:
             return []
         self._check_at = now_ms + self._pause_ms
-        self._pause_ms = min(2 * self._pause_ms, self._paces.check_max_ms)
+        only_gangs = len(waiting) == len(self._by_state[_S.MEETING])
+        self._pause_ms = min(2 * self._pause_ms, self._paces.longest_check_ms(only_gangs))
         # A pod that was just delivered is not read again.
         known = {one.attempt.pod for one in waiting if one.pod is not None}
         unread = [one.attempt.pod for one in waiting if one.attempt.pod not in known]
@@ -385,6 +353,8 @@ class AgentState:
         instructions: Instructions = []
         repeated: Instructions = []
         fresh: list[tuple[StartClaim, str, str]] = []
+        ports: dict[PodAttempt, int] = {}
+        gangs: dict[str, None] = {}
         ends: list[EndReport] = []
         for one in waiting:
             uid, one.pod = one.attempt.pod, None
@@ -397,19 +367,30 @@ class AgentState:
                 instructions += decided
             elif pod is not None and one.state == _S.DELIVERED:
                 one.claimed_pod, one.is_claim_sent, one.fence = pod, True, fence_of(pod)
-                fresh.append((self._claim(one.attempt), one.fence, _group_of(pod)))
+                fresh.append((self._claim(one), one.fence, group_of(pod)))
+                if pod.spec.ports:
+                    ports[one.attempt] = pod.spec.ports
+            elif pod is not None and one.state == _S.MEETING and self._is_ours(pod):
+                gangs[group_of(pod)] = None
             elif pod is not None and event.now_ms - one.posted_at >= self._paces.repeat_ms:
                 one.posted_at = event.now_ms
-                repeated.append(PostReport(self._claim(one.attempt)))
+                repeated.append(PostReport(self._claim(one)))
         if fresh:
-            instructions.append(PostClaims(tuple(fresh)))
+            instructions.append(PostClaims(tuple(fresh), ports))
+        if gangs:
+            instructions.append(ReadGangs(tuple(gangs)))
         instructions += repeated
         if ends:
             instructions.append(ReportEnds(tuple(ends)))
         return instructions
 
-    def _claim(self, attempt: PodAttempt) -> StartClaim:
-        return StartClaim(pod=attempt.pod, attempt=attempt.attempt, author=self._author)
+    def _claim(self, one: PodOnNode) -> StartClaim:
+        pod, number = one.attempt.pod, one.attempt.attempt
+        at = self._address if one.ports else ""
+        return StartClaim(pod=pod, attempt=number, author=self._author, address=at, ports=one.ports)
+
+    def _is_ours(self, pod: Pod) -> bool:
+        return pod.status.phase == PodPhase.RUNNING and pod.status.holder == self._author
 
     def _decide_claim(
         self, one: PodOnNode, pod: Pod | None, ends: list[EndReport], now_ms: int
@@ -418,7 +399,7 @@ class AgentState:
         if pod is None or pod.status.attempt != one.attempt.attempt:
             return self._decline(one, "gone or superseded", now_ms)
         status = pod.status
-        is_ours = status.phase == PodPhase.RUNNING and status.holder == self._author
+        is_ours = self._is_ours(pod)
         if any(running.pod == one.attempt.pod for running in self._by_state[_S.RUNNING]):
             # A server that was restored from an older copy may bind a former attempt again.
             return self._decline(one, "another attempt of it runs here", now_ms)
@@ -430,13 +411,17 @@ class AgentState:
             where = status.node if status.phase in ON_NODE and status.node else "no node"
             return self._decline(one, f"{status.phase} on {where}", now_ms)
         if is_ours and one.state == _S.CLAIMED:
-            return self._start(one, pod, ends, now_ms)
+            if not pod.spec.ports:
+                return self._start(one, pod, ends, now_ms)
+            self._move(one.attempt, Cause.GANG_AWAITED, now_ms)
+        if one.state == _S.MEETING and now_ms >= one.lost_at(self._lease_ms):
+            return self._give_back(one, LATE.stopped, LATE.message, ends, now_ms)
         if status.terminating:
             return self._give_back(one, status.reason, "stopped before it started", ends, now_ms)
         if self.is_draining:
             why = "its node went away before it started"
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        if now_ms - one.since >= self._paces.patience_ms:
+        if one.state != _S.MEETING and now_ms - one.since >= self._paces.patience_ms:
             why = f"no scheduler let it start within {self._paces.patience_ms // 1000} s"
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
         return None
@@ -458,14 +443,35 @@ class AgentState:
     def _end(self, attempt: PodAttempt, outcome: PodOutcome) -> Ended:
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
 
-    def _start(self, one: PodOnNode, pod: Pod, ends: list[EndReport], now_ms: int) -> Instructions:
+    def _start(
+        self, one: PodOnNode, pod: Pod, ends: list[EndReport], now_ms: int, *peers: Peer
+    ) -> Instructions:
         assert one.group is not None
         if now_ms >= one.lost_at(self._lease_ms):
-            return self._give_back(one, _LATE.stopped, _LATE.message, ends, now_ms)
-        self._move(one.attempt, Cause.GRANTED, now_ms)
-        start = StartPod(attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from)
+            return self._give_back(one, LATE.stopped, LATE.message, ends, now_ms)
+        self._move(one.attempt, Cause.GANG_MET if peers else Cause.GRANTED, now_ms)
+        start = StartPod(
+            attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers
+        )
         one.pod = one.group = None
         return [start]
+
+    def _on_gangs(self, event: GangsRead) -> Instructions:
+        """Start the pods whose gangs are complete, unless a pod of theirs has been lost since."""
+        instructions: Instructions = []
+        ends: list[EndReport] = []
+        for one in list(self._by_state[_S.MEETING].values()):
+            pod = event.pods.get(one.attempt.pod)
+            if pod is None or not is_attempt(pod, one.attempt):
+                continue
+            group = event.groups.get(group_of(pod))
+            peers = peers_of(group, event.pods) if group and has_met(group, pod) else None
+            if peers and self._is_ours(pod) and not pod.status.terminating:
+                one.group = group
+                instructions += self._start(one, pod, ends, event.now_ms, *peers)
+        if ends:
+            instructions.append(ReportEnds(tuple(ends)))
+        return instructions
 
     def _on_claims_posted(self, event: ClaimsPosted) -> Instructions:
         instructions: Instructions = []
@@ -475,17 +481,20 @@ class AgentState:
             if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
                 raise self._broken(answer.attempt, "was claimed, and was not to be claimed")
             pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
-            one.posted_at = event.asked_at
+            one.posted_at, one.ports = event.asked_at, answer.ports
             one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
             if answer.word == "fenced":
                 instructions += self._decline(one, "gone or superseded", event.now_ms)
             elif group is None or group.metadata.uid != pod.status.group_uid:
                 reason, why = Leaving.NODE_LOST, "its group is gone"
                 instructions += self._give_back(one, reason, why, ends, event.now_ms)
+            elif answer.word == "no ports":
+                reason, why = Leaving.NODE_LOST, f"fewer than {pod.spec.ports} ports are free"
+                instructions += self._give_back(one, reason, why, ends, event.now_ms)
             else:
                 self._move(one.attempt, Cause.CLAIM_POSTED, event.now_ms)
                 one.group = group
-                if pod.status.phase == PodPhase.RUNNING:
+                if pod.status.phase == PodPhase.RUNNING and not pod.spec.ports:
                     # Applied while the server did not answer.
                     instructions += self._start(one, pod, ends, event.now_ms)
                 elif answer.word == "stop":
@@ -506,6 +515,8 @@ class AgentState:
 
     def _on_stops_announced(self, _event: StopsAnnounced) -> Instructions:
         """Read which pods are to stop, which each renewal reads as well."""
+        if self._by_state[_S.MEETING]:
+            self._check_at = 0
         running = self._by_state[_S.RUNNING].values()
         return [ReadStops(_fenced(running))] if running else []
 
@@ -518,6 +529,7 @@ class AgentState:
         return _fenced(
             [
                 *self._by_state[_S.CLAIMED].values(),
+                *self._by_state[_S.MEETING].values(),
                 *(one for one in running if one.attempt not in silent),
                 *(one for one in self._all_ended() if one.has_processes),
             ]
@@ -530,7 +542,7 @@ class AgentState:
             one = self._pods.get(answer.attempt)
             if one is None or answer.word == "fenced":
                 continue
-            if one.state == _S.CLAIMED:
+            if one.state in (_S.CLAIMED, _S.MEETING):
                 one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
             elif one.state == _S.RUNNING:
                 vouched.append(answer.attempt)
@@ -779,22 +791,10 @@ class AgentState:
                 continue
             self._missing(attempt, event.now_ms)
             one = self._pods[attempt]
-            one.outcome, one.is_reported_for_horse = _UNSTARTED, True
-            ends.append(EndReport(report=self._end(attempt, _UNSTARTED), replaces_horse=True))
+            one.outcome, one.is_reported_for_horse = UNSTARTED, True
+            ends.append(EndReport(report=self._end(attempt, UNSTARTED), replaces_horse=True))
         return [ReportEnds(tuple(ends))] if ends else []
 
 
 def _fenced(pods: Iterable[PodOnNode]) -> FencedAttempts:
     return tuple((one.attempt, one.fence) for one in pods)
-
-
-def _group_of(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
-
-
-def _told(entry: object) -> str:
-    match entry:
-        case (PodAttempt() as attempt, before, cause, after):
-            return f"{attempt.id}: {before or 'unknown'} → {after or 'forgotten'}, because {cause}"
-        case _:
-            return str(entry)

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
+from batchq.api.resources import CPU, GPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import InvalidInput, UsageError
 from batchq.system import structlog
 from batchq.worker.host import cgroup
@@ -154,7 +154,6 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-GPU = "gpu"
 _WHOLE = 1000
 
 

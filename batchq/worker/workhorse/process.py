@@ -363,6 +363,18 @@ def _not_started(program: str, trouble: Exception) -> PodOutcome:
 
 
 _OWN_PREFIXES = ("BATCHQ_", "RQ_", "REDIS_", "VALKEY_")
+#: What launchers tell their processes: an agent that one of them has started must not pass it on,
+#: or its pods would take themselves for parts of that job.
+_LAUNCHER_PREFIXES = (
+    *("MASTER_", "PET_", "TORCHELASTIC_", "ROLE_", "SLURM", "SBATCH_", "SRUN_", "OMPI_", "PRTE_"),
+    *("PMIX_", "PMI_", "HYDRA_", "I_MPI_HYDRA_", "JAX_", "RAY_", "DASK_"),
+)
+_LAUNCHER_NAMES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
+        *("GROUP_WORLD_SIZE", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),
+    }
+)
 _SECRET_WORDS = (
     *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIAL"),
     *("PRIVATE_KEY", "ACCESS_KEY", "API_KEY", "APIKEY", "SSH_AUTH_SOCK"),
@@ -375,14 +387,16 @@ _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> dict[str, str]:
     """Return the agent's own environment without what pods must not see.
 
-    Left out: everything of batchq, RQ and the server, variables whose names sound like a secret,
-    and values that contain one of `secrets` (such as the server's URL) or a URL with a password.
+    Left out: everything of batchq, RQ and the server, what a launcher around the agent has set,
+    variables whose names sound like a secret, and values that contain one of `secrets` (such as the
+    server's URL) or a URL with a password.
     """
     return {
         name: value
         for name, value in agents.items()
-        if not name.startswith(_OWN_PREFIXES)
-        and name != _VISIBLE_GPUS
+        if not name.startswith((*_OWN_PREFIXES, *_LAUNCHER_PREFIXES))
+        and name not in _LAUNCHER_NAMES
+        and not name.endswith("_VISIBLE_DEVICES")
         and not any(word in name.upper() for word in _SECRET_WORDS)
         and not name.upper().endswith("_PWD")
         and not _URL_WITH_A_PASSWORD.search(value)
@@ -398,11 +412,16 @@ def pod_environment(
     *,
     gpus: str | None,
     stop_file: Path,
+    launch: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the command's environment; a template cannot set `BATCHQ_*`."""
-    environment = {**base, **task.template.env}
+    """Return the command's environment; a template cannot set `BATCHQ_*`.
+
+    `launch`: what a pod of a gang with `spec.launch` is told; a template may override it.
+    """
+    environment = {**base, **launch, **task.template.env}
     if gpus is not None:
         environment[_VISIBLE_GPUS] = gpus
+    environment |= {name: launch[name] for name in launch if name.startswith("BATCHQ_")}
     environment |= {
         "BATCHQ_GROUP": group.metadata.name,
         "BATCHQ_NAMESPACE": group.metadata.namespace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal as signals
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +15,7 @@ from msgspec import Struct
 from batchq.api.node_report import PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
+from batchq.worker.rendezvous import Peer, RendezvousFiles, hostfile_of, peers_file_of
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
 
@@ -47,8 +48,11 @@ log = structlog.get_logger(__name__)
 
 _SUFFIX, _DRAFT = ".json", ".draft"
 _STOP, _STOP_DRAFT, _TOKEN = ".stop", ".stop-draft", ".token"
+_HOSTS, _PEERS = ".hosts", ".peers"
 #: All files of an attempt. The draft, which may replace a missing record, is removed first.
-_SUFFIXES = (_TOKEN, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft")
+_SUFFIXES = (
+    *(_TOKEN, _HOSTS, _PEERS, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft"),
+)
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
@@ -129,6 +133,14 @@ class RunFiles:
     def unsent_file(self, pod: str, attempt: int) -> Path:
         """Return the path of the output that could not be sent."""
         return self._directory / f"{pod}-{attempt}.unsent"
+
+    def write_peers(self, pod: str, attempt: int, peers: Sequence[Peer]) -> RendezvousFiles:
+        """Write the host file and the peers file of an attempt. Raise OSError."""
+        stem = f"{self._directory}/{pod}-{attempt}"
+        files = RendezvousFiles(hosts=stem + _HOSTS, peers=stem + _PEERS)
+        Path(files.hosts).write_text(hostfile_of(peers))
+        Path(files.peers).write_bytes(peers_file_of(peers))
+        return files
 
     def write(self, run: RunFile) -> None:
         """Replace the record atomically. A full disk is logged and loses only this record."""

@@ -37,6 +37,7 @@ from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.host.processes import Signals
+from batchq.worker.rendezvous import launch_environment
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
@@ -299,10 +300,16 @@ class WorkHorse:
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group, functions = self._pod, self._group, self._harness.functions
         try:
-            environment = self._environment(pod, group, task) | self._access_to_api(group)
+            launch = self._launch_environment(pod, group)
+        except OSError as trouble:
+            process.end_cgroup(self._bounds)
+            message = f"the addresses of its gang cannot be written: {trouble.strerror}"
+            return PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
+        environment = self._environment(pod, group, task, launch)
+        try:
             command = process.start(
                 program.argv,
-                environment,
+                environment | self._access_to_api(group),
                 task.template.working_dir,
                 stdin=program.stdin,
                 bounds=self._bounds,
@@ -428,7 +435,21 @@ class WorkHorse:
             return True
         return any(pending.subject == report.subject for pending in self._reports.pending())
 
-    def _environment(self, pod: Pod, group: PodGroup, task: Task) -> dict[str, str]:
+    def _launch_environment(self, pod: Pod, group: PodGroup) -> Mapping[str, str]:
+        """Return the variables by which a pod of a gang with `spec.launch` finds the others, and
+        write the files that they name. Raise OSError.
+        """
+        peers = self._harness.start.peers
+        if not peers:
+            return {}
+        files = self._files.write_peers(self._uid, self._attempt, peers)
+        place = (pod.spec.task, pod.spec.index)
+        me = next(peer for peer in peers if (peer.task, peer.index) == place)
+        return launch_environment(me, peers, pod, group, files)
+
+    def _environment(
+        self, pod: Pod, group: PodGroup, task: Task, launch: Mapping[str, str]
+    ) -> dict[str, str]:
         return pod_environment(
             self._harness.environment or _environment_of(self._harness),
             pod,
@@ -436,6 +457,7 @@ class WorkHorse:
             task,
             gpus=self._harness.gpus,
             stop_file=self._files.stop_file(self._uid, self._attempt),
+            launch=launch,
         )
 
     def _write_run_file(

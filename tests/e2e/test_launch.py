@@ -1,0 +1,172 @@
+"""Gangs with `spec.launch` on two agents of one machine: they meet, or start again whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from batchq.client import Client
+from tests.e2e import hello
+from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.tidy.command_lines import commands_in
+from tests.tidy.source import ROOT
+
+HELLO = (sys.executable, hello.__file__)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Machine]:
+    """A machine with two agents, each with room for two pods, which no test kills."""
+    with Machine() as made:
+        made.up()
+        made.agent("n1", "cpu=2,memory=512Mi")
+        made.agent("n2", "cpu=2,memory=512Mi")
+        yield made
+
+
+def output(machine: Machine, name: str) -> list[str]:
+    """Return what the first pod of a group has printed."""
+    return machine.batchq("logs", name, "--pod", "main-0").stdout.splitlines()
+
+
+def run(machine: Machine, name: str, *options: str) -> None:
+    machine.batchq("submit", "--name", name, "-N", "4", "--wait", *options)
+
+
+def test_four_pods_of_one_process_meet_at_the_master_port(shared: Machine) -> None:
+    run(shared, "ranks", "--launch", "rank", "--", *HELLO)
+    assert output(shared, "ranks") == [f"ranks 0 {rank}" for rank in range(4)]
+
+
+def test_a_launcher_in_each_pod_starts_its_processes(shared: Machine) -> None:
+    run(shared, "llm", "--launch", "torch", "--processes", "2", "--", *HELLO)
+    assert output(shared, "llm") == [f"llm 0 {rank}" for rank in range(8)]
+
+
+def test_each_pod_knows_where_all_of_them_are(shared: Machine) -> None:
+    script = 'cat "$BATCHQ_HOSTFILE" "$BATCHQ_PEERS_FILE"'
+    run(shared, "peers", "--launch", "rank", "--ports", "3", "--", "sh", "-c", script)
+    with shared.client() as client:
+        placed = {pod.spec.index: pod.status for pod in pods_of(client, "peers")}
+    first, *rest = output(shared, "peers")
+    assert first == "127.0.0.1 slots=4"
+    peers = json.loads("".join(rest))
+    assert [peer["rank"] for peer in peers] == [0, 1, 2, 3]
+    assert {peer["address"] for peer in peers} == {"127.0.0.1"}
+    assert [(peer["node"], tuple(peer["ports"])) for peer in peers] == [
+        (placed[rank].node, placed[rank].ports) for rank in range(4)
+    ]
+    # Two agents share the ports of the machine.
+    ports = [port for peer in peers for port in peer["ports"]]
+    assert len(set(ports)) == 12
+    assert all(61_440 <= port <= 65_535 for port in ports)
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+#: Writes a line when it starts and when it ends; in the first round it never ends by itself.
+WORKER = """
+line() { echo "$BATCHQ_ROUND $BATCHQ_RANK $1 $MASTER_PORT" >> "$0"; }
+trap 'line stopped; exit 75' TERM
+line start
+while [ "$BATCHQ_ROUND" = 0 ]; do sleep 0.1; done
+line end
+"""
+
+
+class Scene:
+    """A gang of four in its first round, on two agents, and what its pods have written."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        machine.up()
+        self.agents = {name: machine.agent(name) for name in ("n1", "n2")}
+        self.diary = machine.root / "diary"
+
+    def submit(self) -> None:
+        options = ("--name", "gang", "-N", "4", "--launch", "rank", "--grace", "2s")
+        command = ("sh", "-c", WORKER, str(self.diary))
+        self.machine.batchq("submit", *options, "--retries", "1", "--", *command)
+
+    def lines(self, round_: int, word: str) -> list[str]:
+        """Return the ports that pods of a round named when they wrote the word, by rank."""
+        text = self.diary.read_text() if self.diary.exists() else ""
+        rows = [line.split() for line in text.splitlines()]
+        return [row[3] for row in sorted(rows) if (row[0], row[2]) == (str(round_), word)]
+
+    def restart_agent(self, name: str) -> None:
+        kill(self.agents[name].pid)
+        self.agents[name].wait()
+        self.agents[name] = self.machine.agent(name)
+
+    def rounds_overlap(self) -> bool:
+        """Whether a line of one round follows one of a later round."""
+        rounds = [int(line.split()[0]) for line in self.diary.read_text().splitlines()]
+        return rounds != sorted(rounds)
+
+
+def kill_a_rank(scene: Scene, client: Client) -> None:
+    node = pods_of(client, "gang")[2].status.node
+    [run, *_] = (scene.machine.home.root / "run" / node).glob("*.json")
+    kill(json.loads(run.read_text())["group"])
+
+
+def kill_an_agent(scene: Scene, _client: Client) -> None:
+    scene.restart_agent("n2")
+
+
+@pytest.mark.parametrize("strike", [kill_a_rank, kill_an_agent])
+def test_a_gang_that_loses_a_rank_starts_again_whole(
+    machine: Machine, strike: Callable[[Scene, Client], None]
+) -> None:
+    scene = Scene(machine)
+    scene.submit()
+    until(lambda: len(scene.lines(0, "start")) == 4, what="all four run")
+    with machine.client() as client:
+        strike(scene, client)
+        until(lambda: phase(client, "gang") == "Completed", what="Completed")
+        status = group(client, "gang").status
+    assert status.restarts == 1
+    # All ranks of a round meet at one port, and the next round has another.
+    [first, *_], [second, *_] = scene.lines(0, "start"), scene.lines(1, "start")
+    assert scene.lines(1, "end") == [second] * 4
+    assert first != second
+    assert not scene.rounds_overlap()
+
+
+# --- the guide ------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "distributed.md"
+SUBMISSIONS = [words for words in commands_in(PAGE) if words[:2] == ["batchq", "submit"]]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Machine]:
+    """A machine with 32 GPUs by its own account, and stand-ins for torchrun and the user's file."""
+    with Machine() as made:
+        made.up()
+        for name in ("n1", "n2"):
+            made.agent(name, "cpu=2,memory=512Mi,gpu=16")
+        made.file("train.py", Path(hello.__file__).read_text())
+        torchrun = made.file("torchrun", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        torchrun.chmod(0o755)
+        yield made
+
+
+def test_the_guide_has_commands_to_run() -> None:
+    assert len(SUBMISSIONS) == 3
+
+
+@pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])
+def test_the_guide_submits_jobs_that_run(lab: Machine, words: list[str]) -> None:
+    name, pods = words[words.index("--name") + 1], 4
+    path = f"PATH={lab.root}:{os.environ['PATH']}"
+    lab.batchq("submit", "--wait", "--env", path, *words[2:])
+    processes = pods * (8 if "torch" in words else 1)
+    assert sorted(output(lab, name)) == sorted(f"{name} 0 {rank}" for rank in range(processes))

@@ -246,9 +246,17 @@ def refuse_live_nodes(store: RedisStore, objects: Iterable[Object]) -> None:
 
 def schedulers(store: RedisStore) -> Schedulers:
     """Return the leader and the running schedulers. Raises StoreUnavailable."""
+    from batchq.store.link import is_damaged
     from batchq.store.schedulers import attending, revision
 
-    leader, there, latest = store.leader(), attending(store), revision(store)
+    leader, there = store.leader(), attending(store)
+    try:
+        latest = revision(store)
+    except StoreUnavailable as error:
+        if not is_damaged(error):
+            raise
+        # A leader repairs it, and it is only compared with the mirrors here.
+        latest = 0
     now_ms = store.now_ms()
     leading: Leading | None = None
     if leader is not None:

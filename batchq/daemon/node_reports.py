@@ -144,7 +144,9 @@ class NodeReportReader:
         for name, node in found.items():
             self._kept_out[name] = time.monotonic() + KEPT_OUT_S
             reason = f"{SPOILED}: {suspects[name]}"
-            if isinstance(node, Node) and (change := out_of_service(node, reason)):
+            if isinstance(node, Node) and (
+                change := out_of_service(node, reason, now_ms=self._store.now_ms())
+            ):
                 _log.error("node.out_of_service", node=name, why=suspects[name])
                 changes.append(change)
         if not changes:

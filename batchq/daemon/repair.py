@@ -37,8 +37,9 @@ _log = structlog.get_logger()
 _LOOK_EVERY_S = 1.0
 #: Decisions pause during a recount, so recounts take at most a tenth of the time.
 _RECOUNT_APART = 10
-#: The most repairs of one kind that are logged and become events at once.
-_MOST_REPORTED = 20
+#: The most repairs of one kind that are logged and become events at once: more than there are keys
+#: that all share.
+_MOST_REPORTED = 50
 #: If a page has this many wrong heads, the next page is checked in the same look. Sessions wait
 #: meanwhile, so there is a limit.
 _MANY_HEADS, _HEADS_WITHIN_S = 50, 0.3

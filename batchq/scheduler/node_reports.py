@@ -55,7 +55,7 @@ from batchq.ports import IdSource, Store
 
 _set = msgspec.structs.replace
 #: Longest reason of an agent's `Leaves`, in characters; describe shows it on one line.
-_LONGEST_LEAVE_REASON = 200
+_LONGEST_LEAVE_REASON = 1_000
 _NO_PODS: Mapping[str, Pod] = MappingProxyType({})
 
 
@@ -235,7 +235,7 @@ def _plan_for(
         case Serves():
             return serves(seen.nodes.get(node), node, report, now_ms=now_ms)
         case Leaves():
-            return leaves(seen.nodes.get(node), report)
+            return leaves(seen.nodes.get(node), report, now_ms=now_ms)
         case StartClaim():
             pod = seen.pods.get(report.pod)
             return claim(pod, node, report, now_ms=now_ms, generation=generation)
@@ -471,28 +471,30 @@ def _is_valid(node: Node) -> bool:
     )
 
 
-def leaves(before: Node | None, report: Leaves) -> Transaction | None:
-    """Set the node not ready, so that nothing is bound to it, unless another agent took it over."""
-    if before is None or not before.status.ready:
+def leaves(before: Node | None, report: Leaves, *, now_ms: int) -> Transaction | None:
+    """Set the node not ready, so that nothing is bound to it, unless another agent took it over. A
+    node that is not ready gets a new reason, if one is given.
+    """
+    if before is None or before.metadata.annotations.get(AGENT_ANNOTATION) != report.agent:
         return None
-    if before.metadata.annotations.get(AGENT_ANNOTATION) != report.agent:
+    reason = report.reason[:_LONGEST_LEAVE_REASON]
+    if not before.status.ready and reason in ("", before.status.reason):
         return None
     name = before.metadata.name
-    reason = report.reason[:_LONGEST_LEAVE_REASON]
     after = _set(before, status=_set(before.status, ready=False, reason=reason))
     message = reason or "its agent leaves"
     return Transaction(
         subject=name,
         writes=(_write_node(before, after),),
         charges=(Charge(holder=f"node:{name}"),),
-        events=(Event(kind="Node", key=name, reason="NotReady", message=message),),
+        events=(Event(kind="Node", key=name, reason="NotReady", message=message, at=now_ms),),
     )
 
 
-def out_of_service(before: Node, reason: str) -> Transaction | None:
+def out_of_service(before: Node, reason: str, *, now_ms: int) -> Transaction | None:
     """Set the node not ready, whichever agent serves it; return None if it already is not."""
     agent = before.metadata.annotations.get(AGENT_ANNOTATION, "")
-    return leaves(before, Leaves(agent=agent, reason=reason)) if agent else None
+    return leaves(before, Leaves(agent=agent, reason=reason), now_ms=now_ms) if agent else None
 
 
 def _write_node(before: Node | None, after: Node) -> Write:

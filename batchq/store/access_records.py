@@ -19,10 +19,12 @@ import redis
 from msgspec import UNSET, Struct, UnsetType
 
 from batchq.api.access import Binding, Scope, Via
+from batchq.api.objects import Unreadable
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.codec import DAMAGE, whole
+from batchq.store.codec import DAMAGE, read_units, whole
 from batchq.store.link import DAMAGED, Link, is_wrong_type
+from batchq.store.records import name_of
 
 _R = TypeVar("_R", "TokenRecord", "BindingRecord")
 
@@ -290,6 +292,77 @@ def _newest_first(link: Link, newest: str, most: int) -> Iterator[tuple[bytes, s
 
 def _page(last: str, count: int, client: redis.Redis) -> list[tuple[bytes, dict[bytes, bytes]]]:
     return client.xrevrange(keys.AUDIT, last, "-", count=count)  # type: ignore[return-value]  # of a synchronous client
+
+
+#: How each field of a key is read.
+_READERS: dict[str, Callable[[bytes], object]] = {
+    keys.TOKENS: partial(msgspec.json.decode, type=TokenRecord),
+    keys.TOKENS_USED: read_units,
+    keys.BINDINGS: partial(msgspec.json.decode, type=BindingRecord),
+}
+_AT_NEXT_CHANGE = "the next change of a token or binding repairs it"
+_IN_TRAIL = "none: the trail stays as it is, and `batchq access audit` shows the record"
+
+
+def damaged_access(link: Link) -> list[Unreadable] | None:
+    """Return the malformed tokens, bindings, last uses and latest audit records, and the keys of
+    another type; None for a user who may not read them. Raises StoreUnavailable.
+    """
+
+    def asked(client: redis.Redis) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for name in (*_READERS, keys.ACCESS_STATE):
+            pipeline.hgetall(name)
+        pipeline.xrevrange(keys.AUDIT, count=_PAGE)
+        return pipeline.execute(raise_on_error=False)
+
+    found: list[Unreadable] = []
+    names = (*_READERS, keys.ACCESS_STATE, keys.AUDIT)
+    for name, answer in zip(names, link.ask(asked), strict=True):
+        if isinstance(answer, redis.exceptions.NoPermissionError):
+            return None
+        if is_wrong_type(answer):
+            remedy = f"delete it as a user with all rights, `DEL {name}`: what it holds is lost"
+            found.append(_damaged("Key", name, "it is of another type", remedy))
+        elif isinstance(answer, Exception):
+            raise link.unavailable(answer) from answer
+        elif name in _READERS:
+            found += _damaged_fields(name, answer)
+        elif name == keys.ACCESS_STATE:
+            if whole(answer.get(b"revision", b"0")) is None:
+                found.append(_damaged("Key", name, "its revision is no number", _AT_NEXT_CHANGE))
+        else:
+            found += [
+                _damaged("Entry", f"{name} {name_of(id_)}", "not an audit record", _IN_TRAIL)
+                for id_, fields in answer
+                if not _is_readable(_AS_AUDIT_RECORD, fields.get(b"record", b""))
+            ]
+    return found
+
+
+_AS_AUDIT_RECORD = partial(msgspec.json.decode, type=AuditRecord)
+
+
+def _damaged(kind: str, key: str, why: str, remedy: str) -> Unreadable:
+    return Unreadable(kind=kind, key=key, why=why, remedy=remedy)
+
+
+def _damaged_fields(name: str, stored: dict[bytes, bytes]) -> list[Unreadable]:
+    found = []
+    for field in sorted(stored):
+        if not _is_readable(_READERS[name], stored[field]) or not _is_readable(bytes.decode, field):
+            shown = name_of(field)[:60]
+            remedy = f"delete it as a user of the role api: `HDEL {name} {shown}`"
+            found.append(_damaged("Key", name, f"its field {shown} is unreadable", remedy))
+    return found
+
+
+def _is_readable(read: Callable[[bytes], object], stored: bytes) -> bool:
+    try:
+        read(stored)
+    except DAMAGE:
+        return False
+    return True
 
 
 def read_last_uses(link: Link) -> dict[str, int]:

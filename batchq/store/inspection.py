@@ -18,13 +18,14 @@ from typing import Any, TypeVar, cast
 from msgspec import Struct
 
 from batchq.api.node_report import NodeReport, decode
+from batchq.api.notation import subdomain_problem
 from batchq.api.objects import KINDS, Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Ledger
 from batchq.api.views import Change
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.codec import DAMAGE
+from batchq.store.codec import DAMAGE, whole
 from batchq.store.keys import Key
 from batchq.store.link import (
     OTHER_TYPE,
@@ -38,6 +39,7 @@ from batchq.store.link import (
 )
 from batchq.store.liveness import damaged_in
 from batchq.store.mirror import Trimmed, after_change, read_changes
+from batchq.store.node_channels import EVERYTHING
 from batchq.store.records import (
     field_named,
     field_of_key,
@@ -51,6 +53,7 @@ from batchq.store.records import (
 )
 from batchq.store.redis import RedisStore
 from batchq.store.rules import Held
+from batchq.store.schedulers import read_entry
 
 T = TypeVar("T")
 
@@ -59,6 +62,9 @@ PINGS = 5
 #: over.
 _CHANGES_BETWEEN = 5_000
 _BOOKS_READ = 8
+#: More than any count of writes.
+_ANY_REVISION = 2**53
+_BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS)
 #: Reports read from each node's queue, approximately and at most.
 _REPORTS_READ = 1_000
 
@@ -114,6 +120,8 @@ class Books(Struct, frozen=True, kw_only=True):
     #: The records among all these that cannot be read.
     unreadable: tuple[Unreadable, ...] = ()
     stored: Stored = Stored()
+    #: Whether all is of one instant, so that the ledger can be compared with the objects.
+    is_consistent: bool = True
 
 
 def open_for_inspection(url: str) -> RedisStore:
@@ -212,11 +220,49 @@ def read_books(store: RedisStore) -> Books | None:
     return None
 
 
+def read_damaged_books(store: RedisStore) -> Books:
+    """Return what can be read beside damaged keys, which `damaged_keys` finds; a key of another
+    type counts as empty. Raises StoreUnavailable.
+    """
+    objects: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
+    unreadable: list[Unreadable] = []
+    for kind in KINDS:
+        try:
+            listing = store.listing(kind)
+        except StoreUnavailable as error:
+            if not is_wrong_type(error.__cause__):
+                raise
+            continue
+        objects[kind] = {key_of(item): item for item in listing.objects}
+        unreadable += listing.unreadable
+    count, *hashes = store.link.ask(_pull_damaged)
+    ledger, bad_sums = read_ledger(hashes[0] or {})
+    charges, bad_charges = read_charges(hashes[1] or {})
+    limits, bad_limits = read_limits(hashes[2] or {}, whole(count) or _ANY_REVISION)
+    return Books(
+        revision=0,
+        objects=objects,
+        ledger=ledger,
+        charges=charges,
+        limits=limits,
+        unreadable=(*unreadable, *bad_sums, *bad_charges, *bad_limits),
+        is_consistent=False,
+    )
+
+
+def _pull_damaged(client: Any) -> list[Any]:
+    pipeline = client.pipeline(transaction=True)
+    pipeline.get(keys.REVISION)
+    for key in _BOOKS:
+        pipeline.hgetall(key)
+    return answers_of(pipeline)
+
+
 def _pull(client: Any, after: int) -> tuple[int, Any, dict[bytes, bytes], Any, Any]:
     pipeline = client.pipeline(transaction=True)
     pipeline.get(keys.REVISION)
     pipeline.xread({keys.CHANGES: after_change(after)}, count=_CHANGES_BETWEEN)
-    for key in (keys.LEDGER, keys.CHARGES, keys.LIMITS):
+    for key in _BOOKS:
         pipeline.hgetall(key)
     revision, *rest = pipeline.execute()
     return count_of_writes(revision), *rest
@@ -364,8 +410,8 @@ def _report(stored: bytes) -> NodeReport | None:
 SHARED: tuple[Key, ...] = tuple(
     key for key in keys.TABLE if "<" not in key.name and key.name not in keys.ACCESS
 )
-#: The `Unreadable.kind` of a damaged key.
-KEY = "Key"
+#: The `Unreadable.kind` of a damaged key, and of an entry of a stream.
+KEY, ENTRY = "Key", "Entry"
 #: The reasons of events that report a leader's repairs.
 MENDED = ("Mended", "Recounted")
 #: Fields of each hash checked in one step.
@@ -375,13 +421,13 @@ _NO_COUNT = "it is not a count of writes"
 _NO_STRING = "it is not a string"
 _BEHIND = "behind an earlier write"
 _NO_IDS_LEFT = "its last id is beyond any clock, so no entry can follow it"
-_GOES = "none: it is ignored, and trimmed after 10,000 newer ones"
+_GOES = "none: it is ignored, and trimmed when enough newer ones have followed"
 _BY_LEADER = "the leading scheduler repairs it within seconds; if it stays, start a scheduler"
 
 
 def damaged_keys(link: Link, highest: int = 0) -> list[Unreadable]:
-    """Return the shared keys of another type, and a malformed count of writes or one that is too
-    low.
+    """Return the shared keys of another type, counters if one is malformed, and a count of writes
+    that is malformed or too low.
 
     `highest`: a revision that was stored before. Raises StoreUnavailable.
     """
@@ -390,6 +436,8 @@ def damaged_keys(link: Link, highest: int = 0) -> list[Unreadable]:
         pipeline = client.pipeline(transaction=True)
         for key in SHARED:
             match key.type:
+                case "hash" if key.name == keys.COUNTS:
+                    pipeline.hgetall(key.name)
                 case "hash":
                     pipeline.hget(key.name, "")
                 case "stream":
@@ -404,14 +452,22 @@ def damaged_keys(link: Link, highest: int = 0) -> list[Unreadable]:
         if isinstance(answer, Exception) and not is_wrong_type(answer):
             raise link.unavailable(answer) from answer
         if isinstance(answer, Exception):
-            found.append(_damaged(key.name, f"it is not a {key.type}"))
+            found.append(damaged_key(key.name, f"it is not a {key.type}"))
         elif key.name == keys.REVISION and not is_count(answer):
-            found.append(_damaged(key.name, _NO_COUNT))
+            found.append(damaged_key(key.name, _NO_COUNT))
+        elif key.name == keys.COUNTS:
+            found += _damaged_counters(answer)
     if not found and (behind := _behind(answers, highest)) is not None:
         found.append(damaged_count(behind))
     there = {one.key for one in found}
     streams = [key.name for key in SHARED if key.type == "stream" and key.name not in there]
-    return [*found, *(_damaged(name, _NO_IDS_LEFT) for name in without_ids_left(link, streams))]
+    return [*found, *(damaged_key(name, _NO_IDS_LEFT) for name in without_ids_left(link, streams))]
+
+
+def _damaged_counters(stored: Mapping[bytes, bytes]) -> list[Unreadable]:
+    """Return the finding about the first malformed counter, if any."""
+    bad = sorted(field for field, count in stored.items() if not is_count(count))
+    return [damaged_key(keys.COUNTS, f"its field {_shown(bad[0])} is not a count")] if bad else []
 
 
 def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
@@ -420,6 +476,14 @@ def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
 
     The newest entry is no substitute: it may have been deleted.
     """
+    replies = zip(*_infos(link, streams), strict=True)
+    return [
+        name for name, one in replies if not isinstance(one, Exception) and has_no_ids_left(one)
+    ]
+
+
+def _infos(link: Link, streams: Sequence[str]) -> tuple[Sequence[str], list[Any]]:
+    """Return the names of streams, and the answer to XINFO STREAM, or an error, for each."""
 
     def asked(client: Any) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
@@ -427,10 +491,7 @@ def without_ids_left(link: Link, streams: Sequence[str]) -> list[str]:
             pipeline.xinfo_stream(name)
         return cast("list[Any]", pipeline.execute(raise_on_error=False)) if streams else []
 
-    replies = zip(streams, link.ask(asked), strict=True)
-    return [
-        name for name, one in replies if not isinstance(one, Exception) and has_no_ids_left(one)
-    ]
+    return streams, link.ask(asked)
 
 
 def _behind(answers: Mapping[Key, Any], highest: int) -> int | None:
@@ -444,19 +505,91 @@ def _behind(answers: Mapping[Key, Any], highest: int) -> int | None:
 
 def damaged_count(was: int) -> Unreadable:
     """Return the finding about a count of writes that was too low."""
-    return _damaged(keys.REVISION, f"it was {was}, {_BEHIND}")
+    return damaged_key(keys.REVISION, f"it was {was}, {_BEHIND}")
 
 
 def repaired_by_writes(found: Sequence[tuple[str, int]]) -> list[Unreadable]:
     """Return the findings about keys that writes have repaired (`Mirror.repairs`)."""
     return [
-        damaged_count(was) if key == keys.REVISION else _damaged(key, _NO_IDS_LEFT)
+        damaged_count(was) if key == keys.REVISION else damaged_key(key, _NO_IDS_LEFT)
         for key, was in found
     ]
 
 
-def _damaged(name: str, why: str) -> Unreadable:
+def damaged_key(name: str, why: str) -> Unreadable:
+    """Return the finding about a key that the leader repairs."""
     return Unreadable(kind=KEY, key=name, why=why, remedy=_BY_LEADER)
+
+
+#: Fields of single records, and those of them that are numbers.
+_FIELDS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (keys.LEADER, ("identity", "epoch", "expires_at"), ("epoch", "expires_at")),
+    (keys.SERVER, ("run", "generation", "since"), ("generation", "since")),
+)
+#: The latest entries of a stream that are checked.
+_ENTRIES_LOOKED_AT = 1_000
+
+
+def damaged_fields(link: Link) -> list[Unreadable]:
+    """Return malformed values in the records of leader, server and schedulers, and malformed
+    entries among the latest of the change stream and of the leader's wake-up channel; none in a key
+    of another type. Raises StoreUnavailable.
+    """
+
+    def asked(client: Any) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.get(keys.EPOCH)
+        pipeline.hgetall(keys.SCHEDULERS)
+        pipeline.xrevrange(keys.CHANGES, count=_ENTRIES_LOOKED_AT)
+        pipeline.xrevrange(keys.LEADER_CHANNEL, count=_ENTRIES_LOOKED_AT)
+        for key, names, _ in _FIELDS:
+            pipeline.hmget(key, names)
+        return answers_of(pipeline)
+
+    epoch, there, changes, wake_ups, *records = link.ask(asked)
+    found = []
+    if not is_count(epoch):
+        found.append(damaged_key(keys.EPOCH, "it is not an epoch"))
+    for (key, names, numbers), values in zip(_FIELDS, records, strict=True):
+        fields = dict(zip(names, values or (), strict=False))
+        found += [
+            damaged_key(key, f"its field {name} is not a number")
+            for name in numbers
+            if fields.get(name) is not None and not is_count(fields[name])
+        ]
+    found += [
+        damaged_key(keys.SCHEDULERS, f"its field {_shown(field)} is not a scheduler's entry")
+        for field, entry in sorted((there or {}).items())
+        if read_entry(field, entry) is None
+    ]
+    found += [
+        _ignored(keys.CHANGES, id_, "a change")
+        for id_, one in changes or ()
+        if not _is_change(id_, one)
+    ]
+    found += [
+        _ignored(keys.LEADER_CHANNEL, id_, "a notification of a node")
+        for id_, one in wake_ups or ()
+        if subdomain_problem(one.get(b"node", b"").decode(errors="replace"))
+    ]
+    return found
+
+
+def _is_change(id_: bytes, fields: dict[bytes, bytes]) -> bool:
+    try:
+        read_changes([(b"", [(id_, fields)])], int(id_.split(b"-")[0]) - 1)
+    except Trimmed:
+        return False
+    return True
+
+
+def _shown(field: bytes) -> str:
+    return name_of(field)[:60]
+
+
+def _ignored(stream: str, id_: bytes, what: str) -> Unreadable:
+    """Return the finding about an entry of a stream, which its readers skip."""
+    return Unreadable(kind=ENTRY, key=f"{stream} {name_of(id_)}", why=f"not {what}", remedy=_GOES)
 
 
 def damaged_deliveries(link: Link) -> list[Unreadable]:
@@ -479,15 +612,36 @@ def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable
     found = [
         one for node, fields in store.alive.read(nodes).items() for one in damaged_in(node, fields)
     ]
+    found += _damaged_wake_ups(store.link, nodes)
     _note_bells(store.link, nodes)
     return [*found, *damaged_keys_of_nodes(store.link)]
+
+
+def _damaged_wake_ups(link: Link, nodes: Sequence[str]) -> list[Unreadable]:
+    """Return the malformed entries in these nodes' wake-up channels."""
+    found: list[Unreadable] = []
+    for node in nodes:
+        name = keys.wake_up_channel(node)
+        [page] = link.ask(partial(_latest_of, name))
+        found += [
+            _ignored(name, id_, "a wake-up")
+            for id_, one in page or ()
+            if one.get(b"word", b"").decode(errors="replace") not in EVERYTHING
+        ]
+    return found
+
+
+def _latest_of(name: str, client: Any) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    pipeline.xrevrange(name, count=_ENTRIES_LOOKED_AT)
+    return answers_of(pipeline)
 
 
 def damaged_events(store: RedisStore, most: int) -> list[Unreadable]:
     """Return the malformed ones among the latest events. Raises StoreUnavailable."""
     page = store.link.ask(lambda client: client.xrevrange(keys.EVENTS, count=most))
     return [
-        Unreadable(kind="Event", key=name_of(id_), why="it is not an event", remedy=_GOES)
+        _ignored(keys.EVENTS, id_, "an event")
         for id_, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", page)
         if read_event(fields) is None
     ]
@@ -496,12 +650,18 @@ def damaged_events(store: RedisStore, most: int) -> list[Unreadable]:
 def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:
     """Return, once, the nodes' keys that this process has found damaged as a whole."""
     found = sorted(link.found_damaged)
-    return [_damaged(name, link.found_damaged.pop(name)) for name in found]
+    return [damaged_key(name, link.found_damaged.pop(name)) for name in found]
 
 
 def _note_bells(link: Link, nodes: Sequence[str]) -> None:
-    for name in without_ids_left(link, [*map(keys.wake_up_channel, nodes)]):
-        link.found_damaged[name] = _NO_IDS_LEFT
+    """Note the wake-up channels of nodes that are of another type, or whose ids are beyond any
+    clock.
+    """
+    for name, info in zip(*_infos(link, [*map(keys.wake_up_channel, nodes)]), strict=True):
+        if is_wrong_type(info):
+            link.found_damaged[name] = OTHER_TYPE
+        elif not isinstance(info, Exception) and has_no_ids_left(info):
+            link.found_damaged[name] = _NO_IDS_LEFT
 
 
 def mend(
@@ -536,10 +696,6 @@ class ChannelsCheck:
         self._left = self._left or sorted(self._store.report_queues.nodes())
         some, self._left = self._left[:_BELLS], self._left[_BELLS:]
         _note_bells(self._store.link, some)
-
-
-#: The hashes that are checked.
-_BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS)
 
 
 class BookPages:

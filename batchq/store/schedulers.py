@@ -60,7 +60,7 @@ def attending(store: RedisStore) -> Sequence[SchedulerEntry]:
         lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.SCHEDULERS))
     )
     oldest = store.now_ms() - keys.SCHEDULERS_TTL_S * 1000
-    found = [_read(identity, stored[identity]) for identity in sorted(stored)]
+    found = [read_entry(identity, stored[identity]) for identity in sorted(stored)]
     return [one for one in found if one is not None and one.seen_at >= oldest]
 
 
@@ -76,7 +76,8 @@ def revision(store: RedisStore) -> int:
 _ENTRY = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
 
 
-def _read(identity: bytes, stored: bytes) -> SchedulerEntry | None:
+def read_entry(identity: bytes, stored: bytes) -> SchedulerEntry | None:
+    """Return a scheduler's entry; None for a malformed one."""
     found = _ENTRY.fullmatch(stored.decode(errors="replace"))
     if found is None:
         return None

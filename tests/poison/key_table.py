@@ -5,11 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 
 import redis
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.objects import KINDS
 from batchq.store import keys
 from tests.poison.damage import DEEP, HUGE, PLACES, damaged_object
+
+WRONG_TYPE = "wrong type"
+DAMAGES = ("garbage", "truncated", "bytes", WRONG_TYPE, "huge", "deep")
+#: Those that leave a short word of plain letters.
+_PLAIN = ("garbage", "truncated")
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -26,25 +31,71 @@ class Row(Struct, frozen=True, kw_only=True):
     healthy: bytes = b"1000"
     #: The kind of the objects in it.
     kind: str = ""
+    #: What the doctor calls a damaged record in it; the name of the key unless it is stated.
+    called: str = ""
+    #: And what it says after a repair, if not that.
+    once_repaired: str = ""
+    #: Why the doctor does not name the key after these damages.
+    unnamed: str = ""
+    unnamed_after: tuple[str, ...] = ()
+
+    def unnamed_if(self, how: str) -> str:
+        """Return why the doctor does not name a key that is damaged this way; "" if it does."""
+        if how == "truncated" and self.healthy.isdigit() and not self.kind:
+            return "the first half of a number is a number"
+        return self.unnamed if how in self.unnamed_after else ""
+
+    def called_if(self, how: str) -> str:
+        """Return what the doctor calls it when it is damaged this way."""
+        return self.name if how == WRONG_TYPE else self.called or self.name
 
 
 _WRITERS = {"PodGroup": "submitter", "Pod": "submitter", "AdmissionCheck": "controller"}
 _TYPES = {key.name: key.type for key in keys.TABLE}
 
 
-def _row(pattern: str, user: str, field: str = "poison", healthy: bytes = b"1000") -> Row:
+def _row(
+    pattern: str,
+    user: str,
+    field: str = "poison",
+    healthy: bytes = b"1000",
+    *,
+    called: str = "",
+    unnamed: str = "",
+    after: tuple[str, ...] = (),
+) -> Row:
     name = pattern
     for part, literal in (("<node>", "n1"), ("<pod>", "p"), ("<attempt>", "1"), ("<id>", "1")):
         name = name.replace(part, literal)
-    type_ = _TYPES[pattern]
-    return Row(pattern=pattern, name=name, type=type_, user=user, field=field, healthy=healthy)
+    return Row(
+        pattern=pattern,
+        name=name,
+        type=_TYPES[pattern],
+        user=user,
+        field=field,
+        healthy=healthy,
+        called=called,
+        unnamed=unnamed,
+        unnamed_after=after,
+    )
 
 
 def _rows_of_kind(kind: str) -> tuple[Row, Row]:
     user, place = _WRITERS.get(kind, "operator"), PLACES[kind]
-    heads = _row(keys.heads(kind), user, place, b"5|Bound|u 1 1|")
-    objects = keys.objects(kind)
-    return Row(pattern=objects, name=objects, type="hash", user=user, field=place, kind=kind), heads
+    heads = structs.replace(
+        _row(keys.heads(kind), user, place, b"5|Bound|u 1 1|", called=f"Head {kind} {place}"),
+        once_repaired=f"{kind} {place} could not be read, and was repaired",
+    )
+    objects = Row(
+        pattern=keys.objects(kind),
+        name=keys.objects(kind),
+        type="hash",
+        user=user,
+        field=place,
+        kind=kind,
+        called=f"{kind} {place}",
+    )
+    return objects, heads
 
 
 _CHARGE = b'[["cluster"],[["cpu","1"]]]'
@@ -53,29 +104,57 @@ _EVENT = b'{"kind":"Pod","key":"p","reason":"Tested","at":1}'
 _CLAIM = b'{"fact":"claim","pod":"p","attempt":1,"agent":"a","fence":"f"}'
 _LEDGER_FIELD = "cluster cpu"
 
+_STAYS = "a user without DEL gives a string that exists no other type"
+_NO_CALLER = "only the caller that chose its random id reads it"
+_A_NAME = "it may be the name of a node, which has posted nothing"
+_NO_TOKEN = "it is compared with the secret that a caller of the API presents"
+_NO_POD = (
+    "it is read for the pod alone: `batchq logs` and `batchq result` name it, as"
+    " tests/client/test_output.py shows"
+)
+
 ROWS: tuple[Row, ...] = (
     *(row for kind in KINDS for row in _rows_of_kind(kind)),
-    _row(keys.REVISION, "submitter"),
+    _row(keys.REVISION, "submitter", unnamed=_STAYS, after=(WRONG_TYPE,)),
     _row(keys.CHANGES, "submitter", "kind", b"PodGroup"),
     _row(keys.EVENTS, "submitter", "event", _EVENT),
-    _row(keys.LEDGER, "submitter", _LEDGER_FIELD),
-    _row(keys.CHARGES, "submitter", "group:poison", _CHARGE),
-    _row(keys.request("<id>"), "submitter", healthy=b"[1,[]]"),
-    _row(keys.LIMITS, "operator", "queue:poison", b'{"cpu":"1"}'),
+    _row(keys.LEDGER, "submitter", _LEDGER_FIELD, called=r"Ledger cluster\x20cpu"),
+    _row(keys.CHARGES, "submitter", "group:poison", _CHARGE, called="Charge group:poison"),
+    _row(keys.request("<id>"), "submitter", healthy=b"[1,[]]", unnamed=_NO_CALLER, after=DAMAGES),
+    _row(keys.LIMITS, "operator", "queue:poison", b'{"cpu":"1"}', called="Limit queue:poison"),
     _row(keys.EPOCH, "scheduler"),
     _row(keys.SERVER, "scheduler", "generation"),
     _row(keys.LEADER, "scheduler", "epoch"),
     _row(keys.SCHEDULERS, "scheduler", healthy=b"1700000000000 5"),
     _row(keys.CONFIG, "scheduler", healthy=b"actions: [allocate]\n"),
-    _row(keys.OUTBOX, "scheduler", "p-1", _DELIVERY),
+    _row(keys.OUTBOX, "scheduler", "p-1", _DELIVERY, called="Delivery p-1"),
     _row(keys.COUNTS, "scheduler", "unreadable"),
-    _row(keys.LEADER_CHANNEL, "worker-n1", "node", b"n1"),
+    _row(keys.LEADER_CHANNEL, "worker-n1", "node", b"n1", unnamed=_A_NAME, after=_PLAIN),
     _row(keys.report_queue("<node>"), "worker-n1", "p-1", _CLAIM),
     _row(keys.alive("<node>"), "worker-n1", "beat", b"1700000000000"),
     _row(keys.wake_up_channel("<node>"), "worker-n1", "word", b"pods"),
-    _row("{bq}:log:<node>:<pod>-<attempt>", "worker-n1", "data", b"output"),
-    _row("{bq}:result:<node>:<pod>-<attempt>", "worker-n1", healthy=b'{"value":1}'),
-    _row("{bq}:token:<node>:<pod>-<attempt>", "worker-n1", healthy=b"0" * 64),
+    _row(
+        "{bq}:log:<node>:<pod>-<attempt>",
+        "worker-n1",
+        "data",
+        b"output",
+        unnamed=_NO_POD,
+        after=DAMAGES,
+    ),
+    _row(
+        "{bq}:result:<node>:<pod>-<attempt>",
+        "worker-n1",
+        healthy=b'{"value":1}',
+        unnamed=_NO_POD,
+        after=DAMAGES,
+    ),
+    _row(
+        "{bq}:token:<node>:<pod>-<attempt>",
+        "worker-n1",
+        healthy=b"0" * 64,
+        unnamed=_NO_TOKEN,
+        after=DAMAGES,
+    ),
     *(
         _row(name, "api", "poison", healthy)
         for name, healthy in (
@@ -91,33 +170,52 @@ ROWS: tuple[Row, ...] = (
 _JOB = b'["batchq.worker.entry.run_pod", null, ["x", 1], {}]'
 
 
-def _of_rq(pattern: str, type_: str, field: str = "poison", healthy: bytes = b"poison") -> Row:
+_NO_READER = "batchq does not read it, nor does what it uses of RQ"
+_NO_QUEUE = "no queue holds its id"
+_AN_ID = "it may be the id of an RQ job without a record, which expires"
+
+
+def _of_rq(
+    pattern: str,
+    type_: str,
+    field: str = "poison",
+    healthy: bytes = b"poison",
+    *,
+    unnamed: str = "",
+    after: tuple[str, ...] = (),
+) -> Row:
     name = keys.of_rq("n1", keys.RQ + pattern.replace("<queue>", "bq-node-n1"))
     name = name.replace("<attempt>", "poison").replace("<agent>", "poison")
     return Row(
-        pattern=pattern, name=name, type=type_, user="worker-n1", field=field, healthy=healthy
+        pattern=pattern,
+        name=name,
+        type=type_,
+        user="worker-n1",
+        field=field,
+        healthy=healthy,
+        unnamed=unnamed,
+        unnamed_after=after,
     )
 
 
 #: The keys of RQ that an agent uses.
 RQ_ROWS: tuple[Row, ...] = (
-    _of_rq("queue:<queue>", "list"),
-    _of_rq("queue:<queue>:intermediate", "list"),
-    _of_rq("job:<attempt>", "hash", "data", _JOB),
+    _of_rq("queue:<queue>", "list", unnamed=_AN_ID, after=_PLAIN),
+    _of_rq("queue:<queue>:intermediate", "list", unnamed=_AN_ID, after=_PLAIN),
+    _of_rq("job:<attempt>", "hash", "data", _JOB, unnamed=_NO_QUEUE, after=(WRONG_TYPE,)),
     _of_rq("workers", "set"),
     _of_rq("workers:<queue>", "set"),
-    _of_rq("worker:<agent>", "hash", "birth"),
-    _of_rq("results:<attempt>", "stream", "return_value"),
+    _of_rq("worker:<agent>", "hash", "birth", unnamed=_NO_READER, after=DAMAGES),
+    _of_rq("results:<attempt>", "stream", "return_value", unnamed=_NO_READER, after=DAMAGES),
     *(
-        _of_rq(f"{registry}:<queue>", "zset")
-        for registry in (
-            *("wip", "finished", "failed", "deferred", "scheduled", "canceled", "executions"),
-        )
+        _of_rq(f"{registry}:<queue>", "zset", unnamed=_AN_ID, after=_PLAIN)
+        for registry in ("wip", "finished", "failed", "deferred")
+    ),
+    *(
+        _of_rq(f"{registry}:<queue>", "zset", unnamed=_NO_READER, after=DAMAGES)
+        for registry in ("scheduled", "canceled", "executions")
     ),
 )
-
-WRONG_TYPE = "wrong type"
-DAMAGES = ("garbage", "truncated", "bytes", WRONG_TYPE, "huge", "deep")
 
 
 def damage(client: redis.Redis, row: Row, how: str) -> None:

@@ -255,12 +255,22 @@ def test_an_agent_that_takes_its_node_out_of_service_states_the_reason(
     reports: Reports,
 ) -> None:
     reports.hear(serves())
-    reports.hear(Leaves(agent="host:1:1", reason="processes cannot be killed: 7" + 1000 * "x"))
+    reports.hear(Leaves(agent="host:1:1", reason="processes cannot be killed: 7" + 2000 * "x"))
     assert not reports.node().status.ready
-    assert reports.node().status.reason == ("processes cannot be killed: 7" + 1000 * "x")[:200]
+    assert reports.node().status.reason == ("processes cannot be killed: 7" + 2000 * "x")[:1000]
+    assert [event.at for event in reports.store.events() if event.reason == "NotReady"] == [7]
     reports.hear(serves())
     assert reports.node().status.ready
     assert reports.node().status.reason == ""
+
+
+def test_a_node_out_of_service_gets_a_further_reason_and_keeps_the_last(reports: Reports) -> None:
+    reports.hear(serves())
+    for reason in ("first", "second", ""):
+        reports.hear(Leaves(agent="host:1:1", reason=reason))
+    assert (reports.node().status.ready, reports.node().status.reason) == (False, "second")
+    told = [event.message for event in reports.store.events() if event.reason == "NotReady"]
+    assert told == ["first", "second"]
 
 
 @pytest.mark.parametrize(

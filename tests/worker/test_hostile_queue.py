@@ -125,7 +125,35 @@ def test_an_endless_queue_is_taken_out_and_pods_still_run(stage: Stage, raw: red
     (pod,) = stage.bind("true")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)
-    assert "endless rq list taken out" in stage.log_text()
+    assert "endless rq key taken out" in stage.log_text()
+
+
+def test_endless_sets_and_registries_are_taken_out_unread(stage: Stage, raw: redis.Redis) -> None:
+    workers, finished = "{bq}-rq:n1:workers:bq-node-n1", "{bq}-rq:n1:finished:bq-node-n1"
+    for start in range(0, 200_000, 50_000):
+        numbers = range(start, start + 50_000)
+        raw.sadd(workers, *(f"rq:worker:{number}" for number in numbers))
+        raw.zadd(finished, dict.fromkeys((f"{number}-1" for number in numbers), float("inf")))
+    stage.start_agent()
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    # The slot that ran the pod is there.
+    until(lambda: raw.scard(workers) == 1 and not raw.exists(finished), within_s=WITHIN_S)
+    until(lambda: "more than 50,000 entries: " + workers in reason_of(stage), within_s=WITHIN_S)
+
+
+def test_an_agent_repairs_its_keys_while_no_leader_knows_its_node(
+    stage: Stage, raw: redis.Redis
+) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("true")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    for name in ("{bq}:alive:n1", "{bq}:inbox:n1", "{bq}:doorbell:n1"):
+        raw.set(name, "x")
+    for name in ("{bq}:Node", "{bq}:Node:head"):
+        raw.delete(name)
+    until(lambda: stage.store.get("Node", "n1") is not None, within_s=WITHIN_S)
+    until(lambda: "the wrong type: {bq}:alive:n1" in reason_of(stage), within_s=WITHIN_S)
 
 
 def test_an_agent_repairs_the_keys_of_a_node_that_no_leader_knows(

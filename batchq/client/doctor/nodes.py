@@ -205,6 +205,16 @@ def permissions(state: State) -> tuple[Finding, ...]:
     ]
     if not hidden:
         return ok(f"{who}{looks} may read everything that is checked")
+    if state.is_damaged:
+        return (
+            Finding(
+                level=Level.NOTE,
+                subject=server.user or "",
+                found=f"not shown to {who}{looks}, or in damaged keys: {', '.join(hidden)}",
+                expected="keys that can be read",
+                remedy="repair the keys first: see the check `records`",
+            ),
+        )
     return (
         Finding(
             level=Level.NOTE,

@@ -13,6 +13,7 @@ from batchq.api.transaction import Event, Ledger
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 from batchq.core.quota.ledger import title_of
 from batchq.store.books import charges_of, limits_of, of_every_namespace, sums_of
+from batchq.store.inspection import ENTRY
 from batchq.store.rules import Held
 
 OLDEST = (6, 2)
@@ -287,7 +288,7 @@ _REMEDY = (
 def ledger(state: State) -> tuple[Finding, ...]:
     """The ledger's sums match its charges, and the charges match the objects."""
     books = state.books
-    if books is None:
+    if books is None or not books.is_consistent:
         return _not_compared(state)
     counted = sums_of(books.charges)
     findings = list(_differing_sums(books.ledger, counted))
@@ -298,7 +299,7 @@ def ledger(state: State) -> tuple[Finding, ...]:
 def limits(state: State) -> tuple[Finding, ...]:
     """The limits of admissions match queues, quotas and nodes."""
     books = state.books
-    if books is None:
+    if books is None or not books.is_consistent:
         return _not_compared(state)
     stated = limits_of(books.objects) | of_every_namespace(books.limits)
     findings = [
@@ -395,16 +396,15 @@ def _difference(subject: str, found: str, expected: str, remedy: str) -> Finding
 
 
 def _not_compared(state: State) -> tuple[Finding, ...]:
-    if not state.moving:
+    if state.books is not None:
+        found = "not compared: keys are damaged"
+        expected, remedy = "no damaged key", "repair them first: see the check `records`"
+    elif state.moving:
+        found = "not compared: the server is written to faster than it can be read"
+        expected, remedy = "fewer writes", "try again when the server is less busy"
+    else:
         return unseen("the objects and what they are charged", _READS)
-    return (
-        Finding(
-            level=Level.NOTE,
-            found="not compared: the server is written to faster than it can be read",
-            expected="fewer writes",
-            remedy="try again when the server is less busy",
-        ),
-    )
+    return (Finding(level=Level.NOTE, found=found, expected=expected, remedy=remedy),)
 
 
 #: Unreadable records of one kind that are listed.
@@ -471,10 +471,11 @@ def _shared_uids(state: State) -> list[Finding]:
 
 
 def _mended(one: Event) -> Finding:
+    by = "the node's agent, or the leader" if one.kind == "Node" else "the leader"
     return Finding(
         level=Level.NOTE,
         subject=f"{one.kind} {one.key}",
-        found=f"could not be read, and was repaired by the leader: {one.message}",
+        found=f"could not be read, and was repaired by {by}: {one.message}",
         expected="what batchq writes",
         remedy="nothing, it is repaired; find out which program wrote it (`ACL LOG`, `MONITOR`)",
     )
@@ -482,8 +483,8 @@ def _mended(one: Event) -> Finding:
 
 def _finding(one: Unreadable) -> Finding:
     return Finding(
-        # Only people read events.
-        level=Level.NOTE if one.kind == "Event" else Level.ERROR,
+        # Readers of a stream skip it.
+        level=Level.NOTE if one.kind == ENTRY else Level.ERROR,
         subject=f"{one.kind} {one.key}".strip(),
         found=f"is unreadable and ignored: {one.why}",
         expected="what batchq writes",

@@ -14,15 +14,17 @@ from typing import TypeVar
 from msgspec import Struct
 
 from batchq import __version__
-from batchq.api.node_report import AGENT_ANNOTATION, Serves
+from batchq.api.node_report import AGENT_ANNOTATION, SPOILED, Serves
 from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, ResourceQuota, Unreadable
 from batchq.api.transaction import Delivery, Event
 from batchq.api.views import Schedulers
 from batchq.client.connection import schedulers, target_of
+from batchq.config.documents import read_documents
 from batchq.config.load import load_config
 from batchq.core.session.snapshot import Settings
-from batchq.errors import StoreUnavailable
+from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url, find_home
+from batchq.store.access_records import damaged_access
 from batchq.store.books import false_heads
 from batchq.store.inspection import (
     MENDED,
@@ -32,18 +34,25 @@ from batchq.store.inspection import (
     damaged_count,
     damaged_deliveries,
     damaged_events,
+    damaged_fields,
     damaged_in_nodes,
+    damaged_key,
     damaged_keys,
     look_at_server,
     open_for_inspection,
     permitted,
     posted_by,
     read_books,
+    read_damaged_books,
     sizes_of_inboxes,
 )
+from batchq.store.keys import CONFIG, report_queue
 from batchq.store.link import is_damaged as is_about_damage
+from batchq.store.link import is_forbidden
 from batchq.store.mirror import IMPLAUSIBLE
+from batchq.store.records import name_of
 from batchq.store.redis import RedisStore
+from batchq.store.schedulers import read_config_text
 
 
 class Level(StrEnum):
@@ -147,6 +156,8 @@ class State(Struct, frozen=True, kw_only=True):
     schedulers: Schedulers | None = None
     books: Books | None = None
     moving: bool = False
+    #: Whether damaged keys prevent an answer to some questions.
+    is_damaged: bool = False
     #: Stored records that cannot be read.
     unreadable: tuple[Unreadable, ...] | None = ()
     #: The leader's recent events about repairs.
@@ -219,16 +230,21 @@ def read_state(url: str | None, config: Path | None) -> State:
         damaged = _seen(lambda: damaged_keys(store.link))
         if damaged is not None:
             damaged += _seen(lambda: damaged_deliveries(store.link)) or []
-        seen = _seen(lambda: (read_books(store), store.beats()), is_damaged=bool(damaged))
-        books, beats = seen or (None, {})
+            damaged += _seen(lambda: damaged_fields(store.link)) or []
+        seen = _seen(lambda: (_books(store, is_damaged=bool(damaged)),))
+        books = seen[0] if seen else None
         nodes = _nodes(books)
-        reports = _seen(lambda: _stuck_reports(store, [node.metadata.name for node in nodes]))
+        registered = _seen(store.report_queues.nodes) or set()
+        names = sorted({*registered, *(node.metadata.name for node in nodes)})
+        reports = _seen(lambda: _stuck_reports(store, names))
         if damaged is not None:
-            names = [node.metadata.name for node in nodes]
             damaged += _seen(lambda: damaged_in_nodes(store, names)) or []
             damaged += _seen(lambda: damaged_events(store, _EVENTS_LOOKED_AT)) or []
+            damaged += damaged_access(store.link) or []
+            damaged += _damaged_reports(reports or ())
+            damaged += _damaged_config(store)
             if books is not None:
-                damaged += _count_behind(books)
+                damaged += _count_behind(books) if books.is_consistent else []
                 damaged += (
                     _seen(lambda: false_heads(store.link, books.objects, books.unreadable)) or []
                 )
@@ -238,11 +254,12 @@ def read_state(url: str | None, config: Path | None) -> State:
             server=server,
             settings=settings,
             schedulers=_seen(lambda: schedulers(store)),
+            is_damaged=bool(damaged),
             books=books,
             moving=seen is not None and books is None,
             unreadable=_unreadable(damaged, books),
             mended=_seen(lambda: _mended(store)) or (),
-            beats=beats,
+            beats=_seen(lambda: store.beats(names)) or {},
             contested=tuple(_contested(nodes, reports or ())),
             outbox=_seen(lambda: tuple(store.outbox())),
             stuck_reports=_report_places(reports),
@@ -255,16 +272,49 @@ def read_state(url: str | None, config: Path | None) -> State:
         store.close()
 
 
-def _seen(question: Callable[[], T], *, is_damaged: bool = False) -> T | None:
+def _seen(question: Callable[[], T]) -> T | None:
     """Return the answer; None if this user may not ask, or if a damaged key prevents the answer.
-    The damage is a finding of its own. `is_damaged`: a damaged key is known.
+    The damage is a finding of its own.
     """
     try:
         return permitted(question)
     except StoreUnavailable as error:
-        if is_damaged or is_about_damage(error):
+        if is_about_damage(error):
             return None
         raise
+
+
+def _books(store: RedisStore, *, is_damaged: bool) -> Books | None:
+    """Return objects and ledger; if keys are damaged, what can be read beside these; None if the
+    server is written to faster than it is read. `is_damaged`: a damaged key is known.
+    """
+    try:
+        return read_books(store)
+    except StoreUnavailable as error:
+        if is_forbidden(error) or not (is_damaged or is_about_damage(error)):
+            raise
+        return read_damaged_books(store)
+
+
+def _damaged_config(store: RedisStore) -> list[Unreadable]:
+    """Return the finding about a published configuration that no scheduler has written."""
+    text = _seen(lambda: read_config_text(store))
+    try:
+        documents = read_documents(text or "{}", CONFIG)
+    except InvalidInput as error:
+        return [damaged_key(CONFIG, error.message)]
+    if len(documents) != 1:
+        return [damaged_key(CONFIG, "it is not one document of YAML")]
+    return []
+
+
+def _damaged_reports(stuck: Sequence[WaitingReport]) -> list[Unreadable]:
+    """Return the findings about reports that no leader can apply."""
+    return [
+        damaged_key(report_queue(one.node), f"its field {one.subject[:60]} is not a report")
+        for one in stuck
+        if one.report is None or name_of(one.report.subject.encode()) != one.subject
+    ]
 
 
 def _count_behind(books: Books) -> list[Unreadable]:
@@ -285,10 +335,14 @@ def _unreadable(
 
 
 def _mended(store: RedisStore) -> tuple[Event, ...]:
-    """Return the leader's recent events about repairs, the newest last."""
+    """Return the recent events about repairs by the leader and by agents, the newest last."""
     since = store.now_ms() - _MENDED_WITHIN_MS
     latest = store.events(most=_EVENTS_LOOKED_AT)
-    return tuple(one for one in latest if one.reason in MENDED and one.at >= since)
+    return tuple(one for one in latest if _is_repair(one) and one.at >= since)
+
+
+def _is_repair(event: Event) -> bool:
+    return event.reason in MENDED or (event.kind == "Node" and event.message.startswith(SPOILED))
 
 
 def _nodes(books: Books | None) -> list[Node]:
@@ -316,7 +370,7 @@ def _contested(
     return [
         (one.node, served[one.node], one.report.agent)
         for one in reports
-        if isinstance(one.report, Serves) and served[one.node] not in ("", one.report.agent)
+        if isinstance(one.report, Serves) and served.get(one.node, "") not in ("", one.report.agent)
     ]
 
 

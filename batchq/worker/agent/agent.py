@@ -118,6 +118,8 @@ _SWEEP_S, _END_ROUND_S = 10.0, 1.0
 _SHOWN_PIDS = 5
 #: How long a node takes no pods after unreadable data was found under its RQ keys.
 _SPOILED_MS = 10 * SECOND
+#: Causes that are reported at once.
+_MOST_SPOILED = 10
 #: More than a work-horse needs to kill its pod and to report the end to a slow server.
 _END_MS = 90 * SECOND
 #: A killed work-horse is gone within this time unless a debugger holds it.
@@ -148,9 +150,11 @@ class Agent:
         self._has_leftovers = False
         #: Whether the node takes no pods because the processes of some pods cannot be killed.
         self._is_out_of_service = False
-        #: Until when, and why, the node takes no pods after unreadable data was found under its RQ
-        #: keys.
-        self._spoiled_until, self._spoiled_by = 0, ""
+        #: Until when, and why, the node takes no pods after unreadable data was found under its
+        #: keys; and whether the leader has not been told yet.
+        self._spoiled_until = 0
+        self._spoiled_by: list[str] = []
+        self._is_spoiled_untold = False
         #: The RQ job of each attempt that waits for its start.
         self._jobs: dict[PodAttempt, PodJob] = {}
         #: How often processes of ended pods were killed, and the pids that the last time has left.
@@ -259,7 +263,8 @@ class Agent:
             most=2 * self._most_pods,
             own_sockets=self._ports.locks,
         )
-        self._slots.delete_damaged(starts=True)
+        self._slots.delete_damaged(of_node=True)
+        self._slots.clean()
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
         former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
         self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))
@@ -269,8 +274,8 @@ class Agent:
         # Nothing runs here yet, and the scheduler may bind pods as soon as it sees the node ready.
         self._handle(ServerAnswered(now_ms=monotonic_ms(), run=self._store.run_id()))
         self._store.beat(settings.node, self._state.known_to)
-        self._note_spoiled()
-        if not self._is_closed():
+        # Damaged keys take the node out of service a moment later, with the reason.
+        if not self._is_out_of_service:
             self._member.register()
         self._tasks = PeriodicTasks(
             {
@@ -534,7 +539,13 @@ class Agent:
         run = self._store.run_id()
         self._handle(ServerAnswered(now_ms=monotonic_ms(), run=run))
         ready = not self._state.is_draining and not self._is_closed()
-        self._member.beat(ready=ready, run=self._state.known_to)
+        try:
+            self._member.beat(ready=ready, run=self._state.known_to)
+        except StoreUnavailable as trouble:
+            # A leader repairs the keys of the nodes that it knows, and reports this.
+            if is_damaged(trouble) and not self._member.is_registered():
+                self._slots.delete_damaged(of_node=True)
+            raise
         self._note_answer()
         if run != self._state.known_to:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms() + _RESYNC_MS)
@@ -600,14 +611,22 @@ class Agent:
         Pods that run here continue.
         """
         if spoiled := self._slots.take_spoiled():
+            if monotonic_ms() >= self._spoiled_until:
+                self._spoiled_by = []
+            found = dict.fromkeys((*self._spoiled_by, *spoiled))
+            self._spoiled_by = list(found)[-_MOST_SPOILED:]
             self._spoiled_until = monotonic_ms() + _SPOILED_MS
-            self._spoiled_by = spoiled
+            self._is_spoiled_untold = True
 
     def _leave_spoiled(self) -> None:
         self._note_spoiled()
-        if not self._state.is_draining and monotonic_ms() < self._spoiled_until:
-            self._member.withdraw(f"{SPOILED}: {self._spoiled_by}")
-            self._tasks.hurry(self._beat, now_ms=self._spoiled_until)
+        is_closed = monotonic_ms() < self._spoiled_until
+        if self._state.is_draining or not (is_closed or self._is_spoiled_untold):
+            return
+        self._member.withdraw(f"{SPOILED}: {'; '.join(self._spoiled_by)}")
+        # A leader that finds damage, too, may make the node this agent's much later.
+        self._is_spoiled_untold = not self._member.is_registered()
+        self._tasks.hurry(self._beat, now_ms=self._spoiled_until)
 
     def _reconcile(self) -> None:
         """Compare the pods that the store has on this node with those that are known here."""

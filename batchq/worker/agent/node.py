@@ -67,6 +67,8 @@ class Membership:
         self._former = ""
         #: Whether the node was ready and ours at the last beat.
         self._in_service = False
+        #: The last reason for which the node was withdrawn; the leader may give it another.
+        self._withdrawn_for = ""
 
     def refuse_if_served(self) -> None:
         """Raise Conflict while another agent serves the node."""
@@ -116,10 +118,18 @@ class Membership:
         `reason`: why the node is closed while its agent goes on; empty if the agent ends.
         """
         node = self._node()
-        if node is None or not node.status.ready or _agent_of(node) != self._identity:
+        if node is None or _agent_of(node) != self._identity:
             return True
+        if not node.status.ready and reason in ("", node.status.reason, self._withdrawn_for):
+            return True
+        self._withdrawn_for = reason
         self._post(Leaves(agent=self._identity, reason=reason))
         return False
+
+    def is_registered(self) -> bool:
+        """Return whether a leader has made the node this agent's."""
+        node = self._node()
+        return node is not None and _agent_of(node) == self._identity
 
     def is_taken_over(self) -> bool:
         """Return whether another agent serves the node, and so starts what is bound to it."""

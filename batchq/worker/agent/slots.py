@@ -23,10 +23,14 @@ from msgspec import Struct, structs
 from rq import Queue, Worker
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
-from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
-from rq.utils import now
-from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY, clean_worker_registry
+from rq.utils import current_timestamp, now
+from rq.worker_registration import (
+    REDIS_WORKER_KEYS,
+    WORKERS_BY_QUEUE_KEY,
+    clean_worker_registry,
+    register,
+)
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
@@ -65,6 +69,9 @@ HEARTBEAT_S = 30
 
 #: Many times the pods that a node can take.
 _MOST_IDS = 50_000
+
+#: Damaged keys that are named in one report, for each cause.
+_MOST_NOTED = 20
 
 #: A member of RQ's sets of workers: the key of a worker.
 _OF_A_WORKER = re.compile(re.escape(Worker.redis_worker_namespace_prefix.encode()) + rb"[!-~]+")
@@ -138,10 +145,10 @@ class Slot(Worker):
 def _fields(record: Any) -> dict[bytes, bytes]:
     """Return the fields of a record as HMGET answers it.
 
-    Raise NoSuchJobError if it is not a hash.
+    Raise ValueError if it is not a hash.
     """
     if isinstance(record, Exception):
-        raise NoSuchJobError(str(record)[:80])
+        raise ValueError("its record is not a hash") from record
     data, origin = record
     found = {b"data": data, b"origin": origin}
     return {name: value for name, value in found.items() if value is not None}
@@ -229,9 +236,8 @@ class Slots:
         self._horses: dict[int, Horse] = {}
         #: Orders that were sent to work-horses which were killed before they read them.
         self._unread: list[tuple[PodJob, Harness]] = []
-        #: Data that was found under RQ's keys and that batchq never writes there; see
-        #: `take_spoiled`.
-        self._spoiled = ""
+        #: What is wrong with keys of this node, and the names of these keys; see `take_spoiled`.
+        self._spoiled: dict[str, list[str]] = {}
         #: RQ's records of jobs that are handled; they are removed with the next request.
         self._handled: list[str] = []
 
@@ -313,20 +319,26 @@ class Slots:
             jobs = [job for job in self._read(taken) if self._is_pod(job)]
         return jobs, has_more
 
-    def take_spoiled(self) -> str:
-        """Return and clear what was found under this node's RQ keys that batchq never writes there.
-
-        Empty if nothing was found since the last call.
+    def take_spoiled(self) -> list[str]:
+        """Return and clear what was found under this node's keys that batchq never writes there;
+        nothing if nothing was found since the last call.
         """
-        spoiled, self._spoiled = self._spoiled, ""
-        return spoiled
+        spoiled, self._spoiled = self._spoiled, {}
+        return [f"{why}: {', '.join(names)}" for why, names in spoiled.items()]
+
+    def _note_spoiled(self, name: str, why: str) -> None:
+        """Note why a key is damaged; `name` is RQ's or batchq's."""
+        names = self._spoiled.setdefault(why, [])
+        key = self._link.connection.of(self._node).key(name)
+        if key not in names and len(names) < _MOST_NOTED:
+            names.append(key)
 
     def _is_pod(self, job: PodJob) -> bool:
         try:
             job.requested_attempt()
         except NotOurs as wrong:
             log.error("foreign rq job refused", rq_job=job.id, why=str(wrong))
-            self._spoiled = f"an RQ job: {wrong}"
+            self._note_spoiled(PodJob.key_for(job.id), f"an RQ job: {wrong}")
             self._refuse(job, str(wrong))
             return False
         self._handled.append(job.id)
@@ -463,10 +475,17 @@ class Slots:
         }
 
     def clean(self) -> None:
-        """Remove expired entries from RQ's registries of this queue. Raise StoreUnavailable."""
+        """Remove expired entries from RQ's registries of this queue. Raise StoreUnavailable.
+
+        RQ's own clean-up would ask for the job of each entry: it is for jobs that RQ runs.
+        """
         with self._link.errors():
             self._remove_foreign_members()
-            clean_registries(self._queue)
+            pipeline = self._queue.connection.pipeline(transaction=False)
+            for name, type_ in self._keys().items():
+                if type_ == "zset":
+                    pipeline.zremrangebyscore(name, 0, current_timestamp())
+            pipeline.execute()
             clean_worker_registry(self._queue)
 
     def _remove_foreign_members(self) -> None:
@@ -475,22 +494,39 @@ class Slots:
         """
         connection = self._queue.connection
         for name, type_ in self._keys().items():
-            foreign: list[bytes] = []
             if type_ == "set":
-                workers = cast("set[bytes]", connection.smembers(name))
-                foreign = [one for one in workers if not _OF_A_WORKER.fullmatch(one)]
+                members = cast("list[bytes]", connection.srandmember(name, _MOST_IDS + 1))
+                foreign = [one for one in members if not _OF_A_WORKER.fullmatch(one)]
             elif type_ == "zset":
-                ids = cast("list[bytes]", connection.zrange(name, 0, -1))
-                foreign = [one for one in ids if not is_id(one)]
+                members = cast("list[bytes]", connection.zrange(name, 0, _MOST_IDS))
+                foreign = [one for one in members if not is_id(one)]
+            else:
+                continue
+            if self._is_endless(name, members):
+                continue
             remove = connection.srem if type_ == "set" else connection.zrem
             if foreign:
                 first = repr(foreign[0][:80])
                 log.error(
                     "foreign rq members removed", rq_key=name, count=len(foreign), first=first
                 )
-                self._spoiled = f"a malformed member of RQ's key {name}"
-            for begin in range(0, len(foreign), _MOST_IDS):
-                remove(name, *foreign[begin : begin + _MOST_IDS])
+                self._note_spoiled(name, "a malformed member")
+                remove(name, *foreign)
+        # One of the sets may have been taken out.
+        for slot in self._all():
+            register(slot)
+
+    def _is_endless(self, name: str, members: Sequence[bytes]) -> bool:
+        """Return whether a key has more members than a node can have pods; delete it then.
+
+        What is bound to this node is enqueued again, and its slots register again.
+        """
+        if len(members) <= _MOST_IDS:
+            return False
+        log.error("endless rq key taken out", rq_key=name)
+        self._note_spoiled(name, f"more than {_MOST_IDS:,} entries")
+        self._queue.connection.delete(name)
+        return True
 
     def enqueue_missing(self, attempts: Sequence[PodAttempt]) -> list[PodAttempt]:
         """Enqueue the attempts that are neither queued nor running, and return those.
@@ -535,15 +571,11 @@ class Slots:
         """
         connection = self._queue.connection
         entries = cast("list[bytes]", connection.lrange(key, 0, _MOST_IDS))
-        if len(entries) > _MOST_IDS:
-            # What is bound to this node is enqueued again.
-            log.error("endless rq list taken out", rq_key=key)
-            self._spoiled = f"RQ's key {key} with more than {_MOST_IDS:,} entries"
-            connection.delete(key)
+        if self._is_endless(key, entries):
             return []
         for entry in {entry for entry in entries if not is_id(entry)}:
             log.error("foreign rq job refused", rq_job=repr(entry[:80]), why="its id is malformed")
-            self._spoiled = "an RQ job with a malformed id"
+            self._note_spoiled(key, "a malformed id")
             connection.lrem(key, 0, entry)  # type: ignore[arg-type]  # any bytes will do
         return [entry.decode() for entry in entries if is_id(entry)]
 
@@ -620,20 +652,20 @@ class Slots:
                 pass
             except (DeserializationError, ValueError, TypeError, LookupError) as wrong:
                 log.error("foreign rq job refused", rq_job=job_id, why=str(wrong))
-                self._spoiled = f"an RQ job: {wrong}"
+                self._note_spoiled(PodJob.key_for(job_id), f"an RQ job: {wrong}")
             self._handled.append(job_id)
         # The extra copies of jobs that were in the list more than once.
         self._handled += (Counter(ids) - Counter(names)).elements()
         return jobs
 
-    def delete_damaged(self, *, starts: bool = False) -> list[str]:
+    def delete_damaged(self, *, of_node: bool = False) -> list[str]:
         """Delete this node's RQ keys that have the wrong type, and return their names.
 
-        If the agent `starts`, also delete batchq's own keys of the node: a leader repairs and
-        reports only those of nodes that it knows. Raise StoreUnavailable.
+        `of_node`: also delete batchq's own keys of the node. A leader repairs and reports only
+        those of nodes that it knows. Raise StoreUnavailable.
         """
         queue, node, types = self._queue, self._node, self._keys()
-        if starts:
+        if of_node:
             types |= {
                 keys.alive(node): "hash",
                 keys.report_queue(node): "hash",
@@ -661,7 +693,8 @@ class Slots:
             ]
             if damaged:
                 log.error("keys of another type taken out", keys=damaged)
-                self._spoiled = f"its key {damaged[0]} has the wrong type"
+                for name in damaged:
+                    self._note_spoiled(name, "the wrong type")
                 queue.connection.delete(*damaged)
         return damaged
 

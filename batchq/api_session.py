@@ -19,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
@@ -36,6 +36,8 @@ _LONGEST_TURN_S = 60.0
 #: A connection that was idle for longer is not used again.
 _IDLE_S = 3.0
 _NDJSON = "application/x-ndjson"
+#: The headers of a request in the name of another user, and why; the reason is percent-encoded.
+IMPERSONATED, REASON = "Batchq-As", "Batchq-Reason"
 _HTTPS_PORT = 443
 _TOKEN_VARIABLE = "BATCHQ_TOKEN"  # noqa: S105 - its name
 _TOKEN_FILE_VARIABLE = "BATCHQ_TOKEN_FILE"  # noqa: S105 - its name
@@ -43,12 +45,21 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiCredentials(NamedTuple):
-    """The API that a user is logged in to. `authority` is a file of certificates to trust."""
+    """The API that a user is logged in to. `authority` is a file of certificates to trust.
+
+    `impersonated` is the user in whose name requests are made, and `reason` says why; both are of
+    one command, and never kept.
+    """
 
     server: str
     user: str = ""
     token: str = ""
     authority: str = ""
+    impersonated: str = ""
+    reason: str = ""
+
+
+_KEPT = ("server", "user", "token", "authority")
 
 
 def checked_server(url: str, *, variable: str = "") -> str:
@@ -229,6 +240,9 @@ class ApiSession:
         headers = {"Accept": accept}
         if self._credentials.token:
             headers["Authorization"] = f"Bearer {self._credentials.token}"
+        if self._credentials.impersonated:
+            headers[IMPERSONATED] = self._credentials.impersonated
+            headers[REASON] = quote(self._credentials.reason)
         return headers
 
     @contextmanager
@@ -337,7 +351,8 @@ def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
         new.unlink(missing_ok=True)
         # The mode is there from the beginning, whatever the umask.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(json.dumps(credentials._asdict()).encode() + b"\n")
+            kept = {name: getattr(credentials, name) for name in _KEPT}
+            file.write(json.dumps(kept).encode() + b"\n")
         new.replace(path)
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
@@ -371,7 +386,7 @@ def read_credentials(home: Home) -> ApiCredentials:
 
 
 def _are_credentials(fields: dict[str, object]) -> bool:
-    is_known = set(fields) <= set(ApiCredentials._fields)
+    is_known = set(fields) <= set(_KEPT)
     return is_known and "server" in fields and all(isinstance(one, str) for one in fields.values())
 
 

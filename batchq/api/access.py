@@ -55,6 +55,8 @@ class Verb(StrEnum):
     UPDATE = "update"
     CANCEL = "cancel"
     DELETE = "delete"
+    #: Act in the name of a user.
+    IMPERSONATE = "impersonate"
 
 
 class TargetKind(StrEnum):
@@ -71,6 +73,7 @@ class TargetKind(StrEnum):
     #: All other bindings.
     CLUSTER_BINDINGS = "cluster-bindings"
     AUDIT = "audit"
+    USERS = "users"
 
 
 class Tier(StrEnum):
@@ -135,7 +138,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     `groups` carry their origin (`unix:gpu`). `aliases` are other names under which this user's
     groups are recorded: commands without the API record `alice@laptop`. `own` are bindings that
     come with the door, such as those of the account that runs the server. `token` is the id of the
-    token that was used. `group` is the group of a pod, which acts in the name of its owner.
+    token that was used. `group` is the group of a pod, which acts in the name of its owner. `by` is
+    the caller who acts in the name of `user`, and `reason` says why.
     """
 
     user: str
@@ -146,6 +150,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     scope: Scope = Scope()
     token: str = ""
     group: str = ""
+    by: Identity | None = None
+    reason: str = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -192,7 +198,9 @@ class AccessRule(Struct, frozen=True, kw_only=True):
 _OF_PODS = frozenset({TargetKind.GROUPS})
 _READ_BY_PODS = _OF_PODS | {TargetKind.QUEUES, TargetKind.NODES, TargetKind.QUOTAS}
 _V, _S, _A, _O, _AUDITOR = AccessRole
-_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = TargetKind
+_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT, _USERS = (
+    TargetKind
+)
 _CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
 _OPERATING = AccessRule(roles=frozenset({_O}))
 #: Roles that see all groups of a namespace under visibility `own`.
@@ -230,6 +238,7 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.CREATE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.DELETE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.READ, _AUDIT, None): AccessRule(roles=frozenset({_O, _AUDITOR})),
+    (Verb.IMPERSONATE, _USERS, None): _OPERATING,
 }
 
 

@@ -31,6 +31,7 @@ from batchq.client.access_control import (
     USUAL_DAYS,
     Actor,
     AuditEntry,
+    AuditRecord,
     BindingRecord,
     Delegate,
     TokenRecord,
@@ -219,17 +220,25 @@ def audit(shared: Globals, most: int, output: Output) -> int:
         entries = delegate.access.audit(most)
     columns: Columns[AuditEntry] = {
         "AT": lambda one: format_instant(one.record.at),
-        "USER": lambda one: one.record.user,
+        "USER": lambda one: _user_of(one.record),
         "VIA": lambda one: one.record.via,
         "OUTCOME": lambda one: f"{one.record.outcome}{'' if one.is_chained else ' (not chained)'}",
         "WHAT": lambda one: f"{one.record.verb} {one.record.kind} {one.record.name}",
-        "BECAUSE": lambda one: one.record.because,
+        "BECAUSE": lambda one: _reasons_of(one.record),
     }
     form: ListForm[AuditEntry] = ListForm(
         lambda some: tabled(some, columns), "nothing has been recorded", row=audit_row
     )
     show_list(output, entries, form)
     return 0 if all(one.is_chained for one in entries) else 1
+
+
+def _user_of(record: AuditRecord) -> str:
+    return f"{record.user} (by {record.by})" if record.by else record.user
+
+
+def _reasons_of(record: AuditRecord) -> str:
+    return f"{record.because}; {record.reason}" if record.reason else record.because
 
 
 @click.group(

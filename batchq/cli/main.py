@@ -269,11 +269,24 @@ def _line(name: str) -> str:
     "variable BATCHQ_REDIS_URL, or a file with it named by BATCHQ_REDIS_URL_FILE; without all, the "
     "one that `batchq up` has started here.",
 )
+@click.option(
+    "--as",
+    "impersonated",
+    metavar="USER",
+    help="Act in the name of a user, over the HTTP API, as operators may. Needs --because.",
+)
+@click.option("--because", metavar="TEXT", help="Why you do so, for the audit trail.")
 @raw_option
 @click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")
 @click.version_option(__version__, prog_name="batchq", message="%(prog)s %(version)s")
 @click.pass_context
-def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
+def main(
+    ctx: click.Context,
+    redis_url: str | None,
+    impersonated: str | None,
+    because: str | None,
+    no_color: bool,
+) -> None:
     """A batch job queue for your own machines.
 
     A pod group is admitted when its queue, its namespace and the cluster have enough capacity for
@@ -285,11 +298,31 @@ def main(ctx: click.Context, redis_url: str | None, no_color: bool) -> None:
     would wait, 5 never.
     """
     is_option = ctx.get_parameter_source("redis_url") is ParameterSource.COMMANDLINE
-    ctx.obj = Globals(redis_url=redis_url or None, is_option=is_option)
+    ctx.obj = shared = Globals(
+        redis_url=redis_url or None,
+        is_option=is_option,
+        impersonated=impersonated or "",
+        reason=because or "",
+    )
+    if impersonated is not None or because is not None:
+        _check_impersonation(shared)
     if no_color:
         leave_out_colors(ctx)
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
+
+
+def _check_impersonation(shared: Globals) -> None:
+    if not (shared.impersonated and shared.reason.strip()):
+        raise UsageError(
+            "to act in the name of a user takes both the user and a reason",
+            hint="as in `batchq --as alice --because 'her laptop is lost' cancel train`",
+        )
+    if shared.api() is None:
+        raise UsageError(
+            "--as acts over the HTTP API, and this command uses the Redis server",
+            hint="name the API with BATCHQ_SERVER, or `batchq login`",
+        )
 
 
 @click.command(epilog=examples("batchq version", "batchq version -o json"))

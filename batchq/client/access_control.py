@@ -45,8 +45,20 @@ if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 __all__ = [
-    "AccessControl", "AccessState", "Actor", "AuditEntry", "AuditRecord", "BindingRecord",
-    "Delegate", "NewToken", "PodHold", "TokenRecord", "audit_row", "binding_row", "token_row",
+    "USER",
+    "AccessControl",
+    "AccessState",
+    "Actor",
+    "AuditEntry",
+    "AuditRecord",
+    "BindingRecord",
+    "Delegate",
+    "NewToken",
+    "PodHold",
+    "TokenRecord",
+    "audit_row",
+    "binding_row",
+    "token_row",
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
@@ -66,7 +78,7 @@ _MOST_AUDITED = 10
 WHOLE = Scope()
 _ID_LENGTH = 10
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 
 
 class Actor(Struct, frozen=True, kw_only=True):
@@ -76,6 +88,9 @@ class Actor(Struct, frozen=True, kw_only=True):
     via: Via | Literal["redis"]
     token: str = ""
     address: str = ""
+    #: The user who acts in the name of `user`, if it is another one, and why.
+    by: str = ""
+    reason: str = ""
 
 
 class NewToken(NamedTuple):
@@ -207,7 +222,7 @@ class AccessControl:
         invitation: bool = False,
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
-        if not _USER.fullmatch(owner):
+        if not USER.fullmatch(owner):
             raise InvalidInput(
                 f"user {owner[:80]!r}: expected letters, digits, '.', '_', '@', '+' and '-'"
             )
@@ -334,6 +349,8 @@ def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: 
         name=name,
         outcome="done",
         because=because,
+        by=actor.by or UNSET,
+        reason=actor.reason or UNSET,
     )
 
 

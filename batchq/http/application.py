@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct, structs
@@ -24,12 +25,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from batchq.api.access import Identity, Tier, Verb, Visibility
+from batchq.api.printable import printable
 from batchq.api.tokens import TokenParts, attempt_of
+from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
-from batchq.client.access_control import Delegate
+from batchq.client.access_control import USER, Delegate
 from batchq.errors import BatchqError
 from batchq.http.access_book import LOOK_S, AccessBook, parts_of, pod_has_ended
-from batchq.http.access_endpoints import record_refusal
+from batchq.http.access_endpoints import record_refusal, record_use
 from batchq.http.calls import (
     EVENT_STREAM,
     JSON,
@@ -41,6 +44,7 @@ from batchq.http.calls import (
     CallContext,
     GroupTable,
     StreamAnswer,
+    check_impersonation,
 )
 from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
 from batchq.http.connections import PEER
@@ -74,6 +78,8 @@ _log = structlog.get_logger()
 #: Endpoints that run at the same time; more wait.
 THREADS = 16
 LONGEST_BODY_S = 30.0
+#: Of why a caller acts in the name of a user.
+_LONGEST_REASON = 200
 #: An encoded slash, backslash or NUL, or a dot segment: a proxy before us would read it otherwise.
 _TRICKS = ("%2f", "%5c", "%00", "\\", "//", "/./", "/../", "%2e")
 _HEADERS = {
@@ -204,6 +210,9 @@ class ApiApplication:
             idempotency_key=request.headers.get("idempotency-key", ""),
             address=self._address(request),
         )
+        name = request.headers.get(IMPERSONATED)
+        if name is not None:
+            call = await self._in_the_name_of(name, call, request)
         if identity.via == "token" and self._book.is_use_due(identity.token):
             self._pool.submit(_note_use, call)
         try:
@@ -250,6 +259,30 @@ class ApiApplication:
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
         return self._settings.accounts.identity_of(peer)
+
+    async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
+        """Return a call as one of another user. Raises ApiProblem if the caller may not do so."""
+        reason = unquote(request.headers.get(REASON, "")).strip()
+        if call.route.is_open or call.route.is_for_invited:
+            raise bad_request(f"{IMPERSONATED}: this path has no user")
+        if not USER.fullmatch(name):
+            raise bad_request(f"{IMPERSONATED}: expected the name of a user, found {name[:80]!r}")
+        if not reason or len(reason) > _LONGEST_REASON or reason != printable(reason):
+            raise bad_request(
+                f"{REASON}: expected why you act in the name of {name}, in a line of at most"
+                f" {_LONGEST_REASON} characters"
+            )
+        try:
+            check_impersonation(call.identity, self._book.bindings, name)
+        except ApiProblem as problem:
+            await self._record_refusal(call, problem)
+            raise
+        acting = call.of(self._settings.accounts.identity_of_user(name, call.identity, reason))
+        if call.route.verb is Verb.READ:
+            # Changes are recorded by the script that makes them.
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._pool, record_use, acting, "")
+        return acting
 
     async def _identity_of_pod(self, parts: TokenParts, request: Request) -> Identity:
         loop = asyncio.get_running_loop()

@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 #: The group whose pod has submitted a group.
 PARENT_ANNOTATION = "batchq/parent"
+#: The user who has submitted a group in the name of its owner.
+BY_ANNOTATION = "batchq/submitted-by"
 MOST_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -161,6 +163,23 @@ class ApiCall:
         self._tiers: dict[tuple[str, bool], Tier | None] = {}
         self._known: dict[str, bool] = {}
 
+    def of(self, identity: Identity) -> ApiCall:
+        """Return the same call as one of another identity."""
+        return ApiCall(
+            self.route,
+            self.context,
+            identity,
+            self._open_delegate,
+            path=self.path,
+            query=self._query,
+            body=self._body,
+            accept=self.accept,
+            last_event=self.last_event,
+            if_match=self.if_match,
+            idempotency_key=self.idempotency_key,
+            address=self.address,
+        )
+
     @property
     def delegate(self) -> Delegate:
         """This thread's connection. Raises StoreUnavailable."""
@@ -180,7 +199,12 @@ class ApiCall:
         """The caller, for the audit trail."""
         identity = self.identity
         return Actor(
-            user=identity.user, via=identity.via, token=identity.token, address=self.address
+            user=identity.user,
+            via=identity.via,
+            token=identity.token,
+            address=self.address,
+            by="" if identity.by is None else identity.by.user,
+            reason=identity.reason,
         )
 
     # --- parameters ---------------------------------------------------------------------------
@@ -235,6 +259,8 @@ class ApiCall:
         if problem is not None:
             raise problem
         current = self.context.book.bindings
+        if self.identity.by is not None:
+            check_impersonation(self.identity.by, current, self.identity.user)
         if current is self._bindings:
             return False
         before = list(bindings_of(self.identity, self._bindings))
@@ -331,16 +357,24 @@ class ApiCall:
             return document
         return without_names(document, self.knows)
 
-    def as_child(self, manifest: dict[str, object]) -> dict[str, object]:
-        """Return the manifest of a new group; one from a pod names its parent in an annotation."""
+    def signed(self, manifest: dict[str, object]) -> dict[str, object]:
+        """Return the manifest of a new group. Annotations name its parent, if a pod submits it, and
+        the user who submits it in the name of its owner.
+        """
         metadata = manifest.get("metadata")
-        if not self.identity.group or not isinstance(metadata, dict):
+        if not self._signature or not isinstance(metadata, dict):
             return manifest
         annotations = metadata.get("annotations") or {}
         if not isinstance(annotations, dict):
             return manifest
-        annotations = {**annotations, PARENT_ANNOTATION: self.identity.group}
+        annotations = {**annotations, **self._signature}
         return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+    @cached_property
+    def _signature(self) -> Mapping[str, str]:
+        identity = self.identity
+        found = {PARENT_ANNOTATION: identity.group} if identity.group else {}
+        return found if identity.by is None else {**found, BY_ANNOTATION: identity.by.user}
 
     def knows(self, key: str) -> bool:
         """Whether the caller may know the name of a group, given as `namespace/name`."""
@@ -351,6 +385,14 @@ class ApiCall:
                 owner = self.delegate.owner_of(key)
             self._known[key] = self.tier_at(namespace, owner or "") is not None
         return self._known[key]
+
+
+def check_impersonation(identity: Identity, bindings: Sequence[Binding], user: str) -> None:
+    """Raise ApiProblem unless a caller may act in the name of a user."""
+    target = Target(kind=TargetKind.USERS, owner=user)
+    decision = decide(identity, bindings, Verb.IMPERSONATE, target)
+    if not decision.allowed:
+        raise forbidden(decision.because)
 
 
 def no_such_group(namespace: str, name: str) -> ApiProblem:

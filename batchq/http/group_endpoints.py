@@ -274,7 +274,7 @@ def submit_group(call: ApiCall) -> ApiAnswer:
     """Create a group; the same again is no error, so that a lost answer can be repeated."""
     namespace = call.path["namespace"]
     call.require(namespace)
-    group = _manifest(call.as_child(_in_namespace(_with_name(call), namespace)))
+    group = _manifest(call.signed(_in_namespace(_with_name(call), namespace)))
     [outcome] = call.client.submit_many(
         [group], existing="keep", dry_run=call.flag("dryRun"), keep_going=True
     )
@@ -333,7 +333,7 @@ def submit_groups(call: ApiCall) -> ApiAnswer:
     places, groups = [], []
     for place, line in enumerate(lines):
         try:
-            groups.append(call.as_child(_in_namespace(_object_of(line), namespace)))
+            groups.append(call.signed(_in_namespace(_object_of(line), namespace)))
             places.append(place)
         except (ApiProblem, BatchqError) as error:
             rows[place] = _refused_row(error)

@@ -69,6 +69,16 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
         )
         return Identity(user=name, via="socket", aliases=aliases, own=own)
 
+    def identity_of_user(self, name: str, by: Identity, reason: str) -> Identity:
+        """Return the identity of a user in whose name another one acts: with the rights of that
+        user's bindings, as far as the token of the other one goes.
+        """
+        uid = uid_of(name)
+        identity = Identity(user=name, via=by.via) if uid is None else self._identity(name, uid)
+        return structs.replace(
+            identity, via=by.via, own=(), scope=by.scope, token=by.token, by=by, reason=reason
+        )
+
     def identity_of_pod(self, token: str, group: str, owner: str) -> Identity:
         """Return the identity of a pod: it has the rights that the owner of its group has at this
         moment, in the namespace of the group, to groups alone.

@@ -257,7 +257,7 @@ def change_objects(call: ApiCall) -> ApiAnswer:
     else:
         is_new = wanted.verb == "submit"
         objects = [
-            decode(call.as_child(one) if is_new and one.get("kind") == "PodGroup" else one)
+            decode(call.signed(one) if is_new and one.get("kind") == "PodGroup" else one)
             for one in wanted.objects
         ]
         change = call.client.submit_all if wanted.verb == "submit" else call.client.apply

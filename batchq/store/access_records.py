@@ -86,6 +86,9 @@ class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     token: str = ""
     address: str = ""
     because: str = ""
+    #: The user who acted in the name of `user`, and why.
+    by: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
     previous: str = ""
 
 

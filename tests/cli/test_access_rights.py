@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from batchq.api.objects import PodGroup
 from batchq.api.tokens import parse_token
 from tests.cli.conftest import Batchq, run
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.http.api_process import RunningApi
 
 
 def test_roles_are_given_listed_explained_and_taken_away(batchq: Batchq) -> None:
@@ -80,3 +86,41 @@ def test_the_audit_trail_says_who_did_what(batchq: Batchq) -> None:
         ("create", "tokens", "redis"),
     ]
     assert "user:alice is operator in all namespaces" in batchq("access", "audit").out
+
+
+def test_commands_act_in_the_name_of_a_user_over_the_api(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granted = run("access", "grant", "user:alice", "submitter", "-n", "ml", url=server.url)
+    assert granted.code == 0
+    words = ("--as", "alice", "--because", "her laptop is lost: größer")
+    with RunningApi(server.url) as api:
+        monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+        done = run(*words, "submit", "-n", "ml", "--name", "train", "--", "true")
+        assert (done.code, done.err) == (0, "")
+        refused = run(*words, "submit", "-n", "cv", "--name", "train", "--", "true")
+        assert (refused.code, "user alice may not create groups" in refused.err) == (9, True)
+        monkeypatch.delenv("BATCHQ_SERVER")
+    [group] = stage.client.list("PodGroup")
+    assert isinstance(group, PodGroup)
+    assert group.status.submitted_by == "alice"
+    assert list(group.metadata.annotations) == ["batchq/submitted-by"]
+    trail = run("access", "audit", url=server.url).out
+    assert "alice (by " in trail
+    assert "her laptop is lost: größer" in trail
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--as", "alice"), "takes both the user and a reason"),
+        (("--because", "ticket 7"), "takes both the user and a reason"),
+        (("--as", "alice", "--because", " "), "takes both the user and a reason"),
+        (("--as", "alice", "--because", "ticket 7"), "--as acts over the HTTP API"),
+    ],
+)
+def test_acting_for_a_user_takes_a_reason_and_the_api(
+    server: Server, words: tuple[str, ...], sentence: str
+) -> None:
+    refused = run(*words, "jobs", url=server.url)
+    assert (refused.code, sentence in refused.err) == (2, True)

@@ -23,11 +23,14 @@ class Globals(NamedTuple):
     """The options given before the command.
 
     `redis_url` is --redis-url or BATCHQ_REDIS_URL; None means the embedded server of this machine.
-    `is_option`: it was given on the command line.
+    `is_option`: it was given on the command line. `impersonated` is the user in whose name the
+    command acts, for a `reason`.
     """
 
     redis_url: str | None = None
     is_option: bool = False
+    impersonated: str = ""
+    reason: str = ""
 
     def connect(self, *, patience_s: float | None = 0.0) -> Client:
         """Return a client of the chosen server, to be used in a `with`: of the Redis server, or of
@@ -63,7 +66,10 @@ class Globals(NamedTuple):
         from batchq.api_session import chosen_credentials
 
         is_redis_chosen = bool(self.redis_url or os.environ.get(URL_FILE_VARIABLE))
-        return chosen_credentials(home, is_redis_chosen=is_redis_chosen)
+        found = chosen_credentials(home, is_redis_chosen=is_redis_chosen)
+        if found is None or not self.impersonated:
+            return found
+        return found._replace(impersonated=self.impersonated, reason=self.reason)
 
 
 METRICS_VARIABLE = "BATCHQ_METRICS"

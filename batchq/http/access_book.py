@@ -46,6 +46,11 @@ class AccessBook:
         return self._bindings
 
     @property
+    def is_read(self) -> bool:
+        """Whether it has been read at all."""
+        return self._read_at is not None
+
+    @property
     def state(self) -> AccessState:
         """All tokens and bindings."""
         return self._state

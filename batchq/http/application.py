@@ -191,6 +191,9 @@ class ApiApplication:
         if any(trick in raw_path for trick in _TRICKS):
             raise bad_request("the path: expected plain names between single slashes")
         self._names.check(request.headers)
+        if not route.is_open and not self._book.is_read:
+            # The first request after the start: without roles, its user would be refused.
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
         identity = _UNKNOWN if route.is_open else await self._identity(route, request)
         if not route.is_open:
             self._take(route, identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
+from batchq.http.application import ApiApplication
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
@@ -129,6 +131,19 @@ def test_a_role_that_is_taken_away_is_gone_with_the_next_request(lab: Lab) -> No
     lab.unbind("user:alice", "submitter", "ml")
     lab.wait(lambda: alice("GET", "/v1/groups").status == 403)
     assert alice("GET", "/v1/groups").data["detail"] == "user alice has no role"
+
+
+def test_the_first_request_after_the_start_is_decided_by_the_stored_roles(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(application: ApiApplication) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(ApiApplication, "_keep_book", never)
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        delegate.access.grant(parse_binding("user:alice", "submitter", "ml"), ROOT)
+        named = {"Batchq_As": "alice", "Batchq_Reason": "a test"}
+        assert api.caller()("POST", ML, manifest("train"), **named).status == 201
 
 
 def test_a_revoked_token_cuts_a_watch_within_a_second(lab: Lab, stage: Stage) -> None:

@@ -238,6 +238,8 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.CREATE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.DELETE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.READ, _AUDIT, None): AccessRule(roles=frozenset({_O, _AUDITOR})),
+    #: Invite a user.
+    (Verb.CREATE, _USERS, None): _OPERATING,
     (Verb.IMPERSONATE, _USERS, None): _OPERATING,
 }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
 from batchq.api.access import (
     EVERYWHERE,
     AccessRole,
+    Binding,
     Identity,
     MatrixRow,
     Scope,
@@ -40,6 +43,9 @@ from batchq.client.access_control import (
     token_row,
 )
 from batchq.errors import InvalidInput, UsageError
+
+if TYPE_CHECKING:
+    from batchq.api_session import ApiCredentials
 
 _ROLES = click.Choice([str(role) for role in AccessRole])
 _VISIBILITY = click.option(
@@ -347,15 +353,34 @@ def invite(
     if role is None and namespace != EVERYWHERE:
         raise UsageError("-n says where --role is given", hint="as in --role submitter -n ml")
     binding = None if role is None else parse_binding(f"user:{user}", role, namespace)
-    with Delegate(shared.redis_url) as delegate:
-        actor = Actor(user=delegate.user, via="redis")
-        made = delegate.access.invite(user, actor, lasts_ms=parse_duration(lasts), note=note)
-        if binding is not None:
-            delegate.access.grant(binding, actor)
-    output.page({"invitation": made.text, **token_row(made.record)}, lambda: echo(made.text))
+    api = shared.api()
+    if api is not None:
+        row = _invited_over_api(api, user, lasts, binding, note)
+    else:
+        with Delegate(shared.redis_url) as delegate:
+            actor = Actor(user=delegate.user, via="redis")
+            made = delegate.access.invite(user, actor, lasts_ms=parse_duration(lasts), note=note)
+            if binding is not None:
+                delegate.access.grant(binding, actor)
+        row = {**token_row(made.record), "invitation": made.text}
+    output.page(row, lambda: echo(str(row["invitation"])))
     if output.for_people:
-        until = format_instant(made.record.expires_at)
-        echo(f"User {user} may log in with it once, until {until}.", err=True)
+        echo(f"User {user} may log in with it once, until {row['expiresAt']}.", err=True)
+
+
+def _invited_over_api(
+    api: ApiCredentials, user: str, lasts: str, binding: Binding | None, note: str
+) -> dict[str, object]:
+    """Create an invitation over the HTTP API, and return it as a row."""
+    from batchq.api_session import ApiSession
+
+    request: dict[str, object] = {"lasts": lasts, "note": note}
+    if binding is not None:
+        request |= {"role": str(binding.role), "namespace": binding.namespace}
+    with ApiSession(api) as session:
+        path = f"/v1/users/{quote(user, safe='')}/invitations"
+        row: dict[str, object] = session.request("POST", path, request)
+    return row
 
 
 @token.command(name="list", epilog=examples("batchq token list", "batchq token list -o json"))

@@ -1,4 +1,4 @@
-"""`batchq service`: systemd units for the scheduler, the HTTP API and an agent."""
+"""`batchq service`: systemd units for the server, the scheduler, the HTTP API and an agent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,27 @@ _CONFINED = (
     "UMask=0077",
 )
 
+#: The part that runs a Redis or Valkey server, and no command of batchq.
+SERVER = "server"
+_SERVER_FOLDER, _SERVER_SOCKET = "/var/lib/batchq-server", "/run/batchq-server/redis.sock"
+#: What a server needs to keep what batchq has stored; a configuration file says the rest.
+_KEEPS = ("--daemonize", "no", "--dir", _SERVER_FOLDER)
+_WITHOUT_A_FILE = (
+    *("--port", "0", "--unixsocket", _SERVER_SOCKET, "--unixsocketperm", "770"),
+    *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+    *("--maxmemory-policy", "noeviction"),
+)
+
 PARTS: Mapping[str, ServicePart] = {
+    SERVER: ServicePart(
+        "the server of batchq",
+        (),
+        "batchq-server",
+        (
+            *("RuntimeDirectory=batchq-server", "RuntimeDirectoryMode=0755"),
+            *("TimeoutStopSec=5min", "LimitNOFILE=65536", *_CONFINED),
+        ),
+    ),
     "scheduler": ServicePart("batchq scheduler", ("scheduler",), "batchq", _CONFINED),
     "api": ServicePart(
         "batchq HTTP API",
@@ -78,6 +98,10 @@ def unit_of(
     """Return the unit of a part; `program` runs batchq, and `words` are further arguments."""
     part = PARTS[name]
     command = " ".join(map(_quoted, (*program, *part.command, *words)))
+    settings = (
+        f"Environment=BATCHQ_REDIS_URL_FILE={_quoted(str(url_file))}",
+        f"Environment=BATCHQ_HOME=%S/batchq-{name}",
+    )
     is_in_a_home = any(Path(program[0]).is_relative_to(home) for home in _HOMES)
     home = () if name == "worker" else (f"ProtectHome={'read-only' if is_in_a_home else 'yes'}",)
     return "\n".join(
@@ -87,14 +111,13 @@ def unit_of(
             f"Description={part.description}",
             "Wants=network-online.target",
             "After=network-online.target",
-            "# The server may be away for as long as it likes: it is waited for.",
+            "# What it needs may be away for as long as it likes: it is waited for.",
             "StartLimitIntervalSec=0",
             "",
             "[Service]",
             "Type=exec",
             f"User={account}",
-            f"Environment=BATCHQ_REDIS_URL_FILE={_quoted(str(url_file))}",
-            f"Environment=BATCHQ_HOME=%S/batchq-{name}",
+            *(() if name == SERVER else settings),
             f"StateDirectory=batchq-{name}",
             "StateDirectoryMode=0700",
             f"ExecStart={command}",
@@ -126,8 +149,24 @@ def _program() -> list[str]:
     return [str(own)] if own.exists() else [sys.executable, "-m", "batchq.cli"]
 
 
+def _server(words: Sequence[str]) -> list[str]:
+    """Return the command of a server. `words` may begin with its configuration file.
+
+    Raises StoreUnavailable if none is installed.
+    """
+    from batchq.daemon.embedded_server import find_binary
+    from batchq.paths import Home
+
+    program = find_binary(Home(Path(_SERVER_FOLDER))).path
+    has_file = bool(words) and not words[0].startswith("-")
+    # Of two settings, the later one counts.
+    defaults = _KEEPS if has_file else (*_KEEPS, *_WITHOUT_A_FILE)
+    return [program, *(words[:1] if has_file else ()), *defaults, *words[has_file:]]
+
+
 @click.group(
     epilog=examples(
+        "batchq service install server",
         "batchq service install scheduler",
         "batchq service install api -- --listen 0.0.0.0:8443 --tls-cert C --tls-key K --name HOST",
         "batchq service uninstall worker",
@@ -136,7 +175,7 @@ def _program() -> list[str]:
 def service() -> None:
     """Write systemd units, so that the parts of batchq start with the machine.
 
-    The Redis or Valkey server has a unit of its own, from your distribution.
+    If your distribution has a unit for its Redis or Valkey server, the unit `server` is not needed.
     """
 
 
@@ -177,13 +216,19 @@ def install(
 ) -> None:
     """Write the unit batchq-PART.service, and print how to start it.
 
-    OPTIONs are passed on to `batchq scheduler`, `batchq api` or `batchq worker`. Running it again
-    replaces the unit, as after an upgrade of batchq to another folder. The scheduler and the API
-    are confined: they cannot write files, gain rights or see home directories.
+    OPTIONs are passed on to `batchq scheduler`, `batchq api` or `batchq worker`; those of `server`
+    to the Redis or Valkey server that is installed, or bundled, and may begin with its
+    configuration file. Without one it listens on /run/batchq-server/redis.sock for its account and
+    group. Running it again replaces the unit, as after an upgrade of batchq to another folder. All
+    but the agent are confined: they cannot write files of others, gain rights or see home
+    directories.
     """
     account = user or PARTS[part].account
     url_file = (url_file or Path(f"/etc/batchq/{part}.url")).absolute()
-    text = unit_of(part, _program(), account, url_file, words)
+    if part == SERVER:
+        text = unit_of(part, _server(words), account, url_file, ())
+    else:
+        text = unit_of(part, _program(), account, url_file, words)
     if dry_run:
         echo(text.rstrip("\n"))
         return
@@ -198,7 +243,7 @@ def install(
             f"cannot write {path}: {error.strerror}", hint="run it as root, or name a --folder"
         ) from None
     echo(f"{path} written")
-    if not url_file.exists():
+    if part != SERVER and not url_file.exists():
         echo(f"next: write the server's URL to {url_file}, readable for {account} only", err=True)
     echo(f"next: systemctl daemon-reload && systemctl enable --now batchq-{part}", err=True)
 

@@ -180,7 +180,13 @@ class AccessControl:
         return self._create(owner, actor, days * DAY, scope=scope, note=note, because=because)
 
     def invite(
-        self, owner: str, actor: Actor, *, lasts_ms: int = USUAL_INVITATION_MS, note: str = ""
+        self,
+        owner: str,
+        actor: Actor,
+        *,
+        lasts_ms: int = USUAL_INVITATION_MS,
+        note: str = "",
+        because: str = "",
     ) -> NewToken:
         """Create an invitation for a user: `redeem` exchanges it for a token, once.
 
@@ -191,7 +197,7 @@ class AccessControl:
                 f"an invitation lasts at most {describe_age(LONGEST_INVITATION_MS)}, found"
                 f" {describe_age(lasts_ms)}"
             )
-        return self._create(owner, actor, lasts_ms, note=note, invitation=True)
+        return self._create(owner, actor, lasts_ms, note=note, because=because, invitation=True)
 
     def redeem(self, invitation: TokenRecord, actor: Actor) -> NewToken:
         """Exchange an invitation for a token of its owner, which lasts 90 days.

@@ -21,11 +21,17 @@ from batchq.api.access import (
     parse_binding,
     target_of,
 )
-from batchq.api.times import format_instant
-from batchq.client.access_control import USUAL_DAYS, audit_row, binding_row, token_row
+from batchq.api.times import format_duration, format_instant, parse_duration
+from batchq.client.access_control import (
+    USUAL_DAYS,
+    USUAL_INVITATION_MS,
+    audit_row,
+    binding_row,
+    token_row,
+)
 from batchq.errors import NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
-from batchq.http.problems import ApiProblem, forbidden
+from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 MOST_AUDITED = 1_000
 USUALLY_AUDITED = 100
@@ -111,6 +117,38 @@ def redeem_invitation(call: ApiCall) -> ApiAnswer:
     created = call.delegate.access.redeem(record, call.actor)
     book.renew(call.delegate.access)
     document = {"token": created.text, **token_row(created.record)}
+    return ApiAnswer(document=document, status=HTTPStatus.CREATED)
+
+
+class InvitationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of an invitation. It `lasts` some hours; `role` is given to the user, too."""
+
+    lasts: str = format_duration(USUAL_INVITATION_MS)
+    role: str = ""
+    namespace: str = EVERYWHERE
+    note: str = ""
+
+
+def invite_user(call: ApiCall) -> ApiAnswer:
+    """Create an invitation for a user, whose text is in this answer only."""
+    user = call.path["name"]
+    decision = call.require("")
+    wanted = call.body_as(InvitationRequest)
+    binding = None
+    if wanted.role:
+        binding = parse_binding(f"user:{user}", wanted.role, wanted.namespace)
+        _may_bind(call, Verb.CREATE, binding)
+    try:
+        lasts_ms = parse_duration(wanted.lasts)
+    except ValueError as error:
+        raise bad_request(f"lasts: {error}") from None
+    created = call.delegate.access.invite(
+        user, call.actor, lasts_ms=lasts_ms, note=wanted.note, because=decision.because
+    )
+    if binding is not None:
+        call.delegate.access.grant(binding, call.actor, because=decision.because)
+    call.context.book.renew(call.delegate.access)
+    document = {**token_row(created.record), "invitation": created.text}
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 

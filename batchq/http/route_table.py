@@ -16,9 +16,11 @@ from batchq.http.access_endpoints import (
     MOST_AUDITED,
     USUALLY_AUDITED,
     BindingRequest,
+    InvitationRequest,
     TokenRequest,
     create_token,
     grant,
+    invite_user,
     list_bindings,
     list_tokens,
     read_audit,
@@ -432,6 +434,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         about="Exchange the invitation in Authorization, once, for a token of its user.",
     ),
     ApiRoute(
+        method="POST", path="/v1/users/{name}/invitations", name="inviteUser",
+        endpoint=invite_user, verb=Verb.CREATE, kind=TargetKind.USERS, body="InvitationRequest",
+        about="Invite a user. The text of the invitation is in this answer only.",
+    ),
+    ApiRoute(
         method="DELETE", path="/v1/tokens/{id}", name="revokeToken", endpoint=revoke_token,
         verb=Verb.DELETE, kind=TargetKind.TOKENS, about="Revoke a token.",
     ),
@@ -534,7 +541,15 @@ _LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
 def openapi_document() -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1."""
     _, components = msgspec.json.schema_components(
-        [ProblemDocument, TokenRequest, BindingRequest, ChangeRequest, PlanRequest, GateRequest],
+        [
+            ProblemDocument,
+            TokenRequest,
+            InvitationRequest,
+            BindingRequest,
+            ChangeRequest,
+            PlanRequest,
+            GateRequest,
+        ],
         ref_template="#/components/schemas/{name}",
     )
     paths: dict[str, dict[str, Any]] = {}

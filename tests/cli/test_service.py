@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 
 from tests.cli.conftest import run
 
 ME = getpass.getuser()
-PARTS = ("scheduler", "api", "worker")
+PARTS = ("server", "scheduler", "api", "worker")
 
 
 def install(folder: Path, part: str, *words: str) -> Path:
@@ -100,7 +105,41 @@ def test_systemd_finds_nothing_wrong_with_a_unit(part: str, tmp_path: Path) -> N
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("part", ["scheduler", "api"])
+def test_a_server_keeps_its_data_and_takes_a_configuration_file(tmp_path: Path) -> None:
+    path = install(tmp_path, "server")
+    [command] = [line for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
+    assert "-server --daemonize no --dir /var/lib/batchq-server --port 0" in command
+    assert command.endswith(
+        '--appendonly yes --appendfsync everysec --save "" --maxmemory-policy noeviction'
+    )
+    assert "BATCHQ_" not in path.read_text()
+    install(tmp_path, "server", "--", "/etc/batchq/server.conf", "--port", "7000")
+    [command] = [line for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
+    words = "/etc/batchq/server.conf --daemonize no --dir /var/lib/batchq-server --port 7000"
+    assert command.endswith(f"-server {words}")
+
+
+def test_a_server_runs_as_its_unit_says(tmp_path: Path) -> None:
+    folder, socket = tmp_path / "data", Path(tempfile.mkdtemp(prefix="bq")) / "s"
+    folder.mkdir()
+    printed = run("service", "install", "server", "--dry-run").out
+    [line] = [line for line in printed.splitlines() if line.startswith("ExecStart=")]
+    line = line.replace("/var/lib/batchq-server", str(folder))
+    line = line.replace("/run/batchq-server/redis.sock", str(socket))
+    server = subprocess.Popen(shlex.split(line.removeprefix("ExecStart=")))
+    try:
+        retry = Retry(ExponentialBackoff(cap=0.5), 40)
+        client = redis.Redis(unix_socket_path=str(socket), retry=retry)
+        assert client.config_get("appendonly") == {"appendonly": "yes"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert (folder / "appendonlydir").exists()
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+        shutil.rmtree(socket.parent)
+
+
+@pytest.mark.parametrize("part", ["server", "scheduler", "api"])
 def test_systemd_calls_the_scheduler_and_the_api_confined(part: str, tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:

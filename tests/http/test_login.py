@@ -239,3 +239,38 @@ def test_commands_over_redis_do_not_read_what_login_has_kept(
     assert run("jobs").code == 0
     monkeypatch.delenv("BATCHQ_REDIS_URL")
     assert "credentials.json" in run("jobs").err
+
+
+@pytest.mark.usefixtures("stage")
+def test_operators_invite_over_the_api_and_admins_of_a_namespace_do_not(
+    server: Server, secured: RunningApi
+) -> None:
+    with Delegate(server.url) as delegate:
+        access = delegate.access
+        access.grant(parse_binding("user:olga", "operator", "*"), ROOT)
+        access.grant(parse_binding("user:ada", "admin", "ml"), ROOT)
+        olga, ada = (access.create_token(name, ROOT).text for name in ("olga", "ada"))
+
+    def as_user(token: str, *words: str) -> Ran:
+        assert log_in(secured, token, "--ca-file", str(AUTHORITY)).code == 0
+        return run("token", "invite", *words)
+
+    invited = as_user(olga, "bob", "--role", "submitter", "-n", "ml", "-o", "json")
+    row = json.loads(invited.out)
+    assert row["invitation"].startswith("bqi_")
+    assert (row["owner"], row["madeBy"]) == ("bob", "olga")
+    assert log_in(secured, row["invitation"], "--ca-file", str(AUTHORITY)).code == 0
+    assert json.loads(run("whoami", "-o", "json").out)["roles"] == [
+        {"role": "submitter", "namespace": "ml", "subject": "user:bob"}
+    ]
+    with Delegate(server.url) as delegate:
+        record = next(
+            one.record for one in delegate.access.audit(50) if one.record.name.startswith("invit")
+        )
+    assert (record.user, record.verb, record.via) == ("olga", "create", "token")
+    refused = as_user(ada, "eve", "--role", "submitter", "-n", "ml")
+    assert (refused.code, "user ada may not create users" in refused.err) == (9, True)
+    late = as_user(olga, "eve", "--for", "8d")
+    assert (late.code, late.err) == (1, "error: an invitation lasts at most 7d, found 8d\n")
+    own = as_user(olga, "olga", "--role", "admin", "-n", "ml")
+    assert (own.code, "a role cannot be given to oneself" in own.err) == (9, True)

@@ -58,6 +58,7 @@ read    cluster-bindings  -       -      -         -     all      -
 create  cluster-bindings  -       -      -         -     all      -
 delete  cluster-bindings  -       -      -         -     all      -
 read    audit             -       -      -         -     all      all
+create  users             -       -      -         -     all      -
 impersonate users         -       -      -         -     all      -
 """
 #: The rows that differ under another visibility.

@@ -608,6 +608,13 @@ def pod_gates_problem(pod: Pod) -> str:
     return "a pod with a node, or in a phase after Pending, cannot have scheduling gates"
 
 
+def uid_of_pod(group_uid: str, admission: int, ordinal: int | str) -> str:
+    """Return `<group uid>-<admission>-<ordinal>`, which is unique for ever and valid as an
+    RQ id.
+    """
+    return f"{group_uid}-{admission}-{ordinal}"
+
+
 class Unreadable(Struct, frozen=True, kw_only=True):
     """A stored record that cannot be read.
 

@@ -6,13 +6,14 @@ positions in line, and the reasons for waiting are those that the scheduler has 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of
+from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of, uid_of_pod
 from batchq.api.views import (
     GATED,
     WHOLE_UP_TO,
@@ -44,8 +45,15 @@ __all__ = [
 
 #: Objects of a page unless the caller chooses another size.
 PAGE_SIZE = 500
+#: The phases of groups that have ended, as in heads.
+_ENDED = frozenset(phase.encode() for phase in TERMINAL)
 #: Kinds with few objects, which the view of every page reads whole.
 _FEW = tuple(kind for kind in KINDS if kind not in ("PodGroup", "Pod"))
+
+
+#: Keys of pods that are asked for at once, whether or not the pods exist; for more, the heads of
+#: all pods are read.
+_KEYS_ASKED = 20_000
 
 
 class GroupLook:
@@ -93,9 +101,13 @@ class GroupLook:
 
     def _pods_of(self, groups: Sequence[PodGroup]) -> list[Pod]:
         """Return the pods of the groups that were ever admitted."""
-        uids = [group.metadata.uid.encode() for group in groups if group.status.admission]
-        if not uids:
+        admitted = [group for group in groups if group.status.admission]
+        if not admitted:
             return []
+        if sum(map(_most_pods_of, admitted)) <= _KEYS_ASKED:
+            asked = [key for group in admitted for key in _keys_of_pods(group)]
+            return [cast(Pod, pod) for pod in self._store.get_many("Pod", asked).values()]
+        uids = [group.metadata.uid.encode() for group in admitted]
         if self._pods is None:
             from batchq.store import pages
 
@@ -176,26 +188,43 @@ def object_pages(
         yield page
 
 
+def _most_pods_of(group: PodGroup) -> int:
+    """Return how many pods there may be of all admissions of a group."""
+    return max(0, group.status.admission) * sum(task.replicas for task in group.spec.tasks)
+
+
+def _keys_of_pods(group: PodGroup) -> Iterator[str]:
+    """Yield the keys of all pods that there may be of a group: those of former admissions, too, may
+    not have ended.
+    """
+    pods = range(sum(task.replicas for task in group.spec.tasks))
+    for admission in range(1, group.status.admission + 1):
+        yield from (uid_of_pod(group.metadata.uid, admission, ordinal) for ordinal in pods)
+
+
 def _by_key(objects: Sequence[Object]) -> Mapping[str, Object]:
     return {key_of(item): item for item in objects}
 
 
 def _may_be(entry: Entry, phases: Collection[str], *, active: bool) -> bool:
     """Return whether a group may be shown in these phases; True if its head is unreadable."""
-    phase = entry[2].decode(errors="replace")
-    if not phase:
+    if not entry[2]:
         return True
-    if active and phase in TERMINAL:
+    if active and entry[2] in _ENDED:
         return False
+    phase = entry[2].decode(errors="replace")
     gated = GATED in phases and phase == PodGroupPhase.PENDING
     return not phases or phase in phases or gated
 
 
 def _without_older(entries: Sequence[Entry], finished: int) -> tuple[list[Entry], int]:
     """Leave out all ended groups but the newest; return the rest and the number left out."""
-    ended = sorted(entry for entry in entries if entry[2].decode(errors="replace") in TERMINAL)
-    hidden = set(ended[: max(0, len(ended) - finished)])
-    return [entry for entry in entries if entry not in hidden], len(hidden)
+    ended = [entry for entry in entries if entry[2] in _ENDED]
+    if len(ended) <= finished:
+        return [*entries], 0
+    newest = heapq.nlargest(finished, ended)
+    left = [entry for entry in entries if entry[2] not in _ENDED]
+    return left + newest, len(ended) - finished
 
 
 def is_behind(view: GroupView, token: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import redis
 import yaml
 
+from batchq.client.group_pages import GroupPages
 from batchq.store import keys
 from tests.builders import a_queue
 from tests.cli.conftest import Batchq, Ran
@@ -50,9 +51,11 @@ def test_pages_list_every_group_once_the_oldest_first(batchq: Batchq, many: Stag
         assert done.out.count("NAME ") == 1
 
 
+@pytest.mark.parametrize("keys_asked", [0, 20_000])
 def test_a_paged_list_equals_the_whole_list_except_for_positions(
-    batchq: Batchq, many: Stage
+    batchq: Batchq, many: Stage, monkeypatch: pytest.MonkeyPatch, keys_asked: int
 ) -> None:
+    monkeypatch.setattr("batchq.client.group_pages._KEYS_ASKED", keys_asked)
     paged = json.loads(batchq("jobs", "-A", "--chunk-size", "2", "-o", "json").out)
     whole = json.loads(batchq("jobs", "-A", "--chunk-size", "0", "-o", "json").out)
     assert {one["name"]: one["position"] for one in whole["items"]}["b"] == 1
@@ -60,6 +63,25 @@ def test_a_paged_list_equals_the_whole_list_except_for_positions(
         one["position"] = None
     assert paged == whole
     assert [one["pods"]["running"] for one in paged["items"]] == [1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("most", "names", "hidden"),
+    [
+        (0, ["runs", "b", "gated"], 3),
+        (2, ["runs", "b", "gated", "d", "c"], 1),
+        (3, NAMES, 0),
+    ],
+)
+def test_groups_that_have_ended_are_listed_up_to_a_number(
+    many: Stage, most: int, names: list[str], hidden: int
+) -> None:
+    for name in ("a", "d"):
+        many.client.cancel(name)
+    many.turn()
+    pages = GroupPages(many.store, namespace="default", finished=most, size=2)
+    assert [view.name for page in pages for view in page.views] == names
+    assert pages.hidden == hidden
 
 
 def test_filters_hold_over_pages(batchq: Batchq, many: Stage) -> None:

@@ -28,6 +28,7 @@ from batchq.api.objects import (
     PodTemplate,
     final_reports,
     stopped,
+    uid_of_pod,
 )
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
@@ -588,10 +589,8 @@ FIRST_CONDITIONS: StateKey[dict[tuple[tuple[str, int], ...], tuple[Condition, ..
 
 
 def pod_uid(group: GroupState, ordinal: int | str) -> str:
-    """Return `<group uid>-<admission>-<ordinal>`, which is unique for ever and valid as an
-    RQ id.
-    """
-    return f"{group.uid}-{group.status.admission}-{ordinal}"
+    """Return the uid of the pod with this ordinal, of the current admission."""
+    return uid_of_pod(group.uid, group.status.admission, ordinal)
 
 
 def shape_at(group: GroupState, ordinal: int) -> TaskShape:

@@ -28,8 +28,6 @@ from batchq.store.records import name_of
 
 _R = TypeVar("_R", "TokenRecord", "BindingRecord")
 
-#: Records of the audit trail that are kept, about.
-AUDIT_KEPT = 100_000
 #: Audit records in one reply.
 _PAGE = 1_000
 #: A writer that always comes second gives up.
@@ -186,7 +184,7 @@ def write_access(
     for _ in range(_TRIES):
         previous = _last_digest(link)
         text = msgspec.json.encode(msgspec.structs.replace(record, previous=previous))
-        arguments = (previous, text, digest_of(previous, text), AUDIT_KEPT, *words)
+        arguments = (previous, text, digest_of(previous, text), *words)
         names = (key, keys.ACCESS_STATE, keys.AUDIT)
         match link.run(scripts.ACCESS, names, arguments):
             case b"ok":

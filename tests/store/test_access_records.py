@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from batchq.client.access_control import AccessControl, Actor
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, StoreUnavailable
 from batchq.store import access_records, keys
 from batchq.store.redis import RedisStore
+from batchq.store.scripts import Script
 from tests.harness.server import Server
 from tests.poison.damage import DEEP, HUGE
 
@@ -146,16 +148,14 @@ def test_a_repeated_call_of_the_script_writes_once(
     names = (keys.BINDINGS, keys.ACCESS_STATE, keys.AUDIT)
     link = control._link
     for _ in range(2):
-        answer = link.run(
-            access_records.scripts.ACCESS, names, ("", text, digest, 10, "f", "", "v")
-        )
+        answer = link.run(access_records.scripts.ACCESS, names, ("", text, digest, "f", "", "v"))
         assert answer == b"ok"
     assert (raw.hgetall(keys.BINDINGS), raw.xlen(keys.AUDIT)) == ({b"f": b"v"}, 1)
     assert raw.hget(keys.ACCESS_STATE, "revision") == b"1"
     other = access_records.digest_of(digest, text)
-    again = ("", text, other, 10, "f", "", "w")
+    again = ("", text, other, "f", "", "w")
     assert link.run(access_records.scripts.ACCESS, names, again) == b"digest"
-    changed = (digest, text, other, 10, "f", "another", "w")
+    changed = (digest, text, other, "f", "another", "w")
     assert link.run(access_records.scripts.ACCESS, names, changed) == b"changed"
     assert raw.hgetall(keys.BINDINGS) == {b"f": b"v"}
 
@@ -163,7 +163,11 @@ def test_a_repeated_call_of_the_script_writes_once(
 def test_the_audit_trail_is_bounded(
     control: AccessControl, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_records, "AUDIT_KEPT", 20)
+    most, text = "AUDIT_KEPT = 100000", access_records.scripts.ACCESS.text
+    assert most in text
+    smaller = text.replace(most, "AUDIT_KEPT = 20")
+    script = Script("access", smaller, cast(str, raw.script_load(smaller)))
+    monkeypatch.setattr(access_records.scripts, "ACCESS", script)
     for number in range(300):
         refuse(control, "read", str(number))
     assert 20 <= raw.xlen(keys.AUDIT) <= 220

@@ -107,7 +107,8 @@ local function append(stream, most, ...)
 end
 
 -- Appends a record to the audit trail at this place in KEYS, before the trail's state. Its digest
--- covers the digest of the record before it. The caller stores the last one at its end.
+-- covers the digest of the record before it. The caller stores the last one at its end. About this
+-- many records are kept.
 local AUDIT_KEPT = 100000
 local digest
 local function audit(record, trail)

@@ -28,6 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: Their tests start processes and wait for them, for most of their time.
 _SLOW_FOLDERS = {"e2e", "worker", "poison", "daemon"}
+#: How many of them run at a time, for each core: a process that has to renew a lease needs the core
+#: at once.
+_SLOW_AT_A_TIME = 2
+#: The lower priority of workers that run fast tests meanwhile.
+_NICENESS = 5
+_HAS_BEGUN = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,14 +47,34 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     Workers collect the files in the same order, so each would compile all of them otherwise.
     """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    is_whole_suite = [Path(word).resolve() for word in session.config.args] == [TESTS]
-    if workers > 1 and is_whole_suite and not sys.dont_write_bytecode:
+    workers = _workers()
+    if workers > 1 and _is_whole_suite(session.config) and not sys.dont_write_bytecode:
         first = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
         for file in sorted(TESTS.rglob("test_*.py"))[first::workers]:
             # Errors are reported by the collection.
             with suppress(Exception, pytest.skip.Exception):
                 import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
+
+
+def _workers() -> int:
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def _is_whole_suite(config: pytest.Config) -> bool:
+    return [Path(word).resolve() for word in config.args] == [TESTS]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.path.relative_to(TESTS).parts[0] in _SLOW_FOLDERS
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a worker that begins with a fast test leave the processor to slow tests."""
+    if item.config.stash.setdefault(_HAS_BEGUN, False):
+        return
+    item.config.stash[_HAS_BEGUN] = True
+    if _workers() > 1 and _is_whole_suite(item.config) and not _is_slow(item):
+        os.nice(_NICENESS)
 
 
 def pytest_collection_finish() -> None:
@@ -61,24 +87,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     pytest-xdist gives each worker a run of neighbouring tests and moves only the last ones to
     workers that have finished, so slow tests in one place would keep a single worker busy.
+    Further workers begin with fast tests, which use the cores while the slow ones wait.
     """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers > 1:
+    if (workers := _workers()) > 1:
         items[:] = slow_first(items, workers)
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Return the tests as `workers` equal runs, the files of slow folders dealt out among them."""
+    """Return the tests as `workers` equal runs, the files of slow folders dealt out among the
+    first of them.
+    """
+    most_slow = min(workers, _SLOW_AT_A_TIME * (os.cpu_count() or 1))
     files: dict[Path, list[pytest.Item]] = {}
     fast: list[pytest.Item] = []
     for item in items:
-        if _SLOW_FOLDERS & set(item.path.relative_to(TESTS).parts[:1]):
+        if _is_slow(item):
             files.setdefault(item.path, []).append(item)
         else:
             fast.append(item)
     order: list[pytest.Item] = []
     for worker in range(workers):
-        order += [item for file in list(files.values())[worker::workers] for item in file]
+        if worker < most_slow:
+            order += [item for file in list(files.values())[worker::most_slow] for item in file]
         wanted = len(items) * (worker + 1) // workers - len(order)
         order += fast[: max(0, wanted)]
         fast = fast[max(0, wanted) :]

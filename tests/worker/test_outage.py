@@ -19,6 +19,9 @@ from tests.worker.stage import WITHIN_S, Stage
 
 pytestmark = pytest.mark.e2e
 
+#: A little more than the longest pause between two tries.
+RETRIED_WITHIN_S = 2.5
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:
@@ -57,7 +60,8 @@ def test_agent_and_work_horse_each_log_the_begin_and_the_end_of_an_outage_once(
     for outages in (1, 2):
         server.stop()
         await_lines(stage, "store.unavailable", outages, pod)
-        silent_for_s(stage, 3.0)
+        if outages == 1:
+            silent_for_s(stage, RETRIED_WITHIN_S)
         server.start()
         await_lines(stage, "store.back", outages, pod)
 
@@ -75,7 +79,7 @@ def test_a_full_agent_logs_an_outage_once_too(stage: Stage, server: Server) -> N
     stage.started(pod, saying="up")
     server.stop()
     await_lines(stage, "store.unavailable", 1, pod)
-    silent_for_s(stage, 4.0)
+    silent_for_s(stage, RETRIED_WITHIN_S)
     server.start()
     await_lines(stage, "store.back", 1, pod)
     assert len(lines(stage, "store.unavailable")) == 1

@@ -105,7 +105,7 @@ def test_the_pods_of_a_paused_agent_outlive_their_first_lease(stage: Stage) -> N
     group = stage.started(pod, saying="up")
     agent.send_signal(signal.SIGSTOP)
     paused_at = stage.store.now_ms()
-    until(lambda: stage.store.now_ms() > paused_at + 8_000)
+    until(lambda: stage.store.now_ms() > paused_at + 6_000)
     assert members(group) != []
     flag.touch()
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED

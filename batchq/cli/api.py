@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pwd
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -130,10 +130,19 @@ def _why(client: Client, key: str) -> object:
     return row_of(client.why(key))
 
 
-def table_of(views: Sequence[GroupView], now_ms: int, has_namespaces: bool) -> Mapping[str, object]:
-    """Return the table of `batchq jobs`."""
+def table_of(
+    views: Sequence[GroupView],
+    now_ms: int,
+    has_namespaces: bool,
+    form: Literal["table", "json"] = "table",
+) -> Mapping[str, object]:
+    """Return the table of `batchq jobs`, or what it prints with `-o json`."""
     from batchq.cli.output.tables import groups_table
 
+    if form == "json":
+        from batchq.cli.group_lists import jobs_document
+
+        return {"document": jobs_document(views)}
     table = groups_table(views, now_ms, namespaces=has_namespaces)
     return {**table._asdict(), "wide": sorted(table.wide)}
 

@@ -9,8 +9,8 @@ import click
 from msgspec import field
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import counted
-from batchq.api.objects import Unreadable
+from batchq.api.notation import counted, data_of
+from batchq.api.objects import API_VERSION, Unreadable
 from batchq.api.reasons import Waiting
 from batchq.api.times import SECOND, describe_age, format_instant
 from batchq.api.views import (
@@ -210,6 +210,13 @@ class GroupRow(Row, frozen=True):
     gated: tuple[str, ...]
 
 
+def jobs_document(views: Sequence[GroupView]) -> dict[str, object]:
+    """Return what `batchq jobs -o json` prints of these groups."""
+    rows = [data_of(GroupRow.of(view)) for view in views]
+    return {"apiVersion": API_VERSION, "kind": JOB_LIST, "items": rows}
+
+
+JOB_LIST = "JobList"
 _PHASES = (*map(str, PodGroupPhase), GATED)
 
 
@@ -328,7 +335,7 @@ def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, outp
     shown: ListForm[GroupView] = ListForm(
         lambda views: groups_table(views, looked_at, namespaces=not query.namespace),
         f"there are no such pod groups{where}",
-        kind="JobList",
+        kind=JOB_LIST,
         row=GroupRow.of,
         name=lambda view: view.key,
     )

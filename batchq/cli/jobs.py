@@ -4,6 +4,8 @@ need not load what groups are.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -22,7 +24,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.render import Table, TableWriter, is_terminal
 from batchq.cli.output.terminal import echo
-from batchq.errors import StoreUnavailable
+from batchq.errors import BatchqError, StoreUnavailable
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials
@@ -105,50 +107,69 @@ def jobs(
     there is no such queue.
     """
     space = "" if all_namespaces else namespace
-    is_plain = not any(asked[name] for name in ("queue", "phases", "reasons", "start"))
-    is_whole = paging.size and not (paging.limit or paging.after)
-    api = shared.api() if is_plain and is_whole and output in ("table", "wide") else None
-    if api is not None:
-        finished = RECENT if is_terminal() and not asked["everything"] else None
-        wide = output == "wide"
-        if _show_table(api, space, active=asked["active"], finished=finished, wide=wide):
-            return
+    query = (
+        None if paging.limit or paging.after or not paging.size else _query(space, output, asked)
+    )
+    api = None if query is None else shared.api()
+    if query is not None and api is not None and _show_table(api, query, output):
+        return
     from batchq.cli.group_lists import list_groups
 
     list_groups(shared, space, paging=paging, form=output, finished=RECENT, **asked)
 
 
-def _show_table(
-    api: ApiCredentials, namespace: str, *, active: bool, finished: int | None, wide: bool
-) -> bool:
+def _query(namespace: str, output: str, asked: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return what to ask the API; None for what only the types of groups can check."""
+    spelled = {phase.lower(): phase for phase in PHASES}
+    phases = [spelled.get(phase.lower(), "") for phase in asked["phases"]]
+    if asked["start"] or output not in ("table", "wide", "json"):
+        return None
+    words = [*asked["reasons"], asked["queue"]]
+    if not all(phases) or any("/" in word or "," in word for word in words):
+        return None
+    is_json = output == "json"
+    shortens = is_terminal() and not (is_json or asked["everything"] or phases)
+    return {
+        "namespace": namespace,
+        "queue": asked["queue"],
+        "phase": ",".join(phases),
+        "reason": ",".join(asked["reasons"]),
+        "active": "true" if asked["active"] else "",
+        "finished": str(RECENT) if shortens else "",
+        "form": "json" if is_json else "",
+    }
+
+
+def _show_table(api: ApiCredentials, query: Mapping[str, str], output: str) -> bool:
     """Show the table that the API makes. Return False if it makes none: there are too many groups,
     or it is of another version.
     """
     from batchq.api_session import ApiSession
 
-    query = {"namespace": namespace, "active": "true" if active else ""}
-    query["finished"] = "" if finished is None else str(finished)
     asked = urlencode({name: value for name, value in query.items() if value})
     try:
         with ApiSession(api) as session:
             found = session.request("GET", f"/v1/views/jobs?{asked}")
-    except StoreUnavailable as error:
-        if not error.lasts:
+    except BatchqError as error:
+        # Otherwise the types of groups explain what is wrong, or speak with an older API.
+        if isinstance(error, StoreUnavailable) and not error.lasts:
             raise
         return False
-    if found.get("unreadable", True) or "rows" not in found:
+    if found.get("unreadable", True) or ("document" if query["form"] else "rows") not in found:
         return False
-    if found["rows"]:
+    if query["form"]:
+        echo(json.dumps(found["document"], indent=2, ensure_ascii=False))
+    elif found["rows"]:
         table = Table(
             tuple(found["titles"]),
             tuple(map(tuple, found["rows"])),
             wide=frozenset(found["wide"]),
             spare=tuple(found["spare"]),
         )
-        TableWriter(wide=wide).write(table)
+        TableWriter(wide=output == "wide").write(table)
         for note in found["notes"]:
             echo(note, err=True)
     else:
-        where = f" in namespace {namespace}" if namespace else ""
+        where = f" in namespace {query['namespace']}" if query["namespace"] else ""
         echo(f"there are no such pod groups{where}", err=True)
     return True

@@ -105,8 +105,11 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     takes: str = JSON
 
 
-#: The titles and rows of a table of groups, and which of its columns are left out when.
-GroupTable: TypeAlias = Callable[[Sequence[GroupView], int, bool], Mapping[str, object]]
+#: The titles and rows of a table of groups, and which of its columns are left out when; or, in the
+#: form `json`, what `-o json` prints.
+GroupTable: TypeAlias = Callable[
+    [Sequence[GroupView], int, bool, Literal["table", "json"]], Mapping[str, object]
+]
 
 
 class CallContext(Struct, frozen=True, kw_only=True):
@@ -121,7 +124,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
     openapi: Callable[[], object]
-    #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces.
+    #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces,
+    #: and the form.
     table: GroupTable
 
 

@@ -366,6 +366,12 @@ ROUTES: tuple[ApiRoute, ...] = (
         about="Return the table of `batchq jobs`: titles, rows, and notes about them.",
         parameters=(
             QueryParameter(name="namespace", about="A namespace."),
+            QueryParameter(name="queue", about="A queue, with those below it."),
+            QueryParameter(name="phase", about="Phases, separated by commas."),
+            QueryParameter(
+                name="reason", about="Reasons for waiting, separated by commas: one is enough."
+            ),
+            QueryParameter(name="form", about="`json`: what `-o json` prints, as `document`."),
             QueryParameter(name="active", about="No groups that have ended.", type="boolean"),
             QueryParameter(
                 name="finished", about="Only the last of those that have ended.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from time import monotonic
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 from msgspec import structs
@@ -19,6 +19,7 @@ from batchq.api.access import Target, TargetKind, Tier, Verb, seen
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted
 from batchq.api.objects import NAMESPACED, PodGroup, Unreadable, key_of
+from batchq.api.reasons import Waiting
 from batchq.api.transaction import Event
 from batchq.api.views import NO_LEADER, WHOLE_UP_TO, Goal, GroupView, recent, token_of_view
 from batchq.api_session import sealed
@@ -127,14 +128,26 @@ def _without_messages(view: GroupView) -> GroupView:
 
 
 def view_jobs(call: ApiCall) -> ApiAnswer:
-    """Return groups as the table of `batchq jobs`; without rows if there are too many for one."""
+    """Return groups as the table of `batchq jobs`; without rows if there are too many for one, no
+    such reason, or no group in the queue.
+    """
     call.require_a_role()
+    queue, phases = call.text("queue"), tuple(filter(None, call.text("phase").split(",")))
+    spelled = {str(reason).lower(): reason for reason in Waiting}
+    reasons = [spelled.get(word.lower()) for word in filter(None, call.text("reason").split(","))]
+    if None in reasons:
+        return ApiAnswer(document={"unreadable": 0})
+    form: Literal["table", "json"] = "json" if call.text("form") == "json" else "table"
     if call.sees("") and call.client.count("PodGroup") > WHOLE_UP_TO:
         return ApiAnswer(document={"unreadable": 0})
     namespace = call.text("namespace")
     finished = call.number("finished", None, MOST_LISTED)
     overview = call.client.overview()
-    views = list(_seen_views(call, overview.groups(namespace=namespace)))
+    found = overview.groups(namespace=namespace, queue=queue, phases=phases)
+    views = list(_seen_views(call, found))
+    if queue and not views:
+        # The command asks for the queue, to say whether there is one.
+        return ApiAnswer(document={"unreadable": 0})
     damaged = [
         one
         for one in call.client.unreadable("PodGroup", namespace=namespace)
@@ -147,10 +160,12 @@ def view_jobs(call: ApiCall) -> ApiAnswer:
     notes = []
     if hidden := len(views) - len(shown):
         notes.append(f"… and {counted(hidden, 'older finished group')} (--all)")
+    if reasons:
+        shown = [one for one in shown if any(why.reason in reasons for why in one.blockers)]
     waits = any(view.phase not in TERMINAL for view in shown)
     if waits and not call.client.schedulers().led:
         notes.append(NO_LEADER)
-    table = call.context.table(shown, overview.at, not namespace)
+    table = call.context.table(shown, overview.at, not namespace, form)
     return ApiAnswer(document={**table, "notes": notes, "unreadable": len(damaged)})
 
 

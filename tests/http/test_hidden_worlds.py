@@ -157,7 +157,7 @@ def steady(document: Any) -> Any:
 
 
 @pytest.mark.parametrize("visibility", Visibility)
-def test_what_the_groups_of_others_run_changes_no_answer(visibility: Visibility) -> None:
+def test_answers_are_equal_whatever_the_groups_of_others_run(visibility: Visibility) -> None:
     with world("secret", visibility) as (alice, bob):
         one = answers(alice)
         facts = alice("GET", "/v1/groups").data["items"]

@@ -377,7 +377,8 @@ def everything(caller: Caller, group: str) -> list[Any]:
         "/v1/groups", "/v1/groups?label=word=secret", "/v1/groups?q=train", "/v1/groups?owner=bob",
         "/v1/groups?limit=1", CV, f"{CV}?phase=Pending", "/v1/tokens", "/v1/bindings", "/v1/audit",
         *(f"{CV}/{group}{end}" for end in ("", "/why", "/logs", "/logs?follow=true", "/outcome")),
-        f"{CV}/{group}/results", "/v1/views/gates", "/v1/nodes",
+        f"{CV}/{group}/results", "/v1/views/gates", "/v1/nodes", "/v1/nodes/n1",
+        "/v1/views/jobs", "/v1/views/jobs?form=json&phase=Pending", "/v1/views/jobs?queue=default",
         "/v1/views/groups", "/v1/views/groups?paged=true&finished=0", "/v1/events", "/v1/pods",
         "/v1/namespaces/cv/pods", "/v1/namespaces/cv/quotas", "/v1/queues",
         *(f"/v1/views/{view}/cv/{group}" for view in ("explanations", "checks")),
@@ -388,12 +389,15 @@ def everything(caller: Caller, group: str) -> list[Any]:
     keys = [{"kind": "PodGroup", "key": f"cv/{group}"}]
     answers += [
         caller("POST", CV, manifest(group)),
+        caller("POST", f"{CV}/{group}/gates", {"gate": "data"}),
         caller("POST", "/v1/requests", {"verb": "delete", "keys": keys}),
     ]
     found = [(one.status, steady(one.data)) for one in answers]
-    with caller.events("/v1/groups?watch=true") as events:
-        listed = [json.loads(event["data"]) for event in events.until("BOOKMARK")]
-    return [*found, steady(listed)]
+    listed = []
+    for kind in ("queues", "nodes", "groups"):
+        with caller.events(f"/v1/{kind}?watch=true") as events:
+            listed.append([json.loads(event["data"]) for event in events.until("BOOKMARK")])
+    return [*found, *steady(listed)]
 
 
 @pytest.mark.parametrize("word", ["secret", "public"])

@@ -155,13 +155,21 @@ def test_an_agent_and_a_scheduler_load_nothing_for_terminals(modules: str) -> No
     assert not too_much, report(too_much, "import structlog from batchq.system, without:")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["jobs"],
+        ["jobs", "-o", "json"],
+        ["jobs", "--phase", "pending", "--reason", "waitingForQuota", "-A"],
+    ],
+)
 def test_a_table_of_groups_over_the_http_api_loads_no_types(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: list[str], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
     with RunningApi(server.url) as api:
         monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
-        loaded = modules_loaded_by("-m", "batchq.cli", "jobs")
+        loaded = modules_loaded_by("-m", "batchq.cli", *words)
     least = modules_loaded_by("-c", "import click, http.client")
     allowed = re.compile(
         r"batchq(\.errors|\.paths|\.api_session|\.api(\.printable)?"

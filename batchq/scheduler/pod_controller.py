@@ -33,7 +33,7 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.times import format_duration, format_instant
-from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.api.transaction import CLUSTER, POD_GROUPS, generation_of
 from batchq.core.pending.eligibility import (
     WANTED,
     are_honoured,
@@ -203,6 +203,7 @@ def _restart_if_broken(statement: Statement, group: GroupState, spared: set[str]
     A pod that left its node before it had claimed it is requeued alone, because the gang does not
     start without its claim. So no more than one attempt of each pod starts in an admission.
     """
+    session, status = statement.session, group.status
     broken = [
         pod
         for pod in group.current()
@@ -212,19 +213,34 @@ def _restart_if_broken(statement: Statement, group: GroupState, spared: set[str]
             or (pod.status.phase == PodPhase.EVICTED and pod.status.started_at is not None)
         )
     ]
-    if not broken:
-        return False
-    first = min(broken, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
-    status, name = first.status, first.metadata.name
     failed = [pod for pod in broken if pod.status.phase == PodPhase.FAILED]
-    if first in failed:
-        message = f"its pod {name} {_how_it_failed(first)}"
+    if broken:
+        first = min(broken, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
+        what = f"left node {first.status.node}: {first.status.reason}"
+        how = _how_it_failed(first) if first in failed else what
+        message = f"its pod {first.metadata.name} {how}"
+    elif _is_of_two_runs(session, group):
+        message = "the server was restarted while its pods started"
     else:
-        message = f"its pod {name} left node {status.node}: {status.reason}"
-    failures = group.status.failed_rounds + bool(failed)
-    not_before = max(requeue_due_at(statement.session, group, pod) for pod in broken)
-    restart(statement, group, message, failures=failures, not_before=not_before)
+        return False
+    failures = status.failed_rounds + bool(failed)
+    due = [requeue_due_at(session, group, pod) for pod in broken]
+    restart(statement, group, message, failures=failures, not_before=max(due, default=0))
     return True
+
+
+def _is_of_two_runs(session: Session, group: GroupState) -> bool:
+    """Return whether only some pods of a gang have started before the server's last restart.
+
+    The server may have forgotten that the others had, too, and these may have met them.
+    """
+    generation = session.snapshot.standing.generation
+    started = [
+        pod
+        for pod in group.current()
+        if pod.status.started_at is not None and generation_of(pod.status.attempt) < generation
+    ]
+    return bool(started) and len(started) < group.replicas
 
 
 def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:

@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from batchq.api.lifecycle import ON_NODE
 from batchq.client import Client
+from batchq.daemon import detached
 from tests.e2e import hello
 from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
 from tests.tidy.command_lines import commands_in
@@ -138,6 +141,86 @@ def test_a_gang_that_loses_a_rank_starts_again_whole(
     assert scene.lines(1, "end") == [second] * 4
     assert first != second
     assert not scene.rounds_overlap()
+
+
+# --- while a gang meets ---------------------------------------------------------------------------
+
+
+class MeetingScene(Scene):
+    """A gang of which two pods have claimed their places on n1, and wait for two on n2."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.other = psutil.Process(self.agents["n2"].pid)
+        self.other.suspend()
+        script = 'echo "$BATCHQ_ROUND $BATCHQ_RANK start $MASTER_PORT" >> "$0"'
+        command = ("sh", "-c", script, str(self.diary))
+        options = ("--name", "gang", "-N", "4", "--launch", "rank")
+        machine.batchq("submit", *options, "--", *command)
+        with machine.client() as client:
+            until(lambda: self.claimed(client) == 2, what="two pods have claimed")
+
+    def claimed(self, client: Client) -> int:
+        """Return how many pods have claimed their places."""
+        return sum(bool(pod.status.address) for pod in pods_of(client, "gang"))
+
+    def complete(self) -> None:
+        """Let the agent of n2 go on, and wait for the end of the gang."""
+        self.other.resume()
+        with self.machine.client() as client:
+            until(lambda: phase(client, "gang") == "Completed", what="Completed")
+
+    def starts(self) -> list[str]:
+        """Return the ranks that have started, in order."""
+        return sorted(line.split()[1] for line in self.diary.read_text().splitlines())
+
+
+def kill_the_agent_that_has_claimed(scene: MeetingScene) -> None:
+    scene.restart_agent("n1")
+    with scene.machine.client() as client:
+        until(lambda: group(client, "gang").status.restarts == 1, what="the loss is known")
+
+
+def kill_the_scheduler(scene: MeetingScene) -> None:
+    record = detached.read_record(scene.machine.home.run / "scheduler.json")
+    assert record is not None
+    kill(record.pid)
+    scene.machine.up()
+
+
+@pytest.mark.parametrize("strike", [kill_the_agent_that_has_claimed, kill_the_scheduler])
+def test_each_rank_starts_once_after_a_death_while_the_gang_meets(
+    machine: Machine, strike: Callable[[MeetingScene], None]
+) -> None:
+    scene = MeetingScene(machine)
+    assert not scene.diary.exists()
+    strike(scene)
+    assert not scene.diary.exists()
+    scene.complete()
+    assert scene.starts() == ["0", "1", "2", "3"]
+
+
+def test_a_gang_that_is_cancelled_while_it_meets_never_starts(machine: Machine) -> None:
+    scene = MeetingScene(machine)
+    machine.batchq("cancel", "gang")
+    with machine.client() as client:
+        on_n1 = [pod for pod in pods_of(client, "gang") if pod.status.node == "n1"]
+        assert len(on_n1) == 2
+        until(
+            lambda: all(
+                pod.status.phase == "Evicted"
+                for pod in pods_of(client, "gang")
+                if pod.status.node == "n1"
+            ),
+            what="the pods that waited are stopped",
+        )
+        scene.other.resume()
+        until(
+            lambda: not any(pod.status.phase in ON_NODE for pod in pods_of(client, "gang")),
+            what="no pod is left",
+        )
+        assert phase(client, "gang") == "Cancelled"
+    assert not scene.diary.exists()
 
 
 # --- the guide ------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ def main() -> int:
         "--no-restores", action="store_true", help="never restore the server from an older copy"
     )
     parser.add_argument(
+        "--launches", action="store_true", help="give every gang of several pods spec.launch"
+    )
+    parser.add_argument(
         "--mutations",
         action="store_true",
         help="show which seed finds each fault put into the code",
@@ -46,12 +49,11 @@ def main() -> int:
     asked = parser.parse_args()
     # The agents' own log lines would hide the story.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    restores = not asked.no_restores
     if asked.seed is not None:
-        return _replay(asked.seed, restores=restores)
+        return _replay(asked)
     if asked.mutations:
         return _show_mutations(asked)
-    return _swarm(asked, restores=restores)
+    return _swarm(asked)
 
 
 def _show_mutations(asked: argparse.Namespace) -> int:
@@ -65,9 +67,10 @@ def _show_mutations(asked: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _replay(seed: int, *, restores: bool) -> int:
+def _replay(asked: argparse.Namespace) -> int:
+    seed = asked.seed
     try:
-        ended = play(seed, say=_tell, restores=restores)
+        ended = play(seed, say=_tell, restores=not asked.no_restores, launches=asked.launches)
     except InvariantBroken as wrong:
         _tell(f"seed {seed}: {wrong}")
         return 1
@@ -75,18 +78,22 @@ def _replay(seed: int, *, restores: bool) -> int:
     return 0
 
 
-def _swarm(asked: argparse.Namespace, *, restores: bool) -> int:
+def _swarm(asked: argparse.Namespace) -> int:
     seeds = range(asked.first, asked.first + asked.seeds)
     began = time.monotonic()
     failures = []
-    for found in failures_of(seeds, processes=asked.processes, restores=restores):
+    restores, launches = not asked.no_restores, asked.launches
+    for found in failures_of(
+        seeds, processes=asked.processes, restores=restores, launches=launches
+    ):
         if found is None:
             continue
         failures.append(found)
         if len(failures) <= _MOST_SHOWN:
-            option = "" if restores else " --no-restores"
+            options = "" if restores else " --no-restores"
+            options += " --launches" if launches else ""
             _tell(f"seed {found.seed}: {found.why}")
-            _tell(f"    python -m tests.faults --seed {found.seed}{option}")
+            _tell(f"    python -m tests.faults --seed {found.seed}{options}")
     took_s = time.monotonic() - began
     _tell(
         f"{asked.seeds} seeds from {asked.first}, {len(failures)} failed, in {took_s:.1f} s"

@@ -199,7 +199,8 @@ class InvariantChecker:
             uid, status = group.metadata.uid, group.status
             there.add(uid)
             self._look_at_fence("PodGroup", uid, group)
-            reserves_first = status.pledge.stands or bool(status.checks)
+            restarts = group.spec.launch is not None and status.restarts > 0
+            reserves_first = status.pledge.stands or bool(status.checks) or restarts
             waits = status.phase == PodGroupPhase.PENDING and reserves_first
             if status.reserved_at is not None and status.phase not in ADMITTED and not waits:
                 raise InvariantBroken(f"{full_name(group)} is {status.phase} with a reservation")

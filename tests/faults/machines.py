@@ -14,6 +14,7 @@ from msgspec import Struct
 from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Pod
 from batchq.api.resources import of_pod, plus
+from batchq.api.transaction import generation_of
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
 from batchq.worker.agent.messages import EndRecord, HorseEnd
@@ -40,6 +41,8 @@ class Process(Struct, frozen=True, kw_only=True):
     ends_at: int
     exit_code: int
     stops_in_ms: int
+    #: The round of its gang, if that has `spec.launch`: the admission.
+    round: int | None = None
 
 
 class Truth:
@@ -51,6 +54,8 @@ class Truth:
         self._running: dict[tuple[str, str, int], tuple[str, Process]] = {}
         self._started: dict[PodAttempt, str] = {}
         self._ended_well: dict[tuple[str, str, int], int] = {}
+        #: (Group, round) -> the attempt that has started at each place.
+        self._rounds: dict[tuple[str, int], dict[tuple[str, str, int], PodAttempt]] = {}
         self.starts = 0
 
     def start(self, machine: Machine, pod: Pod) -> Process:
@@ -76,12 +81,47 @@ class Truth:
             ends_at=self._clock.now_ms() + script.runtime_ms,
             exit_code=int(fails),
             stops_in_ms=script.stops_in_ms,
+            round=status.admission if spec.ports else None,
         )
+        self._check_round(machine, process)
         machine.take_capacity(process)
         self._running[place] = (machine.name, process)
         self._started[attempt] = machine.name
         self.starts += 1
         return process
+
+    def _check_round(self, machine: Machine, process: Process) -> None:
+        """Raise InvariantBroken if a pod of a gang with `spec.launch` starts or goes on beside one
+        of another round, or beside one that has met an earlier attempt of this pod.
+        """
+        if process.round is None:
+            return
+        others = [
+            (where, one)
+            for where, one in self._running.values()
+            if one.group_uid == process.group_uid
+        ]
+        for where, other in others:
+            if other.round != process.round:
+                raise InvariantBroken(
+                    f"{process.attempt.id} of round {process.round} runs on {machine.name} beside"
+                    f" {other.attempt.id} of round {other.round} on {where}"
+                )
+        met = self._rounds.setdefault((process.group_uid, process.round), {})
+        former, generation = met.get(process.place), _generation(process)
+        for where, other in others:
+            # A restarted server binds with other numbers, and may have lost what was bound before.
+            met_former = (
+                former is not None
+                and former != process.attempt
+                and generation_of(former.attempt) == _generation(other) == generation
+            )
+            if met_former or _generation(other) < generation:
+                raise InvariantBroken(
+                    f"{process.attempt.id} runs on {machine.name} beside {other.attempt.id} on"
+                    f" {where}, which has met an earlier attempt"
+                )
+        met[process.place] = process.attempt
 
     def end(self, process: Process, *, by_itself: bool) -> None:
         """Record that no process of the attempt is left."""
@@ -101,6 +141,7 @@ class Truth:
                 f"{process.attempt.id} goes on on {machine.name} while {other.attempt.id} runs"
                 f" on {where}"
             )
+        self._check_round(machine, process)
         self._running[process.place] = (machine.name, process)
 
     def processes(self) -> Iterator[tuple[str, Process]]:
@@ -178,6 +219,10 @@ class Machine:
         for name, units in self.resources.items():
             if taken.get(name, 0) > units:
                 raise InvariantBroken(f"{self.name} runs {taken}, and has {self.resources}")
+
+
+def _generation(process: Process) -> int:
+    return generation_of(process.attempt.attempt)
 
 
 def _ignore(_end: HorseEnd) -> None:

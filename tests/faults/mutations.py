@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchq.scheduler import node_reports, timers
+from batchq.scheduler import node_reports, pod_controller, timers
 from batchq.store import memory
 from batchq.worker.agent import pod_states
 from batchq.worker.agent.state_machine import AgentState
@@ -29,7 +29,7 @@ from tests.faults.play import failure_of
 class Mutation(Struct, frozen=True, kw_only=True):
     """A fault: in the source of `name`, an attribute of `owner`, `before` is replaced by `after`.
 
-    `found_by` is a seed that finds it.
+    `found_by` is a seed that finds it; with `launches`, if its gangs are distributed jobs.
     """
 
     what: str
@@ -38,6 +38,7 @@ class Mutation(Struct, frozen=True, kw_only=True):
     before: str
     after: str
     found_by: int
+    launches: bool = False
 
 
 @contextmanager
@@ -67,8 +68,10 @@ def mutated(mutation: Mutation) -> Iterator[None]:
 
 def first_seed(place: int, seeds: Iterable[int]) -> int | None:
     """Return the first seed that finds the fault at this place of the table; None if none does."""
+    launches = MUTATIONS[place].launches
     with mutated(MUTATIONS[place]):
-        return next((seed for seed in seeds if failure_of(seed) is not None), None)
+        found = (seed for seed in seeds if failure_of(seed, launches=launches) is not None)
+        return next(found, None)
 
 
 def _agent(what: str, name: str, before: str, after: str, *, found_by: int) -> Mutation:
@@ -236,5 +239,24 @@ MUTATIONS = (
         before="max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace",
         after="ends_at - lease_ms // 2",
         found_by=2,
+    ),
+    # --- gangs that restart whole ---
+    Mutation(
+        what="a lost pod of a gang that has started is bound again alone",
+        owner=pod_controller,
+        name="_restart_if_broken",
+        before="pod.status.phase == PodPhase.EVICTED and pod.status.started_at is not None",
+        after="False",
+        found_by=2,
+        launches=True,
+    ),
+    Mutation(
+        what="a gang of which a restarted server has forgotten a pod goes on",
+        owner=pod_controller,
+        name="_is_of_two_runs",
+        before="len(started) < group.replicas",
+        after="False",
+        found_by=154,
+        launches=True,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from msgspec import Struct
 
@@ -21,9 +22,11 @@ class Failure(Struct, frozen=True):
     trace: str
 
 
-def play(seed: int, *, say: Say | None = None, restores: bool = True) -> Ended:
+def play(
+    seed: int, *, say: Say | None = None, restores: bool = True, launches: bool = False
+) -> Ended:
     """Play one seed to its end. Raises InvariantBroken."""
-    scenario, ends = scenario_of(seed, restores=restores)
+    scenario, ends = scenario_of(seed, restores=restores, launches=launches)
     ended = Cluster(scenario, say=say).run()
     forgot = scenario.copies_every_ms is not None
     for name, meant in ends.items():
@@ -41,28 +44,24 @@ def play(seed: int, *, say: Say | None = None, restores: bool = True) -> Ended:
     return ended
 
 
-def failure_of(seed: int, *, restores: bool = True) -> Failure | None:
+def failure_of(seed: int, *, restores: bool = True, launches: bool = False) -> Failure | None:
     """Return what is wrong with a seed; every exception counts, so that a swarm goes on with the
     next.
     """
     try:
-        play(seed, restores=restores)
+        play(seed, restores=restores, launches=launches)
     except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
         return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
     return None
 
 
 def failures_of(
-    seeds: Iterable[int], *, processes: int, restores: bool = True
+    seeds: Iterable[int], *, processes: int, restores: bool = True, launches: bool = False
 ) -> Iterator[Failure | None]:
     """Return the failures of the seeds, in order, played on this many processes."""
+    failure = partial(failure_of, restores=restores, launches=launches)
     if processes == 1:
-        yield from (failure_of(seed, restores=restores) for seed in seeds)
+        yield from map(failure, seeds)
         return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        failure = failure_of if restores else _without_restores
         yield from pool.imap(failure, seeds, chunksize=25)
-
-
-def _without_restores(seed: int) -> Failure | None:
-    return failure_of(seed, restores=False)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from batchq.api.objects import Dependency, Object, PodGroup, QueuePreemption, Retry
+from batchq.api.objects import Dependency, Launch, Object, PodGroup, QueuePreemption, Retry
 from batchq.api.transaction import Transaction
 from batchq.client.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
@@ -69,8 +69,13 @@ class Meant(Struct, frozen=True):
     ends: frozenset[str]
 
 
-def scenario_of(seed: int, *, restores: bool = True) -> tuple[Scenario, dict[str, frozenset[str]]]:
-    """Return the scenario of a seed, and the possible ends of each of its groups."""
+def scenario_of(
+    seed: int, *, restores: bool = True, launches: bool = False
+) -> tuple[Scenario, dict[str, frozenset[str]]]:
+    """Return the scenario of a seed, and the possible ends of each of its groups.
+
+    With `launches`, each gang of several pods is a distributed job, which restarts whole.
+    """
     dice = random.Random(seed)
     nodes = {f"n{k}": amounts(cpu=4) for k in range(1, dice.randint(2, 4) + 1)}
     lost_for_good = dice.random() < 0.2
@@ -79,7 +84,8 @@ def scenario_of(seed: int, *, restores: bool = True) -> tuple[Scenario, dict[str
     queues = dice.choice(_QUEUES)
     crowd = 4 if "default" not in queues else 0
     for k in range(dice.randint(3, 7) + crowd):
-        meant.append(_group(dice, f"g{k}", room, meant, queues))
+        one = _group(dice, f"g{k}", room, meant, queues)
+        meant.append(_launched(one) if launches else one)
     forgets = restores and dice.random() < 0.3
     requests, ends = _requests(dice, meant, forgets=forgets)
     faults = _faults(dice, sorted(nodes), lost_for_good=lost_for_good, forgets=forgets)
@@ -158,6 +164,18 @@ def _group(
     task = a_task("w", pods, requests={"cpu": cpu}, termination_grace=grace, command=command)
     script = Script(runtime_ms=runtime, fails=fails, stops_in_ms=dice.choice((0, 500, 60_000)))
     return Meant(a_group(name, tasks=(task,), **spec), script, ends)
+
+
+def _launched(meant: Meant) -> Meant:
+    """Return a gang of several pods with `spec.launch`, and any other group as it is."""
+    group = meant.group
+    [task] = group.spec.tasks
+    if task.replicas == 1 or group.spec.min_member is not None:
+        return meant
+    launched = structs.replace(group, spec=structs.replace(group.spec, launch=Launch(ports=2)))
+    # Each pod fails as often as the script says, and the rounds of all pods count together.
+    ends = meant.ends | {FAILED} if meant.script.fails else meant.ends
+    return Meant(launched, meant.script, ends)
 
 
 def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozenset[str]:

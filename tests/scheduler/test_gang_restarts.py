@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Launch, Pod, PodGroup, Retry
-from tests.builders import a_group, a_node, a_queue, a_task
+from batchq.core.session.snapshot import ContactStanding
+from tests.builders import a_group, a_node, a_queue, a_running_group, a_task, decide
 from tests.scheduler.conftest import Stack
 
 SECOND = 1000
@@ -56,7 +58,8 @@ def fail(stack: Stack, pod: Pod) -> None:
 
 
 def stop_all(stack: Stack) -> None:
-    """End every pod that was told to stop."""
+    """End every pod that was told to stop, a moment later."""
+    stack.clock.at_ms += 1
     for pod in stack.pods():
         if pod.status.terminating:
             stack.move(
@@ -190,6 +193,7 @@ def test_from_the_third_loss_on_the_gang_waits(stack: Stack) -> None:
         stack.until_idle()
         stack.start_pods()
         stack.until_idle()
+    lost_at = stack.clock.at_ms
     lose(stack, by_name(stack)["g-w-0"])
     stack.until_idle()
     stop_all(stack)
@@ -197,7 +201,7 @@ def test_from_the_third_loss_on_the_gang_waits(stack: Stack) -> None:
     status = stack.group("g").status
     assert (status.phase, status.backoff_until) == (
         PodGroupPhase.PENDING,
-        stack.clock.at_ms + 10 * SECOND,
+        lost_at + 10 * SECOND,
     )
 
 
@@ -250,3 +254,40 @@ def test_only_gangs_with_launch_restart_whole(stack: Stack, launch: Launch | Non
     lose(stack, by_name(stack)["g-w-1"])
     stack.until_idle()
     assert stack.group("g").status.restarts == (0 if launch is None else 1)
+
+
+def test_a_gang_of_which_all_pods_fail_at_once_is_restarted(stack: Stack) -> None:
+    run(stack, retry=Retry(limit=1, backoff=0))
+    for pod in stack.pods():
+        fail(stack, pod)
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.PENDING
+    stack.clock.at_ms += 1
+    stack.until_idle()
+    status = stack.group("g").status
+    assert (status.phase, status.failed_rounds) == (PodGroupPhase.IN_QUEUE, 1)
+    assert states(stack) == [("Bound", ""), ("Bound", ""), ("Bound", "")]
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "restarts"),
+    [({}, 0), ({"phase": PodPhase.BOUND, "started_at": None}, 1), ({"phase": PodPhase.PENDING}, 1)],
+    ids=["nothing", "a claim", "a bind"],
+)
+def test_a_gang_starts_again_if_a_restarted_server_has_forgotten_one_of_its_pods(
+    forgotten: dict[str, Any], restarts: int
+) -> None:
+    group, *pods = a_running_group("g", 2, launch=LAUNCH)
+    first, second = pods
+    status = structs.replace(second.status, **forgotten)
+    if status.phase == PodPhase.PENDING:
+        status = structs.replace(status, node="", attempt=0, started_at=None)
+    standing = ContactStanding(generation=1, reported=frozenset({"n1"}))
+    decided = decide(
+        a_node("n1", cpu=2),
+        group,
+        first,
+        structs.replace(second, status=status),
+        standing=standing,
+    )
+    assert decided.session.groups["g"].status.restarts == restarts

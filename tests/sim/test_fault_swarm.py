@@ -30,6 +30,19 @@ def test_no_seed_breaks_an_invariant_and_all_come_to_rest(first: int) -> None:
     assert [f"python -m tests.faults --seed {one.seed}: {one.why}" for one in failures] == []
 
 
+#: Seeds in which a gang once ran on without one of its pods, or never ended; and some others.
+LAUNCHED = (5, 32, 225, 518, 751, *range(1_000, 1_000 + usually(25, 75)))
+
+
+def test_no_pod_of_a_distributed_job_runs_beside_one_of_another_round() -> None:
+    failures = [one for one in failures_of(LAUNCHED, processes=1, launches=True) if one]
+    assert [f"{one.seed} --launches: {one.why}" for one in failures] == []
+
+
+def test_gangs_restart_whole_in_some_seed() -> None:
+    assert any("GangRestart" in play(seed, launches=True).stopped for seed in range(10))
+
+
 def test_every_kind_of_fault_occurs_in_some_seed() -> None:
     met = {type(fault) for seed in range(SEEDS) for fault in scenario_of(seed)[0].faults}
     assert met == set(get_args(scenario.AnyFault))

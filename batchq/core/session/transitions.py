@@ -293,7 +293,8 @@ def restart(
         group,
         **_NOT_ADMITTED,
         reasons=(),
-        backoff_until=not_before if not_before > statement.session.now_ms else None,
+        # Each step is stored: it is admitted again in the next session at the earliest.
+        backoff_until=max(not_before, statement.session.now_ms + 1),
         restarts=group.status.restarts + 1,
         failed_rounds=failures,
     )

@@ -287,7 +287,10 @@ class SchedulerCache:
         session.adopt(self)
         for state in entered:
             self._place(session, inadmissible, state)
-        self.node_cache.count(self.busy if recount else entered)
+        if recount:
+            self.node_cache.count(self.busy)
+        else:
+            self.node_cache.follow_pods(entered)
         return entered, [uid for uid, _ in changed]
 
     def _take_in(
@@ -397,12 +400,15 @@ class SchedulerCache:
             self._take_out(former)
         if record is None:
             if former is not None:
+                self.node_cache.give(former)
                 self._leave_busy(former.key)
                 self.ledger.forget(former)
             return None
         state = self._build(session, uid, record, former)
         if former is None:
             return state
+        if state.handed_on is None:
+            self.node_cache.give(former)
         if state.record_only or state.is_over or state.key != former.key:
             self._leave_busy(former.key)
         if state.record_only or state.scopes != former.scopes:
@@ -444,7 +450,6 @@ class SchedulerCache:
             self._leave_class(state)
         else:
             self._line_of(state).discard(uid)
-        self.node_cache.give(state)
         self.ended.drop(uid)
         self.preemptors.pop(uid, None)
         self._pledged.discard(uid)

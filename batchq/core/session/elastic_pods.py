@@ -31,6 +31,7 @@ class ElasticPods:
     __slots__ = (
         "_admission",
         "_first_ordinals",
+        "_is_unsorted",
         "_open_from",
         "_retry_limit",
         "_taken",
@@ -56,6 +57,7 @@ class ElasticPods:
         #: Task -> an ordinal before which none is open in `_admission`.
         self._open_from: dict[str, int] = {}
         self._admission = 0
+        self._is_unsorted = False
 
     def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
         """Follow a pod that was added (no `old`), replaced, or removed (no `new`)."""
@@ -66,6 +68,7 @@ class ElasticPods:
                 if ordinal < self._open_from.get(task, 0):
                     self._open_from[task] = ordinal
         if new is not None and self._count(uid, new, 1):
+            self._is_unsorted = self._is_unsorted or uid not in self.live
             self.live[uid] = new
         elif old is not None:
             self.live.pop(uid, None)
@@ -96,7 +99,8 @@ class ElasticPods:
 
     def sort(self) -> None:
         """Put the live pods into the order of their uids, in which a store lists them."""
-        self.live = dict(sorted(self.live.items()))
+        if self._is_unsorted:
+            self.live, self._is_unsorted = dict(sorted(self.live.items())), False
 
     def open_ordinals(
         self, shape: TaskShape, admission: int, prefix: str, uids: Container[str]

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PROTOCOL_ANNOTATION
-from batchq.api.objects import Node
+from batchq.api.objects import Node, Pod
 from batchq.api.reasons import Verdict
 from batchq.api.resources import PODS, Amounts, minus, plus, scaled, total
 from batchq.api.transaction import POD_GROUPS, capacity_of
@@ -406,17 +406,37 @@ class NodeCache:
         for group in groups:
             self.take(group)
 
+    def follow_pods(self, groups: Iterable[GroupState]) -> None:
+        """Take what the pods of these groups hold off the nodes, or only the differences from the
+        states that have handed on their pods.
+        """
+        for group in groups:
+            if group.handed_on is None:
+                self.take(group)
+                continue
+            for _, old, new in group.handed_on:
+                if old is not None:
+                    self._give(group, old)
+                if new is not None:
+                    self._take(group, new)
+
     def take(self, group: GroupState) -> None:
         """Take the requests of a group's pods off their nodes."""
         for pod in group.live_pods.values():
-            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-                node.take(group.requests_of(pod))
+            self._take(group, pod)
 
     def give(self, group: GroupState) -> None:
         """Free the requests of a group's pods on their nodes."""
         for pod in group.live_pods.values():
-            if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-                node.give(group.requests_of(pod))
+            self._give(group, pod)
+
+    def _take(self, group: GroupState, pod: Pod) -> None:
+        if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+            node.take(group.requests_of(pod))
+
+    def _give(self, group: GroupState, pod: Pod) -> None:
+        if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
+            node.give(group.requests_of(pod))
 
     def _are_as_before(self, records: Sequence[Node]) -> bool:
         """Return whether these are the same nodes with the same specs."""

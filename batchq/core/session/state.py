@@ -67,6 +67,7 @@ class GroupState:
         "gates_hold",
         "given_pods",
         "given_shape",
+        "handed_on",
         "in_line_at",
         "is_over",
         "is_refused_alone",
@@ -135,6 +136,8 @@ class GroupState:
         self.pods: dict[str, Pod] = _NO_PODS
         #: An index of the pods of an elastic group that has any.
         self.elastic_pods: ElasticPods | None = None
+        #: The differences from the previous session's state, if it has handed on its pods.
+        self.handed_on: list[Exchange] | None = None
         #: The pods that differ from the snapshot, by uid, as they are there; None for new ones.
         self.changed_pods: dict[str, Pod | None] = _NO_CHANGES
         if former is not None and isinstance(pods, Rows) and former.hands_on_pods(self):
@@ -142,7 +145,8 @@ class GroupState:
         elif pods:
             self.pods = {pod.metadata.uid: pod for pod in pods}
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
-            self._note_elastic((pod.metadata.uid, None, pod) for pod in pods)
+            if self.is_elastic:
+                self._note_elastic((pod.metadata.uid, None, pod) for pod in pods)
         if self._gated_pods or record.status.left_out or self._comes_back():
             self.leave_out(record.status.left_out)
         #: Its pods in the snapshot.
@@ -276,15 +280,14 @@ class GroupState:
         assert isinstance(given, Rows)
         differing = {uid: now for uid, _, now in pods.differences(given)}
         differing |= {uid: pods.get(uid) for uid in former.changed_pods if uid not in differing}
-        are_new = False
-        for uid, now in differing.items():
-            known = self.pods.get(uid)
-            are_new = are_new or known is None
-            if known is not now:
-                self.exchange(uid, known, now)
-        if are_new and self.elastic_pods is not None:
-            self.elastic_pods.sort()
+        known = self.pods
+        exchanges = [(uid, known.get(uid), now) for uid, now in differing.items()]
+        self.handed_on = [one for one in exchanges if one[1] is not one[2]]
+        for uid, old, now in self.handed_on:
+            self.exchange(uid, old, now)
         self.changed_pods = _NO_CHANGES
+        assert self.elastic_pods is not None
+        self.elastic_pods.sort()
 
     def leave_out(self, tasks: tuple[str, ...]) -> None:
         """Use pods of these tasks in the gang only if there are not enough others."""
@@ -430,55 +433,48 @@ class GroupState:
 
     def exchange(self, uid: str, old: Pod | None, new: Pod | None) -> None:
         """Add, replace or remove one pod; for Statements."""
-        if self.pods is _NO_PODS:
-            self.pods = {}
         if old is not None:
             self._count(old, -1)
-        if new is None:
-            del self.pods[uid]
-        else:
-            self.pods[uid] = new
+        if new is not None:
             self._count(new, 1)
-        self._note(uid, old, new)
-        self._note_elastic(((uid, old, new),))
+        self._put_pods(((uid, old, new),))
 
     def exchange_all(self, changes: Sequence[Exchange]) -> bool:
         """Apply many changes, each pod at most once, with a single update of the sums. Return
         whether any changed pod affects the sums.
         """
-        if self.pods is _NO_PODS:
-            self.pods = {}
-        pods = self.pods
         counted: list[tuple[Pod, int]] = []
-        for uid, old, new in changes:
+        for _, old, new in changes:
             if old is not None and _counts(old):
                 counted.append((old, -1))
-            if new is None:
-                del pods[uid]
-                continue
-            pods[uid] = new
-            if _counts(new):
+            if new is not None and _counts(new):
                 counted.append((new, 1))
         if counted:
             self._count_all(counted)
-        for uid, old, new in changes:
-            self._note(uid, old, new)
-        self._note_elastic(changes)
+        self._put_pods(changes)
         return bool(counted)
 
-    def _note(self, uid: str, old: Pod | None, new: Pod | None) -> None:
-        """Record a changed pod, or that it is as in the snapshot again."""
-        changed = self.changed_pods
+    def _put_pods(self, changes: Sequence[Exchange]) -> None:
+        """Apply the changes to all but the sums."""
+        pods, changed = self.pods, self.changed_pods
+        if pods is _NO_PODS:
+            pods = self.pods = {}
         if changed is _NO_CHANGES:
             changed = self.changed_pods = {}
-        if uid not in changed:
-            changed[uid] = old
-        elif changed[uid] is new:
-            del changed[uid]
+        for uid, old, new in changes:
+            if new is None:
+                del pods[uid]
+            else:
+                pods[uid] = new
+            if uid not in changed:
+                changed[uid] = old
+            elif changed[uid] is new:
+                # It is as in the snapshot again.
+                del changed[uid]
+        if self.replicas > self.min_member:
+            self._note_elastic(changes)
 
     def _note_elastic(self, changes: Iterable[Exchange]) -> None:
-        if not self.is_elastic:
-            return
         if self.elastic_pods is None:
             self.elastic_pods = self._new_index()
         for uid, old, new in changes:
@@ -506,7 +502,7 @@ class GroupState:
                 task = pod.spec.task
                 placed[task] = placed.get(task, 0) + sign
         if any(on_nodes.values()):
-            sums = plus(self._on_nodes, on_nodes)
+            sums = plus(self._on_nodes, on_nodes) if self._on_nodes else on_nodes
             self._on_nodes = {name: units for name, units in sums.items() if units}
         if any(placed.values()):
             self.placed = plus(self.placed, placed)

@@ -683,6 +683,9 @@ def wanted_ordinals(group: GroupState) -> list[int]:
         new = group.choose(group.min_member, group.ungated())
         parts = zip(group.tasks, new, strict=True)
         return [ordinal for shape, count in parts for ordinal in shape.ordinals[:count]]
+    of_tasks = group.lacks_for_gang()
+    if not any(of_tasks):
+        return []
     there = Counter(
         pod.spec.task
         for pod in group.live_pods.values()
@@ -691,7 +694,7 @@ def wanted_ordinals(group: GroupState) -> list[int]:
     missing: list[int] = []
     elsewhere = 0
     unborn: list[Iterator[int]] = []
-    for shape, count in zip(group.tasks, group.lacks_for_gang(), strict=True):
+    for shape, count in zip(group.tasks, of_tasks, strict=True):
         lacks = count - there[shape.task.name]
         if lacks <= 0:
             unborn.append(beyond(group, shape))

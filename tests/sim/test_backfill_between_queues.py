@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.sim.test_backfill import EASY, NO_EVICTIONS, ahead, job
+from tests.sim.test_backfill import EASY, NO_EVICTIONS, ahead, job, starts
 from tests.sim.test_evictions import running
 from tests.sim.worlds import (
     Manifest,
     admitted,
+    applies,
     evicted,
     group,
     node,
@@ -23,6 +24,7 @@ from tests.sim.worlds import (
     queue,
     quota,
     taker,
+    timeline,
 )
 
 NO_QUEUE_ORDER = f"{NO_EVICTIONS}\nplugins: {{queueOrder: {{disabled: ['*']}}}}"
@@ -195,6 +197,24 @@ def test_a_strict_queue_is_not_backfilled() -> None:
     strict = queue("b", strategy={"type": "StrictFIFO"}, deserved={"cpu": 4})
     assert ahead(*meeting(6, other=strict), job("fb", 1, 10, queue="b")) == []
     assert ahead(*meeting(6, other=strict), job("fa", 1, 10, queue="a")) == ["fa"]
+
+
+def test_a_head_that_a_more_important_group_passes_keeps_its_place_among_all_reservations() -> None:
+    """`head` loses the nodes that were reserved for it against the group of the other queue, which
+    changes its record. In that session, too, `f` waits behind it.
+    """
+    world = [
+        *(node("n1", 4), node("n2", 4), priority("urgent", 100)),
+        *(queue("q", strategy={"type": "Backfill", "reservations": "all"}), queue("other")),
+        *(group("too-large", 1, 100, queue="other"), job("r", 4, 60, queue="q")),
+        timeline(
+            applies(1, group("head", 8, 1, queue="q", walltime="60s", runtime="2s")),
+            applies(2, job("f", 1, 7_200, 60, queue="q")),
+            applies(4, group("urgent", 5, 1, queue="q", walltime="5s", runtime="2s",
+                             priorityClassName="urgent")),
+        ),
+    ]  # fmt: skip
+    assert starts(*world) == {"r": 0, "urgent": 60, "head": 62, "f": 64}
 
 
 def test_the_queue_with_the_lowest_share_is_backfilled_first_after_each_group() -> None:

@@ -173,11 +173,12 @@ def _refuse_class_behind(
     key = head_key
     while (following := peers.members.after(key)) is not None:
         key, group = following
-        if group.status is not group.record.status:
-            return
+        has_changed = group.status is not group.record.status
+        if has_changed and group.phase != PodGroupPhase.PENDING:
+            continue
         verdicts = session.as_kept(blockers(session, group))
         behind = verdict if not verdicts or verdicts.wait_in_line else None
-        if not verdicts.are_own:
+        if not has_changed and not verdicts.are_own:
             refuse_class(session, group, verdicts, behind)
             return
         session.refuse(group, (*verdicts, behind) if behind else verdicts)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import islice, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
@@ -73,7 +73,7 @@ def let_one_exceed(session: Session) -> None:
     begun = [one for one in session.busy() if one.status.set_aside_at is not None]
     for group in begun:
         if group.uid not in heads:
-            _set_reserved_since(session, group, None)
+            _set_status(session, group, set_aside_at=None)
     if not session.heads.exceeding or any(group.uid in heads for group in begun):
         return
     below = [
@@ -83,13 +83,7 @@ def let_one_exceed(session: Session) -> None:
     ]
     if below:
         *_, head = min(below, key=lambda one: one[:2])
-        _set_reserved_since(session, head, session.now_ms)
-
-
-def _set_reserved_since(session: Session, group: GroupState, since: int | None) -> None:
-    with Statement(session) as statement:
-        statement.set_status(group, set_aside_at=since)
-        statement.commit()
+        _set_status(session, head, set_aside_at=session.now_ms)
 
 
 def _used(session: Session, head: GroupState) -> Fraction:
@@ -555,11 +549,22 @@ def _is_beside_others(session: Session, queue: str) -> bool:
 
 
 def _write(session: Session, head: GroupState, by_node: AmountsByNode) -> None:
-    if head.status.set_aside_on == by_node:
-        return
+    if head.status.set_aside_on != by_node:
+        _set_status(session, head, set_aside_on=dict(by_node))
+
+
+def _set_status(session: Session, head: GroupState, **changes: Any) -> None:
+    """Change the status of a head, or of a former one, which keeps its place in line.
+
+    A former head may be refused with its equivalence class, whose verdicts do not apply to a group
+    that has changed: it gets them for itself.
+    """
+    verdicts = session.refusals.get(head.uid)
     with Statement(session) as statement:
-        statement.set_status(head, set_aside_on=dict(by_node))
+        statement.set_status(head, **changes)
         statement.commit()
+    if verdicts is not None:
+        session.refuse(head, verdicts)
 
 
 #: Queue -> its lowest-priority group that reclaim may not take yet, in a session.

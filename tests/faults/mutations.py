@@ -99,7 +99,7 @@ MUTATIONS = (
     _agent(
         "a pod starts as soon as its claim is posted",
         "_on_claims_posted",
-        "if pod.status.phase == PodPhase.RUNNING:",
+        "if pod.status.phase == PodPhase.RUNNING and not pod.spec.ports:",
         "if True:",
         found_by=70,
     ),

@@ -71,6 +71,7 @@ swarm-of-days:
 	$(BIN)/python -m tests.days --days $(call of,200)
 swarm-of-faults:
 	$(BIN)/python -m tests.faults --seeds $(call of,10000)
+	$(BIN)/python -m tests.faults --launches --seeds $(call of,5000)
 swarm-of-kills:
 	$(BIN)/python -m tests.swarm --kills $(call of,500)
 swarm-of-damage:

@@ -233,6 +233,15 @@ class Dependency(Value, frozen=True):
     uid: str = ""
 
 
+class StopWarning(Value, frozen=True):
+    """A signal to each pod of a gang `before` its walltime is over, and at once when it is evicted,
+    ahead of SIGTERM.
+    """
+
+    signal: Literal["HUP", "INT", "USR1", "USR2"] = "USR2"
+    before: Duration = 90 * times.SECOND
+
+
 class Launch(Value, frozen=True):
     """How a gang starts as one distributed job: no pod starts before all of them have claimed their
     places, and each is told the addresses and ports of all.
@@ -246,6 +255,7 @@ class Launch(Value, frozen=True):
     ports: Integer = 1
     processes: Integer | Literal["gpu"] = "gpu"
     dialect: Literal["none", "slurm"] = "none"
+    warn: StopWarning | None = None
 
 
 class PodGroupSpec(Value, frozen=True):

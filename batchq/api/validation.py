@@ -289,6 +289,12 @@ def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:
     yield from _within("spec.launch.ports", launch.ports, 1, MOST_PORTS)
     if isinstance(launch.processes, int):
         yield from _within("spec.launch.processes", launch.processes, 1, MOST_PROCESSES)
+    warn, walltime = launch.warn, spec.walltime
+    if warn is not None and walltime is not None and warn.before >= walltime:
+        yield (
+            "spec.launch.warn.before: expected less than the walltime of"
+            f" {format_duration(walltime)}, found {format_duration(warn.before)}"
+        )
     if launch.style == "rank" and launch.processes not in ("gpu", 1):
         yield (
             "spec.launch.processes: a pod of style rank is one process, found"

@@ -151,6 +151,12 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="With --launch: also set the variables of Slurm, for programs that know only these.",
     ),
     click.option(
+        "--warn",
+        metavar="SIGNAL[@TIME]",
+        help="With --launch: send this signal before the walltime is over and at an eviction, as "
+        "in USR2@90s; a pod that then exits with 75 costs no retry.",
+    ),
+    click.option(
         "--walltime",
         type=DURATION,
         metavar="TEXT",
@@ -270,7 +276,7 @@ OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("node_selector", "nodes", "exclude_nodes", "replicas", "min_member", "function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    *("external", "api_token", "launch", "ports", "processes", "dialect"),
+    *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),
 )
 
 

@@ -198,8 +198,8 @@ class Client:
         pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
         `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token` (its
         pods may use the HTTP API), `launch` ("torch", "node", "rank", "dask"; with `ports`,
-        `processes` and `dialect`) and `working_dir` (a function's default is the caller's folder;
-        "" leaves it to the agent).
+        `processes`, `dialect`, `warn`) and `working_dir` (a function's default is the caller's; ""
+        leaves it to the agent).
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct, structs
@@ -31,6 +31,7 @@ from batchq.api.objects import (
     PodTemplate,
     Retry,
     SchedulingGate,
+    StopWarning,
     Task,
     full_name,
 )
@@ -172,6 +173,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ports: int | None = None
     processes: int | None = None
     dialect: str | None = None
+    warn: str | None = None
     working_dir: str | os.PathLike[str] | None = None
 
 
@@ -358,7 +360,7 @@ LAUNCHES: Mapping[str, Literal["node", "rank", "dask"]] = {
 
 def _launch(request: Request) -> Launch | None:
     if request.launch is None:
-        for name in ("ports", "processes", "dialect"):
+        for name in ("ports", "processes", "dialect", "warn"):
             if getattr(request, name) is not None:
                 raise UsageError(
                     f"{name}: it applies to a group with launch, and there is no launch",
@@ -377,7 +379,25 @@ def _launch(request: Request) -> Launch | None:
         ports=1 if request.ports is None else request.ports,
         processes="gpu" if request.processes is None else request.processes,
         dialect="slurm" if request.dialect == "slurm" else "none",
+        warn=None if request.warn is None else _warning(request.warn),
     )
+
+
+_SIGNALS = get_args(get_type_hints(StopWarning)["signal"])
+
+
+def _warning(written: str) -> StopWarning:
+    """Parse `SIGNAL` or `SIGNAL@DURATION`."""
+    name, at, before = written.partition("@")
+    signal = next((one for one in _SIGNALS if one == name.removeprefix("SIG")), None)
+    if signal is None:
+        raise InvalidInput(
+            f"warn: expected one of {', '.join(_SIGNALS)}, and after an @ how long before the"
+            f" walltime, found {written[:40]!r}",
+            hint="as in USR2@90s",
+        )
+    usual = StopWarning(signal=signal)
+    return structs.replace(usual, before=_duration("warn", before)) if at else usual
 
 
 def _working_dir(request: Request) -> str:

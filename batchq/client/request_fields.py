@@ -245,6 +245,7 @@ _READ: dict[str, Reading] = {
     "ports": _whole,
     "processes": _whole,
     "dialect": _text,
+    "warn": _text,
     "working_dir": _path,
 }
 

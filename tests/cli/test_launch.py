@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Launch, Pod, PodGroup
+from batchq.api.objects import Launch, Pod, PodGroup, StopWarning
 from batchq.api.transaction import Transaction, Write
 from batchq.cli.worker import parse_ports
 from batchq.errors import InvalidInput
@@ -35,6 +35,11 @@ def launch_of(stage: Stage) -> Launch | None:
         (["--launch", "rank", "--ports", "2"], Launch(style="rank", ports=2)),
         (["--launch", "rank", "--dialect", "slurm"], Launch(style="rank", dialect="slurm")),
         (["--launch", "dask"], Launch(style="dask")),
+        (["--launch", "rank", "--warn", "USR2"], Launch(style="rank", warn=StopWarning())),
+        (
+            ["--launch", "rank", "--warn", "SIGHUP@2m"],
+            Launch(style="rank", warn=StopWarning(signal="HUP", before=120_000)),
+        ),
     ],
 )
 def test_the_options_become_the_field(
@@ -97,8 +102,12 @@ _TOGETHER = (
                 " or use style node"
             ),
         ),
+        (
+            ["-N", "4", "--launch", "rank", "--walltime", "1m", "--warn", "USR2@60s"],
+            "spec.launch.warn.before: expected less than the walltime of 1m, found 1m",
+        ),
     ],
-    ids=["array", "elastic", "external", "large", "processes"],
+    ids=["array", "elastic", "external", "large", "processes", "warning"],
 )
 def test_a_contradiction_is_refused_in_one_sentence(
     batchq: Batchq, stage: Stage, options: list[str], problem: str
@@ -115,6 +124,18 @@ def test_options_of_launch_need_launch(batchq: Batchq, stage: Stage) -> None:
         "error: ports: it applies to a group with launch, and there is no launch",
         "hint: give launch, too, as in launch=torch, or leave ports out",
     ]
+
+
+@pytest.mark.parametrize("warn", ["KILL", "@90s", "12", ""])
+def test_an_unknown_signal_is_refused_with_the_known_ones(
+    batchq: Batchq, stage: Stage, warn: str
+) -> None:
+    done = batchq(*GANG, "--launch", "rank", "--warn", warn, "--", "true")
+    assert done.code == 1
+    assert done.err == (
+        "error: warn: expected one of HUP, INT, USR1, USR2, and after an @ how long before the"
+        f" walltime, found {warn!r}\nhint: as in USR2@90s\n"
+    )
 
 
 def test_an_unknown_style_is_refused_with_the_known_ones(batchq: Batchq, stage: Stage) -> None:

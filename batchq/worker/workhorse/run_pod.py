@@ -17,12 +17,13 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
+from signal import Signals as Signal
 
 import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.node_report import PodAttempt, Runs
-from batchq.api.objects import Pod, PodGroup, Task
+from batchq.api.objects import Pod, PodGroup, StopWarning, Task
 from batchq.api.reasons import Leaving
 from batchq.api.tokens import digest_of_secret, token_text
 from batchq.api.transaction import fence_of
@@ -384,7 +385,10 @@ class WorkHorse:
             pod_log=PodLog(LogFile(path), stream),
             lease=lease,
             limits=Limits(
-                grace_ms=pod.spec.termination_grace, walltime_ms=walltime_of_pod_ms(group)
+                grace_ms=pod.spec.termination_grace,
+                walltime_ms=walltime_of_pod_ms(group),
+                warning=warning_of(group),
+                warn_at=self._warn_at(group),
             ),
             messenger=self._messenger,
             agent=agent,
@@ -394,6 +398,18 @@ class WorkHorse:
         outcome = supervisor.run()
         self._left = command.left
         return outcome
+
+    def _warn_at(self, group: PodGroup) -> int | None:
+        """Return the instant (monotonic) of a gang's warning before its walltime is over."""
+        warn, walltime = warning_spec(group), group.spec.walltime
+        if warn is None or walltime is None:
+            return None
+        runs_ms = 0
+        if group.status.started_at is not None:
+            with suppress(StoreUnavailable):
+                runs_ms = self._store.now_ms() - group.status.started_at
+            self.close()
+        return monotonic_ms() + walltime - warn.before - runs_ms
 
     def _send(self, stream: str, data: bytes) -> None:
         self._store.append_log(self._harness.node, self._uid, self._attempt, stream, data)
@@ -552,6 +568,17 @@ class WorkHorse:
         if self._signals.count(STOP_SIGNAL):
             return _REPORT_FOR_WHEN_STOPPING_MS
         return _REPORT_FOR_MS
+
+
+def warning_spec(group: PodGroup) -> StopWarning | None:
+    """Return the warning that the pods of a group ask for."""
+    return None if group.spec.launch is None else group.spec.launch.warn
+
+
+def warning_of(group: PodGroup) -> Signal | None:
+    """Return its signal."""
+    warn = warning_spec(group)
+    return None if warn is None else Signal[f"SIG{warn.signal}"]
 
 
 def walltime_of_pod_ms(group: PodGroup) -> int | None:

@@ -31,6 +31,8 @@ _TURN_MS = 500
 _END_MS, _END_ROUND_S = 10_000, 0.5
 
 _SHOWN_PIDS = 20
+#: The wait status of exit code 75: a temporary failure (EX_TEMPFAIL of sysexits.h).
+_AGAIN = 75 << 8
 
 #: Tells the work-horse to stop the pod with its grace period, because the node goes away.
 STOP_SIGNAL = signal.SIGTERM
@@ -43,11 +45,14 @@ WAKE_SIGNAL = signal.SIGUSR2
 class Limits(Struct, frozen=True, kw_only=True):
     """A pod's limits.
 
-    `walltime_ms` is set only if the work-horse enforces it: for the pods of an array.
+    `walltime_ms` is set only if the work-horse enforces it: for the pods of an array. `warning` is
+    the signal to send ahead of SIGTERM, and at `warn_at` (monotonic) if that comes first.
     """
 
     grace_ms: int
     walltime_ms: int | None = None
+    warning: signal.Signals | None = None
+    warn_at: int | None = None
 
 
 class AgentContact:
@@ -127,6 +132,8 @@ class Supervisor:
         self._collect_due_at = monotonic_ms() + _TURN_MS
         walltime_ms = limits.walltime_ms
         self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
+        self._warn_at = limits.warn_at
+        self._is_warned = False
         self._poll = select.poll()
         own = (signals.fileno(), messenger.fileno(), command.pidfd)
         for descriptor in (*own, *command.outputs):
@@ -166,7 +173,8 @@ class Supervisor:
         due = [now_ms + _TURN_MS]
         if not self._messenger.has_started and self._messenger.is_needed():
             due.append(self._messenger_due_at)
-        due += [at for at in (self._kill_at, self._walltime_at) if at is not None]
+        clocks = (self._kill_at, self._walltime_at, self._warn_at)
+        due += [at for at in clocks if at is not None]
         return max(0, min(due) - now_ms)
 
     def _hear(self, wait_ms: int) -> bool:
@@ -218,6 +226,9 @@ class Supervisor:
             self._kill(Leaving.NODE_LOST)
 
     def _check_times(self, now_ms: int) -> None:
+        if self._warn_at is not None and now_ms >= self._warn_at:
+            self._write_stop(Finish.WALLTIME_EXCEEDED)
+            self._warn()
         if self._walltime_at is not None and now_ms >= self._walltime_at:
             self._walltime_at = None
             self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
@@ -236,8 +247,19 @@ class Supervisor:
         self._stopped = reason or "Stopped"
         self._kill_at = now_ms + self._limits.grace_ms
         self._write_stop(self._stopped)
+        self._warn()
         self._command.send(signal.SIGTERM)
         log.info("pod told to stop", reason=self._stopped, grace_ms=self._limits.grace_ms)
+
+    def _warn(self) -> None:
+        """Send the warning, if there is one, unless it was sent or the command has ended."""
+        self._warn_at = None
+        warning = self._limits.warning
+        if warning is None or self._is_warned or self._has_ended():
+            return
+        self._is_warned = True
+        self._command.send(warning)
+        log.info("pod warned", signal=warning.name)
 
     def _kill(self, reason: str) -> None:
         self._kill_at = None
@@ -258,6 +280,9 @@ class Supervisor:
         if self._is_killed_by_guard(wait_status):
             self._stopped = Leaving.NODE_LOST
             self._message = "its lease ended while its work-horse was stopped"
+        if self._is_warned and not self._stopped and wait_status == _AGAIN:
+            # It has saved its state, and asks for another round.
+            self._stopped = Leaving.GANG_RESTART
         self._end_rest()
         for descriptor in list(self._command.outputs):
             self._keep(descriptor, self._command.read_rest)

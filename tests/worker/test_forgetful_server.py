@@ -10,7 +10,10 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
+from batchq.api.tokens import parse_token
 from batchq.api.transaction import Charge, Delivery, Transaction, node_scope
+from batchq.store import keys
 from batchq.store.redis import RedisStore
 from tests.daemon.waiting import until
 from tests.harness.server import Server
@@ -86,3 +89,26 @@ def test_a_pod_the_server_has_forgotten_is_ended(stage: Stage, server: Server) -
     until(lambda: stage.run_of(pod) is None, within_s=WITHIN_S)
     assert stage.store.get("Pod", pod.metadata.uid) is None
     assert stage.store.counts()["superseded"] >= 1
+
+
+def test_the_token_of_a_running_pod_is_kept_again_by_a_server_that_has_lost_it(
+    stage: Stage, server: Server
+) -> None:
+    stage.start_agent()
+    (pod,) = stage.bind("sh", "-c", "echo up; sleep 600", group_spec={"token": "self"})
+    stage.started(pod, saying="up")
+    uid, attempt = pod.metadata.uid, stage.now(pod).status.attempt
+    (file,) = stage.home.rglob("*.token")
+    parts = parse_token(file.read_text().strip())
+    assert parts is not None
+    assert parts.id == f"{uid}-{attempt}"
+    alive = stage.store.alive
+    assert alive.token(NODE, PodAttempt(uid, attempt))[0] == parts.digest
+    client = redis.Redis(unix_socket_path=str(server.socket))
+    client.delete(keys.pod_token(NODE, uid, attempt))
+    client.save()
+    client.close()
+    server.stop()
+    server.start()
+    kept = PodAttempt(uid, attempt)
+    until(lambda: alive.token(NODE, kept)[0] == parts.digest, within_s=WITHIN_S)

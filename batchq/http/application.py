@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
+from time import monotonic
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct, structs
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from batchq.api.access import Identity, Tier, Verb, Visibility
 from batchq.api.printable import printable
@@ -48,11 +46,12 @@ from batchq.http.calls import (
 )
 from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
 from batchq.http.connections import PEER
-from batchq.http.identities import OwnNames, SocketAccounts
+from batchq.http.identities import OwnNames, SocketAccounts, SocketPeer
 from batchq.http.limits import (
     FAILURES,
     MOST_EXPLANATIONS,
     MOST_EXPLANATIONS_WAITING,
+    MOST_REMEMBERED,
     READS,
     REFUSALS,
     WRITES,
@@ -78,6 +77,8 @@ _log = structlog.get_logger()
 #: Endpoints that run at the same time; more wait.
 THREADS = 16
 LONGEST_BODY_S = 30.0
+#: How long the name and the groups of an account are used before they are looked up again.
+_ACCOUNT_S = 1.0
 #: Of why a caller acts in the name of a user.
 _LONGEST_REASON = 200
 #: An encoded slash, backslash or NUL, or a dot segment: a proxy before us would read it otherwise.
@@ -128,6 +129,8 @@ class ApiApplication:
         self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
         self._failures = TokenBuckets(FAILURES)
         self._refusals = TokenBuckets(REFUSALS)
+        #: The identities of accounts of this machine by uid, and until when they are used.
+        self._accounts: dict[int, tuple[float, Identity]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._places = StreamPlaces()
         self._calls = TurnsByUser()
@@ -138,18 +141,7 @@ class ApiApplication:
         )
         self._openapi = openapi_document()
         self._is_ending = False
-        self.app = Starlette(
-            routes=[
-                Route(
-                    route.path, partial(self._answer, route), methods=[route.method],
-                    name=route.name,
-                )
-                for route in ROUTES
-            ],
-            exception_handlers={HTTPException: self._unrouted},
-        )  # fmt: skip
-        # A redirect would repeat the Host header, which nothing has checked yet.
-        self.app.router.redirect_slashes = False
+        self._routes = _by_length(ROUTES)
 
     def start(self) -> None:
         """Begin to follow tokens and bindings; call it in the event loop."""
@@ -172,9 +164,16 @@ class ApiApplication:
 
     # --- one request --------------------------------------------------------------------------
 
-    async def _answer(self, route: ApiRoute, request: Request) -> Response:
-        instance = secrets.token_hex(8)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request: the application as ASGI knows it."""
+        request = Request(scope, receive, send)
+        response = await self._answer(request)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        instance, route = secrets.token_hex(8), None
         try:
+            route = self._route(request)
             return await self._checked(route, request)
         except ApiProblem as problem:
             return _refusal(problem, instance)
@@ -183,7 +182,8 @@ class ApiApplication:
         except ClientDisconnect:
             return Response(status_code=HTTPStatus.BAD_REQUEST)
         except Exception:  # a bug must not end the process, nor show its insides to the caller
-            _log.exception("api.failed", route=route.name, request=instance)
+            name = "" if route is None else route.name
+            _log.exception("api.failed", route=name, request=instance)
             return _refusal(_FAILED, instance)
 
     async def _checked(self, route: ApiRoute, request: Request) -> Response:
@@ -261,7 +261,19 @@ class ApiApplication:
             raise unauthenticated("expected an invitation", hint="Authorization: Bearer bqi_…")
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
-        return self._settings.accounts.identity_of(peer)
+        return self._account(peer)
+
+    def _account(self, peer: SocketPeer) -> Identity:
+        """Return the identity behind a socket; the system's files are read once a second."""
+        now = monotonic()
+        known = self._accounts.get(peer.uid)
+        if known is not None and now < known[0]:
+            return known[1]
+        if len(self._accounts) >= MOST_REMEMBERED:
+            self._accounts.clear()
+        identity = self._settings.accounts.identity_of(peer)
+        self._accounts[peer.uid] = now + _ACCOUNT_S, identity
+        return identity
 
     async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
         """Return a call as one of another user. Raises ApiProblem if the caller may not do so."""
@@ -399,16 +411,51 @@ class ApiApplication:
                 with suppress(RuntimeError):
                     await parts.aclose()  # type: ignore[attr-defined]  # it is a generator
 
-    async def _unrouted(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        status = HTTPStatus(error.status_code)
-        detail = {
-            HTTPStatus.NOT_FOUND: "there is no such path",
-            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible on this path",
-        }.get(status, status.phrase)
+    def _route(self, request: Request) -> ApiRoute:
+        """Return the route of a request, whose scope gets the values in its path.
+
+        Raises ApiProblem.
+        """
+        parts = request.scope["path"].split("/")
+        wanted = "GET" if request.method == "HEAD" else request.method
+        methods = []
+        for pattern, route in self._routes.get(len(parts), ()):
+            if not _matches(pattern, parts):
+                continue
+            if route.method == wanted:
+                request.scope["path_params"] = {
+                    name[1:-1]: part
+                    for name, part in zip(pattern, parts, strict=True)
+                    if name.startswith("{")
+                }
+                return route
+            methods.append(route.method)
         hint = "see /v1/openapi.json for all paths"
-        problem = ApiProblem(status, "NoSuchRoute", detail, hint=hint, headers=error.headers)
-        return _refusal(problem, secrets.token_hex(8))
+        if methods:
+            raise ApiProblem(
+                HTTPStatus.METHOD_NOT_ALLOWED, "NoSuchRoute",
+                f"{request.method} is not possible on this path", hint=hint,
+                headers={"Allow": ", ".join(sorted(set(methods)))},
+            )  # fmt: skip
+        raise ApiProblem(HTTPStatus.NOT_FOUND, "NoSuchRoute", "there is no such path", hint=hint)
+
+
+def _by_length(
+    routes: Sequence[ApiRoute],
+) -> Mapping[int, Sequence[tuple[Sequence[str], ApiRoute]]]:
+    """Return routes with the parts of their paths, by the number of these."""
+    found: dict[int, list[tuple[Sequence[str], ApiRoute]]] = {}
+    for route in routes:
+        parts = route.path.split("/")
+        found.setdefault(len(parts), []).append((parts, route))
+    return found
+
+
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    return all(
+        part if name.startswith("{") else name == part
+        for name, part in zip(pattern, parts, strict=True)
+    )
 
 
 def _note_use(call: ApiCall) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server
 
 from batchq.http.identities import SocketPeer
@@ -55,8 +55,11 @@ def most_connections() -> int:
     return max(16, min(MOST_CONNECTIONS, soft - _KEPT_DESCRIPTORS))
 
 
-class BoundedProtocol(H11Protocol):
-    """One connection, which knows its peer and when it last made progress."""
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, which knows its peer and when it last made progress.
+
+    httptools parses a request in a quarter of the time that h11 takes, but does not bound its head.
+    """
 
     most = MOST_CONNECTIONS
     stalled_s = STALLED_S
@@ -66,6 +69,8 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._progress_at = time.monotonic()
         self._unsent = 0
+        #: Bytes that came since the last whole head.
+        self._unparsed = 0
         if len(self.connections) > self.most:
             transport.abort()
             return
@@ -78,9 +83,20 @@ class BoundedProtocol(H11Protocol):
         # keep its place for ever.
         if self._is_busy:
             self._progress_at = time.monotonic()
+        self._unparsed += len(data)
         super().data_received(data)
         if self._is_busy:
             self._progress_at = time.monotonic()
+            self._unparsed = 0
+        elif self._unparsed > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MOST_HEAD_BYTES:
+            # The parser passes it on as an invalid request.
+            raise ValueError("the head of the request is too large")
+        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         self._progress_at = time.monotonic()

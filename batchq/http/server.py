@@ -24,7 +24,6 @@ from batchq.errors import Conflict, InvalidInput
 from batchq.http.application import ApiApplication, ApiSettings
 from batchq.http.calls import GroupTable
 from batchq.http.connections import (
-    MOST_HEAD_BYTES,
     BoundedProtocol,
     BoundedServer,
     most_connections,
@@ -151,7 +150,7 @@ class ApiServer:
             self._undo = undo.pop_all()
         self._application = ApiApplication(settings, connect, why, table)
         config = Config(
-            self._application.app,
+            self._application,
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -163,7 +162,6 @@ class ApiServer:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
-            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             ssl_certfile=options.certificate,
             ssl_keyfile=options.key,
         )

@@ -134,6 +134,53 @@ def test_a_head_that_is_too_large_is_refused(running_api: RunningApi) -> None:
         assert connection.recv(12) == b"HTTP/1.1 400"
 
 
+def test_a_large_head_that_arrives_at_once_is_refused(running_api: RunningApi) -> None:
+    headers = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1_000) for number in range(40))
+    with opened(running_api) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 400"
+
+
+def test_a_large_body_is_not_taken_for_a_head(running_api: RunningApi, stage: Stage) -> None:
+    group = manifest("train")
+    group["metadata"]["annotations"] = {"note": "x" * 50_000}
+    api = running_api.caller()
+    assert api("POST", DEFAULT, group).status == 201
+    assert api("GET", f"{DEFAULT}/train").status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"GET /livez\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n folded\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\nHost: localhost\n\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        (
+            b"POST /v1/requests HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        ),
+        (
+            b"POST /v1/requests HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+            b"Content-Length: 5\r\n\r\n12345"
+        ),
+        b"POST /v1/requests HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_a_malformed_request_is_refused_and_the_next_one_answered(
+    running_api: RunningApi, sent: bytes
+) -> None:
+    with opened(running_api) as connection:
+        connection.sendall(sent)
+        assert connection.recv(10) in (b"HTTP/1.1 4", b"")
+    assert running_api.caller()("GET", "/livez").status == 200
+
+
 def test_more_connections_than_there_may_be_are_closed(
     server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

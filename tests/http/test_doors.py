@@ -95,7 +95,7 @@ def test_a_port_refuses_a_caller_without_a_token(running_api: RunningApi) -> Non
 
 def test_headers_do_not_change_the_caller(api: Caller) -> None:
     me = api("GET", "/v1/me").data
-    claims = {"X_Forwarded_User": "bob", "Batchq_As": "bob", "X_Forwarded_For": "127.0.0.1"}
+    claims = {"X_Forwarded_User": "bob", "X_Remote_User": "bob", "X_Forwarded_For": "127.0.0.1"}
     assert api("GET", "/v1/me", **claims).data == me
     assert [role["role"] for role in me["roles"]] == ["operator", "admin"]
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import redis
+
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import PodAttempt, Runs
+from batchq.store import keys
 from batchq.store.redis import RedisStore
-from batchq.worker.agent.messages import EndRecord, HorseEnd, HorsesEnded, ServerAnswered
+from batchq.worker.agent import pod_reports
+from batchq.worker.agent.messages import (
+    EndRecord,
+    HorseEnd,
+    HorsesEnded,
+    RenewLeases,
+    ServerAnswered,
+)
 from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.workhorse.run_file import PodOutcome, RunFile, RunFiles
 from tests.agents import a_bound_pod, an_agent, start
@@ -100,3 +111,19 @@ def test_a_node_is_fully_known_once_the_attempt_is_known_or_gone(
 
 def test_an_ended_pod_does_not_count_as_running(redis_store: RedisStore, tmp_path: Path) -> None:
     assert Agent(redis_store, tmp_path, outcome=PodOutcome(exit_code=0)).answer("run 1")
+
+
+def test_the_token_of_a_pod_is_kept_for_another_day_while_it_runs(
+    redis_store: RedisStore, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_reports, "_TOKENS_EVERY_MS", 0)
+    files = RunFiles(tmp_path)
+    ended = PodAttempt("u1-1-1", 1)
+    for attempt, outcome in ((HERE, None), (ended, PodOutcome(exit_code=0))):
+        started = {"horse": 4711, "horse_started_ms": 1, "group": 4712, "started_at": 5_000}
+        files.write(RunFile(pod=attempt.pod, attempt=1, token="d" * 64, outcome=outcome, **started))
+    reports = PodReports(redis_store, "n1", files, author="host:1:1", lease_ms=30_000)
+    reports.carry_out(RenewLeases(((HERE, "fence"), (ended, "fence"))))
+    assert redis_store.alive.token("n1", HERE)[0] == "d" * 64
+    assert 86_300 < raw.ttl(keys.pod_token("n1", HERE.pod, 1)) <= 86_400
+    assert redis_store.alive.token("n1", ended)[0] == ""

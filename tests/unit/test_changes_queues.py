@@ -101,11 +101,8 @@ def test_a_missing_parent_is_refused_with_the_nearest_name(store: MemoryStore) -
     assert error.hint == "did you mean research?"
 
 
-def test_default_and_root_are_valid_parents_without_being_stored(
-    store: MemoryStore,
-) -> None:
-    alone(store, queue("a", "default"), queue("b", "root"))
-    assert stored(store, "a").spec.parent == "default"
+def test_root_is_a_valid_parent_without_being_stored(store: MemoryStore) -> None:
+    alone(store, queue("b", "root"))
     assert stored(store, "b").spec.parent == ""
 
 

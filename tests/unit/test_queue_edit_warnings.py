@@ -280,11 +280,23 @@ def test_queues_of_the_same_request_count_as_children(store: MemoryStore) -> Non
     apply(store, queue("a", parent="p"), group("g", "a"))
 
 
-def test_default_may_get_children_and_then_accepts_no_groups(store: MemoryStore) -> None:
-    apply(store, group("early", "default"))
-    apply(store, queue("default"), queue("below", parent="default"))
-    with pytest.raises(Rejected, match="queue default has queues below it"):
-        planned(store, group("late", "default"))
+def test_default_gets_no_children_because_it_holds_groups_that_name_no_queue(
+    store: MemoryStore,
+) -> None:
+    apply(store, group("early", "default"), queue("org"), queue("below", parent="org"))
+    for child in ("new", "below"):
+        with pytest.raises(Rejected) as caught:
+            planned(store, queue(child, parent="default"))
+        assert caught.value.message == (
+            f"Queue {child}: spec.parent: default holds the groups that name no queue, and a queue"
+            " with children holds no groups"
+        )
+        assert caught.value.hint == "name another parent, or none"
+    apply(store, group("late", "default"))
+
+
+def test_a_missing_queue_is_named_with_its_neighbours(store: MemoryStore) -> None:
+    apply(store, queue("below"))
     with pytest.raises(NotFound, match="there is no queue 'belov'"):
         planned(store, group("typo", "belov"))
 

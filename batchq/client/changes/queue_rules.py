@@ -88,6 +88,8 @@ def settled(reader: Reader, transaction: Transaction) -> Transaction:
     for name, value in written.items():
         if value is None and name != ROOT:
             _check_childless(name, after)
+        elif isinstance(value, Queue):
+            _check_not_below_default(before.get(name), value)
     contradiction = first_contradiction(after.values())
     if contradiction is not None:
         raise contradiction[1]
@@ -197,6 +199,19 @@ def _path_errors(queues: Queues, name: str) -> Iterator[BatchqError]:
 def _parent(queues: Queues, name: str) -> str:
     queue = queues.get(name)
     return queue.spec.parent if queue is not None else ""
+
+
+def _check_not_below_default(before: Queue | None, after: Queue) -> None:
+    """Raise Rejected if a queue is put below the queue of groups that name none: a queue with
+    children holds no groups.
+    """
+    was_there = before is not None and before.spec.parent == DEFAULT
+    if after.spec.parent == DEFAULT and not was_there:
+        raise Rejected(
+            f"Queue {after.metadata.name}: spec.parent: {DEFAULT} holds the groups that name no"
+            " queue, and a queue with children holds no groups",
+            hint="name another parent, or none",
+        )
 
 
 def _check_childless(name: str, after: Queues) -> None:

@@ -384,7 +384,10 @@ class LeaderTurn:
         self._failures = dict(failures)
 
     def _compare(self) -> None:
-        """Compare the mirror with the store; a difference is a bug, and listing heals it."""
+        """Compare the mirror with the store; a difference is a bug, or an object that was written
+        past batchq. Listing heals it; its charge may be missing, and an agent looks for pods that
+        it does not know when the sum of its node changes.
+        """
         for difference in self._store.compare(_COMPARED_OBJECTS):
             _log.error(
                 "mirror.differs",
@@ -393,6 +396,7 @@ class LeaderTurn:
                 mirrored=difference.mirrored,
                 stored=difference.stored,
             )
+            self.mender.suspect()
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:

@@ -43,7 +43,9 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
     if node is not None and (node.ready or node.record.status.heartbeat is None):
         return None
     heartbeat = 0 if node is None else node.record.status.heartbeat or 0
-    last_sign_at = max(heartbeat, status.bound_at or 0, status.started_at or 0)
+    # An instant of the future is no sign of a node: a submitter can write it past batchq.
+    signs = (heartbeat, status.bound_at or 0, status.started_at or 0)
+    last_sign_at = max(at if at <= session.now_ms else 0 for at in signs)
     return since(session, last_sign_at) + lease_ms + grace
 
 

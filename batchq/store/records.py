@@ -52,6 +52,12 @@ _LONGEST_KEY, _SHOWN_OF_KEY = 1024, 40
 #: Longer than any uid that batchq creates. Uids of digits are compared as numbers, and Python
 #: refuses numbers of more than 4,300 digits.
 _LONGEST_UID = 1024
+#: Uids of groups are parts of their pods', and these are parts of the ids of RQ jobs, and of the
+#: names of files, on nodes: an agent would refuse the job, and take itself out of service.
+_OF_UIDS = {
+    "PodGroup": re.compile(r"[A-Za-z0-9_-]{1,100}"),
+    "Pod": re.compile(r"[A-Za-z0-9_-]{1,160}"),
+}
 #: No name contains these otherwise: `name_of` escapes backslashes as `\\x5c`.
 _EMPTY, _SHORTENED = "\\x", "\\..."
 _LONGEST_NAME = 120
@@ -89,6 +95,8 @@ def read_record(
         return _unreadable(kind, key, "a name contains a space, or its uid a space or bar")
     if len(uid) > _LONGEST_UID:
         return _unreadable(kind, key, f"its uid has {len(uid):,} characters")
+    if kind in _OF_UIDS and not _OF_UIDS[kind].fullmatch(meta.uid):
+        return _unreadable(kind, key, f"its uid is {shown(meta.uid)}, which names no RQ job")
     if isinstance(item, PodGroup) and (why := disorder_of(item)):
         return _unreadable(kind, key, why)
     if why := _false_amounts_of(item):

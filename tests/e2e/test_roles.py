@@ -422,6 +422,43 @@ def test_a_submitter_could_bind_its_own_pod_beyond_its_quota(stack: GuardedStack
     assert stack.batchq("readonly", "logs", "-n", "small", "large").stdout == "started\n"
 
 
+def test_pods_forged_as_running_hold_their_nodes_for_some_seconds(stack: GuardedStack) -> None:
+    """The agent of a node reports pods as lost that it does not run."""
+    stack.batchq("operator", "quota", "set", "forge", "cpu=1")
+    submit = ("submit", "-n", "forge", "--name", "forged", "--cpus", "2")
+    stack.batchq("submitter", *submit, "--", "true")
+    waiting = _once_refused(stack, "forge", "forged")
+    uid = waiting.metadata.uid
+    with stack.server.as_user("submitter") as raw:
+        for place, node in enumerate(stack.agents):
+            forged = Pod(
+                metadata=Metadata(
+                    name=f"forged-main-{place}", namespace="forge", uid=f"{uid}-1-{place}"
+                ),
+                spec=PodSpec(
+                    pod_group="forged", task="main", index=place, requests={"cpu": 2000},
+                    termination_grace=10**12,
+                ),
+                status=PodStatus(
+                    phase=PodPhase.RUNNING, group_uid=uid, admission=1, attempt=9 * 10**15,
+                    node=node, bound_at=10**13, started_at=10**13,
+                ),
+            )  # fmt: skip
+            raw.hset(keys.objects("Pod"), forged.metadata.uid, msgspec.json.encode(forged))
+        status = structs.replace(waiting.status, phase=PodGroupPhase.RUNNING, admission=1)
+        group = msgspec.json.encode(structs.replace(waiting, status=status))
+        raw.hset(keys.objects("PodGroup"), "forge/forged", group)
+    until(
+        lambda: "forged" in stack.batchq("readonly", "describe", "node", "n1").stdout, what="seen"
+    )
+    # A look of the agent is due after ten seconds at most.
+    stack.batchq(
+        "submitter", "submit", "-n", "other", "--name", "after", "--cpus", "2", "--", "true"
+    )
+    stack.batchq("submitter", "wait", "-n", "other", "after", "--timeout", "15s")
+    stack.batchq("submitter", "cancel", "forged", "-n", "forge")
+
+
 def test_no_password_is_in_any_file(stack: GuardedStack, revealing: Pod) -> None:
     """Logs, run files and output of pods, and the server's own files."""
     read = [

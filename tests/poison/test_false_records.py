@@ -15,10 +15,13 @@ from msgspec import Struct, ValidationError, structs
 
 from batchq.api.objects import (
     Evictions,
+    Metadata,
     Object,
+    Pod,
     PodGroup,
     PodGroupSpec,
     PodGroupStatus,
+    PodSpec,
     Task,
     Unreadable,
     key_of,
@@ -211,6 +214,22 @@ def test_a_record_with_a_uid_that_is_no_number_to_python_is_unreadable(kind: str
     found = records.read_record(kind, key_of(lie), msgspec.json.encode(lie))
     assert isinstance(found, Unreadable)
     assert found.why == "its uid has 5,000 characters"
+
+
+@pytest.mark.parametrize(
+    "uid", ["", "../../x", "a/b", "..", "a:b", "{bq}", "é", "a\nb", "x" * 101, "\x1b[2J"]
+)
+def test_a_group_with_a_uid_that_names_no_job_is_unreadable(uid: str) -> None:
+    made = structs.replace(group(), metadata=structs.replace(group().metadata, uid=uid))
+    assert "which names no RQ job" in why_unreadable(made)
+
+
+@pytest.mark.parametrize("uid", ["../../x-1-0", "a/b-1-0", "x" * 161])
+def test_a_pod_with_a_uid_that_names_no_job_is_unreadable(uid: str) -> None:
+    made = Pod(metadata=Metadata(name="p", uid=uid), spec=PodSpec(pod_group="g", task="t"))
+    found = records.read_record("Pod", uid, msgspec.json.encode(made))
+    assert isinstance(found, Unreadable)
+    assert "which names no RQ job" in found.why
 
 
 def tasks(*replicas: int) -> tuple[Task, ...]:

@@ -5,6 +5,7 @@ doctor names the record with a remedy that works.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -229,6 +230,28 @@ def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
     restart(stack, ("worker-n1", by_worker))
     goes_on(stack)
+    until(lambda: findings(stack) == [], what="healed")
+
+
+def test_uids_that_name_no_job_take_no_node_out_of_service(stack: GuardedStack) -> None:
+    seed = ("submit", "--quiet", "--name", "seed", "--gate", "never", "--cpus", "1", "--", "true")
+    stack.batchq("submitter", *seed)
+    with stack.client("readonly") as client:
+        group = client.get("PodGroup", "seed")
+    with stack.server.as_user("submitter") as raw:
+        stored = raw.hget("{bq}:PodGroup", "default/seed")
+        assert stored is not None
+        stored = re.sub(rb'"schedulingGates":\[[^]]*\]', b'"schedulingGates":[]', stored)
+        for number, uid in enumerate((b"../../x", b"a/b", b"x" * 300)):
+            name = f"false-{number}"
+            false = stored.replace(group.metadata.uid.encode(), uid)
+            false = false.replace(b'"name":"seed"', f'"name":"{name}"'.encode())
+            raw.hset("{bq}:PodGroup", f"default/{name}", false)
+    until(lambda: "PodGroup default/false-2" in names_in(stack), what="told")
+    goes_on(stack)
+    assert {state_of(stack, node) for node in stack.agents} == {"Ready"}
+    stack.batchq("submitter", "cancel", "seed")
+    stack.batchq("submitter", "delete", "podgroup", *(f"false-{number}" for number in range(3)))
     until(lambda: findings(stack) == [], what="healed")
 
 

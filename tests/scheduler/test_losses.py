@@ -64,6 +64,16 @@ def test_the_loop_looks_again_when_the_wait_is_over() -> None:
     assert next_due_at(decided.session) == LOST_AT + 10 * SECOND
 
 
+@pytest.mark.parametrize("field", ["bound_at", "started_at"])
+def test_a_pod_that_states_an_instant_of_the_future_is_lost_without_its_node(field: str) -> None:
+    status = PodGroupStatus(phase=PodGroupPhase.RUNNING, admission=1, started_at=0)
+    group = a_group("g", status=status)
+    pod = a_pod(group, phase=PodPhase.RUNNING, node="nowhere", **{field: 10**15})
+    decided = decide(group, pod, now_ms=10 * MINUTE)
+    (lost,) = decided.session.groups["g"].pods.values()
+    assert (lost.status.phase, lost.status.reason) == (PodPhase.EVICTED, "NodeLost")
+
+
 def test_a_preempted_pod_does_not_wait_for_earlier_losses() -> None:
     decided = after_a_loss(losses=7, later_ms=0, reason="Preempted")
     assert requeued(decided) == ["default/g-w-0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome
@@ -453,6 +454,13 @@ def test_a_bound_pod_without_a_delivery_is_delivered_again_after_some_patience()
     assert agent.handle(listing(POD, now_ms=100)) == [messages.EnqueuePods((HERE,))]
     assert agent.handle(listing(POD, now_ms=9_999)) == [messages.EnqueuePods(())]
     assert agent.handle(listing(POD, now_ms=10_000)) == [messages.EnqueuePods((HERE,))]
+
+
+def test_a_pod_that_was_bound_in_the_future_is_delivered_at_once() -> None:
+    agent = an_agent()
+    agent.handle(listing(now_ms=100))
+    pod = structs.replace(POD, status=structs.replace(POD.status, bound_at=10**15))
+    assert agent.handle(listing(pod, now_ms=200)) == [messages.EnqueuePods((HERE,))]
 
 
 def test_a_pod_whose_end_waits_to_be_applied_is_left_alone() -> None:

@@ -717,13 +717,12 @@ class AgentState:
                 continue
             if status.phase == PodPhase.RUNNING or status.terminating:
                 self._missing(attempt, event.now_ms)
-            elif event.server_now_ms - (status.bound_at or 0) >= patience_ms:
+            # No scheduler binds a pod in the future.
+            elif not 0 <= event.server_now_ms - (status.bound_at or 0) < patience_ms:
                 waiting.append(attempt)
         stray = tuple(attempt for attempt in event.leased if attempt not in self._pods)
         instructions: Instructions = [EndLeases(stray)] if stray else []
-        if not self.is_draining:
-            instructions.append(EnqueuePods(tuple(waiting)))
-        return instructions
+        return instructions if self.is_draining else [*instructions, EnqueuePods(tuple(waiting))]
 
     def _on_server_answered(self, event: ServerAnswered) -> Instructions:
         if event.run == self.known_to:

@@ -22,13 +22,13 @@ from batchq.api.printable import printable
 from batchq.cli.output.options import Globals, examples
 from batchq.cli.output.terminal import (
     OUTPUT_FAILED,
-    Trouble,
     drop_stdout,
     echo,
     hide_password,
     leave_out_colors,
     raw_option,
     replace_closed_streams,
+    show_trouble,
     trouble_of,
     wants_json,
 )
@@ -230,7 +230,7 @@ def _exit_code(call: Callable[[], object], *, as_json: bool) -> int:
             raise
         if trouble.word == OUTPUT_FAILED:
             drop_stdout()
-        _show(trouble, as_json=as_json)
+        show_trouble(error, as_json=as_json)
         return trouble.exit_code
     return result if isinstance(result, int) else 0
 
@@ -239,10 +239,6 @@ def _ended(done: click.exceptions.Exit | click.exceptions.NoArgsIsHelpError) -> 
     if isinstance(done, click.exceptions.NoArgsIsHelpError):
         done.show()
     return done.exit_code
-
-
-def _show(trouble: Trouble, *, as_json: bool) -> None:
-    echo(trouble.as_json() if as_json else trouble.as_text(), err=True)
 
 
 def _line(name: str) -> str:

@@ -19,8 +19,8 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import Table, show_table
-from batchq.cli.output.terminal import echo, on_interrupt, raw_option
-from batchq.cli.output.values import group_key, interruption_of, left_of, seconds_of
+from batchq.cli.output.terminal import echo, raw_option
+from batchq.cli.output.values import following, group_key, left_of, seconds_of
 from batchq.client import Client
 
 
@@ -55,9 +55,7 @@ def logs(
     stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
     """
     key = group_key(name, namespace)
-    sentence, hint = interruption_of([key])
-    patience_s = None if follow else 0.0
-    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=patience_s) as client:
+    with following(shared, [key], patience_s=None if follow else 0.0) as client:
         count = 0
         for line in client.logs(key, follow=follow, pod=pod, tail=tail):
             count += 1
@@ -107,9 +105,8 @@ def result(
     has failed, 11 it was cancelled, 124 timeout.
     """
     key = group_key(name, namespace)
-    sentence, hint = interruption_of([key])
     timeout_s = seconds_of(timeout)
-    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
+    with following(shared, [key], patience_s=timeout_s) as client:
         left_s = left_of(timeout_s, client.waited_s)
         found = client.results(key, partial=partial, timeout_s=left_s)
         alone = _has_one_pod(client, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -18,12 +18,11 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import on_interrupt, raw_option
+from batchq.cli.output.terminal import raw_option, show_trouble
 from batchq.cli.output.values import (
-    existing,
     exit_code_of,
+    following,
     group_keys,
-    interruption_of,
     left_of,
     print_results,
     seconds_of,
@@ -31,6 +30,7 @@ from batchq.cli.output.values import (
 )
 from batchq.cli.run import looks
 from batchq.client import Client
+from batchq.errors import Conflict, NotFound, Rejected
 
 if TYPE_CHECKING:
     from batchq.api.views import Goal
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
     """Follow groups until they have ended; the exit code is that of `batchq wait`."""
     keys = group_keys(names, namespace)
-    sentence, hint = interruption_of(keys)
-    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=None) as client:
+    with following(shared, keys) as client:
         return exit_code_of(follow(client, keys))
 
 
@@ -98,9 +97,8 @@ def wait(
     Exit codes: 0 all reached the goal, 10 one has failed, 11 one was cancelled, 124 timeout.
     """
     keys = group_keys(names, namespace)
-    sentence, hint = interruption_of(keys)
     timeout_s = seconds_of(timeout)
-    with on_interrupt(sentence, hint=hint), shared.connect(patience_s=timeout_s) as client:
+    with following(shared, keys, patience_s=timeout_s) as client:
         left_s = left_of(timeout_s, client.waited_s)
         warn_if_no_leader(client, keys)
         results = client.wait(keys, for_=cast("Goal", goal), timeout_s=left_s)
@@ -121,15 +119,18 @@ def wait(
 @pass_globals
 def cancel(
     shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: Output
-) -> None:
+) -> int:
     """End groups: Cancelled at once; their processes get SIGTERM, then SIGKILL after their grace.
 
-    `batchq wait NAME` returns when the processes have ended.
+    `batchq wait NAME` returns when the processes have ended. A group that cannot be cancelled is
+    reported, and the others are cancelled; the exit code is that of the first error.
     """
-    with shared.connect() as client, report(output) as done:
-        for key in existing(client, "PodGroup", names, namespace):
-            client.cancel(key, reason=reason)
-            done("PodGroup", key, "cancelled")
+
+    def act(client: Client, key: str) -> str:
+        client.cancel(key, reason=reason)
+        return "cancelled"
+
+    return _act_on_each(shared, names, namespace, output, act)
 
 
 @click.command(epilog=examples("batchq suspend train-1", "batchq suspend research/train-1"))
@@ -137,11 +138,16 @@ def cancel(
 @namespace_option
 @output_option("text", "json")
 @pass_globals
-def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
-    """Suspend groups: their running pods are stopped, and they stay Pending until `resume`."""
-    with shared.connect() as client, report(output) as done:
-        for key in existing(client, "PodGroup", names, namespace):
-            done("PodGroup", key, "suspended" if client.suspend(key) else "is suspended already")
+def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> int:
+    """Suspend groups: their running pods are stopped, and they stay Pending until `resume`.
+
+    A group that cannot be suspended is reported, and the others are suspended.
+    """
+
+    def act(client: Client, key: str) -> str:
+        return "suspended" if client.suspend(key) else "is suspended already"
+
+    return _act_on_each(shared, names, namespace, output, act)
 
 
 @click.command(epilog=examples("batchq resume train-1", "batchq resume research/train-1"))
@@ -149,8 +155,35 @@ def suspend(shared: Globals, names: tuple[str, ...], namespace: str, output: Out
 @namespace_option
 @output_option("text", "json")
 @pass_globals
-def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> None:
-    """Return suspended groups to the pending queue, at their former position."""
+def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Output) -> int:
+    """Return suspended groups to the pending queue, at their former position.
+
+    A group that cannot be resumed is reported, and the others are resumed.
+    """
+
+    def act(client: Client, key: str) -> str:
+        return "resumed" if client.resume(key) else "is not suspended"
+
+    return _act_on_each(shared, names, namespace, output, act)
+
+
+def _act_on_each(
+    shared: Globals,
+    names: Sequence[str],
+    namespace: str,
+    output: Output,
+    act: Callable[[Client, str], str],
+) -> int:
+    """Act on each group and report what was done to it, or why not.
+
+    Return the exit code of the first error, or 0.
+    """
+    exit_code = 0
     with shared.connect() as client, report(output) as done:
-        for key in existing(client, "PodGroup", names, namespace):
-            done("PodGroup", key, "resumed" if client.resume(key) else "is not suspended")
+        for key in group_keys(names, namespace):
+            try:
+                done("PodGroup", key, act(client, key))
+            except (NotFound, Conflict, Rejected) as error:
+                show_trouble(error, as_json=not output.for_people)
+                exit_code = exit_code or error.exit_code
+    return exit_code

@@ -41,6 +41,8 @@ def target_of(url: str | None) -> str:
             raise StoreUnavailable(
                 "no batchq server is running on this machine",
                 hint="start one with `batchq up`, or name yours with --redis-url",
+                # Nothing says that one is about to start here.
+                lasts=True,
             )
         home.check_socket()
     return target

@@ -57,7 +57,7 @@ from batchq.store.schedulers import read_entry
 
 T = TypeVar("T")
 
-PINGS = 5
+LOOKS = 5
 #: Changes allowed between listing the objects and reading the ledger; with more, the read starts
 #: over.
 _CHANGES_BETWEEN = 5_000
@@ -77,9 +77,10 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
     """
 
     place: str
-    pings_us: tuple[int, ...]
+    answers_us: tuple[int, ...]
     skew_ms: int
-    #: Whether INFO was answered; it is the source of all fields below but `user` and `appendfsync`.
+    #: Whether INFO was answered; it is the source of all fields below but `user`, `appendfsync`
+    #: and `folder`.
     informed: bool = False
     version: str = ""
     numbers: tuple[int, ...] = ()
@@ -97,6 +98,8 @@ class ServerFacts(Struct, frozen=True, kw_only=True):
     aof_write_ok: bool | None = None
     rdb_save_ok: bool | None = None
     appendfsync: str | None = None
+    #: Where it keeps its files.
+    folder: str | None = None
     user: str | None = None
 
 
@@ -132,7 +135,7 @@ def open_for_inspection(url: str) -> RedisStore:
     """
     store = RedisStore(url)
     try:
-        permitted(lambda: store.link.ask(lambda client: client.ping(), tries=1))
+        permitted(lambda: store.link.ask(lambda client: client.time(), tries=1))
     except StoreUnavailable:
         store.close()
         raise
@@ -152,13 +155,13 @@ def permitted(question: Callable[[], T]) -> T | None:
 def look_at_server(store: RedisStore) -> ServerFacts:
     """Return the server's settings and counters. Raises StoreUnavailable."""
     link = store.link
-    pings = tuple(_ping_us(store) for _ in range(PINGS))
+    answers = tuple(_answer_us(store) for _ in range(LOOKS))
     info = permitted(lambda: link.ask(lambda client: client.info()))
     user = permitted(lambda: link.ask(lambda client: client.acl_whoami()))
     stated = info or {}
     return ServerFacts(
         place=link.shown,
-        pings_us=pings,
+        answers_us=answers,
         skew_ms=_skew_ms(store),
         informed=info is not None,
         version=_version(stated),
@@ -177,6 +180,7 @@ def look_at_server(store: RedisStore) -> ServerFacts:
         aof_write_ok=_flag(stated, "aof_last_write_status", "ok"),
         rdb_save_ok=_flag(stated, "rdb_last_bgsave_status", "ok"),
         appendfsync=_setting(store, "appendfsync"),
+        folder=_setting(store, "dir"),
         user=user.decode() if isinstance(user, bytes) else user,
     )
 
@@ -295,9 +299,9 @@ def _unreadable_after(
     return tuple(found[place] for place in sorted(found))
 
 
-def _ping_us(store: RedisStore) -> int:
+def _answer_us(store: RedisStore) -> int:
     started = time.perf_counter_ns()
-    permitted(lambda: store.link.ask(lambda client: client.ping()))
+    permitted(lambda: store.link.ask(lambda client: client.time()))
     return (time.perf_counter_ns() - started) // 1000
 
 

@@ -164,7 +164,8 @@ def new_client(
         "retry": retry,
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "health_check_interval": 30,
+        # A server that cannot save its data refuses PING, and still answers what is read.
+        "health_check_interval": 0,
         "decode_responses": False,
         **options,
     }
@@ -491,7 +492,7 @@ _CODES: tuple[tuple[str, str, str], ...] = (
     (
         "MISCONF",
         "refuses writes: it cannot save to its disk",
-        "see the server's log; free its disk",
+        "free its disk: `batchq doctor` names the folder",
     ),
     ("OOM", "refuses writes: its maxmemory is used up", "raise maxmemory or delete what is old"),
     ("NOREPLICAS", "refuses writes: it has too few replicas", "see its min-replicas-to-write"),
@@ -534,6 +535,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("user executing the script can't", "NOPERM"),
     ("has no permissions", "NOPERM"),
     ("Authentication required", "NOAUTH"),
+    ("HELLO must be called with the client already authenticated", "NOAUTH"),
 )
 
 #: Why a node's key is damaged.

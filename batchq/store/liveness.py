@@ -526,7 +526,7 @@ def own_address(link: Link) -> str:
     """
 
     def address(client: redis.Redis) -> str:
-        client.ping()
+        client.time()
         with _connected(client) as connected:
             if connected.family == socket.AF_UNIX:
                 return _LOOPBACK

@@ -102,7 +102,13 @@ def rq_connection(url: str) -> RqConnection:
     RQ's repeated commands are harmless: an attempt is claimed only once.
     """
     retry = Retry(ExponentialWithJitterBackoff(base=FIRST_DELAY_S, cap=2.0), 60)
-    made = new_client(url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S, kind=RqConnection)
+    made = new_client(
+        url,
+        retry=retry,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        kind=RqConnection,
+        health_check_interval=30,
+    )
     assert isinstance(made, RqConnection)
     made.place = _Place()
     return made

@@ -51,6 +51,26 @@ def test_a_healthy_system_has_nothing_but_notes() -> None:
     assert done.lines[-1] == "30 checks: 0 errors, 0 warnings, 1 note"
 
 
+def test_a_server_with_a_full_disk_is_read_and_examined() -> None:
+    with a_stage() as (stage, server):
+        stage.client.submit(command=["true"], name="x")
+        server.fail_to_save()
+        for words in (("jobs",), ("nodes",), ("queues",), ("logs", "x"), ("why", "x")):
+            assert run(*words, url=server.url).code == 0, words
+        refused = run("submit", "--", "true", url=server.url)
+        done = run("doctor", url=server.url)
+    assert refused.code == 9
+    assert refused.err == (
+        f"error: the server at {server.url} refuses writes: it cannot save to its disk\n"
+        "hint: free its disk: `batchq doctor` names the folder\n"
+    )
+    assert done.code == 1
+    place = done.lines.index("✗ writing       RDB file: the last save failed; expected ok")
+    assert done.lines[place + 1].strip() == (
+        f"→ free the disk of {server.folder}, or correct its permissions; see the server's log"
+    )
+
+
 def test_a_server_that_evicts_is_an_error_with_what_to_do() -> None:
     with a_stage(*KEEPS, "--maxmemory-policy", "allkeys-lru") as (_, server):
         done = run("doctor", url=server.url)

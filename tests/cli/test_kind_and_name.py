@@ -95,3 +95,28 @@ def test_a_missing_group_is_compared_by_name_alone(batchq: Batchq, stage: Stage)
         "hint: there are: default/train",
     ]
     assert batchq("cancel", "trian").err.splitlines()[1] == "hint: did you mean default/train?"
+
+
+@pytest.mark.both_doors
+def test_cancel_suspend_and_resume_act_on_all_groups_that_they_can(
+    batchq: Batchq, stage: Stage
+) -> None:
+    for name in ("a", "ended", "b", "c"):
+        batchq("submit", "--name", name, "--", "true")
+    batchq("cancel", "ended")
+    for verb, past in (
+        ("suspend", "suspended"),
+        ("resume", "resumed"),
+        ("cancel", "cancelled"),
+    ):
+        done = batchq(verb, "a", "ended", "nosuch", "b")
+        assert (done.code, done.lines) == (
+            8,
+            [f"podgroup default/a {past}", f"podgroup default/b {past}"],
+        )
+        assert done.err.splitlines()[:2] == [
+            f"error: PodGroup default/ended is Cancelled already and cannot be {past}",
+            "error: PodGroup default/nosuch does not exist",
+        ]
+    assert batchq("cancel", "nosuch", "c").code == 6
+    assert batchq("get", "podgroup", "c", "-o", "json").out.count('"phase": "Cancelled"') == 1

@@ -75,8 +75,19 @@ def test_json_asked_for_by_the_users_own_command_is_not_ours() -> None:
     assert not wants_json(["submit", "--", "kubectl", "get", "-o", "json"])
 
 
-def test_without_a_server_batchq_says_how_to_start_one() -> None:
-    done = run("jobs")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs",),
+        ("wait", "x"),
+        ("wait", "x", "--timeout", "1h"),
+        ("progress", "x"),
+        ("logs", "-f", "x"),
+        ("result", "x"),
+    ],
+)
+def test_without_a_server_batchq_says_how_to_start_one(words: tuple[str, ...]) -> None:
+    done = run(*words)
     assert done == (
         9,
         "",
@@ -119,6 +130,15 @@ def test_an_interrupted_wait_ends_with_130(stage: Stage, server: Server, batchq:
         "error: interrupted; PodGroup default/x keeps running",
         "hint: stop it with `batchq cancel default/x`",
     ]
+
+
+def test_an_interrupted_wait_for_the_server_does_not_speak_of_the_group() -> None:
+    with start(Server(), "wait", "x") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("; waiting for it\n")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "error: interrupted; the server has not answered\n")
 
 
 def test_a_closed_pipe_causes_no_message(stage: Stage, server: Server) -> None:

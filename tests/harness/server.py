@@ -76,6 +76,17 @@ class Server:
         except redis.ConnectionError:
             return False
 
+    def fail_to_save(self) -> None:
+        """Let it refuse writes because it cannot save its data, as on a full disk."""
+        # The server cannot write its file where there is a folder.
+        (self.folder / "dump.rdb" / "full").mkdir(parents=True)
+        pause = threading.Event()
+        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+            client.config_set("save", "1 1000000")
+            client.bgsave()
+            while client.info("persistence")["rdb_bgsave_in_progress"]:
+                pause.wait(0.01)
+
     @property
     def pid(self) -> int:
         """The pid of the running process."""

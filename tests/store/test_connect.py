@@ -203,19 +203,12 @@ def test_a_server_that_stops_taking_writes_applies_nothing(
 
 
 def test_a_server_whose_disk_fails_applies_nothing(own_server: Server) -> None:
-    store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
-    raw.config_set("save", "1 1000000")
-    # The server cannot write its file where there is a folder.
-    (own_server.folder / "dump.rdb" / "full").mkdir(parents=True)
-    raw.bgsave()
-    pause = threading.Event()
-    while raw.info("persistence")["rdb_bgsave_in_progress"]:
-        pause.wait(0.01)
+    store = open_store(own_server.url)
+    own_server.fail_to_save()
     with pytest.raises(StoreUnavailable, match="it cannot save to its disk"):
         store.commit([writing(put(queue()))], request_id="1")
     assert store.get("Queue", "q") is None
     store.close()
-    raw.close()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,13 @@ def trouble_of(error: BaseException) -> Trouble | None:
     return found._replace(message=_OVERLONG.sub(_cut, message))
 
 
+def show_trouble(error: Exception, *, as_json: bool) -> None:
+    """Show an error that is no bug."""
+    trouble = trouble_of(error)
+    assert trouble is not None
+    echo(trouble.as_json() if as_json else trouble.as_text(), err=True)
+
+
 def _cut(word: re.Match[str]) -> str:
     return f"{word[0][:_LONGEST_WORD]}... ({len(word[0])} characters)"
 

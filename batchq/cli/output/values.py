@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,11 +18,17 @@ from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
 from batchq.cli.output.render import one_line
-from batchq.cli.output.terminal import EXIT_GROUP_CANCELLED, EXIT_GROUP_FAILED, echo
+from batchq.cli.output.terminal import (
+    EXIT_GROUP_CANCELLED,
+    EXIT_GROUP_FAILED,
+    echo,
+    on_interrupt,
+)
 from batchq.errors import NotFound, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.views import Result
+    from batchq.cli.output.options import Globals
     from batchq.client import Client
 
 _SHORT = {
@@ -296,6 +303,22 @@ def warn_no_leader() -> None:
     from batchq.api.views import NO_LEADER
 
     echo(NO_LEADER, err=True)
+
+
+@contextmanager
+def following(
+    shared: Globals, keys: Sequence[str], *, patience_s: float | None = None
+) -> Iterator[Client]:
+    """Connect to follow groups; Ctrl-C reports that they keep running, once the server has
+    answered.
+    """
+    sentence, hint = interruption_of(keys)
+    with (
+        on_interrupt("interrupted; the server has not answered"),
+        shared.connect(patience_s=patience_s) as client,
+        on_interrupt(sentence, hint=hint),
+    ):
+        yield client
 
 
 def interruption_of(keys: Sequence[str]) -> tuple[str, str]:

@@ -108,7 +108,8 @@ def writing(state: State) -> tuple[Finding, ...]:
     server = state.server
     if server.aof_write_ok is None and server.rdb_save_ok is None:
         return unseen("whether the server's last writes to disk succeeded", _INFO)
-    remedy = "see the server's log; free its disk, or correct its permissions"
+    disk = f"the disk of {server.folder}" if server.folder else "its disk"
+    remedy = f"free {disk}, or correct its permissions; see the server's log"
     findings: tuple[Finding, ...] = ()
     if server.aof_write_ok is False:
         found = "the last write failed: writes are refused until one succeeds"
@@ -152,9 +153,9 @@ def connections(state: State) -> tuple[Finding, ...]:
 
 def latency(state: State) -> tuple[Finding, ...]:
     """The server answers quickly."""
-    pings = sorted(state.server.pings_us)
-    median = pings[len(pings) // 2]
-    found = f"PING takes {median / 1000:.1f} ms, at most {pings[-1] / 1000:.1f} ms"
+    answers = sorted(state.server.answers_us)
+    median = answers[len(answers) // 2]
+    found = f"an answer takes {median / 1000:.1f} ms, at most {answers[-1] / 1000:.1f} ms"
     remedy = "see SLOWLOG GET and LATENCY DOCTOR on the server, its swap, and the network to it"
     if median >= HANGING_US:
         return _one(Level.WARNING, found, "below 500 ms", remedy)

@@ -28,7 +28,7 @@ MINUTE = 60_000
 
 SERVER = ServerFacts(
     place="redis://db:6379/0",
-    pings_us=(90, 100, 110, 120, 400),
+    answers_us=(90, 100, 110, 120, 400),
     skew_ms=3,
     informed=True,
     version="Redis 7.4.1",

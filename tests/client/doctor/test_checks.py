@@ -179,12 +179,12 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         *("connections", WARNING, "", "2 connections were rejected"),
     ),
     "the server is slow": (
-        a_state(server=a_server(pings_us=(100, 30_000, 30_000, 30_000, 40_000))),
-        *("latency", NOTE, "", "PING takes 30.0 ms, at most 40.0 ms"),
+        a_state(server=a_server(answers_us=(100, 30_000, 30_000, 30_000, 40_000))),
+        *("latency", NOTE, "", "an answer takes 30.0 ms, at most 40.0 ms"),
     ),
     "the server hardly answers": (
-        a_state(server=a_server(pings_us=(600_000,) * 5)),
-        *("latency", WARNING, "", "PING takes 600.0 ms"),
+        a_state(server=a_server(answers_us=(600_000,) * 5)),
+        *("latency", WARNING, "", "an answer takes 600.0 ms"),
     ),
     "the server was restarted recently": (
         a_state(server=a_server(uptime_s=90)),
@@ -439,7 +439,7 @@ HEALTHY_AFTER_ALL: dict[str, tuple[State, str]] = {
         "version",
     ),
     "one slow PING of five": (
-        a_state(server=a_server(pings_us=(90, 90, 90, 90, 900_000))),
+        a_state(server=a_server(answers_us=(90, 90, 90, 90, 900_000))),
         "latency",
     ),
     "a group that has been InQueue for less than its timeout": (

@@ -149,7 +149,7 @@ def test_facts_about_the_server_are_read_from_it(server: Server) -> None:
     assert facts.appendfsync == "everysec"
     assert facts.user == "default"
     assert abs(facts.skew_ms) < 1000
-    assert len(facts.pings_us) == 5
+    assert len(facts.answers_us) == 5
 
 
 def test_the_ranges_of_libraries_are_those_of_the_package() -> None:

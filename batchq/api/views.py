@@ -107,6 +107,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     awaits: Awaited | None = None
     #: Which pods of an admitted group wait for gates: `2 pods of task b wait for gate late`.
     gated: tuple[str, ...] = ()
+    #: Which pods start again, and when, if the group is Unknown.
+    restarts: tuple[str, ...] = ()
 
     @property
     def namespace(self) -> str:
@@ -337,7 +339,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     `since` is when its phase began. `reasons` apply now, the most fundamental first; `former` were
     stored by the scheduler and no longer apply. `next` is the phase change of the next session, if
     any. `reserved`: quota is reserved for it. `ever` is '' if it can run some day, else why it
-    cannot. `start` is when capacity will be free; `expected` when it starts, counting the groups
+    cannot. `missing_nodes` says which nodes are cordoned or not ready, if it cannot start without
+    them. `start` is when capacity will be free; `expected` when it starts, counting the groups
     ahead. `backfilling` is its position in a backfilled queue. `spared` says why it has no victims.
     `waited` maps reason -> total time, as far as events go back; `history` is the same as a time
     series. `view` is the group as lists show it, `line_ahead` has the keys of the groups ahead.
@@ -365,6 +368,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     position: int | None
     ahead: Others
     ever: str
+    missing_nodes: str
     start: ExpectedStart | None
     expected: ExpectedStart | None
     backfilling: Backfilling | None
@@ -379,6 +383,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     history: tuple[Period, ...]
     view: GroupView
     line_ahead: tuple[str, ...]
+    #: Which pods have failed, or were lost or evicted, and when they start again.
+    restarts: tuple[str, ...] = ()
 
 
 class Outcome(StrEnum):

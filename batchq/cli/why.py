@@ -43,10 +43,14 @@ _ENDS_WITH_OTHERS = (
     Waiting.WAITING_FOR_PREEMPTION,
 )
 
+_MOST_RESTARTS = 5
+
 
 def show_why(why: Why, *, history: bool) -> None:
     """Print one sentence, the reasons, and the other facts that decide."""
     echo(one_line(_sentence(why)))
+    for restart in why.restarts[:_MOST_RESTARTS]:
+        echo(one_line(f"  {restart}"))
     for place, reason in enumerate(why.reasons, start=1):
         echo(one_line(f"  {place}. {reason.reason}: {reason.message}"))
         if reason.remedy:
@@ -85,13 +89,24 @@ def _sentence(why: Why) -> str:
             ending = f": {why.ending}" if why.ending else ""
             state = f"{why.key} is {phase} since {age}{ending}"
         case phase:
-            state = f"{why.key} is {phase} for {age}{where}"
+            state = f"{why.key} is {phase} for {age}{where}{_waiting_pods(why)}"
     if why.phase in TERMINAL:
         return state
     next_step = f"; {why.next}" if why.next else ""
     if not next_step and not why.reasons and why.phase == PodGroupPhase.PENDING:
         next_step = "; nothing prevents its start any more"
     return state + next_step
+
+
+def _waiting_pods(why: Why) -> str:
+    """Return how many pods of a running group run and wait; '' if none waits for a reason."""
+    pods = why.view.pods
+    waiting = pods.wanted - pods.bound - pods.running - pods.succeeded - pods.failed
+    if why.phase != PodGroupPhase.RUNNING or not why.reasons or waiting <= 0:
+        return ""
+    runs = "runs" if pods.running == 1 else "run"
+    waits = "waits" if waiting == 1 else "wait"
+    return f"; {pods.running} of {counted(pods.wanted, 'pod')} {runs}, {waiting} {waits}"
 
 
 def _fields(why: Why) -> list[tuple[str, str]]:
@@ -121,6 +136,8 @@ def _ever_text(why: Why) -> str:
         return f"no: {why.ever}"
     if why.phase != PodGroupPhase.PENDING or not why.reasons:
         return ""
+    if why.missing_nodes:
+        return f"yes, when more nodes take pods: {why.missing_nodes}"
     if all(reason.reason in _ENDS_WITH_OTHERS for reason in why.reasons):
         return "yes, it fits when other groups have ended"
     return "yes, once the reasons above no longer apply"
@@ -175,7 +192,7 @@ def _at(why: Why, at: int) -> str:
 
 
 def _start(why: Why, start: ExpectedStart) -> str:
-    if why.ever:
+    if why.ever or why.missing_nodes:
         return ""
     if why.reserved and not _counts_on_ends(why):
         return "its quota is reserved"

@@ -23,9 +23,9 @@ from batchq.api.objects import (
     Task,
     gates_of,
 )
-from batchq.api.reasons import UNSEEN, Explanation, Verdict, Waiting
+from batchq.api.reasons import UNSEEN, Explanation, Leaving, Verdict, Waiting
 from batchq.api.resources import PODS, describe, minus, of_pod, plus, total
-from batchq.api.times import SECOND
+from batchq.api.times import SECOND, describe_age
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.api.views import (
     GATED,
@@ -55,6 +55,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.plugins.gates import GATES
+from batchq.scheduler.timers import requeue_due_at
 from batchq_actions.backfill import reservations_of
 
 
@@ -192,6 +193,7 @@ class Overview:
             evictions=status.evictions,
             awaits=awaited_of(self._session, group),
             gated=tuple(verdict.message() for verdict in gated_pods(group)),
+            restarts=_restarts_in_list(self._session, group),
         )
 
     def _position(self, group: GroupState) -> int | None:
@@ -380,6 +382,63 @@ def gated_pods(group: GroupState) -> tuple[Verdict, ...]:
         for shape in group.tasks
         if shape.gated and shape.task.replicas
     )
+
+
+def restarts_of(session: Session, group: GroupState) -> tuple[str, ...]:
+    """Return which pods of an admitted group have failed, or were lost or evicted, and when they
+    start again, e.g. `pod r-main-0 exited with 3; retry 1 of 2 starts in 6s`.
+    """
+    if group.is_external or group.phase not in ADMITTED:
+        return ()
+    found: dict[tuple[str, str], list[Pod]] = {}
+    for pod in group.current():
+        if not pod.status.attempt or pod.status.phase not in _RESTARTS or group.is_final(pod):
+            continue
+        retry = ""
+        if pod.status.phase == PodPhase.FAILED:
+            retry = f"retry {pod.status.failures} of {group.record.spec.retry.limit}"
+        found.setdefault((_how_it_ended(pod), retry), []).append(pod)
+    return tuple(
+        f"{_named_pods(pods, how)}; {_starts_again(session, group, pods, retry)}"
+        for (how, retry), pods in sorted(found.items())
+    )
+
+
+#: The phases of pods that start again, unless they have ended for good.
+_RESTARTS = frozenset({PodPhase.FAILED, PodPhase.EVICTED, PodPhase.PENDING})
+
+
+def _named_pods(pods: Sequence[Pod], how: str) -> str:
+    if len(pods) == 1:
+        return f"pod {pods[0].metadata.name} {how}"
+    return f"{len(pods)} pods {how.replace('was ', 'were ', 1)}"
+
+
+def _how_it_ended(pod: Pod) -> str:
+    """Return how the last attempt of a pod ended."""
+    status = pod.status
+    if status.reason == Leaving.NODE_LOST:
+        return f"was lost with node {status.node or status.last_node}"
+    if status.reason or status.phase == PodPhase.EVICTED:
+        return f"was stopped ({status.reason})" if status.reason else "was stopped"
+    if status.signal is not None:
+        return f"was ended by signal {status.signal}"
+    return "failed" if status.exit_code is None else f"exited with {status.exit_code}"
+
+
+def _starts_again(session: Session, group: GroupState, pods: Sequence[Pod], retry: str) -> str:
+    due_at = min(requeue_due_at(session, group, pod) for pod in pods)
+    waits = any(pod.status.phase == PodPhase.PENDING for pod in pods)
+    it = retry or ("it" if len(pods) == 1 else "they")
+    starts = "start" if it == "they" else "starts"
+    if not waits and due_at > session.now_ms:
+        return f"{it} {starts} in {describe_age(due_at - session.now_ms)}"
+    return f"{it} {starts} again when nodes take {'it' if len(pods) == 1 else 'them'}"
+
+
+def _restarts_in_list(session: Session, group: GroupState) -> tuple[str, ...]:
+    """Return the same for a group that lacks pods it needs; others are not searched in lists."""
+    return restarts_of(session, group) if group.phase == PodGroupPhase.UNKNOWN else ()
 
 
 def gates_of_task(group: GroupState, task: str) -> tuple[str, ...]:

@@ -5,14 +5,14 @@ A remedy names a command to type or a number to ask for, or says that the wait e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED
 from batchq.api.notation import counted
-from batchq.api.objects import Pledge, PodGroup, gates_of, is_gated, without_gates
+from batchq.api.objects import Node, Object, Pledge, PodGroup, gates_of, is_gated, without_gates
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
@@ -29,7 +29,13 @@ from batchq.core.pending.eligibility import (
     retry_at,
     stops_of,
 )
-from batchq.core.placement.feasibility import largest_node, why_no_known_node
+from batchq.core.placement.feasibility import (
+    fits_when_empty,
+    largest_node,
+    named_nodes,
+    nodes_away,
+    why_no_known_node,
+)
 from batchq.core.placement.placement import gang_of
 from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
@@ -227,20 +233,76 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
         return ""
     smaller = _at_most(group, verdict, _free(verdict))
     if verdict.subject.startswith("the quota of"):
-        raised = f"`batchq quota set {group.namespace} {verdict.resource}=…`"
-        return f"wait until others of namespace {group.namespace} end, {smaller}raise it: {raised}"
-    return f"wait until others of {verdict.subject} end, {smaller}have its capability raised"
+        raised = f"raise it: `batchq quota set {group.namespace} {verdict.resource}=…`"
+        return _one_of(f"wait until others of namespace {group.namespace} end", smaller, raised)
+    return _one_of(
+        f"wait until others of {verdict.subject} end", smaller, "have its capability raised"
+    )
+
+
+def _one_of(*ways: str) -> str:
+    """Join alternatives; empty ones are left out."""
+    *others, last = filter(None, ways)
+    return ", ".join((*others, f"or {last}"))
 
 
 def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> str:
     if not any(node.ready for node in session.nodes.by_name.values()):
         return "start a node: `batchq up`, or `batchq worker`; `batchq nodes` lists them"
+    if returning := _returning_nodes(session, group):
+        return returning
     free = _free(verdict)
-    if group.min_member == 1 and not group.is_external:
-        # One pod is bounded by one node, not by the sum of the nodes.
-        nodes = [node for node in session.nodes.by_name.values() if node.open]
-        free = min(free, max((node.free.get(verdict.resource, 0) for node in nodes), default=0))
-    return f"wait until others end, {_at_most(group, verdict, free)}have nodes added"
+    if not group.is_external:
+        # The cluster's sum includes cordoned nodes; and one pod is bounded by one node.
+        each = [
+            max(0, node.free.get(verdict.resource, 0))
+            for node in session.nodes.by_name.values()
+            if node.open
+        ]
+        free = min(free, max(each, default=0) if group.min_member == 1 else sum(each))
+    return _one_of(
+        "wait until others end",
+        _at_most(group, verdict, free),
+        _uncordoning(session, group),
+        "have nodes added",
+    )
+
+
+def missing_nodes(session: Session, group: GroupState) -> str:
+    """Return which nodes are cordoned or not ready, if the group cannot start without some of them;
+    '' if the other nodes would take its gang when empty, or if it could never run.
+    """
+    gang = () if group.is_external else gang_of(session, group)
+    if not gang or fits_when_empty(session, gang) or why_no_known_node(session, gang):
+        return ""
+    return nodes_away(session, gang).text(named=True)
+
+
+def _returning_nodes(session: Session, group: GroupState) -> str:
+    """Return how to make the nodes available without which the group cannot start; '' if it can."""
+    if not missing_nodes(session, group):
+        return ""
+    away = nodes_away(session, gang_of(session, group))
+    cordoned = _uncordon(away.cordoned)
+    returns = f"bring back {named_nodes(away.not_ready)} (`batchq nodes`)" if away.not_ready else ""
+    ways = " and ".join(filter(None, (cordoned, returns)))
+    return f"{ways}: {away.text()}, and the other nodes do not suffice even when empty"
+
+
+def _uncordon(names: Sequence[str]) -> str:
+    """Return the command; '' for no nodes. A long list is left to the reader."""
+    if not names:
+        return ""
+    if len(names) > MOST_UNCORDONED:
+        return "uncordon some of the cordoned nodes (`batchq nodes`)"
+    return f"`batchq nodes uncordon {' '.join(names)}`"
+
+
+def _uncordoning(session: Session, group: GroupState) -> str:
+    """Return the command that lets cordoned nodes take pods of the group; '' if none would."""
+    if group.is_external:
+        return ""
+    return _uncordon(nodes_away(session, gang_of(session, group)).cordoned)
 
 
 def _free(verdict: Verdict) -> int:
@@ -249,10 +311,10 @@ def _free(verdict: Verdict) -> int:
 
 def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
     if free <= 0:
-        return "or "
+        return ""
     amount = describe_quantity(verdict.resource, free)
     together = " in all" if group.min_member > 1 else ""
-    return f"ask for at most {verdict.resource} {amount}{together}, or "
+    return f"ask for at most {verdict.resource} {amount}{together}"
 
 
 def _waits_for_turn(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -296,7 +358,7 @@ def _preempting(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 
 def _no_node(session: Session, group: GroupState, verdict: Verdict) -> str:
-    return (
+    return _returning_nodes(session, group) or (
         "wait for others to end, ask for smaller pods, or let more nodes take them"
         " (`batchq nodes`: cordoned, taints, labels)"
     )
@@ -327,6 +389,8 @@ _REMEDIES: dict[Waiting, _Remedy] = {
 }
 
 
+#: How many nodes one command uncordons.
+MOST_UNCORDONED = 8
 #: How many groups of one request get advice.
 MOST_ADVISED = 3
 #: Sessions for finding the largest size that starts now; then queues, and priority classes.
@@ -349,6 +413,7 @@ def advice_for(
         # Its owner holds it back and can release it; other advice would be premature.
         yield from _advise_release(trial, record)
         return
+    yield from _advise_uncordoning(trial, record, session, plan)
     yield from _advise_smaller(trial, record, session, plan)
     yield from _advise_fewer(trial, record, plan)
     if plan.never:
@@ -395,11 +460,11 @@ class _AdviceTrial:
         self._snapshot = snapshot
         self._key = plan.key
 
-    def of(self, other: PodGroup) -> _Result:
-        """Try the group in another form."""
-        session = self._deciding.decide_variant(
-            with_objects(self._snapshot, {("PodGroup", self._key): other})
-        )
+    def of(self, other: PodGroup, nodes: Sequence[Node] = ()) -> _Result:
+        """Try the group in another form, with these nodes changed."""
+        changed: dict[tuple[str, str], Object | None] = {("PodGroup", self._key): other}
+        changed |= {("Node", node.metadata.name): node for node in nodes}
+        session = self._deciding.decide_variant(with_objects(self._snapshot, changed))
         taken = victims(session, session, {self._key})
         evicted = sum(len(victim.pods) for victim in taken)
         return _Result(group_plan(session, self._key), evicted)
@@ -446,6 +511,34 @@ def _first_reason(result: _Result) -> str:
     if result.plan.never:
         return f": {result.plan.never}"
     return "".join(f": {one.reason}, {one.message}" for one in result.plan.blockers[:1])
+
+
+# --- more nodes -------------------------------------------------------------------------------
+
+
+def _advise_uncordoning(
+    trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
+) -> Iterator[Advice]:
+    """Advise to uncordon the nodes that would take its pods."""
+    if plan.external or plan.never:
+        return
+    gang = gang_of(session, session.by_key[plan.key])
+    names = nodes_away(session, gang).cordoned
+    if not 0 < len(names) <= MOST_UNCORDONED:
+        return
+    nodes = [session.nodes.by_name[name].record for name in names]
+    result = trial.of(group, [_uncordoned(node) for node in nodes])
+    if result.outcome is Outcome.NOW:
+        yield Advice(
+            change="uncordon",
+            value=" ".join(names),
+            outcome=result.outcome,
+            sentence=f"after {_uncordon(names)}, it {result.words()}",
+        )
+
+
+def _uncordoned(node: Node) -> Node:
+    return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False))
 
 
 # --- smaller ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import (
     UNSATISFIABLE,
@@ -50,8 +50,9 @@ from batchq.client.overview import (
     gated_pods,
     others,
     queue_views,
+    restarts_of,
 )
-from batchq.client.remedies import remedy_for
+from batchq.client.remedies import missing_nodes, remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.order import why_both_spared
@@ -73,6 +74,7 @@ _LACKS_CAPACITY = (
     Waiting.WAITING_FOR_RESOURCES,
     Waiting.WAITING_FOR_PREEMPTION,
 )
+_LACKS_NODES = (*_LACKS_CAPACITY, Waiting.UNSCHEDULABLE)
 
 
 def explain(
@@ -113,6 +115,7 @@ def explain(
         position=waits.plan.position,
         ahead=others(waits.plan.ahead, group.namespace),
         ever=waits.ever,
+        missing_nodes=waits.missing_nodes(),
         start=waits.start(),
         expected=waits.expected(),
         backfilling=waits.backfilling(),
@@ -127,6 +130,7 @@ def explain(
         history=tuple(history),
         view=view,
         line_ahead=overview.ahead(view),
+        restarts=restarts_of(opened, group),
     )
 
 
@@ -156,9 +160,22 @@ class _WaitReport:
         return self._before.phase not in TERMINAL
 
     def _verdicts(self) -> tuple[Verdict, ...]:
-        """Return the current reasons against it; for a running group, that it lacks pods."""
+        """Return the current reasons against it; for a running group, against its other pods."""
         waits = self._unfinished and self.plan.outcome is not Outcome.NOW
-        return verdicts_of(self._session, self._group) if waits else ()
+        if waits:
+            return verdicts_of(self._session, self._group)
+        if self._before.phase in ADMITTED and self._lacks_pods:
+            found = verdicts_of(self._session, self._group)
+            return tuple(_beside_its_own(self._group, verdict) for verdict in found)
+        return ()
+
+    @property
+    def _lacks_pods(self) -> bool:
+        """Whether some of its pods have no node yet, and have not ended."""
+        group = self._group
+        pods = list(group.current())
+        settled = sum(pod.status.phase in ON_NODE or group.is_final(pod) for pod in pods)
+        return not group.is_external and settled < group.replicas
 
     def reasons(self) -> tuple[Explanation, ...]:
         """Return the reasons that apply: also that its pods wait for gates, and that no session
@@ -222,6 +239,11 @@ class _WaitReport:
                 return verdict.message()
         return no_node_ever(self._session, self._group)
 
+    def missing_nodes(self) -> str:
+        """Return the nodes without which it cannot start, in words; '' if it can, or never will."""
+        lacks_capacity = any(verdict.reason in _LACKS_NODES for verdict in self._verdicts())
+        return missing_nodes(self._session, self._group) if lacks_capacity else ""
+
     @property
     def _is_refused(self) -> bool:
         """Whether it is Pending, and not admitted by the next session."""
@@ -270,6 +292,16 @@ class _WaitReport:
         until = self._group.status.backoff_until
         later = until is not None and until > self._session.now_ms
         return until if later and self._before.phase == PodGroupPhase.PENDING else None
+
+
+def _beside_its_own(group: GroupState, verdict: Verdict) -> Verdict:
+    """Return the verdict on the next pods of a running group, with what the group holds as in use:
+    a limit is checked against all that it would hold.
+    """
+    held = group.charge().get(verdict.resource, 0)
+    if verdict.need is None or verdict.seen is None or verdict.need <= held:
+        return verdict
+    return structs.replace(verdict, need=verdict.need - held, seen=verdict.seen + held)
 
 
 def _joined(*parts: str) -> str:
@@ -420,10 +452,10 @@ def _merged(periods: Sequence[Period]) -> list[Period]:
 
 def waited_for(periods: Iterable[Period], now_ms: int) -> dict[str, int]:
     """Return the total time waited (milliseconds) by the first reason of each period, the longest
-    first.
+    first. While a group runs, only some of its pods may wait, and the time does not count.
     """
     sums: dict[str, int] = {}
     for period in periods:
-        if period.reasons:
+        if period.reasons and period.phase != PodGroupPhase.RUNNING:
             sums[period.reasons[0]] = sums.get(period.reasons[0], 0) + period.lasted(now_ms)
     return {name: sums[name] for name in sorted(sums, key=lambda name: (-sums[name], name))}

@@ -317,7 +317,7 @@ def _events(group: GroupState, decided: list[Intent]) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     bound: list[intents.Bind] = []
     evicted: list[intents.Evict] = []
-    lost = 0
+    lost: list[intents.LosePod] = []
     for intent in decided:
         match intent:
             case intents.Bind():
@@ -325,7 +325,7 @@ def _events(group: GroupState, decided: list[Intent]) -> list[tuple[str, str]]:
             case intents.Evict():
                 evicted.append(intent)
             case intents.LosePod():
-                lost += 1
+                lost.append(intent)
             case _ if (line := _line(group, intent)) is not None:
                 lines.append(line)
     if bound:
@@ -333,7 +333,7 @@ def _events(group: GroupState, decided: list[Intent]) -> list[tuple[str, str]]:
     if evicted:
         lines.append(("Evicting", _evictions_text(evicted)))
     if lost:
-        lines.append(("NodeLost", f"{counted(lost, 'pod')} written off"))
+        lines.append(("NodeLost", _losses_text(group, lost)))
     return lines
 
 
@@ -357,7 +357,7 @@ def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
         case intents.RollBack():
             return (intent.reason, intent.message or "back to Pending")
         case intents.MoveGroup():
-            return (intent.phase, f"the group is {intent.phase}")
+            return (intent.phase, _moved_text(group, intent.phase))
         case intents.FinishGroup():
             return (intent.phase, intent.message or intent.reason)
         case intents.SetReasons():
@@ -366,10 +366,27 @@ def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
             return None
 
 
+def _moved_text(group: GroupState, phase: str) -> str:
+    if phase == PodGroupPhase.UNKNOWN:
+        return f"fewer pods run than the {group.min_member} that it needs"
+    return f"the group is {phase}"
+
+
+def _losses_text(group: GroupState, lost: list[intents.LosePod]) -> str:
+    statuses = [group.pods[one.uid].status for one in lost if one.uid in group.pods]
+    nodes = sorted({status.node or status.last_node for status in statuses})
+    on = f" with {_few_names(nodes)}" if nodes else ""
+    return f"{counted(len(lost), 'pod')} lost{on}"
+
+
 def _nodes_text(bound: list[intents.Bind]) -> str:
     nodes = sorted({intent.node for intent in bound})
-    more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
-    return f"{counted(len(bound), 'pod')} to {', '.join(nodes[:4])}{more}"
+    return f"{counted(len(bound), 'pod')} to {_few_names(nodes)}"
+
+
+def _few_names(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"
 
 
 def _evictions_text(evicted: list[intents.Evict]) -> str:

@@ -47,6 +47,25 @@ def test_a_request_that_only_a_cordoned_node_could_take_waits() -> None:
     assert (group.outcome, group.phase, group.never) == (Outcome.WAITS, "Pending", "")
 
 
+def test_a_gang_is_advised_to_uncordon_a_node_before_it_asks_for_less() -> None:
+    there = a_snapshot(a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True))
+    assert advices(plan_on(there, a_request(replicas=8)))[:2] == [
+        "after `batchq nodes uncordon n2`, it would start now",
+        "asking for cpu 500m instead of 1 per pod, it would start now",
+    ]
+
+
+def test_uncordoning_a_node_that_takes_none_of_its_pods_is_not_advised() -> None:
+    there = a_snapshot(
+        *(a_node("n1", cpu=4, labels={"pool": "a"}), a_node("n2", cpu=4, cordoned=True)),
+        *a_running_group("r", cpu=2),
+    )
+    task = a_task("w", 1, requests={"cpu": 3}, command=("true",), node_selector={"pool": "a"})
+    assert advices(plan_on(there, a_request(tasks=(task,)))) == [
+        "asking for cpu 2 instead of 3, it would start now"
+    ]
+
+
 def test_a_request_larger_than_every_empty_node_never_starts() -> None:
     there = a_snapshot(
         a_node("n1", cpu=4), a_node("n2", cpu=4), *a_running_group("r", cpu=4, walltime=60_000)

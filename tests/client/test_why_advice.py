@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import (
     CheckState,
     PodGroupStatus,
+    Retry,
     SchedulingGate,
 )
 from batchq.api.reasons import Verdict, Waiting
@@ -19,7 +21,7 @@ from batchq.cli.why import row_of, show_why
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
 from batchq.client.why import periods_of, waited_for
-from tests.builders import a_node, a_queue, a_task
+from tests.builders import a_node, a_pod, a_queue, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept
 
@@ -173,6 +175,135 @@ def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
     assert printed(world, "w7", capsys)["Earliest"] == (
         "not known: no walltime says when what it lacks will be free: once all have ended whose end"
         " is known, it needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
+    )
+
+
+# --- nodes that take no pods ----------------------------------------------------------------------
+
+
+def one_of_two_cordoned() -> World:
+    return World(
+        a_node("n1", cpu=4),
+        a_node("n2", cpu=4, cordoned=True),
+        a_queue("default", preemption=NEVER),
+    )
+
+
+def test_a_gang_that_needs_a_cordoned_node_is_not_advised_to_wait_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = one_of_two_cordoned()
+    world.add(asks("g8", replicas=8))
+    world.settle()
+    [reason] = world.why("g8").reasons
+    assert reason.message == ("8 pods do not fit together on empty nodes; 1 of 2 nodes is cordoned")
+    assert reason.remedy == (
+        "`batchq nodes uncordon n2`: 1 of 2 nodes is cordoned, and the other nodes do not suffice"
+        " even when empty"
+    )
+    accept(["nodes", "uncordon", "n2"])
+    result = printed(world, "g8", capsys)
+    assert result["Ever"] == "yes, when more nodes take pods: 1 of 2 nodes is cordoned (n2)"
+    assert "Earliest" not in result
+
+
+def test_capacity_on_a_cordoned_node_is_not_offered_as_free() -> None:
+    world = one_of_two_cordoned()
+    world.run(asks("runs", requests={"cpu": 3}))
+    world.add(asks("fits-n1", requests={"cpu": 2}), asks("g4", replicas=4))
+    world.settle()
+    assert remedies(world, "g4") == [
+        (
+            "WaitingForResources",
+            ("wait until others end, `batchq nodes uncordon n2`, or have nodes added"),
+        )
+    ]
+    world.add(asks("g6", replicas=6))
+    world.settle()
+    assert [remedy for _, remedy in remedies(world, "g6")] == [
+        (
+            "`batchq nodes uncordon n2`: 1 of 2 nodes is cordoned, and the other nodes do not"
+            " suffice even when empty"
+        )
+    ]
+
+
+def test_a_gang_that_needs_a_node_that_is_not_ready_names_it() -> None:
+    world = World(a_node("n1", cpu=4), a_node("n2", cpu=4, ready=False), a_queue("default"))
+    world.add(asks("g8", replicas=8))
+    world.settle()
+    result = world.why("g8")
+    assert [one.remedy for one in result.reasons] == [
+        (
+            "bring back n2 (`batchq nodes`): 1 of 2 nodes is not ready, and the other nodes do not"
+            " suffice even when empty"
+        )
+    ]
+    assert result.missing_nodes == "1 of 2 nodes is not ready (n2)"
+
+
+# --- pods that wait while others run, or start again ----------------------------------------------
+
+
+def test_the_pods_of_a_running_array_that_wait_have_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(a_node(cpu=8), a_queue("small", capability={"cpu": 2}, preemption=NEVER))
+    world.run(asks("sweep", queue="small", replicas=10, min_member=1))
+    world.now_ms += MINUTE
+    world.settle()
+    result = world.why("sweep")
+    assert [one.text for one in result.reasons] == [
+        "WaitingForQuota: needs cpu 1, and queue small has 0 free (2 of 2 in use)"
+    ]
+    assert result.waited == {}
+    show_why(result, history=False)
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "default/sweep is Running for 1m on n1; 2 of 10 pods run, 8 wait"
+    )
+
+
+def after_an_attempt(*objects: Any, now_ms: int = NOW, replicas: int = 1, **status: Any) -> World:
+    """Return a world in which the pods of group r, which may retry once, have ended so."""
+    group = asks(
+        "r",
+        replicas=replicas,
+        retry=Retry(limit=1),
+        status=PodGroupStatus(phase=PodGroupPhase.UNKNOWN, admission=1, unknown_at=NOW),
+    )
+    pods = [a_pod(group, place, finished_at=NOW, **status) for place in range(replicas)]
+    return World(a_queue("default", preemption=NEVER), group, *pods, *objects, now_ms=now_ms)
+
+
+def test_a_pod_that_pauses_before_a_retry_says_how_it_failed_and_when_it_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = after_an_attempt(
+        a_node(cpu=4), phase=PodPhase.FAILED, failures=1, exit_code=3, now_ms=NOW + 4_000
+    )
+    result = world.why("r")
+    assert result.restarts == ("pod r-w-0 exited with 3; retry 1 of 1 starts in 6s",)
+    assert where_or_why(result.view) == (
+        "0 of the 1 that it needs; pod r-w-0 exited with 3; retry 1 of 1 starts in 6s"
+    )
+    show_why(result, history=False)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "default/r is Unknown for 4s",
+        "  pod r-w-0 exited with 3; retry 1 of 1 starts in 6s",
+    ]
+
+
+def test_pods_lost_with_their_node_are_counted_and_the_node_is_named() -> None:
+    lost = {"phase": PodPhase.EVICTED, "reason": "NodeLost", "losses": 1, "node": "n1"}
+    assert after_an_attempt(replicas=2, **lost).why("r").restarts == (
+        "2 pods were lost with node n1; they start again when nodes take them",
+    )
+
+
+def test_a_pod_ended_by_a_signal_is_not_said_to_have_exited() -> None:
+    killed = {"phase": PodPhase.FAILED, "failures": 1, "exit_code": 137, "signal": 9}
+    assert after_an_attempt(a_node(cpu=4), **killed).why("r").restarts == (
+        "pod r-w-0 was ended by signal 9; retry 1 of 1 starts in 10s",
     )
 
 

@@ -378,7 +378,7 @@ def test_the_reason_of_a_gang_that_never_fits_together_does_not_blame_busy_nodes
     (left,) = decided.of(RollBack)
     assert (left.reason, left.message) == (
         "Unschedulable",
-        "3 pods do not fit together on empty nodes",
+        "3 pods do not fit together on empty nodes; 1 of 3 nodes is cordoned",
     )
 
 

@@ -96,7 +96,7 @@ def where_or_why(view: GroupView) -> str:
         details += [why or started, _awaited_in_list(view)]
     elif view.phase == PodGroupPhase.UNKNOWN:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
-        details.append(why or left)
+        details += [why or left, *view.restarts[:1]]
     return "; ".join(part for part in (*details, *view.gated) if part)
 
 

@@ -11,7 +11,7 @@ if a node that has freed something since takes one of its pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,7 +69,7 @@ def fits_when_empty(session: Session, gang: Gang) -> bool:
 
 def why_not_when_empty(session: Session, gang: Gang) -> str:
     """Return why even empty nodes refuse a pod of the gang; if they take each of its pods, how many
-    pods do not fit together.
+    pods do not fit together, and how many nodes are cordoned or not ready.
     """
     for shape, _ in gang:
         if not session.is_taken_when_empty(shape):
@@ -78,7 +78,58 @@ def why_not_when_empty(session: Session, gang: Gang) -> str:
                 for node in session.nodes.by_name.values()
             )
             return count_fitting(session, shape, empty)[0]
-    return _too_many(gang)
+    away = nodes_away(session)
+    return "; ".join((_too_many(gang), away.text())) if away else _too_many(gang)
+
+
+class NodesAway(NamedTuple):
+    """Nodes seen within a day on which no pods are placed now, by name, and how many were seen."""
+
+    cordoned: tuple[str, ...]
+    not_ready: tuple[str, ...]
+    known: int
+
+    def __bool__(self) -> bool:
+        return bool(self.cordoned or self.not_ready)
+
+    def text(self, *, named: bool = False) -> str:
+        """Return e.g. `1 of 2 nodes is cordoned`, with the names of the nodes if asked for."""
+        kinds = (("cordoned", self.cordoned), ("not ready", self.not_ready))
+        return ", ".join(
+            f"{len(names)} of {self.known} nodes {'is' if len(names) == 1 else 'are'} {kind}"
+            + (f" ({named_nodes(names)})" if named else "")
+            for kind, names in kinds
+            if names
+        )
+
+
+#: How many nodes are named in one sentence.
+_MOST_NAMED = 3
+
+
+def named_nodes(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names[_MOST_NAMED:])
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more else "")
+
+
+def nodes_away(session: Session, gang: Gang = ()) -> NodesAway:
+    """Return the nodes that are cordoned or not ready; with a gang, those that would take a pod of
+    it if they were ready, empty and not cordoned.
+    """
+    known = session.nodes.known_when_empty().nodes
+    away = [node for node in session.nodes.by_name.values() if not node.open and node.name in known]
+    if gang:
+        away = [
+            node
+            for node in away
+            if any(session.refused_by(shape, known[node.name]) is None for shape, _ in gang)
+        ]
+    return NodesAway(
+        cordoned=tuple(node.name for node in away if node.ready),
+        not_ready=tuple(node.name for node in away if not node.ready),
+        known=len(known),
+    )
 
 
 def largest_node(session: Session, resource: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from itertools import groupby
 from zlib import crc32
 
@@ -103,6 +104,21 @@ def processes_of(launch: Launch, template: PodTemplate) -> int:
 def gpus_of(template: PodTemplate) -> int:
     """Return how many GPUs a pod sees; a part of one counts as one."""
     return -(-template.requests.get(GPU, 0) // _WHOLE)
+
+
+def unreachable(peers: Sequence[Peer]) -> str:
+    """Return why some peers cannot reach others, or "": a loopback address is known only on its
+    own machine, and other addresses say that there are several.
+    """
+    local = [peer for peer in peers if ip_address(peer.address).is_loopback]
+    if not local or len(local) == len(peers):
+        return ""
+    first = local[0]
+    return (
+        f"its gang is on several machines, and node {first.node} states the address"
+        f" {first.address}, which only its own machine can reach; start the agent of {first.node}"
+        " with --address"
+    )
 
 
 def hostfile_of(peers: Sequence[Peer]) -> str:

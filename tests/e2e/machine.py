@@ -169,11 +169,16 @@ class Machine:
         self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
 
     def agent(
-        self, name: str, resources: str = "cpu=2,memory=512Mi", *, url: str = ""
+        self,
+        name: str,
+        resources: str = "cpu=2,memory=512Mi",
+        *,
+        url: str = "",
+        options: tuple[str, ...] = (),
     ) -> subprocess.Popen[str]:
         """Start an agent with quick settings, and return it once its node is ready."""
-        options = ("--name", name, "--resources", resources, *QUICK_AGENT)
-        process = self.start("worker", *options, url=url)
+        usual = ("--name", name, "--resources", resources, *QUICK_AGENT)
+        process = self.start("worker", *usual, *options, url=url)
         with self.client() as client:
             until(
                 lambda: any(node.metadata.name == name and _ready(node) for node in client.nodes())

@@ -70,6 +70,23 @@ def test_each_pod_knows_where_all_of_them_are(shared: Machine) -> None:
     assert all(61_440 <= port <= 65_535 for port in ports)
 
 
+def test_a_gang_fails_at_once_if_one_of_its_nodes_cannot_be_reached(machine: Machine) -> None:
+    machine.up()
+    machine.agent("n1", "cpu=1,memory=512Mi")
+    machine.agent("n2", "cpu=1,memory=512Mi", options=("--address", "10.99.0.2"))
+    done = machine.batchq(
+        *("submit", "--name", "far", "-N", "2", "--launch", "rank", "--wait", "--", "true"),
+        exits=None,
+    )
+    assert done.returncode != 0
+    with machine.client() as client:
+        messages = {pod.status.message for pod in pods_of(client, "far")}
+    assert (
+        "its gang is on several machines, and node n1 states the address 127.0.0.1, which only its"
+        " own machine can reach; start the agent of n1 with --address"
+    ) in messages
+
+
 # --- kills ----------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from batchq.worker.rendezvous import (
     launch_environment,
     peers_file_of,
     peers_of,
+    unreachable,
 )
 from batchq.worker.workhorse.process import base_environment, pod_environment
 from tests.builders import a_group, a_pod, a_task
@@ -274,6 +275,22 @@ def test_a_gang_without_one_of_its_pods_has_no_peers(phase: PodPhase) -> None:
     pods["llm-2-4"] = structs.replace(lost, status=structs.replace(lost.status, phase=phase))
     assert peers_of(group, pods) is None
     assert peers_of(group, {**pods, "llm-2-4": None}) is None
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [("10.0.0.1", "10.0.0.2"), ("127.0.0.1", "127.0.0.1"), ("::1", "127.0.0.1"), ("fd00::7",)],
+)
+def test_pods_reach_each_other_by_addresses_of_one_kind(addresses: tuple[str, ...]) -> None:
+    assert unreachable([a_peer(rank, f"n{rank}", one) for rank, one in enumerate(addresses)]) == ""
+
+
+def test_a_loopback_address_beside_others_is_named_with_its_node() -> None:
+    peers = [a_peer(0, "n0", "10.0.0.1"), a_peer(1, "n1", "127.0.0.1")]
+    assert unreachable(peers) == (
+        "its gang is on several machines, and node n1 states the address 127.0.0.1, which only its"
+        " own machine can reach; start the agent of n1 with --address"
+    )
 
 
 # --- what a pod inherits --------------------------------------------------------------------------

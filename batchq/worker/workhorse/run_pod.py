@@ -38,7 +38,7 @@ from batchq.worker.host import processes
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.host.processes import Signals
-from batchq.worker.rendezvous import launch_environment
+from batchq.worker.rendezvous import launch_environment, unreachable
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
@@ -302,12 +302,7 @@ class WorkHorse:
         pod, group, functions = self._pod, self._group, self._harness.functions
         try:
             launch = self._launch_environment(pod, group)
-        except OSError as trouble:
-            process.end_cgroup(self._bounds)
-            message = f"the addresses of its gang cannot be written: {trouble.strerror}"
-            return PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
-        environment = self._environment(pod, group, task, launch)
-        try:
+            environment = self._environment(pod, group, task, launch)
             command = process.start(
                 program.argv,
                 environment | self._access_to_api(group),
@@ -453,12 +448,18 @@ class WorkHorse:
 
     def _launch_environment(self, pod: Pod, group: PodGroup) -> Mapping[str, str]:
         """Return the variables by which a pod of a gang with `spec.launch` finds the others, and
-        write the files that they name. Raise OSError.
+        write the files that they name. Raise NotStarted.
         """
         peers = self._harness.start.peers
         if not peers:
             return {}
-        files = self._files.write_peers(self._uid, self._attempt, peers)
+        message = unreachable(peers)
+        try:
+            files = self._files.write_peers(self._uid, self._attempt, peers)
+        except OSError as trouble:
+            message = f"the addresses of its gang cannot be written: {trouble.strerror}"
+        if message:
+            raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
         place = (pod.spec.task, pod.spec.index)
         me = next(peer for peer in peers if (peer.task, peer.index) == place)
         return launch_environment(me, peers, pod, group, files)

@@ -58,7 +58,9 @@ class Small:
         self._desk = NodeReportReader(store, RandomIds())
         self._begin()
         for node in NODES:
-            store.report_queues.post(node, Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000}))
+            store.report_queues.post(
+                node, Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000})
+            )
         self.turn()
         self.turn()
 
@@ -169,7 +171,9 @@ def test_a_shared_key_of_another_type_is_reported_deleted_and_rebuilt(
     if is_of_objects:
         # The nodes themselves are deleted with it, until their agents offer them again.
         small.turn()
-        small.store.report_queues.post("n1", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000}))
+        small.store.report_queues.post(
+            "n1", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000})
+        )
         small.turn()
     goes_on(small)
 
@@ -309,7 +313,9 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
     assert found.found == f"out of service: {reason}"
 
     small.turn()
-    small.store.report_queues.post("n1", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000}))
+    small.store.report_queues.post(
+        "n1", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000})
+    )
     small.turn()
     assert small.reason_of("n1") == reason
     until(lambda: bool(small.turn() or not small.reason_of("n1")), within_s=10)
@@ -399,7 +405,9 @@ def test_a_reader_of_a_notification_from_the_future_hears_the_next_one(
     assert small.store.report_queues.notified(0) >= {"n1"}
     place, _ = small.store.events_after("0-0", 0)
     raw.delete(keys.LEADER_CHANNEL, keys.EVENTS)
-    small.store.report_queues.post("n2", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000}))
+    small.store.report_queues.post(
+        "n2", Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000})
+    )
     small.store.report_queues.notified(0)
     assert small.store.report_queues.notified(0) == {"n2"}
     small.completes("first")
@@ -441,7 +449,9 @@ def test_nodes_that_were_deleted_past_batchq_come_back_with_their_next_offer(
     assert small.store.compare() != []
     small.turn()
     for node in NODES:
-        small.store.report_queues.post(node, Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000}))
+        small.store.report_queues.post(
+            node, Serves(agent="a", protocol=PROTOCOL, resources={"cpu": 8000})
+        )
     small.turn()
     goes_on(small)
     assert [small.reason_of(node) for node in NODES] == ["", ""]

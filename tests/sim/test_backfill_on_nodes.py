@@ -6,9 +6,21 @@ Nodes have four cpus each. Each running group is described with its node, and en
 
 from __future__ import annotations
 
-from tests.sim.test_backfill import CONSERVATIVE, EASY, NO_EVICTIONS, ahead, job
+import pytest
+
+from tests.sim.test_backfill import CONSERVATIVE, EASY, NO_EVICTIONS, ahead, job, starts
 from tests.sim.test_evictions import running
-from tests.sim.worlds import Manifest, bound, group, node, outcome, pod
+from tests.sim.worlds import (
+    Manifest,
+    applies,
+    bound,
+    group,
+    node,
+    outcome,
+    pod,
+    priority,
+    timeline,
+)
 
 
 def where(*manifests: Manifest) -> dict[str, tuple[int, str]]:
@@ -81,3 +93,41 @@ def test_a_running_array_grows_only_on_nodes_that_the_head_does_not_wait_for() -
     world += [pod("a-t-0", "a", 0, phase="Running", node="n2", startedAt=0)]
     came = outcome(*world, cycles=1, config=NO_EVICTIONS)
     assert bound(came) == [(0, {"default/a-t-1": "n2"})]
+
+
+@pytest.mark.parametrize("policy", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
+@pytest.mark.parametrize(("cpus", "f_at"), [(1, 2), (2, 5_600)], ids=["it fits", "it does not"])
+def test_a_group_goes_ahead_of_a_head_whose_own_former_pod_still_stops(
+    policy: Manifest, cpus: int, f_at: int
+) -> None:
+    """`r` is suspended and resumed, and cannot start beside its former pod, which stops until
+    600 s.
+    """
+    world = [
+        *(node("n1", 2), policy),
+        *running("r", 1, walltime="5000s", runtime="5000s", grace="600s"),
+        timeline(
+            {"at": "0s", "suspend": "default/r"},
+            {"at": "1s", "resume": "default/r"},
+            applies(2, job("f", cpus, 60)),
+        ),
+    ]
+    assert starts(*world) == {"r": 600, "f": f_at}
+
+
+@pytest.mark.parametrize("policy", [EASY, CONSERVATIVE], ids=["EASY", "conservative"])
+@pytest.mark.parametrize("claimant_s", [300, 700])
+def test_groups_go_ahead_beside_a_preemption_however_short_the_preemptor_runs(
+    policy: Manifest, claimant_s: int
+) -> None:
+    """`x` gets n1 when its victim has stopped, at 600 s; only `f` can use n2."""
+    world = [
+        *(node("n1", 1), node("n2", 1), policy, priority("high", 10)),
+        *running("r", 1, walltime="5000s", runtime="5000s", grace="600s"),
+        job("x", 1, claimant_s, priorityClassName="high"),
+        job("f", 1, 60),
+    ]
+    for one in world:
+        if one["kind"] == "PodGroup" and one["metadata"]["name"] in ("r", "x"):
+            one["spec"]["tasks"][0]["template"]["excludeNodes"] = ["n2"]
+    assert starts(*world, config="") == {"f": 0, "x": 600, "r": 600 + claimant_s}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.test_evictions import running
 from tests.sim.worlds import (
     Manifest,
     admitted,
@@ -14,6 +15,7 @@ from tests.sim.worlds import (
     group,
     manifest,
     node,
+    of,
     outcome,
     outcome_until,
     phases,
@@ -291,3 +293,33 @@ def test_pods_without_gpus_leave_the_gpu_node_to_the_other_pods_of_their_gang() 
     )
     placed = dict(bound(came))[0]
     assert {placed[f"default/mixed-gpus-{index}"] for index in range(3)} == {"n2"}
+
+
+def test_a_group_that_waits_for_its_own_former_pod_holds_no_node() -> None:
+    """`r` is suspended and resumed; its former pod stops until 600 s. After half of inQueueTimeout,
+    at 150 s, two of the four cpus are still for the others.
+    """
+    came = outcome(
+        node("n1", 4),
+        *running("r", 1, 2, runtime="5000s", grace="600s"),
+        timeline({"at": "0s", "suspend": "default/r"}, {"at": "1s", "resume": "default/r"}),
+        *(group(f"f{place}", 1, 1, runtime="60s") for place in range(12)),
+    )
+    assert [at for at, names in admitted(came) for _ in names] == [
+        *(0, 0, 60, 60, 120, 120, 180, 180, 240, 240, 300, 300),
+        600,
+    ]
+
+
+def test_a_gang_that_nodes_take_only_in_part_is_told_which_pod_finds_none() -> None:
+    """Three cpus are free on each node: two pods of the gang find a place, and the third none."""
+    came = outcome(
+        *(node("n1", 4), node("n2", 4)),
+        *running("a", 1, on="n1"),
+        *running("b", 1, on="n2"),
+        group("g", 3, 2),
+    )
+    assert of(came, "g").reasons[0].message == (
+        "nodes cannot take its gang now; no node takes a pod that asks for cpu 2, and the most cpu"
+        " that one node has free is 1, on n2, beside 2 other pods of its gang"
+    )

@@ -73,6 +73,12 @@ def not_before_of(session: Session, group: GroupState) -> int | None:
     return max(known) if len(known) == len(instants) else None
 
 
+def own_pods_end(session: Session, group: GroupState) -> int:
+    """Return the instant (ms) until which pods of a waiting group's former admission may run."""
+    stopping = (pod for pod in group.live_pods.values() if pod.status.phase in ON_NODE)
+    return max((_stops_at(session, pod) for pod in stopping), default=session.now_ms)
+
+
 def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None]:
     for victim, pods in victims_left(session, group.status.pledge):
         if victim.is_external:

@@ -475,6 +475,8 @@ class _Owed:
         self._owed: dict[str, tuple[str, Amounts]] = {}
         #: Uid of a preemptor and node -> what its victims still hold there.
         self._there: dict[tuple[str, str], Amounts] = {}
+        #: Uids of the groups that have ended: their victims leave what they hold to anyone.
+        self._ended: set[str] = set()
         #: Node -> kept capacity that a closed session no longer takes off its nodes.
         self._not_taken: dict[str, Amounts] = {}
         for preemptor, pledge in standing_pledges(session):
@@ -496,9 +498,9 @@ class _Owed:
 
     def keeps(self, pod: Pod) -> Amounts:
         """Return how much of an ended pod's capacity its preemptor keeps."""
-        if pod.metadata.uid not in self._owed:
+        uid, room = self._owed.get(pod.metadata.uid, ("", {}))
+        if not uid or uid in self._ended:
             return {}
-        uid, room = self._owed[pod.metadata.uid]
         name = pod.status.node
         there = self._there[uid, name]
         left = self._there[uid, name] = minus(there, of_pod(pod.spec.requests))
@@ -510,6 +512,7 @@ class _Owed:
 
     def kept_by(self, uid: str) -> AmountsByNode:
         """Return what was kept for a group that has ended, by node."""
+        self._ended.add(uid)
         return self._kept.pop(uid, {})
 
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.resources import Amounts, minus
 from batchq.api.transaction import queue_scope
-from batchq.core.forecast.expected_ends import ExpectedEnd, carry_out, ends
+from batchq.core.forecast.expected_ends import ExpectedEnd, carry_out, ends, own_pods_end
 from batchq.core.forecast.node_timeline import (
     AmountsByNode,
     Gang,
@@ -31,7 +31,7 @@ from batchq.core.forecast.node_timeline import (
     is_one_machine,
     nodes_decide,
 )
-from batchq.core.placement.placement import gang_of
+from batchq.core.placement.placement import gang_of, waits_for_its_own
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, keeps_guarantees
 from batchq.core.session.session import Session, StateKey
@@ -92,6 +92,10 @@ class LedgerTimeline:
         """Return the earliest instant (ms, not before a given one) from which a group fits for
         `length` ms (None: for ever); None if there is none.
         """
+        on_nodes = self._nodes is not None and not group.is_external
+        if on_nodes and group.pods and waits_for_its_own(group, self.gang(group)):
+            # No pod runs twice at once: a gang does not start beside its former pods.
+            not_before = max(not_before or 0, own_pods_end(self._session, group))
         at = self._slot_of_sums(group, length, not_before)
         while at is not None and self._nodes is not None and not group.is_external:
             later = self._nodes.slot(self.gang(group), length, at)

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from batchq.api.lifecycle import ON_NODE
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, describe_quantity
 from batchq.core.placement.node_order import Judge, ShapeRanking
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.session_nodes import NodeState
+from batchq.core.session.session_nodes import Gang, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.transitions import pod_of
@@ -193,6 +194,24 @@ def gang_of(session: Session, group: GroupState) -> list[tuple[TaskShape, int]]:
         first.append((shape, least))
         rest.append((shape, count - least))
     return [(shape, count) for shape, count in first + rest if count]
+
+
+def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
+    """Return whether pods of a former admission that have not ended leave a group with too few pods
+    to start. No pod may run twice at once, so its new places would be idle until then.
+    """
+    former = Counter(
+        pod.spec.task for pod in group.live_pods.values() if pod.status.phase in ON_NODE
+    )
+    if not former:
+        return False
+    needed: Counter[str] = Counter()
+    for shape, count in gang:
+        needed[shape.task.name] += count
+    left = {
+        shape.task.name: count for shape, count in zip(group.tasks, group.ungated(), strict=True)
+    }
+    return any(left[task] - former[task] < count for task, count in needed.items())
 
 
 def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:

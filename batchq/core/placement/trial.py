@@ -12,10 +12,11 @@ nodes.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.notation import counted
 from batchq.api.reasons import Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
 from batchq.core.forecast.node_timeline import AmountsByNode, nodes_decide
@@ -40,6 +41,7 @@ from batchq.core.placement.placement import (
     fill_nodes,
     gang_of,
     slots_for,
+    waits_for_its_own,
 )
 from batchq.core.preemption.pledges import hold_capacity
 from batchq.core.preemption.protection import EVICTION_BUDGET
@@ -149,24 +151,6 @@ def _beside_heads(
     )
 
 
-def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
-    """Return whether pods of a former admission that have not ended leave a group with too few pods
-    to start. No pod may run twice at once, so its new places would be idle until then.
-    """
-    former = Counter(
-        pod.spec.task for pod in group.live_pods.values() if pod.status.phase in ON_NODE
-    )
-    if not former:
-        return False
-    needed: Counter[str] = Counter()
-    for shape, count in gang:
-        needed[shape.task.name] += count
-    left = {
-        shape.task.name: count for shape, count in zip(group.tasks, group.ungated(), strict=True)
-    }
-    return any(left[task] - former[task] < count for task, count in needed.items())
-
-
 def refused_by_nodes(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return why nodes do not take a group's gang now, or nothing; leaves no trace."""
     if group.is_external or not nodes_decide(session) or group.uid in session.nodes.kept:
@@ -222,6 +206,8 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
     in_line = fits_when_empty(session, gang)
     free = _largest_free_text(session, shape) if in_line else ""
     if in_line and not free:
+        shape, free = _free_beside_the_gang(session, gang)
+    if in_line and not free:
         detail, passing = explain_no_node(session, shape).detail, ""
     elif in_line:
         detail = "nodes cannot take its gang now"
@@ -236,6 +222,24 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         passing=passing,
         in_line=in_line,
     )
+
+
+def _free_beside_the_gang(session: Session, gang: Gang) -> tuple[TaskShape, str]:
+    """Return the first pod that finds no node once those before it have theirs, and the largest
+    free amount then, as text.
+    """
+    parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
+    text = ""
+    for shape, count in gang:
+        filled: list[NodeState] = []
+        fill_nodes(session, shape, count, filled)
+        parts.append((shape, tuple(filled)))
+        if len(filled) < count:
+            text = _largest_free_text(session, shape)
+            break
+    placed = sum(len(nodes) for _, nodes in parts)
+    session.nodes.put_back_places(KeptPlaces(tuple(parts)))
+    return shape, f"{text}, beside {counted(placed, 'other pod')} of its gang" if text else ""
 
 
 def _largest_free_text(session: Session, shape: TaskShape) -> str:
@@ -299,9 +303,11 @@ def hold(session: Session, group: GroupState) -> None:
     among equals).
     """
     gang = gang_of(session, group)
+    if group.pods and waits_for_its_own(group, gang):
+        # It lacks more than nodes, which others may use until its former pods have ended.
+        return
     # Earlier refusals do not matter here: nodes may have more capacity now.
-    waits = bool(group.pods) and waits_for_its_own(group, gang)
-    found = None if waits else _beside_heads(session, group, gang)
+    found = _beside_heads(session, group, gang)
     if isinstance(found, KeptPlaces):
         session.nodes.keep_taken(group.uid, found)
         return
@@ -474,6 +480,8 @@ def note_first_waiting(session: Session) -> None:
         if group is None or group.status.nodes_lacked_at is not None:
             continue
         verdicts = session.refusals.get(group.uid, ())
+        if group.pods and waits_for_its_own(group, gang_of(session, group)):
+            continue
         if verdicts and all(verdict.plugin == PLUGIN and verdict.in_line for verdict in verdicts):
             with Statement(session) as statement:
                 statement.set_status(group, nodes_lacked_at=session.now_ms)

@@ -25,8 +25,7 @@ from batchq.core.placement.elastic import (
     waits_behind,
 )
 from batchq.core.placement.gangs import bind_until_ready
-from batchq.core.placement.placement import gang_of, slots_for
-from batchq.core.placement.trial import waits_for_its_own
+from batchq.core.placement.placement import gang_of, slots_for, waits_for_its_own
 from batchq.core.preemption.pledges import release_to
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict
 from batchq.core.preemption.search import Fit, Takeover, fit_of

@@ -25,6 +25,7 @@ from batchq.core.placement.elastic import (
     waiting_extras,
     waits_behind,
 )
+from batchq.core.placement.feasibility import why_not_when_empty
 from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.kept_places import drop
 from batchq.core.preemption.pledges import (
@@ -268,6 +269,8 @@ def _node_for_next(
         if node is None:
             # Without numbers: they change with every pod, and each new text is written.
             text = f"task {shape.task.name}: no node has capacity for one more pod"
+            if not session.is_taken_when_empty(shape):
+                text = f"not even empty nodes take it: {why_not_when_empty(session, [(shape, 1)])}"
             return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
         over = over_limit_with(session, group, shape)
         return (None, over) if over else (node, [])

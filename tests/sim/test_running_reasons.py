@@ -15,6 +15,7 @@ from tests.sim.worlds import (
     phases,
     priority,
     queue,
+    task,
     timeline,
 )
 
@@ -28,6 +29,19 @@ def test_pods_that_no_node_fits_wait_for_resources() -> None:
     assert of(came, "array").phase == "Running"
     assert of(came, "array").reasons == [
         WorldReason("WaitingForResources", "task t: no node has capacity for one more pod")
+    ]
+
+
+def test_pods_that_no_empty_node_takes_say_why() -> None:
+    tasks = [task("t", 1, 1), task("u", 1, 1)]
+    tasks[1]["template"]["nodeSelector"] = {"zone": "a"}
+    came = outcome_until(10, node("n1", 4), group("array", tasks=tasks, minMember=1))
+    assert of(came, "array").reasons == [
+        WorldReason(
+            "WaitingForResources",
+            "not even empty nodes take it: task u: 0/1 nodes fit: 1 does not match the node"
+            " selector",
+        )
     ]
 
 

@@ -154,6 +154,9 @@ class Messenger:
                     self._renew_lease()
                     check_at = monotonic_ms() + CHECK_MS
                 self._flush(_CHUNKS_PER_FLUSH)
+                if self._outage.unavailable and not self.is_needed():
+                    # A renewal has failed, and the agent has renewed the lease since.
+                    self._note_recovery()
                 self._disconnect_if_idle()
             if self._stopping.wait(FLUSH_MS / 1000):
                 break
@@ -196,6 +199,9 @@ class Messenger:
 
     def _note_answer(self) -> None:
         self._used_at = monotonic_ms()
+        self._note_recovery()
+
+    def _note_recovery(self) -> None:
         self._outage.succeeded()
         self._backoff.reset()
 

@@ -119,7 +119,7 @@ def contradictions(group: PodGroup) -> list[str]:
 
 
 def disorder_of(group: PodGroup) -> str:
-    """Return what in a stored group no scheduler could process or has ever written; "" if nothing.
+    """Return which part of a stored group no scheduler writes or could process; "" if none.
     It is called for every group that is read, so it is cheap.
     """
     spec, status = group.spec, group.status

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: How many finished groups a terminal shows, so that they do not fill the screen.
 RECENT = 20
-#: The phases as shown; a test compares them with those that there are.
+#: The phases as shown; a test compares them with `PodGroupPhase`.
 PHASES = (
     *("Pending", "InQueue", "Running", "Unknown", "Completed", "Failed", "Cancelled"),
     "SchedulingGated",

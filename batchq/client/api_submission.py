@@ -97,7 +97,7 @@ class _Manifests:
 
 
 def _without_command(group: PodGroup) -> PodGroup | None:
-    """Return a group without its name and the command of its task; None if it has no such one."""
+    """Return a group without name and command; None unless it has one task, with a command."""
     if len(group.spec.tasks) != 1 or not group.spec.tasks[0].template.command:
         return None
     [task] = group.spec.tasks

@@ -40,7 +40,7 @@ MOST_LISTED = 1_000
 #: Groups of one request.
 MOST_SUBMITTED = 5_000
 LONGEST_KEY = 200
-#: So many hexadecimal digits make two keys of one user improbable to meet.
+#: With this many hexadecimal digits, two keys of one user are unlikely to be equal.
 _DIGITS_OF_KEY = 16
 #: A filter that few groups match reads all of them.
 LONGEST_LIST_S = 20.0

@@ -158,7 +158,9 @@ def _settle_group(statement: Statement, group: GroupState) -> None:
 
 
 def _settle_charge(statement: Statement, group: GroupState) -> None:
-    """Release the charges of pods that have ended since the last session."""
+    """Let the session's commit write the group's charge without the pods that have ended since the
+    last session.
+    """
     if statement.intents or is_booked(group, statement.session.ledger.owed(group)):
         return
     statement.session.effects.touched[group.uid] = group

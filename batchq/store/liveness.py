@@ -84,7 +84,7 @@ class Alive:
         return _renewals(heads, attempts)
 
     def look(self, attempts: Sequence[tuple[PodAttempt, str]]) -> list[Renewal]:
-        """Return as `renew_all` whether these attempts are to go on; write nothing."""
+        """Return whether these attempts are to go on, as `renew_all` does, but write nothing."""
         pods = [attempt.pod for attempt, _ in attempts]
         heads = self._link.ask(
             lambda client: cast("list[bytes | None]", client.hmget(keys.heads("Pod"), pods))
@@ -102,8 +102,8 @@ class Alive:
         self._link.ask(lambda client: client.set(key, digest, ex=keys.POD_TOKEN_TTL_S))
 
     def token(self, node: str, attempt: PodAttempt) -> tuple[str, int]:
-        """Return the digest of an attempt's token, and the end of its lease; "" and 0 if there is
-        no such one.
+        """Return the digest of an attempt's token, and the end of its lease; "" and 0 if it has no
+        token.
         """
 
         def asked(client: Any) -> list[Any]:

@@ -23,7 +23,7 @@ UNSATISFIABLE_MS = 10 * MINUTE
 #: After how many rollbacks in a row a group is reported.
 MANY_ROLLBACKS = 3
 
-#: After the first of several groups with the same finding, so many more are named.
+#: A finding about several groups names the first and at most this many others.
 _MOST_NAMED = 2
 
 _SEE_LOG = "see the leader's log (`batchq scheduler --status` names it), and `leader` above"

@@ -179,7 +179,7 @@ def _of_node(state: State, node: Node) -> Finding | None:
     return None
 
 
-#: A follower with so many writes missing does not keep up.
+#: A follower that lacks this many writes does not keep up.
 FAR_BEHIND = 10_000
 
 #: The roles of conf/acl, as their users' names begin.

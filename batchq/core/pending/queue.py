@@ -49,7 +49,7 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
         return _with_own(session, group, _refused_alike(session, group))
     ineligible = out_of_line_refusals(session, group)
     if awaits_victims(session, group):
-        # It has reserved its quota; that its victims still hold capacity is no second reason.
+        # It has reserved its quota, and waits only for its victims to end.
         return ineligible
     return (*ineligible, *victim_refusals(session, group), *_inadmissible(session, group))
 

@@ -514,7 +514,7 @@ class AgentState:
         return [RenewLeases(vouched)] if vouched else []
 
     def _on_stops_announced(self, _event: StopsAnnounced) -> Instructions:
-        """Read which pods are to stop, which each renewal reads as well."""
+        """Read which pods must stop now, instead of with the next renewal."""
         if self._by_state[_S.MEETING]:
             self._check_at = 0
         running = self._by_state[_S.RUNNING].values()

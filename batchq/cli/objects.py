@@ -478,4 +478,6 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
             f"warning: {counted(more, 'more group')} cannot start on the nodes there are", err=True
         )
     if warnings:
-        echo("hint: `batchq plan` says what would fit; a larger node may still join", err=True)
+        echo(
+            "hint: `batchq plan` says what would fit; a node that takes it may still join", err=True
+        )

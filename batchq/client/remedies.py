@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED
+from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Object, Pledge, PodGroup, gates_of, is_gated, without_gates
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import NO_LEADER, Advice, GroupPlan, Outcome
 from batchq.client.outcomes import TrialScheduler, group_plan, victims, with_objects
 from batchq.client.overview import backfilling_of, gates_of_task
+from batchq.client.request import is_named, no_node_matches
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,
@@ -37,9 +39,12 @@ from batchq.core.placement.feasibility import (
     why_no_known_node,
 )
 from batchq.core.placement.placement import gang_of
+from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.plugins.checks import CHECKS
 from batchq.plugins.gates import GATES
@@ -60,6 +65,9 @@ _ENDS_WITH_TIME = frozenset(
 )
 
 
+_LACKS_NODES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
+
+
 def remedy_for(
     session: Session, group: GroupState, verdict: Verdict, *, led: bool, never: bool = False
 ) -> str:
@@ -69,8 +77,15 @@ def remedy_for(
     if verdict.reason == Waiting.PENDING_EVALUATION:
         return "nothing: the scheduler's next session looks at it" if led else NO_LEADER
     if never and verdict.reason in _ENDS_WITH_TIME:
+        if verdict.reason not in _LACKS_NODES and _has_no_prospects(session, group):
+            # The remedy is at the reason that no waiting removes.
+            return ""
         return _fitting_request(session, group)
     return _REMEDIES[verdict.reason](session, group, verdict)
+
+
+def _has_no_prospects(session: Session, group: GroupState) -> bool:
+    return any(one.reason in NEVER_FITS for one in verdicts_of(session, group))
 
 
 def short_key(key: str) -> str:
@@ -139,10 +154,62 @@ def _fitting_request(session: Session, group: GroupState) -> str:
                 )
         if why_no_known_node(session, [(shape, 1)]):
             return (
-                "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
-                " worker that would"
+                _matching_node(session, shape)
+                or _newer_agents(session, shape)
+                or (
+                    "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
+                    " worker that would"
+                )
             )
     return "let it start with fewer pods (minMember) or smaller ones, or start more workers"
+
+
+def _matching_node(session: Session, shape: TaskShape) -> str:
+    """Return how to find a node with the names and labels that a pod asks for; '' if one has them.
+
+    If a node has the name but not the labels, the labels are named.
+    """
+    template = shape.task.template
+    nodes = [node.record for node in session.nodes.known_when_empty().nodes.values()]
+    unmatched = no_node_matches(template, nodes)
+    if not unmatched:
+        return ""
+    named = [name for name in template.nodes if name not in template.exclude_nodes]
+    if any(is_named(node.metadata.name, template) for node in nodes):
+        labels = [f"--label {key}={value}" for key, value in template.node_selector.items()]
+        has = "has it" if len(labels) == 1 else "has them"
+        command = f"`batchq worker {' '.join(labels)}`"
+        return f"{unmatched}: correct the selector, or start a worker that {has} ({command})"
+    if not named:
+        return f"{unmatched}: exclude fewer, or start another worker"
+    return (
+        f"{unmatched}: name another (`batchq nodes`), or start a worker of that name"
+        f" (`batchq worker --name {named[0]}`)"
+    )
+
+
+def _newer_agents(session: Session, shape: TaskShape) -> str:
+    """Return which agents to upgrade, if nodes refuse a pod only for an agent of an older protocol;
+    '' if there are none.
+    """
+    old = []
+    for node in session.nodes.known_when_empty().nodes.values():
+        meta = node.record.metadata
+        spoken = meta.annotations.get(PROTOCOL_ANNOTATION, "")
+        if not (spoken.isascii() and spoken.isdigit() and int(spoken[:9]) < PROTOCOL):
+            continue
+        annotations = {**meta.annotations, PROTOCOL_ANNOTATION: str(PROTOCOL)}
+        meta = structs.replace(meta, annotations=annotations)
+        upgraded = NodeState(structs.replace(node.record, metadata=meta), ready=True)
+        if session.refused_by(shape, upgraded) is None:
+            old.append(node.name)
+    if not old:
+        return ""
+    its = "its agent" if len(old) == 1 else "the agents"
+    return (
+        f"upgrade batchq on {named_nodes(old)} and restart {its} there (`batchq worker`): agents of"
+        " this version would take its pods"
+    )
 
 
 def _stopped(session: Session, group: GroupState, verdict: Verdict) -> str:

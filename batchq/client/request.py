@@ -587,16 +587,10 @@ def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
 
 def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
     for task in group.spec.tasks:
-        asked, labels = task.template.requests, task.template.node_selector
-        named = [node for node in nodes if _is_named(node.metadata.name, task.template)]
-        if not named:
-            return _no_node_named(task.template)
-        offers = [
-            node.spec.resources for node in named if labels.items() <= node.metadata.labels.items()
-        ]
-        if not offers:
-            every = ", ".join(f"{key}={value}" for key, value in labels.items())
-            return f"no node has {'the label' if len(labels) == 1 else 'all of the labels'} {every}"
+        if unmatched := no_node_matches(task.template, nodes):
+            return unmatched
+        asked = task.template.requests
+        offers = [node.spec.resources for node in _matching(task.template, nodes)]
         if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
             continue
         pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
@@ -611,7 +605,28 @@ def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
     return ""
 
 
-def _is_named(name: str, template: PodTemplate) -> bool:
+def no_node_matches(template: PodTemplate, nodes: Sequence[Node]) -> str:
+    """Return which name or labels of a template no node has; '' if a node matches it."""
+    if _matching(template, nodes):
+        return ""
+    if not any(is_named(node.metadata.name, template) for node in nodes):
+        return _no_node_named(template)
+    labels = template.node_selector
+    every = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f"no node has {'the label' if len(labels) == 1 else 'all of the labels'} {every}"
+
+
+def _matching(template: PodTemplate, nodes: Sequence[Node]) -> list[Node]:
+    labels = template.node_selector.items()
+    return [
+        node
+        for node in nodes
+        if is_named(node.metadata.name, template) and labels <= node.metadata.labels.items()
+    ]
+
+
+def is_named(name: str, template: PodTemplate) -> bool:
+    """Return whether a template allows the node of this name."""
     return (not template.nodes or name in template.nodes) and name not in template.exclude_nodes
 
 

@@ -8,11 +8,14 @@ import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_report import PROTOCOL_ANNOTATION
 from batchq.api.objects import (
     CheckState,
+    Launch,
     PodGroupStatus,
     Retry,
     SchedulingGate,
+    Taint,
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event
@@ -21,7 +24,7 @@ from batchq.cli.why import row_of, show_why
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
 from batchq.client.why import periods_of, waited_for
-from tests.builders import a_node, a_pod, a_queue, a_task
+from tests.builders import a_node, a_pod, a_queue, a_quota, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept
 
@@ -140,11 +143,50 @@ def test_the_remedy_for_a_resource_of_no_node_says_so() -> None:
     ]
 
 
-def test_a_group_that_matches_no_node_is_advised_about_labels() -> None:
+@pytest.mark.parametrize(
+    ("template", "remedy"),
+    [
+        (
+            {"node_selector": {"disk": "ssd"}},
+            (
+                "no node has the label disk=ssd: correct the selector, or start a worker that has"
+                " it (`batchq worker --label disk=ssd`)"
+            ),
+        ),
+        (
+            {"node_selector": {"disk": "ssd", "zone": "b"}},
+            (
+                "no node has all of the labels disk=ssd, zone=b: correct the selector, or start a"
+                " worker that has them (`batchq worker --label disk=ssd --label zone=b`)"
+            ),
+        ),
+        (
+            {"nodes": ("vm-9",)},
+            (
+                "no node has the name vm-9: name another (`batchq nodes`), or start a worker of"
+                " that name (`batchq worker --name vm-9`)"
+            ),
+        ),
+        (
+            {"exclude_nodes": ("n1", "n2")},
+            "all nodes are excluded: exclude fewer, or start another worker",
+        ),
+    ],
+)
+def test_a_group_that_matches_no_node_is_told_what_it_asks_for(
+    template: dict[str, Any], remedy: str
+) -> None:
     world = two_nodes_of_four()
-    world.add(asks("picky", template={"node_selector": {"disk": "ssd"}}))
+    world.add(asks("picky", template=template))
     world.settle()
-    assert remedies(world, "picky") == [
+    assert remedies(world, "picky") == [("ExceedsCapacity", remedy)]
+
+
+def test_a_group_that_tolerates_no_taint_is_advised_about_taints() -> None:
+    world = World(a_node("n1", cpu=4, taints=(Taint(key="gpu"),)), a_queue("default"))
+    world.add(asks("plain"))
+    world.settle()
+    assert remedies(world, "plain") == [
         (
             "ExceedsCapacity",
             (
@@ -152,6 +194,36 @@ def test_a_group_that_matches_no_node_is_advised_about_labels() -> None:
                 " worker that would"
             ),
         )
+    ]
+
+
+def test_a_group_with_launch_asks_for_an_upgrade_of_older_agents() -> None:
+    world = World(a_node("n1", cpu=4, annotations={PROTOCOL_ANNOTATION: "2"}), a_queue("default"))
+    world.add(asks("torch", launch=Launch(ports=2)))
+    world.settle()
+    assert remedies(world, "torch") == [
+        (
+            "ExceedsCapacity",
+            (
+                "upgrade batchq on n1 and restart its agent there (`batchq worker`): agents of"
+                " this version would take its pods"
+            ),
+        )
+    ]
+
+
+def test_a_quota_in_use_has_no_remedy_beside_a_request_that_never_fits() -> None:
+    world = World(
+        a_node("n1", cpu=4),
+        a_queue("default", preemption=NEVER),
+        a_quota("default", cpu=12),
+    )
+    world.run(asks("runs", requests={"cpu": 4}))
+    world.add(asks("toobig", replicas=10))
+    world.settle()
+    assert [(reason, remedy[:12]) for reason, remedy in remedies(world, "toobig")] == [
+        ("ExceedsCapacity", "ask for less"),
+        ("WaitingForQuota", ""),
     ]
 
 
@@ -173,8 +245,8 @@ def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
     world.settle()
     assert "has 3 free" in world.why("w7").reasons[0].message
     assert printed(world, "w7", capsys)["Earliest"] == (
-        "not known: no walltime says when what it lacks will be free: once all have ended whose end"
-        " is known, it needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
+        "not known: only groups with a walltime have a known end, and after all of those it still"
+        " needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
     )
 
 
@@ -294,14 +366,24 @@ def test_a_pod_that_pauses_before_a_retry_says_how_it_failed_and_when_it_starts(
 
 
 def test_pods_lost_with_their_node_are_counted_and_the_node_is_named() -> None:
-    lost = {"phase": PodPhase.EVICTED, "reason": "NodeLost", "losses": 1, "node": "n1"}
+    lost: dict[str, Any] = {
+        "phase": PodPhase.EVICTED,
+        "reason": "NodeLost",
+        "losses": 1,
+        "node": "n1",
+    }
     assert after_an_attempt(replicas=2, **lost).why("r").restarts == (
         "2 pods were lost with node n1; they start again when nodes take them",
     )
 
 
 def test_a_pod_ended_by_a_signal_is_not_said_to_have_exited() -> None:
-    killed = {"phase": PodPhase.FAILED, "failures": 1, "exit_code": 137, "signal": 9}
+    killed: dict[str, Any] = {
+        "phase": PodPhase.FAILED,
+        "failures": 1,
+        "exit_code": 137,
+        "signal": 9,
+    }
     assert after_an_attempt(a_node(cpu=4), **killed).why("r").restarts == (
         "pod r-w-0 was ended by signal 9; retry 1 of 1 starts in 10s",
     )

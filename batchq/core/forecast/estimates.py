@@ -443,11 +443,11 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
     lacks = left[0].message() if left else "finds no nodes with capacity for all its pods"
     if len(table.instants()) == 1 and not stopping:
         return Expected(None, why=f"nothing is known to end: it {lacks}")
-    # Numbers for a later instant than now are marked as such.
-    is_now = bool(lacking) and lacking[0].message() == lacks
-    still = "" if is_now else "once all have ended whose end is known, "
-    why = "no walltime says when what it lacks will be free"
-    return Expected(None, why=f"{why}: {still}it {lacks}")
+    if lacking and lacking[0].message() == lacks:
+        return Expected(None, why=f"no walltime says when what it lacks will be free: it {lacks}")
+    # These numbers are for a later instant than now.
+    known = "only groups with a walltime have a known end"
+    return Expected(None, why=f"{known}, and after all of those it still {lacks}")
 
 
 def _ended_until(

@@ -45,10 +45,21 @@ def parse_duration(written: str | int | float) -> int:
                 )
                 position = match.end()
             if position == 0 or position != len(text):
-                raise ValueError(f"{expected}, found {_shown(text)}")
+                raise ValueError(f"{expected}, found {_shown(text)}{_clock_hint(text)}")
     if not 0 <= milliseconds <= _LONGEST_MS:
         raise ValueError(f"expected a duration between 0 and 100 years, found {_shown(written)}")
     return milliseconds
+
+
+def _clock_hint(text: str) -> str:
+    """Return how to write a duration such as 1-02:30:00, the notation of Slurm; '' for others."""
+    clock = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])", text)
+    if clock is None:
+        return ""
+    parts = zip(clock.groups(default="0"), "dhms", strict=True)
+    return (
+        f"; write {''.join(f'{int(count)}{unit}' for count, unit in parts if int(count)) or '0s'}"
+    )
 
 
 def format_duration(milliseconds: int) -> str:

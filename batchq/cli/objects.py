@@ -143,7 +143,12 @@ def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None
     source = "standard input" if name == STDIN else name
     content = _content(name)
     check = GroupLimitCheck(limits_of, source, content)
-    documents = read_documents(content, source, check=check)
+    try:
+        documents = read_documents(content, source, check=check)
+    except InvalidInput as problem:
+        if content.startswith(b"#!"):
+            raise InvalidInput(problem.message, hint=_run_script(name)) from None
+        raise
     if not documents:
         raise InvalidInput(
             f"{source}: expected at least one manifest, found nothing",
@@ -159,6 +164,15 @@ def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None
         return Content(objects, keep_stop)
     folder = Path.cwd() if name == STDIN else Path(name).resolve().parent
     return Content([_in_folder(item, str(folder)) for item in objects], keep_stop)
+
+
+def _run_script(name: str) -> str:
+    """Return the hint for a script in the place of a manifest."""
+    file = "FILE" if name == STDIN else name
+    return (
+        f"-f reads manifests; `batchq submit -- bash {file}` runs a script, whose #SBATCH lines are"
+        " ignored: give options instead"
+    )
 
 
 def queues_to_keep_stopped(

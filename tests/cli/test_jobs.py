@@ -11,6 +11,7 @@ import yaml
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import QueuePreemption
+from batchq.api.times import format_instant
 from batchq.api.views import GATED
 from batchq.cli.jobs import PHASES
 from tests.builders import a_priority, a_queue, a_quota
@@ -360,3 +361,15 @@ def test_control_characters_cannot_forge_rows(batchq: Batchq, stage: Stage) -> N
 
 def test_every_phase_is_an_option() -> None:
     assert (*map(str, PodGroupPhase), GATED) == PHASES
+
+
+def test_a_wide_list_of_ended_groups_has_their_start_and_end(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--", "true")
+    stage.turn()
+    stage.start("x")
+    stage.end("x")
+    stage.turn()
+    titles, row = (cells(line) for line in batchq("jobs", "--all", "-o", "wide").lines)
+    [view] = stage.client.jobs()
+    assert row[titles.index("STARTED")] == format_instant(view.started_at or 0)
+    assert row[titles.index("ENDED")] == format_instant(view.finished_at or 0)

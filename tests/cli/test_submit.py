@@ -350,3 +350,36 @@ def test_a_quota_raises_and_lowers_what_a_namespace_may_have(batchq: Batchq, sta
     batchq("quota", "set", "default", "podgroups=1")
     assert batchq("submit", "--name", "c", "--", "true").code == 12
     assert [line.split()[2:] for line in batchq("quota").lines[1:]] == [["podgroups", "2", "1"]]
+
+
+def test_a_script_in_the_place_of_a_manifest_is_told_how_to_run(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --time=60\necho hi\n")
+    done = batchq("submit", "-f", str(script))
+    assert (done.code, done.err) == (
+        1,
+        (
+            f"error: {script}, line 3: expected a mapping of fields, found 'echo hi'\n"
+            f"hint: -f reads manifests; `batchq submit -- bash {script}` runs a script, whose #SBATCH"
+            " lines are ignored: give options instead\n"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slurm", "ours"), [("01:00:00", "1h"), ("1-02:30:00", "1d2h30m"), ("00:00:00", "0s")]
+)
+def test_a_walltime_in_slurms_notation_is_refused_with_ours(
+    batchq: Batchq, stage: Stage, slurm: str, ours: str
+) -> None:
+    done = batchq("submit", "--walltime", slurm, "--", "true")
+    assert done.code == 2
+    assert f"expected a duration such as 90s, 2h or 1d, found '{slurm}'; write {ours}" in done.err
+
+
+def test_a_walltime_of_sixty_without_a_unit_is_doubted(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("submit", "--name", "x", "--walltime", "60", "--", "true")
+    assert done.code == 0
+    assert "warning: --walltime 60 is 60 seconds; did you mean 60h or 60m?" in done.err

@@ -144,6 +144,7 @@ def test_jobs_by_reason(busy: Stage, batchq: Batchq) -> None:
     assert both.lines == ["default/waits", "default/gated"]
     wide = batchq("jobs", "--reason", "WaitingForQuota", "-o", "wide").lines
     assert "REASON" in wide[0]
+    assert "STARTED" in wide[0]
     assert "WaitingForQuota" in wide[1]
     refused = batchq("jobs", "--reason", "Bored")
     assert refused.code == 2

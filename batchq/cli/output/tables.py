@@ -40,7 +40,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
-        *("SUBMITTED", "EVICTIONS", "REASON", "WHERE / WHY"),
+        *("SUBMITTED", "STARTED", "ENDED", "EVICTIONS", "REASON", "WHERE / WHY"),
     )
     rows = []
     for view in views:
@@ -56,6 +56,10 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                 view.request_text,
                 describe_age(now_ms - view.created_at),
                 format_instant(view.created_at),
+                *(
+                    "" if at is None else format_instant(at)
+                    for at in (view.started_at, view.finished_at)
+                ),
                 evictions_text(view),
                 first_reason(view),
                 where_or_why(view),
@@ -65,7 +69,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
         titles,
         tuple(rows),
         # WHERE / WHY begins with the reason; the separate column is for sorting.
-        wide=frozenset({"SUBMITTED", "EVICTIONS", "REASON"}),
+        wide=frozenset({"SUBMITTED", "STARTED", "ENDED", "EVICTIONS", "REASON"}),
         spare=("AGE", "PRI", "REQUEST"),
     )
 

@@ -150,8 +150,8 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 #: A smaller number of bytes is too small for any process: a unit was forgotten.
 _LEAST_BYTES = 1 << 20
-#: A smaller walltime without a unit probably means minutes or hours.
-_LEAST_SECONDS = 60
+#: A smaller walltime without a unit probably means minutes, as in Slurm, or hours.
+_LEAST_SECONDS = 300
 
 
 def as_quantity(resource: str) -> Callback:

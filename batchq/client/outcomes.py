@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from batchq.api import intents
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Object, key_of
 from batchq.api.reasons import NEVER_FITS, Explanation, Verdict
 from batchq.api.transaction import (
@@ -37,12 +38,14 @@ from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.pending.eligibility import are_honoured, open_checks
-from batchq.core.placement.feasibility import why_no_known_node
+from batchq.core.placement.feasibility import fits_when_empty, nodes_away, why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.evictions import evictions_of, preemptor_of
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
@@ -253,6 +256,32 @@ def no_node_ever(session: Session, group: GroupState) -> str:
         return ""
     why = why_no_known_node(session, gang_of(session, group))
     return f"not even empty nodes take it: {why}" if why else ""
+
+
+def missing_nodes(session: Session, group: GroupState) -> str:
+    """Return which nodes are cordoned or not ready, if the group cannot start without some of them;
+    '' if the other nodes would take its gang when empty, or if it could never run.
+    """
+    gang = () if group.is_external else gang_of(session, group)
+    if not gang or fits_when_empty(session, gang) or why_no_known_node(session, gang):
+        return ""
+    return nodes_away(session, gang).text(named=True)
+
+
+def agents_to_upgrade(session: Session, shape: TaskShape) -> list[str]:
+    """Return the nodes that refuse a pod only because their agent is of an older protocol."""
+    found = []
+    for node in session.nodes.known_when_empty().nodes.values():
+        meta = node.record.metadata
+        spoken = meta.annotations.get(PROTOCOL_ANNOTATION, "")
+        if not (spoken.isascii() and spoken.isdigit() and int(spoken[:9]) < PROTOCOL):
+            continue
+        annotations = {**meta.annotations, PROTOCOL_ANNOTATION: str(PROTOCOL)}
+        meta = structs.replace(meta, annotations=annotations)
+        upgraded = NodeState(structs.replace(node.record, metadata=meta), ready=True)
+        if session.refused_by(shape, upgraded) is None:
+            found.append(node.name)
+    return found
 
 
 # --- one group --------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED
-from batchq.api.node_report import PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Object, Pledge, PodGroup, gates_of, is_gated, without_gates
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
@@ -19,7 +18,14 @@ from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import NO_LEADER, Advice, GroupPlan, Outcome
-from batchq.client.outcomes import TrialScheduler, group_plan, victims, with_objects
+from batchq.client.outcomes import (
+    TrialScheduler,
+    agents_to_upgrade,
+    group_plan,
+    missing_nodes,
+    victims,
+    with_objects,
+)
 from batchq.client.overview import backfilling_of, gates_of_task
 from batchq.client.request import is_named, no_node_matches
 from batchq.core.pending.eligibility import (
@@ -32,7 +38,6 @@ from batchq.core.pending.eligibility import (
     stops_of,
 )
 from batchq.core.placement.feasibility import (
-    fits_when_empty,
     largest_node,
     named_nodes,
     nodes_away,
@@ -42,7 +47,6 @@ from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
-from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
@@ -189,20 +193,7 @@ def _matching_node(session: Session, shape: TaskShape) -> str:
 
 
 def _newer_agents(session: Session, shape: TaskShape) -> str:
-    """Return which agents to upgrade, if nodes refuse a pod only for an agent of an older protocol;
-    '' if there are none.
-    """
-    old = []
-    for node in session.nodes.known_when_empty().nodes.values():
-        meta = node.record.metadata
-        spoken = meta.annotations.get(PROTOCOL_ANNOTATION, "")
-        if not (spoken.isascii() and spoken.isdigit() and int(spoken[:9]) < PROTOCOL):
-            continue
-        annotations = {**meta.annotations, PROTOCOL_ANNOTATION: str(PROTOCOL)}
-        meta = structs.replace(meta, annotations=annotations)
-        upgraded = NodeState(structs.replace(node.record, metadata=meta), ready=True)
-        if session.refused_by(shape, upgraded) is None:
-            old.append(node.name)
+    old = agents_to_upgrade(session, shape)
     if not old:
         return ""
     its = "its agent" if len(old) == 1 else "the agents"
@@ -333,16 +324,6 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
         _uncordoning(session, group),
         "have nodes added",
     )
-
-
-def missing_nodes(session: Session, group: GroupState) -> str:
-    """Return which nodes are cordoned or not ready, if the group cannot start without some of them;
-    '' if the other nodes would take its gang when empty, or if it could never run.
-    """
-    gang = () if group.is_external else gang_of(session, group)
-    if not gang or fits_when_empty(session, gang) or why_no_known_node(session, gang):
-        return ""
-    return nodes_away(session, gang).text(named=True)
 
 
 def _returning_nodes(session: Session, group: GroupState) -> str:

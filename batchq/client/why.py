@@ -42,7 +42,13 @@ from batchq.api.views import (
     Why,
 )
 from batchq.client.changes.object_writes import find
-from batchq.client.outcomes import TrialScheduler, expected_of, group_plan, no_node_ever
+from batchq.client.outcomes import (
+    TrialScheduler,
+    expected_of,
+    group_plan,
+    missing_nodes,
+    no_node_ever,
+)
 from batchq.client.overview import (
     Overview,
     backfilling_of,
@@ -52,7 +58,7 @@ from batchq.client.overview import (
     queue_views,
     restarts_of,
 )
-from batchq.client.remedies import missing_nodes, remedy_for
+from batchq.client.remedies import remedy_for
 from batchq.core.forecast.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.order import why_both_spared

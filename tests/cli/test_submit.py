@@ -362,8 +362,8 @@ def test_a_script_in_the_place_of_a_manifest_is_told_how_to_run(
         1,
         (
             f"error: {script}, line 3: expected a mapping of fields, found 'echo hi'\n"
-            f"hint: -f reads manifests; `batchq submit -- bash {script}` runs a script, whose #SBATCH"
-            " lines are ignored: give options instead\n"
+            f"hint: -f reads manifests; `batchq submit -- bash {script}` runs a script, whose"
+            " #SBATCH lines are ignored: give options instead\n"
         ),
     )
 

@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DOCS := .venv-docs
 REQUESTS := .venv-requests
+FRAMEWORKS := .venv-frameworks
 # 3.11 first: it is the version that everything is tested with.
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 NEWER := python3.14 python3.13 python3.12
@@ -57,11 +58,11 @@ SLOW := $(if $(filter 1,$(SCALE)),,tests/e2e/test_gates.py tests/e2e/test_extern
 
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
 	@$(MAKE) --no-print-directory --keep-going swarm-of-tests swarm-of-worlds swarm-of-days \
-	  swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-slow-tests
+	  swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-frameworks swarm-of-slow-tests
 
 # One after the other, because each uses all cores; one that fails does not stop those after it.
 .NOTPARALLEL:
-.PHONY: swarm-of-tests swarm-of-worlds swarm-of-days swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-slow-tests
+.PHONY: swarm-of-tests swarm-of-worlds swarm-of-days swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-frameworks swarm-of-slow-tests
 swarm-of-tests:
 	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py
 swarm-of-worlds:
@@ -79,6 +80,8 @@ swarm-of-damage:
 # A hundredth of an hour is about as long as it takes to try each operation once.
 swarm-of-requests: $(REQUESTS)/.installed
 	$(BIN)/python -m tests.swarm.openapi_requests --seconds $(call of,3600) --schemathesis $(abspath $(REQUESTS))/bin/schemathesis
+swarm-of-frameworks: $(FRAMEWORKS)/.installed
+	BATCHQ_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/pytest -m slow tests/e2e/test_frameworks.py
 swarm-of-slow-tests:
 	$(BIN)/pytest -m slow $(SLOW)
 
@@ -92,7 +95,7 @@ docs: $(DOCS)/.installed  ## the documentation as a site with search, in build/d
 	@echo "build/docs/index.html"
 
 clean:  ## remove the environments and the tools' caches
-	rm -rf $(VENV) $(VENV)-python3.* $(DOCS) $(REQUESTS) docs/reference .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-python3.* $(DOCS) $(REQUESTS) $(FRAMEWORKS) docs/reference .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing batchq into $(VENV) (once)"
@@ -116,6 +119,13 @@ $(REQUESTS)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing schemathesis into $(REQUESTS) (once)"
 	@$(BIN)/python -m venv --clear --without-pip $(REQUESTS)
 	@$(BIN)/python -m pip --disable-pip-version-check --python $(REQUESTS)/bin/python install --quiet 'schemathesis>=4.32,<5'
+	@touch $@
+
+# Several hundred MB.
+$(FRAMEWORKS)/.installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing JAX and Dask into $(FRAMEWORKS) (once)"
+	@$(BIN)/python -m venv --clear --without-pip $(FRAMEWORKS)
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(FRAMEWORKS)/bin/python install --quiet 'jax>=0.7' 'distributed>=2026.1'
 	@touch $@
 
 # A folder without pip is one that was interrupted. Debian keeps ensurepip in a package of its own

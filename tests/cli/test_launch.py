@@ -49,6 +49,17 @@ def test_the_options_become_the_field(
     assert launch_of(stage) == launch
 
 
+@pytest.mark.both_doors
+def test_a_gang_is_submitted_and_described_over_the_api_as_well(
+    batchq: Batchq, stage: Stage
+) -> None:
+    assert batchq(*GANG, "--launch", "rank", "--ports", "2", "--", "true").code == 0
+    assert launch_of(stage) == Launch(style="rank", ports=2)
+    described = batchq("describe", "g")
+    assert described.code == 0
+    assert "Launch:      rank" in described.out
+
+
 def test_a_line_of_a_file_has_the_same_fields(batchq: Batchq, stage: Stage) -> None:
     line = {"name": "g", "command": ["true"], "replicas": 4, "launch": "rank", "ports": 2}
     assert batchq("submit", "--from-file", "-", stdin=json.dumps(line)).code == 0

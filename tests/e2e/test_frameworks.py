@@ -1,28 +1,24 @@
-"""Distributed jobs of real frameworks, which are large: `pip install 'batchq[frameworks]'`."""
+"""Distributed jobs of real frameworks, which `make swarm-of-frameworks` installs and runs."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.machine import Machine
-from tests.tidy.source import ROOT
 
-#: `make swarm` runs them.
-pytestmark = pytest.mark.slow
+#: The Python that has the frameworks; they are too large for the environment of the tests.
+PYTHON = os.environ.get("BATCHQ_FRAMEWORKS", "")
 
-SCRIPT = ROOT / "tests" / "e2e" / "jax_sum.py"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="run `make swarm-of-frameworks`, which installs them"),
+]
 
-
-@pytest.fixture(scope="module")
-def jax() -> None:
-    """Skip the test unless JAX is installed."""
-    found = subprocess.run([sys.executable, "-c", "import jax"], capture_output=True, check=False)
-    if found.returncode:
-        pytest.skip("JAX is not installed; pip install 'batchq[frameworks]'")
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +31,23 @@ def pair() -> Iterator[Machine]:
         yield made
 
 
-@pytest.mark.usefixtures("jax")
+def lines_of(machine: Machine, name: str, *words: str) -> list[str]:
+    """Run a job of four pods, and return what they have printed, in order."""
+    machine.batchq("submit", "--name", name, "-N", "4", "--wait", *words)
+    return sorted(machine.batchq("logs", name).stdout.splitlines())
+
+
 @pytest.mark.parametrize("dialect", ["plain", "slurm"])
 def test_jax_sums_over_four_processes_on_two_agents(pair: Machine, dialect: str) -> None:
     options = ["--launch", "rank", "--env", "JAX_PLATFORMS=cpu"]
     options += ["--dialect", "slurm"] if dialect == "slurm" else []
-    command = (sys.executable, str(SCRIPT), dialect)
-    pair.batchq("submit", "--name", dialect, "-N", "4", "--wait", *options, "--", *command)
-    lines = sorted(pair.batchq("logs", dialect).stdout.splitlines())
+    command = (PYTHON, str(FOLDER / "jax_sum.py"), dialect)
+    lines = lines_of(pair, f"jax-{dialect}", *options, "--", *command)
     assert [line for line in lines if " of 4: " in line] == [
         f"{rank} of 4: 10" for rank in range(4)
     ]
+
+
+def test_dask_has_a_scheduler_in_pod_0_and_workers_in_the_others(pair: Machine) -> None:
+    lines = lines_of(pair, "dask", "--launch", "dask", "--", PYTHON, str(FOLDER / "dask_sum.py"))
+    assert "3 workers: 285" in lines

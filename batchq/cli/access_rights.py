@@ -11,6 +11,7 @@ import click
 
 from batchq.api.access import (
     EVERYWHERE,
+    OF_NAMESPACES,
     AccessRole,
     Binding,
     Identity,
@@ -330,9 +331,8 @@ def create(
     type=click.Choice([str(role) for role in AccessRole]),
     help="Give USER this role, too.",
 )
-@click.option(
-    "-n", "--namespace", default=EVERYWHERE, help="Where the role is given.  [default: everywhere]"
-)
+@click.option("-n", "--namespace", default="", help="The namespace in which the role is given.")
+@click.option("--everywhere", is_flag=True, help="Give the role in all namespaces.")
 @click.option("--note", default="", help="What the token is for.")
 @output_option("text", "json")
 @pass_globals
@@ -342,6 +342,7 @@ def invite(
     lasts: str,
     role: str | None,
     namespace: str,
+    everywhere: bool,
     note: str,
     output: Output,
 ) -> None:
@@ -349,10 +350,12 @@ def invite(
 
     USER gives it to `batchq login URL` when that asks for a token, and gets a token of 90 days in
     exchange. It is valid once, so a copy that another user makes of it is noticed.
+
+    The roles viewer, submitter and admin need a namespace, or --everywhere; operators and auditors
+    have theirs in the whole cluster.
     """
-    if role is None and namespace != EVERYWHERE:
-        raise UsageError("-n says where --role is given", hint="as in --role submitter -n ml")
-    binding = None if role is None else parse_binding(f"user:{user}", role, namespace)
+    place = _place_of(role, namespace, everywhere=everywhere)
+    binding = None if role is None else parse_binding(f"user:{user}", role, place)
     api = shared.api()
     if api is not None:
         row = _invited_over_api(api, user, lasts, binding, note)
@@ -365,7 +368,25 @@ def invite(
         row = {**token_row(made.record), "invitation": made.text}
     output.page(row, lambda: echo(str(row["invitation"])))
     if output.for_people:
-        echo(f"User {user} may log in with it once, until {row['expiresAt']}.", err=True)
+        given = "" if binding is None else f"{binding}. "
+        echo(f"{given}User {user} may log in with it once, until {row['expiresAt']}.", err=True)
+
+
+def _place_of(role: str | None, namespace: str, *, everywhere: bool) -> str:
+    """Return where a role is to be given. Raises UsageError if the options do not say so."""
+    if role is None and (namespace or everywhere):
+        option = "-n" if namespace else "--everywhere"
+        raise UsageError(
+            f"{option} says where --role is given", hint="as in --role submitter -n ml"
+        )
+    if namespace and everywhere:
+        raise UsageError("-n and --everywhere exclude each other", hint="keep one")
+    if role in OF_NAMESPACES and not (namespace or everywhere):
+        raise UsageError(
+            f"the role {role} is given in a namespace, and none is named",
+            hint=f"as in --role {role} -n ml, or --everywhere for all namespaces",
+        )
+    return namespace or EVERYWHERE
 
 
 def _invited_over_api(
@@ -480,7 +501,10 @@ def acl(
         raise click.UsageError("--password-file and --hash exclude each other")
     if password_file is not None:
         hash_ = hash_of(_password_in(password_file))
-    found = access(role_named(role), nodes=nodes, user=user, hash_=hash_.lower())
+    try:
+        found = access(role_named(role), nodes=nodes, user=user, hash_=hash_.lower())
+    except InvalidInput as error:
+        raise UsageError(error.message, hint=error.hint) from None
     value = {
         "user": found.user,
         "role": found.role.name,

@@ -11,7 +11,7 @@ from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.output.terminal import Interrupted, echo, on_interrupt
 from batchq.daemon.stack import Part, StackReport
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, UsageError
 from batchq.worker.host.node_resources import parse_resources
 
 if TYPE_CHECKING:
@@ -59,19 +59,19 @@ def _is_offer(part: Part) -> bool:
 def _loopback_port(
     context: click.Context, parameter: click.Parameter, written: str | None
 ) -> int | None:
-    """Parse `PORT` or `127.0.0.1:PORT`. Raises InvalidInput for any other address."""
+    """Parse `PORT` or `127.0.0.1:PORT`. Raises UsageError for any other address."""
     if written is None:
         return None
     host, _, port = written.rpartition(":")
     if host not in ("", "127.0.0.1", "localhost"):
-        raise InvalidInput(
+        raise UsageError(
             f"--port {written}: the embedded server listens on 127.0.0.1 only, since connections to"
             " it are not encrypted",
             hint="use ssh from other machines, or run your own server with TLS; see"
             " docs/security.md",
         )
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65_536):
-        raise InvalidInput(f"--port {written}: expected a number from 1 to 65535")
+        raise UsageError(f"--port {written}: expected a number from 1 to 65535")
     return int(port)
 
 

@@ -13,7 +13,7 @@ import click
 
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.values import as_pairs, seconds_of
-from batchq.errors import InvalidInput, UsageError
+from batchq.errors import UsageError
 
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
@@ -181,7 +181,7 @@ def worker(
 def parse_taint(text: str) -> Taint:
     """Parse a taint such as `dedicated=ml:NoSchedule`.
 
-    Raises InvalidInput.
+    Raises UsageError.
     """
     from batchq.api import notation
     from batchq.api.objects import Taint
@@ -190,7 +190,7 @@ def parse_taint(text: str) -> Taint:
     match = _TAINT.fullmatch(text)
     effect = next((one for one in effects if match and match["effect"] == one), None)
     if match is None or effect is None:
-        raise InvalidInput(
+        raise UsageError(
             f"--taint: expected KEY=VALUE:EFFECT or KEY:EFFECT, found {text[:80]!r}",
             hint=f"EFFECT is one of {', '.join(effects)}",
         )
@@ -210,14 +210,14 @@ def _api_server(url: str) -> str:
 def parse_ports(text: str) -> PortRange:
     """Parse a range of ports such as `61440-65535`.
 
-    Raises InvalidInput.
+    Raises UsageError.
     """
     from batchq.worker.host.ports import PortRange
 
     match = _PORTS.fullmatch(text)
     found = PortRange(int(match[1]), int(match[2])) if match else None
     if found is None or not 1024 <= found.first <= found.last <= 65_535:
-        raise InvalidInput(
+        raise UsageError(
             f"--ports: expected a range from 1024 to 65535, found {text[:80]!r}",
             hint="as in --ports 61440-65535",
         )
@@ -229,7 +229,7 @@ def _checked_address(address: str | None) -> str:
 
     if address is None or is_address(address):
         return address or ""
-    raise InvalidInput(
+    raise UsageError(
         f"--address: expected an IP address, found {address[:80]!r}",
         hint="as in --address 10.0.0.7; a name may mean something else on another machine",
     )
@@ -258,13 +258,13 @@ def _node_name(name: str | None) -> str:
 def _refuse(option: str, text: str, problem_of: Callable[[str], str]) -> None:
     problem = problem_of(text)
     if problem:
-        raise InvalidInput(f"{option}: {problem}")
+        raise UsageError(f"{option}: {problem}")
 
 
 def _positive_s(option: str, written: str) -> float:
     found = seconds_of(written)
     if not found:
-        raise InvalidInput(f"{option}: expected more than 0s, found {written!r}")
+        raise UsageError(f"{option}: expected more than 0s, found {written!r}")
     return found
 
 

@@ -44,9 +44,10 @@ from batchq.client.request import (
     Request,
     Submitted,
     amounts_of,
+    class_of,
     group_of,
     key_named,
-    requested,
+    one_or_more,
     with_working_dir,
 )
 from batchq.core.quota.queue_tree import ROOT
@@ -205,6 +206,8 @@ class Client:
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
         dependency), Conflict (the name is taken), Rejected (limits).
         """
+        from batchq.client.request_fields import requested
+
         what = requested(group, request)
         if isinstance(what, Request):
             what = self.group_of(what)
@@ -368,8 +371,7 @@ class Client:
         if kind == "Pod":
             return pod_named(self._store, key_named(name, namespace))
         key = key_named(name, namespace) if kind in NAMESPACED else name
-        item: Object = find(self._store, KINDS[kind], key)
-        return item
+        return find(self._store, class_of(kind), key)
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """Return all objects of a kind in one namespace, or in all of them, ordered by key."""
@@ -377,22 +379,21 @@ class Client:
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         """Return what `list` returns, and the records among them that cannot be read."""
-        return self._store.listing(kind, namespace=namespace)
+        return self._store.listing(class_of(kind).__name__, namespace=namespace)
 
     def count(self, kind: str) -> int:
         """Return the number of stored objects of a kind, including unreadable ones."""
         from batchq.store.pages import count_objects
 
-        return count_objects(self._store.link, kind)
+        return count_objects(self._store.link, class_of(kind).__name__)
 
     def pages(
         self, kind: str, *, namespace: str = "", after: str = "", size: int = 500
     ) -> Iterator[views.Page]:
         """Iterate over what `list` returns, in pages of `size` objects.
 
-        A page is read when the iteration reaches it; it has the `objects` and the `unreadable`
-        records among them. To continue an interrupted list, pass
-        `client.group_pages.token_of_object` of its last object as `after`.
+        A page is read when the iteration reaches it; it has the `objects` and `unreadable` records.
+        `after` continues a list: it is `client.group_pages.token_of_object` of its last object.
         """
         from batchq.client.group_pages import object_pages
 
@@ -590,19 +591,19 @@ class Client:
 
     def wait(
         self,
-        groups: Sequence[str],
+        groups: str | Sequence[str],
         *,
         for_: views.Goal = "finished",
         timeout_s: float | None = None,
         namespace: str = DEFAULT,
     ) -> Sequence[views.Result]:
-        """Wait until every group has reached a goal; return the results in the same order.
+        """Wait until every group (a list, or one) has reached a goal; return the results in order.
 
         The goals: `finished` (the group and its processes have ended), `succeeded` (the wait ends
         early if one group can no longer succeed), `running`, `admitted`.
         Raises NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
-        keys = [key_named(group, namespace) for group in groups]
+        keys = [key_named(group, namespace) for group in one_or_more(groups)]
         with self.patiently(timeout_s):
             return self._wait(keys, for_, timeout_s)
 
@@ -662,8 +663,7 @@ class Client:
 
         `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last
         lines of each pod. With `follow`, the iteration ends when the group's processes have ended,
-        or when `stop` returns True, which is asked several times a second.
-        Raises NotFound.
+        or when `stop` returns True, which is asked several times a second. Raises NotFound.
         """
         from batchq.client import output
 

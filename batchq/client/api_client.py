@@ -67,6 +67,7 @@ from batchq.client.request import (
     Quantity,
     Submitted,
     amounts_of,
+    class_of,
     decoded,
     key_named,
 )
@@ -336,10 +337,10 @@ class ApiClient(Client):
     # --- objects ------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
-        path = f"/v1/{_PATHS[kind]}/{quote(name, safe='')}"
+        path = f"/v1/{_path_of(kind)}/{quote(name, safe='')}"
         if kind in NAMESPACED:
             space, _, bare = key_named(name, namespace).partition("/")
-            path = f"/v1/namespaces/{space}/{_PATHS[kind]}/{quote(bare, safe='')}"
+            path = f"/v1/namespaces/{space}/{_path_of(kind)}/{quote(bare, safe='')}"
         return decode(self._get(path))
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
@@ -356,7 +357,7 @@ class ApiClient(Client):
         following = sealed(after)
         while True:
             found: _ObjectPage = self._get(
-                f"/v1/{_PATHS[kind]}",
+                f"/v1/{_path_of(kind)}",
                 answer=_ObjectPage,
                 namespace=namespace if kind in NAMESPACED else "",
                 limit=min(size, _PAGE),
@@ -696,6 +697,10 @@ def _last_of_each(lines: Sequence[LogLine], most: int) -> Iterator[LogLine]:
         left[line.pod] -= 1
         if left[line.pod] < most:
             yield line
+
+
+def _path_of(kind: str) -> str:
+    return _PATHS[class_of(kind).__name__]
 
 
 def _with(path: str, query: Mapping[str, object]) -> str:

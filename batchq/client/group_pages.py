@@ -24,6 +24,7 @@ from batchq.api.views import (
     token_of_view,
 )
 from batchq.client.overview import Overview
+from batchq.client.request import class_of
 from batchq.store.object_table import ObjectTable
 from batchq.store.records import Entry, entries_after, field_of_key, key_of_field
 
@@ -167,10 +168,11 @@ def object_pages(
     store: RedisStore, kind: str, *, namespace: str = "", after: str = "", size: int = PAGE_SIZE
 ) -> Iterator[Page]:
     """Iterate over the objects of a kind (of one namespace), by key. `after` is the token of the
-    last object of an earlier list. Raises StoreUnavailable.
+    last object of an earlier list. Raises InvalidInput for an unknown kind, StoreUnavailable.
     """
     from batchq.store import pages
 
+    kind = class_of(kind).__name__
     entries = pages.read_entries(store.link, kind, namespace=namespace)
     if kind == "Pod" and namespace:
         groups = pages.read_entries(store.link, "PodGroup", namespace=namespace)

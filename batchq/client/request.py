@@ -18,9 +18,18 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest
-from batchq.api.notation import LABEL_MOST, NotJson, as_json, label_problem, subdomain_problem
+from batchq.api.notation import (
+    LABEL_MOST,
+    NotJson,
+    as_json,
+    label_problem,
+    shown,
+    subdomain_problem,
+    suggestion,
+)
 from batchq.api.objects import (
     DEFAULT,
+    KINDS,
     Dependency,
     Launch,
     Metadata,
@@ -98,12 +107,12 @@ def name_of(function: str | Callable[..., Any]) -> str:
 def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return `args` and `kwargs` of a pod template. Raises InvalidInput, naming the argument."""
     if not isinstance(args, list | tuple):
-        raise InvalidInput(f"args: expected a list, found a {type(args).__name__}")
+        raise InvalidInput(f"args: expected a list, found {shown(args)}")
     if not isinstance(kwargs, Mapping):
-        raise InvalidInput(f"kwargs: expected a mapping, found a {type(kwargs).__name__}")
+        raise InvalidInput(f"kwargs: expected a mapping, found {shown(kwargs)}")
     for name in kwargs:
         if not isinstance(name, str):
-            raise InvalidInput(f"kwargs: expected names as keys, found a {type(name).__name__}")
+            raise InvalidInput(f"kwargs: expected names as keys, found {shown(name)}")
     return {
         "args": tuple(_json(f"args[{place}]", value) for place, value in enumerate(args)),
         "kwargs": {name: _json(f"kwargs.{name}", value) for name, value in kwargs.items()},
@@ -183,35 +192,6 @@ Submitted: TypeAlias = (
 )
 
 
-def requested(
-    what: Submitted, fields: Mapping[str, Any]
-) -> PodGroup | Mapping[str, object] | Request:
-    """Return what to submit: a string names a function, a list is a command.
-
-    Raises InvalidInput for another type, UsageError if the fields repeat the first argument.
-    """
-    match what:
-        case None:
-            return Request(**fields)
-        case PodGroup() | Request() | Mapping():
-            return what
-        case list() | tuple():
-            place = "command"
-        case str():
-            place = "function"
-        case _ if callable(what):
-            place = "function"
-        case _:
-            raise InvalidInput(
-                "expected a group, a function, its name or a command to submit, found a"
-                f" {type(what).__name__}",
-                hint='as in submit(["python3", "train.py"]) or submit("package.module:name")',
-            )
-    if place in fields:
-        raise UsageError(f"{place} is given twice, once as the first argument", hint="keep one")
-    return Request(**{place: what, **fields})
-
-
 def group_of(request: Request, *, suffix: str) -> PodGroup:
     """Return the group that a request describes. The default name is `<command>-<suffix>`,
     `<function>-<suffix>` or `<generate_name>-<suffix>`.
@@ -224,11 +204,11 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         queue=request.queue,
         min_member=min_member,
         priority_class_name=request.priority_class,
-        scheduling_gates=tuple(SchedulingGate(name=gate) for gate in request.gates),
+        scheduling_gates=tuple(SchedulingGate(name=gate) for gate in one_or_more(request.gates)),
         suspend=request.suspend,
         walltime=_walltime(request.walltime),
         retry=structs.replace(Retry(), limit=request.retries),
-        depends_on=tuple(dependency_of(text) for text in request.after),
+        depends_on=tuple(dependency_of(text) for text in one_or_more(request.after)),
         token="self" if request.api_token else "",
         launch=_launch(request),
         tasks=(Task(name="main", replicas=replicas, template=template),),
@@ -344,8 +324,8 @@ def _template(request: Request) -> PodTemplate:
         ),
         requests=_requests(request),
         node_selector=dict(request.node_selector),
-        nodes=tuple(request.nodes),
-        exclude_nodes=tuple(request.exclude_nodes),
+        nodes=one_or_more(request.nodes),
+        exclude_nodes=one_or_more(request.exclude_nodes),
     )
 
 
@@ -534,6 +514,22 @@ def key_named(name: str, namespace: str = DEFAULT) -> str:
     if problem:
         raise InvalidInput(f"name: {problem}")
     return f"{space}/{bare}"
+
+
+def one_or_more(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return a list of names, or a single name, as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def class_of(kind: str) -> type[Object]:
+    """Return the class of a kind. Raises InvalidInput, with the nearest kind."""
+    found = KINDS.get(kind)
+    if found is None:
+        known = ", ".join(KINDS)
+        raise InvalidInput(
+            f"kind: expected one of {known}, found {shown(kind)}", hint=suggestion(kind, KINDS)
+        )
+    return found
 
 
 def decoded(objects: Objects) -> tuple[list[Object], set[str]]:

@@ -25,7 +25,6 @@ from batchq.client.request import (
     group_of,
     name_of,
     program_of,
-    requested,
 )
 from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError
 from batchq.ports import Reader
@@ -261,6 +260,36 @@ _MOST_DEPENDENCIES = 64
 
 _TEXT = {str}
 _encode = msgspec.json.Encoder().encode
+
+
+def requested(
+    what: Submitted, fields: Mapping[str, Any]
+) -> PodGroup | Mapping[str, object] | Request:
+    """Return what to submit: a string names a function, a list is a command.
+
+    Raises InvalidInput for another type or a wrong field, UsageError if the fields repeat the first
+    argument.
+    """
+    match what:
+        case None:
+            return read_fields(fields, {})
+        case PodGroup() | Request() | Mapping():
+            return what
+        case list() | tuple():
+            place = "command"
+        case str():
+            place = "function"
+        case _ if callable(what):
+            place = "function"
+        case _:
+            raise InvalidInput(
+                "expected a group, a function, its name or a command to submit, found"
+                f" {shown(what)}",
+                hint='as in submit(["python3", "train.py"]) or submit("package.module:name")',
+            )
+    if place in fields:
+        raise UsageError(f"{place} is given twice, once as the first argument", hint="keep one")
+    return read_fields({place: what, **fields}, {})
 
 
 class Draft(Struct, frozen=True):

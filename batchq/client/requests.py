@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from msgspec import Struct, structs
 
 from batchq.api.objects import (
-    KINDS,
     NAMESPACED,
     Object,
     PodGroup,
@@ -37,7 +36,7 @@ from batchq.client.changes import (
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
-from batchq.client.request import Objects, Permit, decoded
+from batchq.client.request import Objects, Permit, class_of, decoded
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
@@ -277,7 +276,7 @@ def plan_deletion(
         kind, key = kind_of(item), key_of(item)
         return delete(reader, kind, key, now_ms=store.now_ms(), in_part=True)
 
-    found: list[Object] = [find(store, KINDS[kind], key) for kind, key in places]
+    found: list[Object] = [find(store, class_of(kind), key) for kind, key in places]
     refuse_live_nodes(store, found)
     return plan_steps(store, found, permitted(remove, permit), last_first=True)
 

@@ -21,6 +21,7 @@ from batchq.api.transaction import Event
 from batchq.api.views import NO_LEADER, Goal, Result, WaitState
 from batchq.client.changes.object_writes import find
 from batchq.client.connection import has_no_leader
+from batchq.client.request import class_of
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT
 
@@ -122,7 +123,7 @@ class Watch:
         """
         self.lists = 0
         self._store = store
-        self._kinds = tuple(kinds)
+        self._kinds = tuple(class_of(kind).__name__ for kind in kinds)
         self._namespace = namespace
         self._cursor: str | None = None
         self._known: dict[tuple[str, str], int] = {}

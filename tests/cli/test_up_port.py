@@ -12,7 +12,7 @@ from tests.cli.conftest import run
 )
 def test_an_address_that_is_not_loopback_is_refused(address: str) -> None:
     done = run("up", "--port", address)
-    assert done.code == 1
+    assert done.code == 2
     assert done.out == ""
     assert done.err == (
         f"error: --port {address}: the embedded server listens on 127.0.0.1 only, since"
@@ -25,5 +25,5 @@ def test_an_address_that_is_not_loopback_is_refused(address: str) -> None:
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "7811x", "", "127.0.0.1:", "٧٨١١", "9" * 400])
 def test_an_invalid_port_is_refused(port: str) -> None:
     done = run("up", f"--port={port}")
-    assert done.code == 1
+    assert done.code == 2
     assert done.err.splitlines()[0].endswith("expected a number from 1 to 65535")

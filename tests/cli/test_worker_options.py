@@ -9,7 +9,7 @@ from batchq.api.objects import Taint
 from batchq.cli.main import main
 from batchq.cli.output.terminal import trouble_of
 from batchq.cli.worker import checked_lease_ms, parse_taint
-from batchq.errors import InvalidInput
+from batchq.errors import UsageError
 from tests.cli.conftest import run
 
 LEASE_TOLD = "--lease: expected at least 1s, at least twice --beat and at most 1h"
@@ -24,7 +24,7 @@ def test_a_taint_is_read() -> None:
     "text", ["dedicated", "dedicated=ml", "=ml:NoSchedule", "a:Never", "a b:x"]
 )
 def test_an_invalid_taint_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--taint: expected"):
+    with pytest.raises(UsageError, match="--taint: expected"):
         parse_taint(text)
 
 
@@ -51,12 +51,13 @@ def test_a_wrong_option_is_reported_before_the_agent_starts(
     trouble = trouble_of(error)
     assert trouble is not None
     assert trouble.message.startswith(wanted)
+    assert trouble.exit_code == 2
 
 
-def test_a_lease_out_of_bounds_ends_with_2() -> None:
-    done = run("worker", "--lease", "1ms")
+def test_resources_that_up_cannot_read_end_with_2() -> None:
+    done = run("up", "--resources", "cpu=lots")
     assert (done.code, done.out) == (2, "")
-    assert LEASE_TOLD in done.err
+    assert done.err.startswith("error: --resources: cpu: expected a quantity such as 500m, 2 or ")
 
 
 @pytest.mark.parametrize(

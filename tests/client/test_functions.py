@@ -181,9 +181,9 @@ def test_a_function_no_worker_could_find_is_refused_with_the_reason(
             {"kwargs": {"rate": math.nan}},
             "kwargs.rate: expected a value that JSON can hold, found nan",
         ),
-        ({"args": "abc"}, "args: expected a list, found a str"),
-        ({"kwargs": [("a", 1)]}, "kwargs: expected a mapping, found a list"),
-        ({"kwargs": {1: 2}}, "kwargs: expected names as keys, found a int"),
+        ({"args": "abc"}, "args: expected a list, found 'abc'"),
+        ({"kwargs": [("a", 1)]}, "kwargs: expected a mapping, found a list of 1 item"),
+        ({"kwargs": {1: 2}}, "kwargs: expected names as keys, found 1"),
     ],
 )
 def test_an_argument_that_is_not_json_is_refused_by_name(

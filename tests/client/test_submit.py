@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from batchq.api.objects import PodGroup
-from batchq.client import Client
+from batchq.client import Client, Request
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
@@ -332,7 +332,12 @@ def test_the_first_argument_is_what_runs(stage: Stage) -> None:
         (4, {}, InvalidInput, "expected a group, a function, its name or a command to submit"),
         ("a:b", {"function": "c:d"}, UsageError, "function is given twice"),
         (["true"], {"command": ["false"]}, UsageError, "command is given twice"),
-        (None, {"command": "true"}, InvalidInput, "command: expected a list of words, found the"),
+        (
+            None,
+            {"command": "true"},
+            InvalidInput,
+            "command: expected a list of words, found 'true'",
+        ),
         ("a:b", {"external": True}, UsageError, "function and external are both given"),
     ],
 )
@@ -363,3 +368,55 @@ def test_a_time_that_is_no_number_is_refused(stage: Stage) -> None:
     for call in calls:
         with pytest.raises(InvalidInput, match="timeout_s: expected a number of seconds or None"):
             call("soon")
+
+
+def test_one_name_stands_for_a_list_of_one(stage: Stage) -> None:
+    stage.client.submit(["true"], name="sum")
+    group = stage.client.submit(
+        ["true"], name="x", after="sum", nodes="n1", exclude_nodes="n2", gates="data"
+    )
+    [task] = group.spec.tasks
+    assert [one.name for one in group.spec.depends_on] == ["sum"]
+    assert [one.name for one in group.spec.scheduling_gates] == ["data"]
+    assert (task.template.nodes, task.template.exclude_nodes) == (("n1",), ("n2",))
+    made = stage.client.group_of(Request(command=["true"], nodes="n1", after="any:sum"))
+    assert made.spec.tasks[0].template.nodes == ("n1",)
+    assert [(one.name, one.condition) for one in made.spec.depends_on] == [("sum", "any")]
+    stage.client.cancel("x")
+    [result] = stage.client.wait("x")
+    assert (result.key, result.phase) == ("default/x", "Cancelled")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cpu": 2}, "cpu: there is no such field; did you mean 'cpus'?"),
+        ({"after": 5}, "after: expected a list, found 5"),
+        ({"args": 5}, "args: expected a list, found 5"),
+        ({"replicas": "2"}, "replicas: expected a whole number, found '2'"),
+    ],
+)
+def test_a_wrong_keyword_is_refused_by_name(
+    client: Client, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        client.submit(["true"], **fields)
+    assert caught.value.message == message
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest(client: Client) -> None:
+    for ask in (
+        lambda: client.get("Podgroop", "x"),
+        lambda: client.list("Podgroop"),
+        lambda: client.count("Podgroop"),
+        lambda: client.delete("Podgroop", "x"),
+        lambda: next(client.pages("Podgroop")),
+        lambda: next(client.watch("Podgroop")),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            ask()
+        assert caught.value.message == (
+            "kind: expected one of Queue, ResourceQuota, Node, PriorityClass, AdmissionCheck,"
+            " PodGroup, Pod, found 'Podgroop'"
+        )
+        assert caught.value.hint == "did you mean 'PodGroup'?"

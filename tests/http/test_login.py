@@ -199,7 +199,9 @@ def test_an_invitation_is_exchanged_once_for_a_token(
     invited = run("token", "invite", "bob", "--role", "submitter", "-n", "ml", url=server.url)
     text = invited.out.strip()
     assert text.startswith("bqi_")
-    assert invited.err.startswith("User bob may log in with it once, until ")
+    assert invited.err.startswith(
+        "user:bob is submitter in namespace ml. User bob may log in with it once, until "
+    )
     done = log_in(secured, text, "--ca-file", str(AUTHORITY))
     assert done.out.startswith("bob is logged in to ")
     kept = json.loads((home / "credentials.json").read_text())["token"]
@@ -228,6 +230,26 @@ def test_an_invitation_that_is_late_or_for_too_long_is_refused(server: Server) -
     assert (refused.code, refused.err) == (1, "error: an invitation lasts at most 7d, found 8d\n")
     lost = run("token", "invite", "bob", "-n", "ml", url=server.url)
     assert (lost.code, lost.err.splitlines()[0]) == (2, "error: -n says where --role is given")
+
+
+@pytest.mark.parametrize("role", ["viewer", "submitter", "admin"])
+def test_an_invitation_names_where_its_role_is_given(server: Server, role: str) -> None:
+    refused = run("token", "invite", "bob", "--role", role, url=server.url)
+    assert (refused.code, refused.out, refused.err) == (
+        2,
+        "",
+        (
+            f"error: the role {role} is given in a namespace, and none is named\n"
+            f"hint: as in --role {role} -n ml, or --everywhere for all namespaces\n"
+        ),
+    )
+    invited = run("token", "invite", "bob", "--role", role, "--everywhere", url=server.url)
+    assert invited.err.startswith(f"user:bob is {role} in all namespaces. User bob may log in ")
+
+
+def test_an_operator_is_invited_to_all_namespaces(server: Server) -> None:
+    invited = run("token", "invite", "eli", "--role", "operator", url=server.url)
+    assert invited.err.startswith("user:eli is operator in all namespaces. User eli may log in ")
 
 
 def test_commands_over_redis_do_not_read_what_login_has_kept(

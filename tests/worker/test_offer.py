@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchq.errors import InvalidInput
+from batchq.errors import UsageError
 from batchq.worker.host.node_resources import (
     GpuShares,
     detect_resources,
@@ -37,7 +37,7 @@ def test_resources_are_read_as_quantities() -> None:
     ],
 )
 def test_malformed_resources_are_refused_with_a_sentence(written: str, message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(UsageError) as refused:
         parse_resources(written)
     assert refused.value.message == message
 

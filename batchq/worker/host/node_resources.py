@@ -27,7 +27,7 @@ import psutil
 from msgspec import Struct
 
 from batchq.api.resources import CPU, GPU, MEMORY, describe_quantity, parse_quantity
-from batchq.errors import InvalidInput, UsageError
+from batchq.errors import UsageError
 from batchq.system import structlog
 from batchq.worker.host import cgroup
 from batchq.worker.host.cgroup import PodCgroup, Unusable
@@ -52,23 +52,23 @@ def detect_resources() -> dict[str, int]:
 def parse_resources(text: str) -> dict[str, int]:
     """Return the amounts in a text such as `cpu=16,memory=64Gi,gpu=4`.
 
-    Raise InvalidInput, which names the faulty part, for any other text.
+    Raise UsageError, which names the faulty part, for any other text.
     """
     amounts: dict[str, int] = {}
     for part in text.split(","):
         name, equals, written = part.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise InvalidInput(
+            raise UsageError(
                 f"--resources: expected name=quantity, found {part.strip()!r}",
                 hint="write them as in cpu=16,memory=64Gi,gpu=4",
             )
         if name in amounts:
-            raise InvalidInput(f"--resources: {name} is named twice", hint="name it once")
+            raise UsageError(f"--resources: {name} is named twice", hint="name it once")
         try:
             amounts[name] = parse_quantity(name, written.strip())
         except ValueError as wrong:
-            raise InvalidInput(f"--resources: {name}: {wrong}") from None
+            raise UsageError(f"--resources: {name}: {wrong}") from None
     return amounts
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic, sleep
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -296,15 +297,45 @@ class ApiSession:
         parts = urlsplit(server)
         assert parts.hostname is not None
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+            return _WholeRequests(parts.hostname, parts.port, timeout=_TIMEOUT_S)
         context = ssl.create_default_context(cafile=self._credentials.authority or None)
         port = parts.port or _HTTPS_PORT
-        return http.client.HTTPSConnection(
-            parts.hostname, port, timeout=_TIMEOUT_S, context=context
-        )
+        return _SecureConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
 
 
-class _SocketConnection(http.client.HTTPConnection):
+class _WholeRequests(http.client.HTTPConnection):
+    """Sends the head of a request together with its body: two messages would wake the API twice,
+    and on a busy machine the second one waits for that.
+    """
+
+    _has_body = False
+    _head = b""
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        encode_chunked: bool = False,
+    ) -> None:
+        self._has_body, self._head = isinstance(body, bytes) and bool(body), b""
+        super().request(method, url, body, headers, encode_chunked=encode_chunked)
+
+    def send(self, data: Any) -> None:
+        if self._has_body and not self._head:
+            self._head = data
+            return
+        data, self._has_body, self._head = self._head + data, False, b""
+        super().send(data)
+
+
+class _SecureConnection(_WholeRequests, http.client.HTTPSConnection):
+    pass
+
+
+class _SocketConnection(_WholeRequests):
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path

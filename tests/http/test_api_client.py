@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,30 @@ def test_nothing_is_sent_after_a_batch_with_a_refusal(client: ApiClient, stage: 
     tally = client.submit_many([*requests, *rest], keep_going=False).all()
     assert (tally.submitted, tally.refused) == (GROUPS_A_BATCH - 1, 1)
     assert stage.client.count("PodGroup") == GROUPS_A_BATCH
+
+
+def test_a_request_is_sent_in_one_piece(tmp_path: Path) -> None:
+    pieces: list[bytes] = []
+
+    def answer_once(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            for _ in range(2):
+                pieces.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        answering = threading.Thread(target=answer_once, args=(listening,))
+        answering.start()
+        with ApiSession(ApiCredentials(server=f"unix:{tmp_path / 's'}")) as session:
+            assert session.request("POST", "/v1/requests", {"verb": "submit"}) == {}
+            assert session.request("GET", "/v1/me") == {}
+        answering.join(20)
+    assert pieces[0].startswith(b"POST /v1/requests HTTP/1.1\r\n")
+    assert pieces[0].endswith(b'\r\n\r\n{"verb": "submit"}')
+    assert pieces[1].startswith(b"GET /v1/me HTTP/1.1\r\n")
 
 
 def test_a_client_that_has_sent_too_much_waits_and_goes_on(

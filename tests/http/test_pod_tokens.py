@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +20,7 @@ from batchq.api.transaction import fence_of
 from batchq.client.access_control import Actor, Delegate
 from tests.client.stage import Stage
 from tests.harness.server import Server
+from tests.harness.tls import AUTHORITY, CERTIFICATES
 from tests.http.api_process import Caller, RunningApi
 from tests.http.conftest import SubmitAs
 from tests.http.manifests import groups_of, manifest
@@ -148,6 +153,29 @@ def test_a_watch_of_a_pod_ends_with_it(pod: RunningPod) -> None:
         [*_, last] = events
     assert last["event"] == "ERROR"
     assert "the pod of this token has ended" in last["data"]
+
+
+def test_a_pod_uses_the_api_of_another_machine_over_tls(
+    pod: RunningPod, server: Server, tmp_path: Path
+) -> None:
+    key, file = tmp_path / "api.key", tmp_path / "token"
+    shutil.copy(CERTIFICATES / "server.key", key)
+    file.write_text(f"{token_text('pod', pod.attempt.id, SECRET)}\n")
+    for path in (key, file):
+        path.chmod(0o600)
+    with RunningApi(server.url, certificate=CERTIFICATES / "server.crt", key=key) as api:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "batchq.cli", "jobs", "-o", "name"],
+            env={
+                "BATCHQ_HOME": str(tmp_path / "home"),
+                "BATCHQ_SERVER": f"https://localhost:{api.port}",
+                "BATCHQ_TOKEN_FILE": str(file),
+                "SSL_CERT_FILE": str(AUTHORITY),
+            },
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == ["train"]
 
 
 def test_a_token_has_the_form_of_its_kind() -> None:

@@ -19,6 +19,7 @@ from batchq.api.objects import (
     Object,
     Pod,
     PodGroup,
+    Queue,
     ResourceQuota,
     Unreadable,
     full_name,
@@ -59,7 +60,12 @@ from batchq.cli.output.values import (
     name_of_kind,
 )
 from batchq.client import Applied, Client, with_working_dir
-from batchq.client.request import capacity_warnings, leaves_stop_policy
+from batchq.client.request import (
+    capacity_warnings,
+    leaves_stop_policy,
+    limit_warnings,
+    unknown_node_warnings,
+)
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
@@ -478,20 +484,44 @@ def warn(applied: Sequence[Applied]) -> None:
 
 
 def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
-    """Say on stderr which new groups are larger than the nodes, before anyone waits for them."""
+    """Say on stderr which new groups exceed the nodes or a limit, or name a node that does not
+    exist, before anyone waits for them.
+    """
     groups = [
         one.object
         for one in applied
         if isinstance(one.object, PodGroup) and one.effect is Effect.CREATED
     ]
-    warnings = list(capacity_warnings(groups, client.nodes())) if groups else []
+    if not groups:
+        return
+    nodes = client.nodes()
+    beyond_limits = list(limit_warnings(groups, *_limits_of(client, groups)))
+    beyond_nodes = list(capacity_warnings(groups, nodes))
+    _show_some(beyond_limits, "can never start")
+    _show_some(beyond_nodes, "cannot start on the nodes there are")
+    _show_some(list(unknown_node_warnings(groups, nodes)), "name nodes that do not exist")
+    if beyond_nodes:
+        echo("hint: `batchq plan` says what would fit; a node that takes it may still join", err=True)
+    elif beyond_limits:
+        echo("hint: `batchq plan` says what would fit", err=True)
+
+
+def _limits_of(
+    client: Client, groups: Sequence[PodGroup]
+) -> tuple[Sequence[Queue], Sequence[ResourceQuota]]:
+    """Return the queues, and the quotas of the groups' namespaces; nothing for a user who may not
+    read them.
+    """
+    spaces = {group.metadata.namespace for group in groups}
+    try:
+        queues = [queue for queue in client.list("Queue") if isinstance(queue, Queue)]
+        return queues, client.quotas(spaces.pop() if len(spaces) == 1 else "")
+    except (NotFound, StoreUnavailable):
+        return [], []
+
+
+def _show_some(warnings: Sequence[str], problem: str) -> None:
     for warning in warnings[:_CAPACITY_WARNINGS]:
         echo(f"warning: {warning}", err=True)
     if more := len(warnings[_CAPACITY_WARNINGS:]):
-        echo(
-            f"warning: {counted(more, 'more group')} cannot start on the nodes there are", err=True
-        )
-    if warnings:
-        echo(
-            "hint: `batchq plan` says what would fit; a node that takes it may still join", err=True
-        )
+        echo(f"warning: {counted(more, 'more group')} {problem}", err=True)

@@ -38,6 +38,8 @@ from batchq.api.objects import (
     PodGroup,
     PodGroupSpec,
     PodTemplate,
+    Queue,
+    ResourceQuota,
     Retry,
     SchedulingGate,
     StopWarning,
@@ -567,6 +569,55 @@ def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iter
     for group in groups:
         if why := exceeds_nodes(group, nodes):
             yield f"PodGroup {full_name(group)} cannot start on the nodes there are: {why}"
+
+
+def unknown_node_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
+    """Return a sentence for each group that names or excludes a node that does not exist, unless
+    `capacity_warnings` has one for it.
+    """
+    existing = {node.metadata.name for node in nodes}
+    for group in groups if nodes else ():
+        if exceeds_nodes(group, nodes):
+            continue
+        for verb, of in (("asks for", "nodes"), ("excludes", "exclude_nodes")):
+            named = (name for task in group.spec.tasks for name in getattr(task.template, of))
+            if unknown := [name for name in dict.fromkeys(named) if name not in existing]:
+                names = " or ".join(unknown[:_MOST_NAMES])
+                yield f"PodGroup {full_name(group)} {verb} a node that does not exist: {names}"
+
+
+def limit_warnings(
+    groups: Iterable[PodGroup], queues: Sequence[Queue], quotas: Sequence[ResourceQuota]
+) -> Iterator[str]:
+    """Return a sentence for each group that asks for more than a quota of its namespace, or the
+    capability of its queue or of one above it, ever allows.
+    """
+    from batchq.core.session.specs import shape_of
+
+    by_name = {queue.metadata.name: queue for queue in queues}
+    for group in groups:
+        limits = [
+            (f"the quota of namespace {quota.metadata.namespace}", quota.spec.hard)
+            for quota in quotas
+            if quota.metadata.namespace == group.metadata.namespace
+        ]
+        chain: dict[str, Queue] = {}
+        name = group.spec.queue
+        while name in by_name and name not in chain:
+            chain[name] = by_name[name]
+            name = by_name[name].spec.parent
+        limits += [(f"queue {name}", queue.spec.capability) for name, queue in chain.items()]
+        if why := _exceeded(shape_of(group.spec).counted, limits):
+            yield f"PodGroup {full_name(group)} can never start: {why}"
+
+
+def _exceeded(wanted: Mapping[str, int], limits: Iterable[tuple[str, Mapping[str, int]]]) -> str:
+    for subject, most in limits:
+        for name, need in wanted.items():
+            if need > most.get(name, need):
+                asked, allowed = (describe_quantity(name, units) for units in (need, most[name]))
+                return f"it needs {name} {asked}, and {subject} allows at most {allowed}"
+    return ""
 
 
 def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble, expanded, known_names
 from batchq.client import Client
@@ -109,6 +110,8 @@ class Reload:
         # Guards what the threads exchange; nothing else happens while it is held.
         self._lock = threading.Lock()
         self._next: Effective | None = None
+        #: What the last reload has changed, and when (monotonic clock).
+        self._applied: tuple[str, float] | None = None
         self._pending: deque[ReloadOutcome] = deque(maxlen=_MOST_PENDING)
         # SimpleQueue.put is reentrant, as a signal handler needs; Event.set is not.
         self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -128,6 +131,8 @@ class Reload:
         before, self.current = self.current, fresh
         changes = what_changed(before.config, fresh.config)
         _log.info("config.reloaded", config=fresh.digest, changes=changes)
+        with self._lock:
+            self._applied = changes, time.monotonic()
         newly_unkept = [one for one in fresh.unkept if one not in before.unkept]
         for sentence in newly_unkept:
             _log.warning("config.unkept", what=sentence)
@@ -163,8 +168,13 @@ class Reload:
             self._log_refusal(problem)
             return False
         if fresh.config == self._latest.config:
+            with self._lock:
+                pending, applied = self._next is not None, self._applied
+            if pending:
+                # `take_up` reports it.
+                return True
             _log.info("config.unchanged", config=fresh.digest)
-            self._note(RELOADED, "unchanged")
+            self._note(RELOADED, "unchanged" if applied is None else _in_effect(applied))
             return False
         self._latest = fresh
         with self._lock:
@@ -247,6 +257,11 @@ class Reload:
         )
         self._pending.append(outcome)
         self._reloaded(reason == RELOADED)
+
+
+def _in_effect(applied: tuple[str, float]) -> str:
+    changes, at = applied
+    return f"already in effect for {describe_age(round(1000 * (time.monotonic() - at)))}: {changes}"
 
 
 def reload_service(

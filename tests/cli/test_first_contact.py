@@ -9,9 +9,11 @@ import pytest
 from batchq.cli.stack import kept_offers
 from batchq.client.request import capacity_warnings
 from batchq.daemon.stack import Part, PartState, StackReport
-from tests.builders import a_group, a_node
+from tests.builders import a_group, a_node, a_queue, a_quota
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
+
+TRUE = ["--", "true"]
 
 
 def test_run_with_a_command_says_how_to_run_one() -> None:
@@ -99,6 +101,56 @@ def test_a_request_that_fits_is_accepted_without_a_warning(batchq: Batchq, stage
     assert batchq("submit", "-N", "6", "--", "true").err == ""
     assert batchq("submit", "--array", "0-99", "--", "true").err == ""
     assert batchq("submit", "--external", "--gpus", "8").err == ""
+
+
+@pytest.mark.both_doors
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["-N", "4", "-q", "flat"], "it needs cpu 4, and queue flat allows at most 3"),
+        (["-N", "4", "-q", "leaf"], "it needs cpu 4, and queue low allows at most 3"),
+        (
+            ["--mem", "2Gi"],
+            "it needs memory 2Gi, and the quota of namespace default allows at most 1Gi",
+        ),
+        (
+            ["--external", "--mem", "2Gi"],
+            "it needs memory 2Gi, and the quota of namespace default allows at most 1Gi",
+        ),
+    ],
+)
+def test_a_request_beyond_a_configured_limit_is_accepted_with_the_numbers(
+    batchq: Batchq, stage: Stage, options: list[str], why: str
+) -> None:
+    stage.furnish(
+        a_node("n1", cpu=8, memory="8Gi"),
+        a_queue("flat", capability={"cpu": 3}),
+        a_queue("low", capability={"cpu": 3}),
+        a_queue("leaf", parent="low", capability={"cpu": 5}),
+        a_quota(memory="1Gi"),
+    )
+    done = batchq("submit", "--name", "big", *options, *([] if "--external" in options else TRUE))
+    assert (done.code, done.out) == (0, "podgroup default/big submitted\n")
+    assert done.err.splitlines() == [
+        f"warning: PodGroup default/big can never start: {why}",
+        "hint: `batchq plan` says what would fit",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (["--exclude", "n9"], "excludes a node that does not exist: n9"),
+        (["--node", "n1", "--node", "n9"], "asks for a node that does not exist: n9"),
+    ],
+)
+def test_a_node_that_does_not_exist_is_warned_of(
+    batchq: Batchq, stage: Stage, options: list[str], warning: str
+) -> None:
+    stage.furnish(a_node("n1", cpu=4), a_node("n2", cpu=4))
+    done = batchq("submit", "--name", "x", *options, "--", "true")
+    assert (done.code, done.out) == (0, "podgroup default/x submitted\n")
+    assert done.err == f"warning: PodGroup default/x {warning}\n"
 
 
 def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> None:

@@ -114,6 +114,23 @@ def test_a_reload_that_is_asked_for_need_not_wait(path: Path) -> None:
     assert reload.look(asked=True)
 
 
+def test_a_change_that_was_applied_before_it_was_asked_for_is_reported(
+    path: Path, redis_store: RedisStore
+) -> None:
+    reload = Reload(path)
+    path.write_text("schedulePeriod: 3s\n")
+    assert looks(reload) == [False, True]
+    # Not in effect yet: what takes it up reports it.
+    assert reload.look(asked=True)
+    assert events_of(reload, redis_store) == []
+    reload.take_up()
+    assert not reload.look(asked=True)
+    [taken_up, asked] = events_of(reload, redis_store)
+    assert taken_up == ("Reloaded", f"{path}: schedulePeriod 2s -> 3s")
+    assert asked[1].startswith(f"{path}: already in effect for ")
+    assert asked[1].endswith("s: schedulePeriod 2s -> 3s")
+
+
 def test_an_invalid_file_changes_nothing_and_is_reported_once_with_line_and_nearest_name(
     path: Path, redis_store: RedisStore
 ) -> None:
@@ -292,7 +309,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     service.stop()
     assert not service.alive
     events = redis_store.events(kind="Scheduler")
-    assert events[1].message == f"{path}: unchanged"
+    assert events[1].message.startswith(f"{path}: already in effect for ")
     assert len(events) < 20
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.api.times import describe_age
+from batchq.api.times import describe_age, format_duration
 from batchq.cli.output.forms import Columns, Output, output_of, show_data, tabled
 from batchq.cli.output.options import (
     Globals,
@@ -69,6 +69,8 @@ _FILE = click.Path(path_type=Path)
 #: Action -> the included plugin that first consents to its victims.
 _AGREES = {"preempt": "priority", "reclaim": "proportion"}
 _DIFFERENT = 1
+#: The default of `batchq worker --beat`.
+_USUAL_BEAT_MS = 5000
 
 
 @click.group(
@@ -254,7 +256,37 @@ def _without_effect(config: SchedulerConfig) -> list[str]:
             " come before it in actions; put backfill last"
         )
     given_up = [f"note: {sentence}" for sentence in unkept(expansion)]
-    return [*notes, *_needless_disabling(config), *given_up, *warnings]
+    return [*notes, *_needless_disabling(config), *given_up, *warnings, *_unusual(config)]
+
+
+def _unusual(config: SchedulerConfig) -> Iterator[str]:
+    """Report an order of actions, and times, that delay groups or lose nodes."""
+    actions, times = config.actions, config.settings
+    if "allocate" in actions and "enqueue" not in actions:
+        yield (
+            "note: without enqueue in actions, groups get pods before resources are free for all"
+            " of them; put enqueue first"
+        )
+    elif "allocate" in actions and actions.index("allocate") < actions.index("enqueue"):
+        yield (
+            "warning: groups that enqueue admits wait for the next session: allocate comes before"
+            " it in actions; put enqueue first"
+        )
+    if times.node_timeout_ms < 2 * _USUAL_BEAT_MS:
+        yield (
+            f"warning: nodeTimeout {format_duration(times.node_timeout_ms)} is less than twice the"
+            f" usual heartbeat interval of {format_duration(_USUAL_BEAT_MS)}: nodes are not ready"
+            " between two heartbeats, unless their agents have a shorter --beat"
+        )
+    for name, length_ms in (
+        ("podLease", times.pod_lease_ms),
+        ("nodeTimeout", times.node_timeout_ms),
+    ):
+        if length_ms < times.schedule_period_ms:
+            yield (
+                f"warning: {name} {format_duration(length_ms)} is shorter than schedulePeriod"
+                f" {format_duration(times.schedule_period_ms)}; expected several times its length"
+            )
 
 
 def _before_backfill(config: SchedulerConfig) -> tuple[str, ...]:

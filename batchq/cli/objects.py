@@ -501,7 +501,9 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
     _show_some(beyond_nodes, "cannot start on the nodes there are")
     _show_some(list(unknown_node_warnings(groups, nodes)), "name nodes that do not exist")
     if beyond_nodes:
-        echo("hint: `batchq plan` says what would fit; a node that takes it may still join", err=True)
+        echo(
+            "hint: `batchq plan` says what would fit; a node that takes it may still join", err=True
+        )
     elif beyond_limits:
         echo("hint: `batchq plan` says what would fit", err=True)
 

@@ -8,7 +8,7 @@ import click
 from msgspec import field
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted, data_of, label_problem
+from batchq.api.notation import counted, data_of, label_problem, shown
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
 from batchq.api.times import describe_age
@@ -485,7 +485,23 @@ def _list_queues(shared: Globals, output: Output) -> None:
     show_list(output, views, listing)
 
 
+class QuotaCommands(click.Group):
+    """The commands for quotas; the one that deletes any object deletes quotas, too."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in ("delete", "remove", "rm", "unset") and not ctx.resilient_parsing:
+            name = shown(args[1])[1:-1] if len(args) > 1 else "NAMESPACE"
+            raise UsageError(
+                f"`batchq quota` has no command {args[0]}",
+                hint=f"`batchq delete quota {name}/default` removes the quota of namespace {name}",
+            )
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=QuotaCommands,
     invoke_without_command=True,
     epilog=examples("batchq quota", "batchq quota set research cpu=32 memory=128Gi podgroups=50"),
 )

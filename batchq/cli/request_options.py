@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
 from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
 from batchq.cli.objects import Content, read_content
@@ -34,6 +35,21 @@ def _as_array(ctx: click.Context, param: click.Parameter, value: str | None) -> 
             array_size(value)
         except UsageError as error:
             raise UsageError(f"--{error.message}", hint=error.hint) from None
+    return value
+
+
+def _as_nodes(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse a list of nodes in one word, a click callback."""
+    for word in value:
+        if "," in word:
+            option = param.opts[-1]
+            each = " ".join(f"{option} {name.strip()}" for name in word.split(",") if name.strip())
+            raise UsageError(
+                f"{option}: expected the name of one node, found {shown(word)}",
+                hint=f"repeat it for each node: {shown(each)[1:-1]}",
+            )
     return value
 
 
@@ -106,6 +122,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "nodes",
         multiple=True,
         metavar="NAME",
+        callback=_as_nodes,
         help="Use only this node, or these; repeatable.",
     ),
     click.option(
@@ -113,6 +130,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "exclude_nodes",
         multiple=True,
         metavar="NAME",
+        callback=_as_nodes,
         help="Do not use this node; repeatable.",
     ),
     click.option(

@@ -274,7 +274,10 @@ def array_size(written: str | int) -> int:
         raise UsageError(f"array: expected 1 to {MOST_OF_ARRAY} pods, found {written}")
     match = _ARRAY.fullmatch(written.strip())
     if match is None:
-        raise UsageError(f"array: expected a range such as 0-99, found {written[:40]!r}")
+        raise UsageError(
+            f"array: expected a range such as 0-99, found {shown(written, 40)}",
+            hint=_hint_of_array(written),
+        )
     first, last = int(match[1]), int(match[2])
     if first != 0:
         raise UsageError(
@@ -282,6 +285,20 @@ def array_size(written: str | int) -> int:
             hint=f"use 0-{max(0, last - first)} and add {first} to $BATCHQ_INDEX in the command",
         )
     return array_size(last + 1)
+
+
+def _hint_of_array(written: str) -> str:
+    """Return what to do instead of a notation that Slurm has and batchq has not."""
+    if "%" in written:
+        return "submit the whole range to a queue with a capability, which bounds what runs at once"
+    if ":" in written:
+        return "leave out the step, and multiply $BATCHQ_INDEX by it in the command"
+    if "," in written:
+        return (
+            "use a whole range, and let the command look up its value by $BATCHQ_INDEX; or submit"
+            " a group for each with --from-file"
+        )
+    return ""
 
 
 def _size(request: Request) -> tuple[int, int | None]:

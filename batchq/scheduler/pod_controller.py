@@ -713,6 +713,8 @@ class GroupProgress(Struct, frozen=True):
 
 def _how_it_failed(pod: Pod) -> str:
     status = pod.status
+    if status.signal is not None and status.message.startswith("killed by signal "):
+        return f"was {status.message}"
     how = (
         f"exited with {status.exit_code}"
         if status.signal is None

@@ -304,12 +304,6 @@ TABLE = [
         ("logs", "nothing"),
     ),
     Bad(
-        "one wrong name among several",
-        6,
-        "PodGroup default/nothing does not exist",
-        ("cancel", "waiting", "nothing"),
-    ),
-    Bad(
         "a gate that is not there",
         6,
         "PodGroup default/waiting has no scheduling gate 'x'",
@@ -383,6 +377,12 @@ TABLE = [
         2,
         "array: expected a range that starts at 0, found '5-9'",
         (*SUBMIT, "--array", "5-9", *CMD),
+    ),
+    Bad(
+        "two nodes in one word",
+        2,
+        "--node: expected the name of one node, found 'vm-1,vm-2'",
+        (*SUBMIT, "--node", "vm-1,vm-2", *CMD),
     ),
     Bad(
         "an array and replicas",
@@ -486,5 +486,11 @@ TABLE = [
         2,
         "expected at most 63 lower-case letters",
         ("quota", "set", "Research", "cpu=1"),
+    ),
+    Bad(
+        "a command that quotas do not have",
+        2,
+        "`batchq quota` has no command delete",
+        ("quota", "delete", "research"),
     ),
 ]

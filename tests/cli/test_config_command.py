@@ -54,6 +54,21 @@ NOBODY_PAST = (
     "warning: backfill lets no group past a head: enqueue, which finds the heads, does not come"
     " before it in actions; put backfill last\n"
 )
+A_SESSION_LATER = (
+    "warning: groups that enqueue admits wait for the next session: allocate comes before it in"
+    " actions; put enqueue first\n"
+)
+WITHOUT_ENQUEUE = (
+    "note: without enqueue in actions, groups get pods before resources are free for all of them;"
+    " put enqueue first\n"
+)
+SHORTER_THAN_A_SESSION = (
+    "warning: nodeTimeout 1s is less than twice the usual heartbeat interval of 5s: nodes are not"
+    " ready between two heartbeats, unless their agents have a shorter --beat\n"
+    "warning: podLease 1s is shorter than schedulePeriod 10s; expected several times its length\n"
+    "warning: nodeTimeout 1s is shorter than schedulePeriod 10s; expected several times its"
+    " length\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +81,15 @@ NOBODY_PAST = (
         ("plugins: [priority]\n", ""),
         ("plugins: [proportion, drf]\n", ""),
         ("plugins: [gang]\nactions: [enqueue, allocate]\n", ""),
+        ("plugins: [gang]\nactions: [allocate, enqueue]\n", A_SESSION_LATER),
+        ("plugins: [gang]\nactions: [allocate]\n", WITHOUT_ENQUEUE),
+        (
+            (
+                "plugins: [gang]\nactions: [enqueue, allocate]\n"
+                "podLease: 1s\nnodeTimeout: 1s\nschedulePeriod: 10s\n"
+            ),
+            SHORTER_THAN_A_SESSION,
+        ),
         ("plugins: [gang]\nactions: [backfill, enqueue, allocate]\n", NOBODY_PAST),
         ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST),
     ],

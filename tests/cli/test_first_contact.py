@@ -103,6 +103,44 @@ def test_a_request_that_fits_is_accepted_without_a_warning(batchq: Batchq, stage
     assert batchq("submit", "--external", "--gpus", "8").err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ("submit", "--node", "vm-1,vm-2", *TRUE),
+            "repeat it for each node: --node vm-1 --node vm-2",
+        ),
+        (
+            ("submit", "--exclude", "vm-1, vm-2", *TRUE),
+            "repeat it for each node: --exclude vm-1 --exclude vm-2",
+        ),
+        (
+            ("submit", "--array", "0-9%2", *TRUE),
+            "submit the whole range to a queue with a capability, which bounds what runs at once",
+        ),
+        (
+            ("submit", "--array", "0-9:2", *TRUE),
+            "leave out the step, and multiply $BATCHQ_INDEX by it in the command",
+        ),
+        (
+            ("submit", "--array", "1,3,5", *TRUE),
+            (
+                "use a whole range, and let the command look up its value by $BATCHQ_INDEX; or"
+                " submit a group for each with --from-file"
+            ),
+        ),
+        (
+            ("quota", "delete", "lab"),
+            "`batchq delete quota lab/default` removes the quota of namespace lab",
+        ),
+    ],
+)
+def test_the_notation_of_another_scheduler_gets_a_hint(words: tuple[str, ...], hint: str) -> None:
+    done = run(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[1] == f"hint: {hint}"
+
+
 @pytest.mark.both_doors
 @pytest.mark.parametrize(
     ("options", "why"),

@@ -174,6 +174,20 @@ def test_a_failed_pod_is_retried_after_its_backoff_and_then_fails_for_good(
     assert finished.message == "1 of 1 pods failed; the first, g-w-0, exited with 3"
 
 
+def test_how_a_pod_failed_is_said_once(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(_group("g"))
+    stack.until_idle()
+    stack.start_pods()
+    killed = "killed by signal 9 (SIGKILL)"
+    stack.end_pods(PodPhase.FAILED, exit_code=137, signal=9, failures=1, message=killed)
+    stack.until_idle()
+    finished = next(c for c in stack.group("g").status.conditions if c.type == "Finished")
+    assert finished.message == (
+        "1 of 1 pods failed; the first, g-w-0, was killed by signal 9 (SIGKILL)"
+    )
+
+
 def test_pods_of_a_silent_node_are_lost_and_bound_elsewhere(stack: Stack) -> None:
     heard = stack.clock.at_ms
     stack.ready(a_node("n1", cpu=4))

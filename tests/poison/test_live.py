@@ -173,7 +173,10 @@ def test_books_that_are_unreadable_at_the_start_are_recounted(stack: GuardedStac
 
     written_by(stack, "submitter", by_submitter)
     found = {one["subject"] for one in findings(stack) if one["check"] == "records"}
-    assert found == {f"Key {{bq}}:{name}" for name in ("charges", "events", "changes", "revision")}
+    assert found == {
+        *(f"Key {{bq}}:{name}" for name in ("charges", "events", "changes", "revision")),
+        *(f"Ledger cluster\\x20{name}" for name in ("pods", "podgroups")),
+    }
     jobs = stack.batchq("readonly", "jobs", exits=9)
     assert "the leading scheduler" in jobs.stderr
     stack.schedulers.clear()

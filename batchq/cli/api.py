@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from batchq.client import Client
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+#: The packages of batchq[http], and those that they import.
+_PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
 
 
 @click.command(
@@ -94,7 +96,7 @@ def api(
     try:
         from batchq.http.server import ApiServer, ServeOptions, parse_listen
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
+        if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise
         raise InvalidInput(
             f"the HTTP API needs the package {error.name}, which is not installed",
@@ -152,9 +154,15 @@ def _check_url(shared: Globals) -> None:
     back: the API waits for it.
     """
     from batchq.client.access_control import Delegate
+    from batchq.client.connection import target_of
 
     try:
-        with Delegate(shared.redis_url) as delegate:
+        url = target_of(shared.redis_url)
+    except StoreUnavailable:
+        # This machine's own server may be started later.
+        return
+    try:
+        with Delegate(url) as delegate:
             delegate.access.revision()
     except StoreUnavailable as error:
         if error.lasts:

@@ -9,7 +9,7 @@ import redis
 
 from batchq.api.access import AccessRole, Binding
 from batchq.api.lifecycle import PodPhase
-from batchq.api.node_report import Leaves
+from batchq.api.node_report import Leaves, PodAttempt
 from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, ResourceQuota
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.client.access_control import AccessControl, Actor
@@ -48,6 +48,7 @@ def use_everything(store: RedisStore) -> None:
     store.report_queues.post("n1", Leaves(agent="a"))
     store.report_queues.count("superseded", 1)
     store.put_result("n1", "u1-1-0", 1, b"42")
+    store.alive.put_token("n1", PodAttempt("u1-1-0", 1), "digest")
     notify(store.link, ["n1"], WakeReason.PODS)
     access = AccessControl(store)
     actor = Actor(user="alice", via="redis")

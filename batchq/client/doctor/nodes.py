@@ -10,7 +10,15 @@ from batchq.api.times import SECOND, describe_age
 from batchq.api.views import SchedulerSeen
 from batchq.client.changes import Overpromised, overpromised
 from batchq.client.connection import process_of
-from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
+from batchq.client.doctor.system_state import (
+    Finding,
+    Level,
+    State,
+    ok,
+    or_ok,
+    role_by_name,
+    unseen,
+)
 from batchq.store.codec import whole
 
 _READS = "reading (`+@read`) of batchq's keys"
@@ -182,9 +190,6 @@ def _of_node(state: State, node: Node) -> Finding | None:
 #: A follower that lacks this many writes does not keep up.
 FAR_BEHIND = 10_000
 
-#: The roles of conf/acl, as their users' names begin.
-_ROLES = ("scheduler", "worker", "submitter", "operator", "api", "readonly", "read-only", "reader")
-
 
 def permissions(state: State) -> tuple[Finding, ...]:
     """The user may read everything that the doctor reads."""
@@ -312,7 +317,7 @@ def _looks_like(user: str | None) -> str:
         return ""
     if user == "default":
         return " (the server's own, of no role)"
-    role = next((role for role in _ROLES if user.startswith(role)), "")
+    role = role_by_name(user)
     if not role:
         return ""
     article = "an" if role[0] in "aeiou" else "a"

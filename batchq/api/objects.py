@@ -450,8 +450,8 @@ class PodGroupStatus(Value, frozen=True):
     #: For an external group: the consumer's name for a pod -> the reported phase.
     reported: dict[str, Literal["Running", "Succeeded", "Failed"]] = {}
     evictions: Evictions = Evictions()
-    #: How often a gang with `spec.launch` was restarted whole, and how often of these in this
-    #: admission because a pod had failed.
+    #: How often a gang with `spec.launch` was restarted whole, and how often of these because a pod
+    #: had failed.
     restarts: Integer = 0
     failed_rounds: Integer = 0
     #: Who submitted the group, and so set its gates; and the opened ones among these.

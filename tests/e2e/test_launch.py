@@ -110,9 +110,19 @@ class Scene:
         self.diary = machine.root / "diary"
 
     def submit(self) -> None:
-        options = ("--name", "gang", "-N", "4", "--launch", "rank", "--grace", "2s")
-        command = ("sh", "-c", WORKER, str(self.diary))
-        self.machine.batchq("submit", *options, "--retries", "1", "--", *command)
+        command = ["sh", "-c", WORKER, str(self.diary)]
+        template = {"command": command, "requests": {"cpu": 1}, "terminationGrace": "2s"}
+        manifest = {
+            "apiVersion": "batchq/v1",
+            "kind": "PodGroup",
+            "metadata": {"name": "gang"},
+            "spec": {
+                "launch": {"style": "rank"},
+                "retry": {"limit": 1, "backoff": "100ms"},
+                "tasks": [{"name": "main", "replicas": 4, "template": template}],
+            },
+        }
+        self.machine.submit(json.dumps(manifest))
 
     def lines(self, round_: int, word: str) -> list[str]:
         """Return the ports that pods of a round named when they wrote the word, by rank."""

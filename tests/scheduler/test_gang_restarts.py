@@ -163,6 +163,23 @@ def test_the_retries_count_rounds_of_the_gang(stack: Stack) -> None:
     assert finished.reason == "RetriesSpent"
 
 
+def test_a_gang_that_is_requeued_keeps_the_count_of_its_failures(stack: Stack) -> None:
+    run(stack, retry=Retry(limit=1, backoff=0))
+    fail(stack, by_name(stack)["g-w-0"])
+    stack.until_idle()
+    stack.apply(a_gang(retry=Retry(limit=1, backoff=0), suspend=True))
+    stack.until_idle()
+    assert stack.group("g").status.reserved_at is None
+    stack.apply(a_gang(retry=Retry(limit=1, backoff=0)))
+    stop_all(stack)
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    fail(stack, by_name(stack)["g-w-1"])
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.FAILED
+
+
 def test_without_retries_the_first_failure_ends_the_gang(stack: Stack) -> None:
     pods = run(stack)
     fail(stack, pods["g-w-0"])

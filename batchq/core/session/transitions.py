@@ -253,7 +253,6 @@ def roll_back(
         reserved_at=None,
         reservation={},
         left_out=(),
-        failed_rounds=0,
         # That some extra pods had no node is no reason why the group waits now.
         reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
         claim=stopped(status.claim, reason, now_ms),

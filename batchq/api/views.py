@@ -383,7 +383,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     history: tuple[Period, ...]
     view: GroupView
     line_ahead: tuple[str, ...]
-    #: Which pods have failed, or were lost or evicted, and when they start again.
+    #: Which pods have failed, were lost or evicted, or are about to be lost, and when they start
+    #: again.
     restarts: tuple[str, ...] = ()
 
 

@@ -22,6 +22,7 @@ from batchq.cli.output.render import Table, show_table
 from batchq.cli.output.terminal import echo, raw_option
 from batchq.cli.output.values import following, group_key, left_of, seconds_of
 from batchq.client import Client
+from batchq.errors import UsageError
 
 
 @click.command(
@@ -29,6 +30,7 @@ from batchq.client import Client
         "batchq logs train-1",
         "batchq logs train-1 -f --prefix",
         "batchq logs train-1 --pod main-0 --tail 20",
+        "batchq logs train-1 --attempt 1",
     )
 )
 @click.argument("name")
@@ -36,6 +38,11 @@ from batchq.client import Client
 @click.option("-f", "--follow", is_flag=True, help="Follow until the group's processes have ended.")
 @click.option("--pod", default="", help="Only this pod: its name, or TASK-INDEX.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    help="This attempt of each pod, from 1.  [default: the latest]",
+)
 @raw_option
 @click.option("--prefix", is_flag=True, help="Begin each line with the name of its pod.")
 @output_option("text", "json")
@@ -47,32 +54,41 @@ def logs(
     follow: bool,
     pod: str,
     tail: int | None,
+    attempt: int | None,
     prefix: bool,
     output: Output,
 ) -> None:
     """Print the output of the group NAME's pods, at most the newest MiB of each.
 
     stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
+    The output of every attempt is kept for seven days. Attempts are counted in the present
+    admission of the group, and since the last start of the server.
     """
+    if follow and attempt is not None:
+        raise UsageError("--attempt and -f exclude each other: only the latest attempt goes on")
     key = group_key(name, namespace)
     with following(shared, [key], patience_s=None if follow else 0.0) as client:
         count = 0
-        for line in client.logs(key, follow=follow, pod=pod, tail=tail):
+        for line in client.logs(key, follow=follow, pod=pod, tail=tail, attempt=attempt):
             count += 1
             output.line(line, f"{line.pod}: {line.text}" if prefix else line.text)
             if follow:
                 sys.stdout.flush()
         if not count:
-            echo(_why_nothing(client, key), err=True)
+            echo(_why_nothing(client, key, attempt), err=True)
 
 
-def _why_nothing(client: Client, key: str) -> str:
+def _why_nothing(client: Client, key: str, attempt: int | None) -> str:
     group = client.get("PodGroup", key)
     assert isinstance(group, PodGroup)
     if group.spec.controller == "external":
         what = "it is external: the consumer that ran it has its output"
         return f"PodGroup {key} is {group.status.phase}; {what}"
     started = any(pod.status.attempt for pod in client.pods(group))
+    if started and attempt is not None:
+        return (
+            f"PodGroup {key} is {group.status.phase}; attempt {attempt} of its pods has no output"
+        )
     what = "its pods have no output" if started else "none of its pods has started"
     return f"PodGroup {key} is {group.status.phase}; {what}"
 

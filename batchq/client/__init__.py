@@ -571,8 +571,7 @@ class Client:
         """Return when waiting groups are expected to start, the earliest first; of one namespace,
         of one queue and those below it. Nothing is written, and no right to write is needed.
 
-        The groups ahead in line are counted, and every group is assumed to run for its whole
-        walltime. At most 1,000 groups in line are planned.
+        Groups ahead count, each for its whole walltime; at most 1,000 groups in line are planned.
         Raises InvalidInput if this machine cannot use the scheduler's configuration.
         """
         from batchq.client.outcomes import TrialScheduler, starts_of
@@ -656,20 +655,21 @@ class Client:
         pod: str = "",
         follow: bool = False,
         tail: int | None = None,
+        attempt: int | None = None,
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[views.LogLine]:
         """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
-        `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last
-        lines of each pod. With `follow`, the iteration ends when the group's processes have ended,
-        or when `stop` returns True, which is asked several times a second. Raises NotFound.
+        `pod` selects one by its name or `<task>-<index>`; `tail`, the last lines of each;
+        `attempt`, an earlier attempt, from 1. With `follow`, it ends with the processes, or when
+        `stop` returns True, which is asked several times a second. Raises NotFound.
         """
         from batchq.client import output
 
         key = key_named(group, namespace)
         if not follow:
-            return output.read_output(self._store, key, pod=pod, tail=tail)
+            return output.read_output(self._store, key, pod=pod, tail=tail, attempt=attempt)
         lines = output.follow_output(self._store, key, pod=pod, tail=tail, stop=stop)
         return output.patient(lines, self.patiently)
 

@@ -632,13 +632,14 @@ class ApiClient(Client):
         pod: str = "",
         follow: bool = False,
         tail: int | None = None,
+        attempt: int | None = None,
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[LogLine]:
         path = f"{group_path(group, namespace)}/logs"
         if follow:
             return self._followed(path, pod, tail, stop)
-        return self._lines(_with(path, {"pod": pod, "tail": "" if tail is None else tail}))
+        return self._lines(_with(path, {"pod": pod, "tail": tail, "attempt": attempt}))
 
     def _lines(self, path: str) -> Iterator[LogLine]:
         decoder = msgspec.json.Decoder(LogLine)

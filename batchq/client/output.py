@@ -29,17 +29,22 @@ _LONGEST_LINE_BYTES = 64 * 1024
 class _Reader:
     """Reads one attempt's output; keeps an incomplete last line for the next call."""
 
-    def __init__(self, store: RedisStore, pod: Pod) -> None:
+    def __init__(
+        self, store: RedisStore, pod: Pod, *, node: str = "", attempt: int | None = None
+    ) -> None:
+        """Read the output of an attempt on a node; by default, of the pod's latest attempt."""
+        status = pod.status
         self._store = store
         self._pod = pod
+        self._node = node or status.node or status.last_node
+        self._attempt = status.attempt if attempt is None else attempt
         self._after = "0"
         self._rests: dict[str, bytes] = {}
 
     def lines(self) -> Iterator[LogLine]:
         """Yield all complete lines that are available."""
-        uid, status = self._pod.metadata.uid, self._pod.status
-        node = status.node or status.last_node
-        while chunks := self._store.read_log(node, uid, status.attempt, after=self._after):
+        uid = self._pod.metadata.uid
+        while chunks := self._store.read_log(self._node, uid, self._attempt, after=self._after):
             for chunk in chunks:
                 self._after = chunk.id
                 *whole, rest = (self._rests.get(chunk.stream, b"") + chunk.data).split(b"\n")
@@ -60,23 +65,44 @@ class _Reader:
     def _line(self, stream: str, line: bytes) -> LogLine:
         return LogLine(
             pod=self._pod.metadata.name,
-            attempt=count_of(self._pod.status.attempt),
+            attempt=count_of(self._attempt),
             stream=stream,
             text=line.removesuffix(b"\r").decode(errors="replace"),
         )
 
 
 def read_output(
-    store: RedisStore, key: str, *, pod: str = "", tail: int | None = None
+    store: RedisStore,
+    key: str,
+    *,
+    pod: str = "",
+    tail: int | None = None,
+    attempt: int | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the kept output of the latest attempt of each pod, pod after pod.
+    """Yield the kept output of the latest attempt of each pod, or of the attempt of this number,
+    pod after pod.
 
     `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last lines
     of each pod. Raises NotFound, StoreUnavailable.
     """
     group = find(store, PodGroup, key)
     for one in _chosen(store, group, pod):
-        yield from _last(_Reader(store, one).last_lines(), tail)
+        if attempt is None:
+            yield from _last(_Reader(store, one).last_lines(), tail)
+        elif attempt <= count_of(one.status.attempt):
+            yield from _last(_of_attempt(store, one, attempt), tail)
+
+
+def _of_attempt(store: RedisStore, pod: Pod, attempt: int) -> Iterator[LogLine]:
+    """Yield the output of an attempt; a pod does not know where its former attempts ran."""
+    status = pod.status
+    number = status.attempt - count_of(status.attempt) + attempt
+    names = (node.metadata.name for node in store.list("Node"))
+    for node in filter(None, dict.fromkeys((status.node, status.last_node, *names))):
+        lines = list(_Reader(store, pod, node=node, attempt=number).last_lines())
+        if lines:
+            return iter(lines)
+    return iter(())
 
 
 def follow_output(

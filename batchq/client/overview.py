@@ -55,7 +55,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.plugins.gates import GATES
-from batchq.scheduler.timers import requeue_due_at
+from batchq.scheduler.timers import lease_over_at, requeue_due_at
 from batchq_actions.backfill import reservations_of
 
 
@@ -385,13 +385,18 @@ def gated_pods(group: GroupState) -> tuple[Verdict, ...]:
 
 
 def restarts_of(session: Session, group: GroupState) -> tuple[str, ...]:
-    """Return which pods of an admitted group have failed, or were lost or evicted, and when they
-    start again, e.g. `pod r-main-0 exited with 3; retry 1 of 2 starts in 6s`.
+    """Return which pods of an admitted group have failed, were lost or evicted, or are on nodes
+    that are not ready, and when they start again, e.g. `pod r-main-0 exited with 3; retry 1 of 2
+    starts in 6s`.
     """
     if group.is_external or group.phase not in ADMITTED:
         return ()
     found: dict[tuple[str, str], list[Pod]] = {}
     for pod in group.current():
+        node = session.nodes.by_name.get(pod.status.node)
+        if pod.status.phase in ON_NODE and node is not None and not node.ready:
+            found.setdefault((f"is on node {node.name}, which is not ready", ""), []).append(pod)
+            continue
         if not pod.status.attempt or pod.status.phase not in _RESTARTS or group.is_final(pod):
             continue
         retry = ""
@@ -411,7 +416,9 @@ _RESTARTS = frozenset({PodPhase.FAILED, PodPhase.EVICTED, PodPhase.PENDING})
 def _named_pods(pods: Sequence[Pod], how: str) -> str:
     if len(pods) == 1:
         return f"pod {pods[0].metadata.name} {how}"
-    return f"{len(pods)} pods {how.replace('was ', 'were ', 1)}"
+    plural = {"was": "were", "is": "are"}
+    verb, _, rest = how.partition(" ")
+    return f"{len(pods)} pods {plural.get(verb, verb)} {rest}".rstrip()
 
 
 def _how_it_ended(pod: Pod) -> str:
@@ -427,6 +434,11 @@ def _how_it_ended(pod: Pod) -> str:
 
 
 def _starts_again(session: Session, group: GroupState, pods: Sequence[Pod], retry: str) -> str:
+    if pods[0].status.phase in ON_NODE:
+        lost_at = min((lease_over_at(session, pod) or 0 for pod in pods), default=0)
+        counts = "it counts" if len(pods) == 1 else "they count"
+        when = f" in {describe_age(lost_at - session.now_ms)}" if lost_at > session.now_ms else ""
+        return f"{counts} as lost{when} unless the node returns"
     due_at = min(requeue_due_at(session, group, pod) for pod in pods)
     waits = any(pod.status.phase == PodPhase.PENDING for pod in pods)
     it = retry or ("it" if len(pods) == 1 else "they")

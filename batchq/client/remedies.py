@@ -289,13 +289,17 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
         return f"wait until another group of {verdict.subject} has ended, or have it allow more"
     if not verdict.subject:
         return ""
-    smaller = _at_most(group, verdict, _free(verdict))
+    smaller, others = _at_most(group, verdict, _free(verdict)), _others(group)
     if verdict.subject.startswith("the quota of"):
         raised = f"raise it: `batchq quota set {group.namespace} {verdict.resource}=…`"
-        return _one_of(f"wait until others of namespace {group.namespace} end", smaller, raised)
+        return _one_of(f"wait until {others} of namespace {group.namespace} end", smaller, raised)
     return _one_of(
-        f"wait until others of {verdict.subject} end", smaller, "have its capability raised"
+        f"wait until {others} of {verdict.subject} end", smaller, "have its capability raised"
     )
+
+
+def _others(group: GroupState) -> str:
+    return "its running pods or others" if group.phase in ADMITTED else "others"
 
 
 def _one_of(*ways: str) -> str:
@@ -319,7 +323,7 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
         ]
         free = min(free, max(each, default=0) if group.min_member == 1 else sum(each))
     return _one_of(
-        "wait until others end",
+        f"wait until {_others(group)} end",
         _at_most(group, verdict, free),
         _uncordoning(session, group),
         "have nodes added",
@@ -358,7 +362,7 @@ def _free(verdict: Verdict) -> int:
 
 
 def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
-    if free <= 0:
+    if free <= 0 or group.phase in ADMITTED:
         return ""
     amount = describe_quantity(verdict.resource, free)
     together = " in all" if group.min_member > 1 else ""
@@ -576,7 +580,8 @@ def _advise_uncordoning(
         return
     nodes = [session.nodes.by_name[name].record for name in names]
     result = trial.of(group, [_uncordoned(node) for node in nodes])
-    if result.outcome is Outcome.NOW:
+    needs_them = bool(missing_nodes(session, session.by_key[plan.key]))
+    if result.outcome is Outcome.NOW or (result.outcome is Outcome.WAITS and needs_them):
         yield Advice(
             change="uncordon",
             value=" ".join(names),

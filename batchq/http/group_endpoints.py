@@ -18,6 +18,7 @@ from batchq.api.access import Tier, seen
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import API_VERSION, PodGroup, Unreadable, key_of, kind_of
 from batchq.api.printable import printable
+from batchq.api.transaction import JUMP
 from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.api_session import sealed
 from batchq.client import Accepted, Client
@@ -488,10 +489,11 @@ def group_logs(call: ApiCall) -> StreamAnswer:
         raise bad_request(f"stream: expected stdout or stderr, found {stream[:80]!r}")
     tail = call.number("tail", None, MOST_LINES)
     follow = call.flag("follow")
+    attempt = call.number("attempt", None, JUMP)
     form, written = _log_form(call.accept)
 
     def read(client: Client, stop: Callable[[], bool]) -> Iterator[LogLine]:
-        lines = client.logs(key, pod=pod, follow=follow, tail=tail, stop=stop)
+        lines = client.logs(key, pod=pod, follow=follow, tail=tail, attempt=attempt, stop=stop)
         return (line for line in lines if stream in ("", line.stream))
 
     async def parts() -> AsyncIterator[bytes]:

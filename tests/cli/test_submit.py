@@ -12,7 +12,8 @@ from threading import Event
 import pytest
 import yaml
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import PodGroup, Retry
+from tests.builders import a_group, a_node, a_task
 from tests.cli.conftest import Batchq, Ran
 from tests.client.stage import Stage
 
@@ -383,3 +384,27 @@ def test_a_walltime_of_sixty_without_a_unit_is_doubted(batchq: Batchq, stage: St
     done = batchq("submit", "--name", "x", "--walltime", "60", "--", "true")
     assert done.code == 0
     assert "warning: --walltime 60 is 60 seconds; did you mean 60h or 60m?" in done.err
+
+
+@pytest.mark.both_doors
+def test_the_output_of_an_earlier_attempt_can_be_read(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n2", cpu=8, cordoned=True))
+    task = a_task("w", 1, requests={"cpu": 1}, command=("true",))
+    stage.client.apply([a_group("x", tasks=(task,), retry=Retry(limit=1, backoff=0))])
+    stage.turn()
+    stage.start("x")
+    [pod] = stage.pods("x")
+    first = pod.status.attempt
+    stage.store.append_log("n2", pod.metadata.uid, first, "stdout", b"broken\n")
+    stage.end("x", 3)
+    stage.start("x")
+    stage.store.append_log("n1", pod.metadata.uid, first + 1, "stdout", b"works\n")
+    assert batchq("logs", "x").out == "works\n"
+    assert batchq("logs", "x", "--attempt", "2").out == "works\n"
+    assert batchq("logs", "x", "--attempt", "1").out == "broken\n"
+    third = batchq("logs", "x", "--attempt", "3")
+    assert (third.out, third.err) == (
+        "",
+        "PodGroup default/x is Running; attempt 3 of its pods has no output\n",
+    )
+    assert batchq("logs", "x", "--attempt", "1", "-f").code == 2

@@ -55,6 +55,15 @@ def test_a_gang_is_advised_to_uncordon_a_node_before_it_asks_for_less() -> None:
     ]
 
 
+def test_a_gang_that_needs_a_cordoned_node_and_others_to_end_is_advised_of_both() -> None:
+    there = a_snapshot(
+        a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True), *a_running_group("r", cpu=1)
+    )
+    assert advices(plan_on(there, a_request(replicas=8)))[0] == (
+        "after `batchq nodes uncordon n2`, it would wait in line, and could start later"
+    )
+
+
 def test_uncordoning_a_node_that_takes_none_of_its_pods_is_not_advised() -> None:
     there = a_snapshot(
         *(a_node("n1", cpu=4, labels={"pool": "a"}), a_node("n2", cpu=4, cordoned=True)),

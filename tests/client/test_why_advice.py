@@ -328,6 +328,9 @@ def test_the_pods_of_a_running_array_that_wait_have_a_reason(
     assert [one.text for one in result.reasons] == [
         "WaitingForQuota: needs cpu 1, and queue small has 0 free (2 of 2 in use)"
     ]
+    assert [one.remedy for one in result.reasons] == [
+        ("wait until its running pods or others of queue small end, or have its capability raised")
+    ]
     assert result.waited == {}
     show_why(result, history=False)
     assert capsys.readouterr().out.splitlines()[0] == (
@@ -374,6 +377,20 @@ def test_pods_lost_with_their_node_are_counted_and_the_node_is_named() -> None:
     }
     assert after_an_attempt(replicas=2, **lost).why("r").restarts == (
         "2 pods were lost with node n1; they start again when nodes take them",
+    )
+
+
+def test_a_running_group_says_that_a_node_of_its_pods_is_silent() -> None:
+    silent = a_node("n1", cpu=4, heartbeat=NOW - MINUTE)
+    group = asks("r", status=PodGroupStatus(phase=PodGroupPhase.RUNNING, admission=1))
+    pod = a_pod(group, phase=PodPhase.RUNNING, node="n1", started_at=NOW - 2 * MINUTE)
+    world = World(a_queue("default"), silent, group, pod)
+    world.snapshot = structs.replace(world.snapshot, leases={pod.metadata.uid: NOW - 10_000})
+    assert world.why("r").restarts == (
+        (
+            "pod r-w-0 is on node n1, which is not ready; it counts as lost in 20s unless the node"
+            " returns"
+        ),
     )
 
 

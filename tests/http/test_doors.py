@@ -107,7 +107,7 @@ class Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(sys.argv[1])
 connection = Connection("localhost")
-connection.request("GET", sys.argv[2])
+connection.request("GET", sys.argv[2], headers=dict(word.split("=") for word in sys.argv[3:]))
 answer = connection.getresponse()
 print(answer.status, answer.read().decode())
 """
@@ -128,6 +128,11 @@ def test_another_account_is_itself_and_has_no_rights_of_ours(server: Server, sta
             refused = as_other_user([*ask, path], "").stdout
             assert refused.startswith("403 ")
             assert "user nobody has no role" in refused
+        in_our_name = ("Batchq-As=root", "Batchq-Reason=curious")
+        for path in ("/v1/me", "/v1/groups"):
+            refused = as_other_user([*ask, path, *in_our_name], "").stdout
+            assert refused.startswith("403 ")
+            assert "user nobody may not impersonate users" in refused
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

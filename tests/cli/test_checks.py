@@ -38,7 +38,7 @@ spec: {parent: org}
 
 @pytest.fixture
 def watch(batchq: Batchq, stage: Stage) -> Iterator[CheckWatch]:
-    """An active controller, and two groups, one of which has reserved quota."""
+    """An active controller, and two groups, one with reserved quota."""
     assert batchq("apply", "-f", "-", stdin=WORLD).code == 0
     with stage.client.checks.watch("boss", holder="boss-0", lease_s=3600) as watch:
         for name in ("first", "second"):

@@ -153,7 +153,7 @@ class InvariantChecker:
                     f"attempt {attempt} of {full_name(pod)} runs on {machine}, and the pod is"
                     f" {status.phase} in attempt {status.attempt} on {status.node}"
                 )
-            # A late call may end a lease of which the agent thought that nothing runs under it.
+            # A late call may end a lease after the agent has decided that nothing runs under it.
             until_ms = server.leases.get(machine, {}).get(process.attempt)
             if until_ms is not None and until_ms <= now_ms:
                 raise InvariantBroken(

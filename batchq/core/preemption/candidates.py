@@ -43,7 +43,7 @@ class SearchTerms:
         return self.former is None or group.uid in self.former.whole
 
     def may_take_pod(self, pod: Pod) -> bool:
-        """Return whether a pod beyond minMember may be taken by itself."""
+        """Return whether a pod beyond minMember may be taken alone."""
         return self.former is None or pod.metadata.uid in self.former.holds
 
 

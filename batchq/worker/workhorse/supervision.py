@@ -88,7 +88,7 @@ class AgentContact:
         return now_ms - self._voucher.asked_at >= self._patience_ms
 
     def is_server_away(self, now_ms: int) -> bool:
-        """Return whether the server is known to answer nobody, by what the agent has seen.
+        """Return whether the agent has seen that the server does not answer anyone.
 
         While the agent is silent, only what this work-horse has seen counts.
         """

@@ -242,7 +242,10 @@ class LedgerView:
             return
         more = after
         if before:
-            more = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+            names = {**before, **after}
+            more = {
+                name: units for name in names if (units := after.get(name, 0) - before.get(name, 0))
+            }
         for scope in group.scopes:
             sums = self.sums.get(scope)
             if sums is None:

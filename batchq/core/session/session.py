@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from copy import copy
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -379,14 +379,15 @@ class Session:
 
     def get(self, key: StateKey[T]) -> T:
         """Return the value of a key, creating it if necessary."""
-        found = self._parts.get(key)
+        found: T | None = self._parts.get(key)
         if found is None:
             found = self._parts[key] = key.make(self)
-        return cast(T, found)
+        return found
 
     def peek(self, key: StateKey[T]) -> T | None:
         """Return the value of a key, or None."""
-        return cast("T | None", self._parts.get(key))
+        found: T | None = self._parts.get(key)
+        return found
 
     def put(self, key: StateKey[T], part: T | None) -> None:
         """Set the value of a key; None removes it."""

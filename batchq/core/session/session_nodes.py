@@ -10,10 +10,9 @@ changes of free resources go through `take`, `give` or `put_back`. Each records 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PROTOCOL_ANNOTATION
@@ -88,8 +87,9 @@ class NodeState:
 
     def take(self, requests: Mapping[str, int]) -> None:
         """Take the requests of a pod."""
+        free = self.free
         for name, units in requests.items():
-            self.free[name] = self.free.get(name, 0) - units
+            free[name] = free.get(name, 0) - units
 
     def give(self, requests: Mapping[str, int]) -> None:
         """Free the requests of a pod."""
@@ -99,8 +99,9 @@ class NodeState:
 
     def put_back(self, requests: Mapping[str, int]) -> None:
         """Return an amount that was only held for the length of a session or trial."""
+        free = self.free
         for name, units in requests.items():
-            self.free[name] = self.free.get(name, 0) + units
+            free[name] = free.get(name, 0) + units
 
     def lacks(self, requests: Mapping[str, int]) -> str:
         """Return the first dimension that does not fit, in the order of the request, or ''."""
@@ -111,8 +112,7 @@ class NodeState:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptPlaces:
+class KeptPlaces(Struct, frozen=True):
     """The nodes for the pods of a gang, shape by shape in placement order."""
 
     parts: tuple[tuple[TaskShape, tuple[NodeState, ...]], ...]

@@ -67,6 +67,7 @@ _NOT_ADMITTED: Mapping[str, object] = {
 }
 #: The empty claim, shared by all groups.
 _NO_CLAIM = GroupClaim()
+_NO_TEMPLATE = PodTemplate()
 
 #: How many pods keep their number of failures in the group's record across an eviction.
 MOST_SPENT = 10_000
@@ -626,7 +627,7 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
     prefix = pod_uid(group, "")
     pods: list[Pod] = []
     shape: TaskShape | None = None
-    template = PodTemplate()
+    template = _NO_TEMPLATE
     for ordinal in ordinals:
         if shape is None or ordinal not in shape.ordinals:
             shape = shape_at(group, ordinal)

@@ -66,7 +66,7 @@ def decode(data: object, *, place: str = "", line_of: LineOf | None = None) -> O
     except Malformed as problem:
         line = line_of(problem.path) if line_of else None
         where = ", line ".join(part for part in (place, str(line) if line else "") if part)
-        subject = _subject(data)
+        subject = subject_of(data)
         text = ": ".join(part for part in (where, subject, str(problem)) if part)
         raise InvalidInput(text) from None
 
@@ -331,7 +331,7 @@ def _title(obj: Object) -> str:
     return f"{kind_of(obj)} {space}{_short(obj.metadata.name)}"
 
 
-def _subject(data: object) -> str:
+def subject_of(data: object) -> str:
     """Return `PodGroup default/train`, as far as the manifest states it."""
     if not isinstance(data, Mapping):
         return ""

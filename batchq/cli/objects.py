@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -66,7 +67,15 @@ from batchq.client.request import (
     limit_warnings,
     unknown_node_warnings,
 )
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UnreadableRecord, UsageError
+from batchq.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    Rejected,
+    StoreUnavailable,
+    UnreadableRecord,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from batchq.api.views import GroupPage
@@ -124,10 +133,25 @@ class GroupLimitCheck:
 
 
 class Content(NamedTuple):
-    """The objects of a file, and the names of the queues whose stopPolicy it does not set."""
+    """The objects of a file, and the names of the queues whose stopPolicy it does not set.
+
+    `documents` are the objects' manifests, in the file's order; none if there is no file.
+    """
 
     objects: list[Object]
     keep_stop: frozenset[str]
+    documents: Sequence[Document] = ()
+
+
+@contextmanager
+def located_in(documents: Sequence[Document]) -> Iterator[None]:
+    """Add the file and the line to errors about what the documents describe."""
+    try:
+        yield
+    except (InvalidInput, NotFound, Conflict, Rejected) as error:
+        from batchq.config.documents import located
+
+        raise located(error, documents) from None
 
 
 def read_objects(name: str, *, in_folder: bool) -> list[Object]:
@@ -167,9 +191,10 @@ def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None
         echo(f"warning: {source}: {ignored}", err=True)
     keep_stop = queues_to_keep_stopped(documents, objects)
     if not in_folder:
-        return Content(objects, keep_stop)
+        return Content(objects, keep_stop, documents)
     folder = Path.cwd() if name == STDIN else Path(name).resolve().parent
-    return Content([_in_folder(item, str(folder)) for item in objects], keep_stop)
+    in_place = [_in_folder(item, str(folder)) for item in objects]
+    return Content(in_place, keep_stop, documents)
 
 
 def _run_script(name: str) -> str:
@@ -464,7 +489,8 @@ def apply(shared: Globals, filename: str, dry_run: bool, output: Output) -> None
 def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: Output) -> None:
     """Apply the content of a file, and print what was done to each object."""
     with shared.connect() as client:
-        applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
+        with located_in(content.documents):
+            applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
         warn(applied)
         warn_of_capacity(client, applied)
     if not output.for_people:

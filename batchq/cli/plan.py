@@ -16,6 +16,7 @@ from batchq.api.resources import describe
 from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.api.views import Advice, Awaited, GroupPlan, Outcome, Plan
 from batchq.cli.group_lists import ReasonRow
+from batchq.cli.objects import located_in
 from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields, show_section
@@ -278,9 +279,10 @@ def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options
     check_request(command, options, name="plan", with_file=("no_advice",))
     with shared.connect() as client:
         content = requested(client, command, options)
-        found = client.plan(
-            content.objects, keep_stop=content.keep_stop, advise=not options["no_advice"]
-        )
+        with located_in(content.documents):
+            found = client.plan(
+                content.objects, keep_stop=content.keep_stop, advise=not options["no_advice"]
+            )
         led = client.schedulers().led
     for warning in found.warnings:
         echo(f"warning: {warning}", err=True)

@@ -19,7 +19,13 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
-from batchq.cli.objects import GroupLimitCheck, queues_to_keep_stopped, warn, warn_of_capacity
+from batchq.cli.objects import (
+    GroupLimitCheck,
+    located_in,
+    queues_to_keep_stopped,
+    warn,
+    warn_of_capacity,
+)
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import display, short
 from batchq.cli.output.render import aligned, one_line
@@ -35,7 +41,7 @@ from batchq.cli.output.values import ending_text, seconds_of
 from batchq.cli.request_options import mark_groups
 from batchq.client import Client
 from batchq.client.request import marked, with_working_dir
-from batchq.config.documents import read_bounded, read_documents
+from batchq.config.documents import Document, read_bounded, read_documents
 from batchq.errors import InvalidInput, NotFound, UsageError, WaitTimedOut
 from batchq.paths import Home
 
@@ -48,12 +54,14 @@ class RunPlan(Struct, frozen=True, kw_only=True):
     """The objects of a file. `others` (queues, quotas …) are applied first; `groups` are in the
     order of the file.
 
-    `keep_stop` are the queues whose stopPolicy the file does not set.
+    `keep_stop` are the queues whose stopPolicy the file does not set, and `documents` the manifests
+    of all objects.
     """
 
     others: tuple[Object, ...]
     groups: tuple[PodGroup, ...]
     keep_stop: frozenset[str] = frozenset()
+    documents: Sequence[Document] = ()
 
     @property
     def pods(self) -> int:
@@ -89,6 +97,7 @@ def read_plan(file: Path, shared: Globals | None = None) -> RunPlan:
         others=tuple(item for item in objects if not isinstance(item, PodGroup)),
         groups=tuple(with_working_dir(groups, str(file.resolve().parent))),
         keep_stop=queues_to_keep_stopped(documents, objects),
+        documents=documents,
     )
 
 
@@ -507,8 +516,10 @@ def _run(
         groups = with_fresh_names(plan.groups, taken_keys(client))
         for old, new in renamed(plan.groups, groups):
             _note(f"{short(old)} exists already: the new group is {short(new)}")
-        with on_interrupt(
-            "interrupted while submitting", hint="`batchq jobs` shows what was submitted"
+        hint = "`batchq jobs` shows what was submitted"
+        with (
+            on_interrupt("interrupted while submitting", hint=hint),
+            located_in(plan.documents),
         ):
             applied = client.submit_all([*plan.others, *groups], keep_stop=plan.keep_stop)
         warn(applied)

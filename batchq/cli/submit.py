@@ -30,7 +30,7 @@ from batchq.api.notation import counted, shown
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.times import describe_age
 from batchq.api.views import Accepted, Effect
-from batchq.cli.objects import warn, warn_of_capacity
+from batchq.cli.objects import located_in, warn, warn_of_capacity
 from batchq.cli.output.forms import manifests, output_of, reference, show_list
 from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
 from batchq.cli.output.progress import progress
@@ -131,9 +131,10 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
 
 def _submit(client: Client, command: Sequence[str], options: dict[str, Any]) -> Sequence[Applied]:
     content = requested(client, command, options)
-    return client.submit_all(
-        content.objects, dry_run=options["dry_run"], keep_stop=content.keep_stop
-    )
+    with located_in(content.documents):
+        return client.submit_all(
+            content.objects, dry_run=options["dry_run"], keep_stop=content.keep_stop
+        )
 
 
 def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ import yaml
 from batchq.api import manifest
 from batchq.api.notation import Path, path_text, shown
 from batchq.api.objects import API_VERSION, Object
-from batchq.errors import InvalidInput
+from batchq.errors import BatchqError, InvalidInput
 
 MOST_BYTES = 8 * 2**20
 DEEPEST = 64
@@ -55,6 +55,8 @@ _WORDS: dict[str, object] = {
     "False": False,
     "FALSE": False,
 }
+#: A field at the beginning of a message: `spec.tasks[0].replicas`.
+_FIELD = re.compile(r"spec(\.\w+|\[\d+\])*", re.ASCII)
 _TAG = "tag:yaml.org,2002:"
 _TAGS = {"!", *(f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))}
 
@@ -103,6 +105,22 @@ class Document:
     def where(self) -> str:
         """Return the file; for JSON, whose lines are unknown, the document too."""
         return self.source if self.mark else f"{self.source}, document {self.place}"
+
+
+def located(error: BatchqError, documents: Sequence[Document]) -> BatchqError:
+    """Return an error of the form `Queue q: spec.parent: …` with the file and the line of that
+    field, if one of the documents describes the object; else the error itself.
+    """
+    for document in documents:
+        subject = f"{manifest.subject_of(document.data)}: "
+        if not error.message.startswith(subject):
+            continue
+        field = _FIELD.match(error.message.removeprefix(subject))
+        parts = re.findall(r"\w+", field[0]) if field else ()
+        line = document.line_of(tuple(int(part) if part.isdigit() else part for part in parts))
+        where = f"{document.where()}, line {line}" if line else document.where()
+        return type(error)(f"{where}: {error.message}", hint=error.hint)
+    return error
 
 
 def read_bounded(path: FilePath) -> bytes:

@@ -30,6 +30,11 @@ def group(old: str, new: str) -> str:
     return FINE + GROUP.replace(old, new)
 
 
+def queue(name: str, spec: str) -> str:
+    """Return a queue's manifest, whose spec is in its fourth line."""
+    return f"apiVersion: batchq/v1\nkind: Queue\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+
+
 class Bad(NamedTuple):
     """`words` are the arguments of `batchq`; `{file}` is a file with `content`."""
 
@@ -55,6 +60,51 @@ TABLE = [
         ),
         APPLY,
         group("replicas: 2", "replica: 2"),
+    ),
+    Bad(
+        "more pods needed than there are",
+        1,
+        (
+            "{file}, line 11: PodGroup default/train: spec.minMember: expected at most the 2"
+            " replicas of all tasks, found 3"
+        ),
+        APPLY,
+        group("spec:\n", "spec:\n  queue: default\n  minMember: 3\n"),
+    ),
+    Bad(
+        "more pods needed than there are, at submit",
+        1,
+        "{file}, line 11: PodGroup default/train: spec.minMember: expected at most the 2",
+        ("submit", "-f", "{file}"),
+        group("spec:\n", "spec:\n  queue: default\n  minMember: 3\n"),
+    ),
+    Bad(
+        "more pods needed than there are, in a plan",
+        1,
+        "{file}, line 11: PodGroup default/train: spec.minMember: expected at most the 2",
+        ("plan", "-f", "{file}"),
+        group("spec:\n", "spec:\n  queue: default\n  minMember: 3\n"),
+    ),
+    Bad(
+        "a guarantee above the capability",
+        1,
+        "{file}, line 9: Queue q: spec.guarantee.cpu: expected at most its capability of 2, found",
+        APPLY,
+        FINE + queue("q", "{capability: {cpu: 2},\n guarantee: {cpu: 4}}"),
+    ),
+    Bad(
+        "a queue that is its own parent",
+        1,
+        "{file}, line 8: Queue q: spec.parent: a queue cannot be its own parent",
+        APPLY,
+        FINE + queue("q", "{parent: q}"),
+    ),
+    Bad(
+        "queues in a circle",
+        12,
+        "{file}, line 13: Queue p: spec.parent goes in a circle: p -> q -> p",
+        APPLY,
+        FINE + queue("q", "{parent: p}") + "---\n" + queue("p", "{parent: q}"),
     ),
     Bad(
         "a bad quantity",

@@ -140,8 +140,12 @@ def test_a_group_for_a_queue_with_others_below_it_is_refused_at_once(
     stage.furnish(a_queue("org"), a_queue("a", parent="org"), a_queue("b", parent="org"))
     done = batchq(*words, stdin=a_group_file("g", "org"))
     assert (done.code, done.out) == (12, "")
+    place = "standard input, document 1: " if "-f" in words else ""
     assert done.err.splitlines() == [
-        "error: PodGroup default/g: spec.queue: queue org has queues below it, and holds no groups",
+        (
+            f"error: {place}PodGroup default/g: spec.queue: queue org has queues below it, and"
+            " holds no groups"
+        ),
         "hint: name a queue below it: a, b",
     ]
     assert stage.client.list("PodGroup") == ()

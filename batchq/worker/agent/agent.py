@@ -118,6 +118,8 @@ _SWEEP_S, _END_ROUND_S = 10.0, 1.0
 _SHOWN_PIDS = 5
 #: How long a node takes no pods after unreadable data was found under its RQ keys.
 _SPOILED_MS = 10 * SECOND
+#: How much longer the node stays out of service for a leader that has not heard why.
+_TOLD_WITHIN_MS = 10 * SECOND
 #: Causes that are reported at once.
 _MOST_SPOILED = 10
 #: More than a work-horse needs to kill its pod and to report the end to a slow server.
@@ -603,7 +605,14 @@ class Agent:
 
     def _is_closed(self) -> bool:
         """Return whether the node is to take no pods although its agent serves it."""
-        return self._is_out_of_service or monotonic_ms() < self._spoiled_until
+        return self._is_out_of_service or self._is_spoiled()
+
+    def _is_spoiled(self) -> bool:
+        """Return whether damaged keys keep the node out of service; somewhat longer if the leader
+        has not heard of it yet. An offer would replace the report that says so.
+        """
+        until = self._spoiled_until + (_TOLD_WITHIN_MS if self._is_spoiled_untold else 0)
+        return monotonic_ms() < until
 
     def _note_spoiled(self) -> None:
         """Stop taking pods for a while if another program writes under RQ's keys of this node.
@@ -620,13 +629,13 @@ class Agent:
 
     def _leave_spoiled(self) -> None:
         self._note_spoiled()
-        is_closed = monotonic_ms() < self._spoiled_until
-        if self._state.is_draining or not (is_closed or self._is_spoiled_untold):
+        if self._state.is_draining or not self._is_spoiled():
             return
-        self._member.withdraw(f"{SPOILED}: {'; '.join(self._spoiled_by)}")
-        # A leader that finds damage, too, may make the node this agent's much later.
-        self._is_spoiled_untold = not self._member.is_registered()
-        self._tasks.hurry(self._beat, now_ms=self._spoiled_until)
+        reason = f"{SPOILED}: {'; '.join(self._spoiled_by)}"
+        self._member.withdraw(reason, is_new=self._is_spoiled_untold)
+        if self._is_spoiled_untold:
+            self._is_spoiled_untold = not self._member.has_told(reason)
+        self._tasks.hurry(self._beat, now_ms=max(self._spoiled_until, monotonic_ms()))
 
     def _reconcile(self) -> None:
         """Compare the pods that the store has on this node with those that are known here."""

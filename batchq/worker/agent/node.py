@@ -67,8 +67,6 @@ class Membership:
         self._former = ""
         #: Whether the node was ready and ours at the last beat.
         self._in_service = False
-        #: The last reason for which the node was withdrawn; the leader may give it another.
-        self._withdrawn_for = ""
 
     def refuse_if_served(self) -> None:
         """Raise Conflict while another agent serves the node."""
@@ -112,19 +110,24 @@ class Membership:
                 log.warning("node was taken for dead", node=self._offer.name)
             self.register()
 
-    def withdraw(self, reason: str = "") -> bool:
+    def withdraw(self, reason: str = "", *, is_new: bool = False) -> bool:
         """Ask that no more pods are bound here, and return whether that is so already.
 
-        `reason`: why the node is closed while its agent goes on; empty if the agent ends.
+        `reason`: why the node is closed while its agent goes on; empty if the agent ends. If it
+        `is_new`, a node that is closed for another one gets it, too.
         """
         node = self._node()
         if node is None or _agent_of(node) != self._identity:
             return True
-        if not node.status.ready and reason in ("", node.status.reason, self._withdrawn_for):
+        if not node.status.ready and not (is_new and reason != node.status.reason):
             return True
-        self._withdrawn_for = reason
         self._post(Leaves(agent=self._identity, reason=reason))
         return False
+
+    def has_told(self, reason: str) -> bool:
+        """Return whether the leader has closed the node for this reason, which it may shorten."""
+        node = self._node()
+        return node is not None and "" != node.status.reason == reason[: len(node.status.reason)]
 
     def is_registered(self) -> bool:
         """Return whether a leader has made the node this agent's."""

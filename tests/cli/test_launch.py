@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Launch, Pod, PodGroup, StopWarning
 from batchq.api.transaction import Transaction, Write
 from batchq.cli.worker import parse_ports
-from batchq.errors import InvalidInput
+from batchq.errors import UsageError
 from batchq.worker.host.ports import PortRange
 from tests.builders import a_node
 from tests.cli.conftest import Batchq, run
@@ -207,11 +207,11 @@ def test_a_range_of_ports_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "61440", "62000-61440", "80-90", "61440-65536", "a-b"])
 def test_an_invalid_range_of_ports_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--ports: expected a range from 1024 to 65535, found"):
+    with pytest.raises(UsageError, match="--ports: expected a range from 1024 to 65535, found"):
         parse_ports(text)
 
 
 def test_the_name_of_a_machine_is_no_address() -> None:
     done = run("worker", "--address", "gpu-01")
-    assert done.code == 1
+    assert done.code == 2
     assert done.err.splitlines()[0] == "error: --address: expected an IP address, found 'gpu-01'"

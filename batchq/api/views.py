@@ -368,7 +368,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     position: int | None
     ahead: Others
     ever: str
-    missing_nodes: str
+    missing_nodes: str = ""
     start: ExpectedStart | None
     expected: ExpectedStart | None
     backfilling: Backfilling | None

@@ -326,6 +326,8 @@ class _WhyRow(Row, frozen=True):
     ahead: OthersRow
     ever_possible: bool | None
     ever: str = field(name="neverBecause")
+    missing_nodes: str
+    restarts: tuple[str, ...]
     expected: StartRow | None = field(name="expectedStart")
     start: _EarliestRow | None = field(name="earliestStart")
     backfilling: _BackfillRow | None = field(name="backfill")

@@ -311,7 +311,7 @@ def test_a_gang_that_needs_a_node_that_is_not_ready_names_it() -> None:
             " suffice even when empty"
         )
     ]
-    assert result.missing_nodes == "1 of 2 nodes is not ready (n2)"
+    assert row_of(result)["missingNodes"] == "1 of 2 nodes is not ready (n2)"
 
 
 # --- pods that wait while others run, or start again ----------------------------------------------
@@ -357,7 +357,7 @@ def test_a_pod_that_pauses_before_a_retry_says_how_it_failed_and_when_it_starts(
         a_node(cpu=4), phase=PodPhase.FAILED, failures=1, exit_code=3, now_ms=NOW + 4_000
     )
     result = world.why("r")
-    assert result.restarts == ("pod r-w-0 exited with 3; retry 1 of 1 starts in 6s",)
+    assert row_of(result)["restarts"] == ["pod r-w-0 exited with 3; retry 1 of 1 starts in 6s"]
     assert where_or_why(result.view) == (
         "0 of the 1 that it needs; pod r-w-0 exited with 3; retry 1 of 1 starts in 6s"
     )

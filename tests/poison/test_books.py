@@ -339,6 +339,26 @@ def test_a_head_without_an_object_is_removed(booked: RedisStore, raw: redis.Redi
     healed_after(booked, raw, lambda client: client.hset(keys.heads("Pod"), "u9", b"7|Bound|a|"))
 
 
+def test_a_pod_without_a_revision_ends_after_its_head_was_rebuilt(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    forged = pod(1, phase=PodPhase.RUNNING, attempt=1, node="n1")
+    raw.hset(keys.objects("Pod"), forged.metadata.uid, msgspec.json.encode(forged))
+    booked.forget()
+    assert booked.snapshot().revision > 0
+    mend_heads(booked, epoch(booked), {"Pod": [forged.metadata.uid]})
+    assert raw.hget(keys.heads("Pod"), forged.metadata.uid) == b"0|Running|u1 1 1|"
+    status = structs.replace(forged.status, phase=PodPhase.EVICTED)
+    ended = booked.commit([writing(put(structs.replace(forged, status=status)))], request_id="end")
+    assert ended.refused == ()
+    stored = booked.get("Pod", forged.metadata.uid)
+    assert isinstance(stored, Pod)
+    assert stored.status.phase == PodPhase.EVICTED
+    # An object that batchq has written is not replaced by one that is new.
+    again = booked.commit([writing(put(forged))], request_id="again")
+    assert [one.answer.word for one in again.refused] == [Word.CONFLICT]
+
+
 def test_a_head_that_was_written_since_it_was_compared_is_left_alone(
     booked: RedisStore, raw: redis.Redis
 ) -> None:

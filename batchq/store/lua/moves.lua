@@ -58,7 +58,11 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
     return expect ~= '0' and {'conflict', kind .. ' ' .. key} or nil
   end
   local written, old_phase, old_fence = string.match(head, '^(%d+)|([^|]*)|([^|]*)|')
-  if expect == '0' then return {'conflict', kind .. ' ' .. key} end
+  -- Only an object that was written past batchq has the revision 0. It is replaced, or else nothing
+  -- could ever change it.
+  if expect == '0' and (written ~= '0' or is_kept == '') then
+    return {'conflict', kind .. ' ' .. key}
+  end
   if fence ~= '' and fence ~= old_fence then return {'fenced', kind .. ' ' .. key} end
   if expect ~= '' and expect ~= written then return {'conflict', kind .. ' ' .. key} end
   if is_kept == '' then return nil end

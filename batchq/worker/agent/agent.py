@@ -634,6 +634,7 @@ class Agent:
         reason = f"{SPOILED}: {'; '.join(self._spoiled_by)}"
         self._member.withdraw(reason, is_new=self._is_spoiled_untold)
         if self._is_spoiled_untold:
+            self._member.register_if_unknown()
             self._is_spoiled_untold = not self._member.has_told(reason)
         self._tasks.hurry(self._beat, now_ms=max(self._spoiled_until, monotonic_ms()))
 

@@ -124,6 +124,11 @@ class Membership:
         self._post(Leaves(agent=self._identity, reason=reason))
         return False
 
+    def register_if_unknown(self) -> None:
+        """Offer the node if there is no such Node: it could not be given a reason."""
+        if self._node() is None:
+            self.register()
+
     def has_told(self, reason: str) -> bool:
         """Return whether the leader has closed the node for this reason, which it may shorten."""
         node = self._node()

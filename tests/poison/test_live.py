@@ -234,6 +234,7 @@ def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     restart(stack, ("worker-n1", by_worker))
     goes_on(stack)
     until(lambda: findings(stack) == [], what="healed")
+    until(lambda: state_of(stack, "n1") == "Ready", what="n1 is ready again")
 
 
 def test_uids_that_name_no_job_take_no_node_out_of_service(stack: GuardedStack) -> None:

@@ -309,7 +309,10 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
         one for one in small.store.events(kind="Node", key="n1") if one.reason == "NotReady"
     ]
     assert result.message == reason
-    [found] = [one for one in examine(small.store.url).findings if one.subject == "Node n1"]
+    [found, repaired] = [
+        one for one in examine(small.store.url).findings if one.subject == "Node n1"
+    ]
+    assert (found.check, repaired.check) == ("nodes", "records")
     assert found.found == f"out of service: {reason}"
 
     small.turn()
@@ -341,7 +344,7 @@ def test_the_doctor_names_unreadable_parts_of_nodes_and_events(
     small.store.report_queues.look(["n1"])
     assert doctor_ends(small) == ["Key {bq}:alive:n1", "Key {bq}:alive:n1", "Key {bq}:inbox:n1"]
     notes = [one.subject for one in examine(small.store.url).findings if one.check == "records"]
-    assert any(subject.startswith("Event ") for subject in notes)
+    assert any(subject.startswith("Entry {bq}:events ") for subject in notes)
     # As the agent does.
     small.store.alive.leased("n1")
     small.turn()

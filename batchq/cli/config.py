@@ -203,7 +203,9 @@ def convert(file: Path) -> None:
     for note in found.notes:
         echo(f"note: {note}", err=True)
     for line in _without_effect(found.config):
-        echo(line, err=True)
+        # Converting has noted this with its line.
+        if line != _NO_ENQUEUE:
+            echo(line, err=True)
     echo(as_text(found.config), nl=False)
 
 
@@ -259,14 +261,17 @@ def _without_effect(config: SchedulerConfig) -> list[str]:
     return [*notes, *_needless_disabling(config), *given_up, *warnings, *_unusual(config)]
 
 
+_NO_ENQUEUE = (
+    "note: without enqueue in actions, groups get pods before resources are free for all of them;"
+    " put enqueue first"
+)
+
+
 def _unusual(config: SchedulerConfig) -> Iterator[str]:
     """Report an order of actions, and times, that delay groups or lose nodes."""
     actions, times = config.actions, config.settings
     if "allocate" in actions and "enqueue" not in actions:
-        yield (
-            "note: without enqueue in actions, groups get pods before resources are free for all"
-            " of them; put enqueue first"
-        )
+        yield _NO_ENQUEUE
     elif "allocate" in actions and actions.index("allocate") < actions.index("enqueue"):
         yield (
             "warning: groups that enqueue admits wait for the next session: allocate comes before"

@@ -362,7 +362,8 @@ def test_a_kube_batch_file_is_converted_to_a_valid_one(files: Callable[..., Path
         0,
         f"{ours} is a valid configuration\nactions: allocate, preempt\n"
         "plugins: gates, dependencies, quota, capacity, checks, gang, predicates\n",
-        PREEMPT,
+        f"{PREEMPT}note: without enqueue in actions, groups get pods before resources are free for"
+        " all of them; put enqueue first\n",
     )
 
 

@@ -36,6 +36,9 @@ def test_a_pod_submits_a_child_and_its_token_ends_with_it(machine: Machine) -> N
         until(lambda: done.exists() or phase(client, "parent") == "Failed")
         log = machine.batchq("logs", "parent").stdout
         assert done.exists(), log
+        # The agent passes the output on a moment after the pod has written it.
+        until(lambda: "refused beyond groups" in machine.batchq("logs", "parent").stdout)
+        log = machine.batchq("logs", "parent").stdout
         kept = (machine.root / "kept").read_text().strip()
         lines = log.splitlines()
         assert lines[:2] == ["600", f"server {server}"]
@@ -55,7 +58,7 @@ def test_a_pod_submits_a_child_and_its_token_ends_with_it(machine: Machine) -> N
         refused = jobs_with(machine, kept, server)
         assert refused.returncode == 9
         assert "the pod of this token has ended, or is unknown" in refused.stderr
-        assert not list(machine.home.run.rglob("*.token"))
+        until(lambda: not list(machine.home.run.rglob("*.token")))
 
     shown = [
         machine.batchq(*words).stdout

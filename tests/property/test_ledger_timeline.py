@@ -13,7 +13,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.core.forecast.expected_ends import carry_out, ends
 from batchq.core.forecast.timeline import LedgerTimeline
-from batchq.core.placement.placement import gang_of
+from batchq.core.placement.placement import gang_of, waits_for_its_own
 from batchq.core.preemption.pledges import kept_capacity, standing_pledges
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
@@ -119,7 +119,7 @@ def fits_at_each_step(session: Session, group: GroupState) -> list[tuple[int, bo
 
 def _holds(session: Session, group: GroupState, gang: list[tuple[TaskShape, int]]) -> bool:
     """Return whether limits and nodes fit a group now, less the pledges to preemptors."""
-    if over_any_limit(session, group):
+    if over_any_limit(session, group) or (group.pods and waits_for_its_own(group, gang)):
         return False
     free = {name: dict(node.free) for name, node in session.nodes.by_name.items() if node.open}
     for _, pledge in standing_pledges(session):

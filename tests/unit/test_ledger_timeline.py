@@ -174,7 +174,7 @@ def test_with_guarantees_a_group_does_not_wait_for_its_own_former_pods_either() 
 
 def test_on_nodes_a_group_waits_until_its_former_pods_have_ended() -> None:
     assert slot(a_node(cpu=4), *left("g", 4)) == NOW + 30_000
-    assert slot(a_node(cpu=8), *left("g", 4)) == NOW
+    assert slot(a_node(cpu=8), *left("g", 4)) == NOW + 30_000
 
 
 def test_other_groups_wait_until_its_former_pods_have_ended() -> None:

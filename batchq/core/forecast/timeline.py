@@ -92,9 +92,7 @@ class LedgerTimeline:
         """Return the earliest instant (ms, not before a given one) from which a group fits for
         `length` ms (None: for ever); None if there is none.
         """
-        on_nodes = self._nodes is not None and not group.is_external
-        if on_nodes and group.pods and waits_for_its_own(group, self.gang(group)):
-            # No pod runs twice at once: a gang does not start beside its former pods.
+        if self._waits_for_its_own(group):
             not_before = max(not_before or 0, own_pods_end(self._session, group))
         at = self._slot_of_sums(group, length, not_before)
         while at is not None and self._nodes is not None and not group.is_external:
@@ -103,6 +101,14 @@ class LedgerTimeline:
                 return later
             at = self._slot_of_sums(group, length, later)
         return at
+
+    def _waits_for_its_own(self, group: GroupState) -> bool:
+        """Return whether a gang has former pods beside which it does not start, because no pod runs
+        twice at once.
+        """
+        if self._nodes is None or group.is_external or not group.pods:
+            return False
+        return waits_for_its_own(group, self.gang(group))
 
     def _slot_of_sums(
         self, group: GroupState, length: int | None, not_before: int | None
@@ -133,6 +139,8 @@ class LedgerTimeline:
             return False
         if self._nodes is None or group.is_external:
             return True
+        if self._waits_for_its_own(group):
+            return False
         return self._nodes.fits_now(self.gang(group), self._end(length))
 
     def may_fit_now(self, group: GroupState, length: int | None) -> bool:

@@ -55,6 +55,8 @@ def test_a_pod_submits_a_child_and_its_token_ends_with_it(machine: Machine) -> N
         assert jobs_with(machine, kept, server).returncode == 0
         (machine.root / "end").touch()
         until(lambda: phase(client, "parent") == "Completed")
+        # The token ends with the lease, which the agent ends a moment after the pod.
+        until(lambda: jobs_with(machine, kept, server).returncode != 0)
         refused = jobs_with(machine, kept, server)
         assert refused.returncode == 9
         assert "the pod of this token has ended, or is unknown" in refused.stderr

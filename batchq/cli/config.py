@@ -203,7 +203,7 @@ def convert(file: Path) -> None:
     for note in found.notes:
         echo(f"note: {note}", err=True)
     for line in _without_effect(found.config):
-        # Converting has noted this with its line.
+        # The notes above already say this, with the line of the file.
         if line != _NO_ENQUEUE:
             echo(line, err=True)
     echo(as_text(found.config), nl=False)

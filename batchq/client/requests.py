@@ -126,16 +126,15 @@ class RecentQueues:
 
 
 class LikelyState:
-    """A Reader for the first plan of a submission: its groups do not exist yet, no other group has
-    pods of the same names, and the queues have not changed.
+    """A Reader for the first plan of a submission of groups: they do not exist yet, no other group
+    has pods of the same names, and the queues have not changed.
 
-    This spares a round trip for each. The commit finds a group that does exist, and then the
-    request is planned on the present state; so it is after an error in the first plan.
+    This spares a round trip for each. The commit finds a group that does exist. After that, or
+    after an error in the first plan, the request is planned on the present state.
     """
 
-    def __init__(self, below: Reader, objects: Iterable[Object], queues: RecentQueues) -> None:
+    def __init__(self, below: Reader, groups: Iterable[PodGroup], queues: RecentQueues) -> None:
         self._below = below
-        groups = [one for one in objects if isinstance(one, PodGroup)]
         self._absent = {key for one in groups for key in (key_of(one), *rivals(one))}
         self._queues = queues
 
@@ -245,7 +244,9 @@ def plan_writes(
         now_ms, uid = store.now_ms(), new_uid()
         return write(reader, item, now_ms=now_ms, uid=uid, in_part=True, by=user())
 
-    likely = LikelyState(store, wanted, queues) if queues and verb == "submit" else None
+    groups = [one for one in wanted if isinstance(one, PodGroup)]
+    are_new = verb == "submit" and len(groups) == len(wanted)
+    likely = LikelyState(store, groups, queues) if queues and are_new else None
 
     def plan() -> RequestPlan:
         nonlocal likely

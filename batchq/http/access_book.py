@@ -118,8 +118,11 @@ class AccessBook:
     def renew_pods(self, hold: Callable[[PodAttempt], PodHold | None]) -> None:
         """Look up the tokens of pods that are in use; `hold` is `Delegate.pod_hold`."""
         now = self._clock()
-        used = {token: at for token, at in self._pods_used_at.items() if now - at < _POD_WATCHED_S}
-        self._pods_used_at = used
+        # Another thread may note a token meanwhile.
+        for token, at in self._pods_used_at.copy().items():
+            if now - at >= _POD_WATCHED_S:
+                self._pods_used_at.pop(token, None)
+        used = tuple(self._pods_used_at)
         self._ended_pods = frozenset(token for token in used if hold(attempt_of(token)) is None)
 
     def is_use_due(self, token: str) -> bool:

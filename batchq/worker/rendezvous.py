@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Launch, Pod, PodGroup, PodTemplate, Task
+from batchq.api.objects import Launch, Pod, PodGroup, PodTemplate, Task, uid_of_pod
 from batchq.api.resources import CPU, GPU
 
 _WHOLE = 1000
@@ -46,8 +46,8 @@ class Peer(Struct, frozen=True, kw_only=True):
 def uids_of_gang(group: PodGroup) -> tuple[str, ...]:
     """Return the uids of all pods of a group's present admission, by rank."""
     pods = sum(task.replicas for task in group.spec.tasks)
-    prefix = f"{group.metadata.uid}-{group.status.admission}"
-    return tuple(f"{prefix}-{rank}" for rank in range(pods))
+    uid, admission = group.metadata.uid, group.status.admission
+    return tuple(uid_of_pod(uid, admission, rank) for rank in range(pods))
 
 
 def is_complete(group: PodGroup) -> bool:

@@ -186,6 +186,16 @@ def test_a_queue_that_this_client_has_deleted_takes_no_more_groups(stage: Stage)
 
 
 @pytest.mark.usefixtures("lasting_queues")
+def test_a_queue_below_one_that_another_client_has_just_deleted_is_refused(stage: Stage) -> None:
+    stage.furnish(a_queue("parent"))
+    stage.client.submit(command=["true"], name="before")
+    with Client(store=stage.store) as other:
+        other.delete("Queue", "parent")
+    with pytest.raises(BatchqError, match="parent"):
+        stage.client.submit_all([a_queue("child", parent="parent")])
+
+
+@pytest.mark.usefixtures("lasting_queues")
 def test_a_group_in_a_queue_that_another_client_has_just_deleted_waits_and_says_so(
     stage: Stage,
 ) -> None:

@@ -206,7 +206,8 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
     in_line = fits_when_empty(session, gang)
     free = _largest_free_text(session, shape) if in_line else ""
     if in_line and not free:
-        shape, free = _free_beside_the_gang(session, gang)
+        beside, free = _free_beside_the_gang(session, gang)
+        shape = beside if free else shape
     if in_line and not free:
         detail, passing = explain_no_node(session, shape).detail, ""
     elif in_line:

@@ -107,9 +107,9 @@ class ElasticPods:
     ) -> Iterator[int]:
         """Yield the ordinals of a task whose pods may be created in an admission.
 
-        That are those without a pod of this admission, whose uid would be `prefix` and the ordinal,
-        and not taken: by a pod that has ended for good, or by a former pod that has not ended yet,
-        because no pod may run twice at once.
+        These have no pod of this admission (its uid would be `prefix` and the ordinal), no pod that
+        has ended for good, and no former pod that has not ended yet, because no pod may run twice
+        at once.
         """
         if admission != self._admission:
             self._admission = admission

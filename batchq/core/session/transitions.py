@@ -281,8 +281,9 @@ def restart(
 ) -> None:
     """Stop all pods of a gang with `spec.launch`, so that it starts again as a whole.
 
-    It goes back to Pending with its reservation, its checks and its place in line, and is admitted
-    again once its former pods have ended: no pod of one round runs beside one of another.
+    It goes back to Pending with what is left of its reservation, its checks and its place in line,
+    and is admitted again, whole, once its former pods have ended: no pod of one round runs beside
+    one of another.
     `failures` counts the rounds that a failed pod has ended, this one included.
     """
     reason = Leaving.GANG_RESTART

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -20,8 +21,12 @@ A, B, C = (PodAttempt(uid, 1) for uid in "abc")
 
 @pytest.fixture
 def within() -> PortRange:
-    """A range of four ports of which all are free."""
-    for first in range(52_000, 60_000, 8):
+    """A range of four ports of which all are free.
+
+    Each worker of a parallel run tries others, as it does not hold them between here and the test.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(52_000 + 8 * (worker % 100), 60_000, 800):
         pool = PortPool(PortRange(first, first + 3))
         is_free = len(pool.take(A, 4)) == 4
         pool.keep()
@@ -89,10 +94,16 @@ def test_a_port_that_another_program_uses_is_not_given(within: PortRange, pool: 
         assert sorted(given) == [within.first, within.first + 2, within.last]
 
 
-def test_the_next_round_gets_other_ports(pool: PortPool) -> None:
+@pytest.mark.parametrize("process", range(4))
+def test_the_next_round_gets_other_ports_wherever_the_search_begins(
+    process: int, within: PortRange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    pool = PortPool(within)
     first = pool.take(A, 2)
     pool.give_back(A)
     second = pool.take(B, 2)
+    pool.keep()
     assert not set(first) & set(second)
 
 

@@ -60,7 +60,8 @@ class PortPool:
         if len(held) < count:
             self.give_back(holder)
             return ()
-        self._next = (max(held) + 1 - self._range.first) % size
+        # After the last one taken, not the highest: the search may have begun again at the first.
+        self._next = (list(held)[-1] + 1 - self._range.first) % size
         return tuple(held)
 
     def give_back(self, holder: PodAttempt) -> None:

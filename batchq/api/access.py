@@ -194,9 +194,11 @@ class AccessRule(Struct, frozen=True, kw_only=True):
     without_role: bool = False
 
 
-#: What pods may touch, in the namespace of their group; and what they may read.
+#: What pods may touch, and what else they may read, in the namespace of their group; and what they
+#: may read that has no namespace.
 _OF_PODS = frozenset({TargetKind.GROUPS})
-_READ_BY_PODS = _OF_PODS | {TargetKind.QUEUES, TargetKind.NODES, TargetKind.QUOTAS}
+_READ_BY_PODS = _OF_PODS | {TargetKind.QUOTAS}
+_OF_CLUSTER_FOR_PODS = frozenset({TargetKind.QUEUES, TargetKind.NODES})
 _V, _S, _A, _O, _AUDITOR = AccessRole
 _GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT, _USERS = (
     TargetKind
@@ -290,11 +292,10 @@ def decide(
 def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
     """Whether the caller's token may be used for something, whatever its owner may do."""
     if identity.via == "pod":
-        kinds = _READ_BY_PODS if verb is Verb.READ else _OF_PODS
-        if target.kind not in kinds:
-            return False
-        if verb is Verb.READ and not target.namespace:
+        if verb is Verb.READ and target.kind in _OF_CLUSTER_FOR_PODS:
             return True
+        if target.kind not in (_READ_BY_PODS if verb is Verb.READ else _OF_PODS):
+            return False
     return identity.scope.permits(verb, target.namespace)
 
 

@@ -363,8 +363,11 @@ class ApiCall:
 
     def signed(self, manifest: dict[str, object]) -> dict[str, object]:
         """Return the manifest of a new group. Annotations name its parent, if a pod submits it, and
-        the user who submits it in the name of its owner.
+        the user who submits it in the name of its owner. Raises ApiProblem if its pods may not have
+        tokens.
         """
+        spec = manifest.get("spec")
+        self.check_pod_tokens(spec.get("token") if isinstance(spec, dict) else None)
         metadata = manifest.get("metadata")
         if not self._signature or not isinstance(metadata, dict):
             return manifest
@@ -373,6 +376,18 @@ class ApiCall:
             return manifest
         annotations = {**annotations, **self._signature}
         return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+    def check_pod_tokens(self, token: object) -> None:
+        """Refuse a group whose pods would have tokens (`spec.token`) that permit more than the
+        caller's own one.
+        """
+        verbs = self.identity.scope.verbs
+        if token and verbs:
+            raise forbidden(
+                f"spec.token: this token permits no more than {', '.join(verbs)}, and tokens of"
+                " pods would permit more",
+                hint="leave spec.token out, or submit with a token that is not narrowed to verbs",
+            )
 
     @cached_property
     def _signature(self) -> Mapping[str, str]:

@@ -82,13 +82,22 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
     def identity_of_pod(self, token: str, group: str, owner: str) -> Identity:
         """Return the identity of a pod: it has the rights that the owner of its group has at this
         moment, in the namespace of the group, to groups alone.
+
+        The account that runs the API has no bindings. Its pods are submitters, not operators: a
+        user with a token may have the name of that account, too.
         """
         # Commands without the API record the machine, too.
         name = owner.removesuffix(f"@{socket.gethostname()}")
         uid = uid_of(name)
         identity = Identity(user=name, via="pod") if uid is None else self._identity(name, uid)
-        scope = Scope(namespaces=(group.partition("/")[0],))
-        return structs.replace(identity, via="pod", scope=scope, token=token, group=group)
+        namespace = group.partition("/")[0]
+        own = (
+            (Binding(subject=f"user:{name}", role=AccessRole.SUBMITTER, namespace=namespace),)
+            if identity.own
+            else ()
+        )
+        scope = Scope(namespaces=(namespace,))
+        return structs.replace(identity, via="pod", own=own, scope=scope, token=token, group=group)
 
 
 def account_name(uid: int) -> str:

@@ -288,6 +288,8 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
         decision = call.decide(target, Verb.CREATE if before is None else change)
         if not decision.allowed:
             raise forbidden(decision.because)
+        if isinstance(item, PodGroup) and change is not Verb.DELETE:
+            call.check_pod_tokens(item.spec.token)
         call.allowed_by = decision.because
 
     return permit

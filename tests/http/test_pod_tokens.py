@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from batchq.api.access import parse_binding
+from batchq.api.access import Scope, Verb, parse_binding
 from batchq.api.node_report import PodAttempt
 from batchq.api.tokens import attempt_of, digest_of_secret, parse_token, token_text
 from batchq.api.transaction import fence_of
@@ -53,20 +53,25 @@ def pod(
 ) -> Iterator[RunningPod]:
     """A pod that runs, as its agent has registered it."""
     submit_as("ana", manifest("train", token="self"))
-    stage.turn()
-    stage.start("train")
-    [found] = stage.pods("train")
-    attempt = PodAttempt(found.metadata.uid, found.status.attempt)
-    alive = stage.store.alive
-    alive.renew(found.status.node, attempt.pod, attempt.attempt, fence_of(found), 60_000)
-    alive.put_token(found.status.node, attempt, digest_of_secret(SECRET))
+    node, attempt = started(stage, "train")
     with Delegate(server.url) as delegate:
         delegate.access.grant(parse_binding("user:ana", "submitter", "default"), ROOT)
         delegate.access.grant(parse_binding("user:ana", "admin", "other"), ROOT)
         # Of another user, so that the API learns of these roles.
         known = running_api.caller(delegate.access.create_token("ben", ROOT).text)
         assert known("GET", "/v1/me").status == 200
-        yield RunningPod(running_api, stage, delegate, found.status.node, attempt)
+        yield RunningPod(running_api, stage, delegate, node, attempt)
+
+
+def started(stage: Stage, name: str) -> tuple[str, PodAttempt]:
+    """Start the pod of a group, and register a token for it as its agent does."""
+    stage.turn()
+    stage.start(name)
+    [found] = stage.pods(name)
+    node, attempt = found.status.node, PodAttempt(found.metadata.uid, found.status.attempt)
+    stage.store.alive.renew(node, attempt.pod, attempt.attempt, fence_of(found), 60_000)
+    stage.store.alive.put_token(node, attempt, digest_of_secret(SECRET))
+    return node, attempt
 
 
 def test_a_pod_acts_for_the_owner_of_its_group_and_its_children_name_the_group(
@@ -110,6 +115,61 @@ def test_a_pod_may_no_more_than_its_owner_may_now(pod: RunningPod) -> None:
     patiently(lambda: pod.caller("POST", DEFAULT, manifest("child")).status == 403)
 
 
+def test_a_pod_learns_no_counts_of_other_namespaces_whatever_its_owner_may_read(
+    pod: RunningPod, submit_as: SubmitAs
+) -> None:
+    pod.delegate.access.grant(parse_binding("user:ana", "viewer", "*"), ROOT)
+    elsewhere = manifest("hidden")
+    elsewhere["metadata"]["namespace"] = "other"
+    submit_as("ben", elsewhere)
+    pod.stage.client.cancel("other/hidden")
+    own = pod.api.caller(pod.delegate.access.create_token("ana", ROOT).text)
+    patiently(lambda: own("GET", "/v1/views/status").data["groups"] == 2)
+    page = "/v1/views/groups?paged=true&finished=0"
+    assert own("GET", page).data["hidden"] == 1
+    assert pod.caller("GET", "/v1/views/status").data["groups"] == 0
+    assert pod.caller("GET", page).data["hidden"] == 0
+
+
+def test_a_pod_of_the_account_that_runs_the_api_is_no_admin(
+    pod: RunningPod, submit_as: SubmitAs
+) -> None:
+    account = pod.api.caller()("GET", "/v1/me").data["user"]
+    submit_as(account, manifest("mine", token="self"))
+    _, attempt = started(pod.stage, "mine")
+    mine = pod.api.caller(token_text("pod", attempt.id, SECRET))
+    assert mine("GET", "/v1/me").data["roles"] == [
+        {"role": "submitter", "namespace": "default", "subject": f"user:{account}"}
+    ]
+    assert mine("POST", DEFAULT, manifest("child")).status == 201
+    assert mine("POST", f"{DEFAULT}/train/cancel").status == 403
+    assert mine("GET", f"{DEFAULT}/train/logs").status == 403
+
+
+def test_a_token_narrowed_to_verbs_gives_pods_no_tokens(pod: RunningPod) -> None:
+    scope = Scope(verbs=(Verb.CREATE, Verb.UPDATE, Verb.READ))
+    narrow = pod.api.caller(pod.delegate.access.create_token("ana", ROOT, scope=scope).text)
+    wide = manifest("wide", token="self")
+    wide["metadata"]["namespace"] = "default"
+    refused = [narrow("POST", DEFAULT, wide)]
+    refused += [
+        narrow("POST", "/v1/requests", {"verb": verb, "objects": [wide]})
+        for verb in ("submit", "apply")
+    ]
+    assert [one.status for one in refused] == [403, 403, 403]
+    narrow_text = "this token permits no more than create, update, read"
+    assert {one.data["detail"] for one in refused} == {
+        f"spec.token: {narrow_text}, and tokens of pods would permit more"
+    }
+    bulk = narrow("POST", f"{DEFAULT}/bulk", json_lines(wide), Content_Type=NDJSON)
+    assert json.loads(bulk.body)["code"] == "Forbidden"
+    assert pod.caller("GET", f"{DEFAULT}/wide").status == 404
+    assert narrow("POST", DEFAULT, manifest("narrow")).status == 201
+    in_place = Scope(namespaces=("default",))
+    local = pod.api.caller(pod.delegate.access.create_token("ana", ROOT, scope=in_place).text)
+    assert local("POST", DEFAULT, wide).status == 201
+
+
 def test_a_token_is_refused_once_the_lease_of_its_attempt_has_ended(pod: RunningPod) -> None:
     assert pod.caller("GET", "/v1/me").data["via"] == "pod"
     pod.stage.store.end_lease(pod.node, pod.attempt.pod, pod.attempt.attempt)
@@ -135,13 +195,7 @@ def test_no_agent_can_make_a_token_for_a_pod_whose_group_asks_for_none(
     pod: RunningPod, submit_as: SubmitAs
 ) -> None:
     submit_as("ana", manifest("silent"))
-    pod.stage.turn()
-    pod.stage.start("silent")
-    [found] = pod.stage.pods("silent")
-    attempt = PodAttempt(found.metadata.uid, found.status.attempt)
-    alive = pod.stage.store.alive
-    alive.renew(found.status.node, attempt.pod, attempt.attempt, fence_of(found), 60_000)
-    alive.put_token(found.status.node, attempt, digest_of_secret(SECRET))
+    _, attempt = started(pod.stage, "silent")
     forged = pod.api.caller(token_text("pod", attempt.id, SECRET))
     assert forged("GET", "/v1/me").status == 401
 

@@ -138,24 +138,27 @@ class NodeReportReader:
         """Take nodes with unreadable records under their own keys out of service for a while; other
         nodes are unaffected.
         """
-        suspects = self._store.link.take_suspects()
+        link = self._store.link
+        suspects = link.suspects()
         found = self._store.get_many("Node", sorted(suspects)) if suspects else {}
         changes = []
         for name, node in found.items():
             self._kept_out[name] = time.monotonic() + KEPT_OUT_S
-            reason = f"{SPOILED}: {suspects[name]}"
+            why = "; ".join(suspects[name])
             if isinstance(node, Node) and (
-                change := out_of_service(node, reason, now_ms=self._store.now_ms())
+                change := out_of_service(node, f"{SPOILED}: {why}", now_ms=self._store.now_ms())
             ):
-                _log.error("node.out_of_service", node=name, why=suspects[name])
+                _log.error("node.out_of_service", node=name, why=why)
                 changes.append(change)
-        if not changes:
-            return
-        commit = self._store.commit(changes, request_id=self._ids.new_uid(), epoch=epoch)
-        for refusal in commit.refused:
-            # The node was written to meanwhile; try again in the next turn.
-            name = refusal.transaction.subject
-            self._store.link.suspect(name, suspects[name])
+        commit = Commit()
+        if changes:
+            commit = self._store.commit(changes, request_id=self._ids.new_uid(), epoch=epoch)
+        # If the node was written to meanwhile, or the server did not answer, the next turn tries
+        # again: the unreadable records may be gone by then.
+        refused = {refusal.transaction.subject for refusal in commit.refused}
+        for name, reasons in suspects.items():
+            if name not in refused:
+                link.clear_suspicions(name, reasons)
 
     def _is_kept_out(self, entry: QueuedReport) -> bool:
         """Return whether an entry offers a node that is out of service; it is read again later."""

@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -61,6 +61,8 @@ _VERSION = re.compile(r" ([0-9A-Za-z.+-]{1,64})$")
 
 #: The bound of the count of writes, as in lua/stream.lua.
 _MOST_WRITES = 2**52
+#: The most reasons that are kept why the keys of one node cannot be read.
+_MOST_SUSPICIONS = 10
 
 OLDEST_VERSION = (6, 2)
 
@@ -224,7 +226,8 @@ class Link:
         #: adds, one removes.
         self.found_damaged: dict[str, str] = {}
         #: Nodes whose own keys cannot be read, and why: see `suspect`.
-        self._suspects: dict[str, str] = {}
+        self._suspects: dict[str, list[str]] = {}
+        self._suspects_lock = threading.Lock()
         self._closing = threading.Event()
         once = Retry(NoBackoff(), 0)
         self._has_server = client is None
@@ -255,13 +258,24 @@ class Link:
 
         Any thread may call it; the leader's node-report processor acts on it.
         """
-        self._suspects[node] = why
+        with self._suspects_lock:
+            reasons = self._suspects.setdefault(node, [])
+            if why not in reasons and len(reasons) < _MOST_SUSPICIONS:
+                reasons.append(why)
 
-    def take_suspects(self) -> dict[str, str]:
-        """Return the nodes suspected since the last call, and why; for one thread."""
+    def suspects(self) -> dict[str, tuple[str, ...]]:
+        """Return the nodes that are suspected, and all reasons."""
         if not self._suspects:
             return {}
-        return {node: self._suspects.pop(node) for node in list(self._suspects)}
+        with self._suspects_lock:
+            return {node: tuple(reasons) for node, reasons in self._suspects.items()}
+
+    def clear_suspicions(self, node: str, reasons: Collection[str]) -> None:
+        """Forget these reasons; those that were noted meanwhile stay."""
+        with self._suspects_lock:
+            left = [why for why in self._suspects.pop(node, ()) if why not in reasons]
+            if left:
+                self._suspects[node] = left
 
     @contextmanager
     def patiently(self, patience: Patience) -> Iterator[None]:

@@ -91,8 +91,7 @@ class Small:
             attend(self.store, "me", version="1", mirrored=None)
         self._turn.mender.hurry()
         self._turn()
-        nodes = self.store.report_queues.notified(0) | self.store.report_queues.nodes() | {"n1"}
-        self._desk.apply(sorted(nodes), self.epoch)
+        self.read_reports()
         # The node's own key may be in the way, until a leader has repaired it.
         for node in NODES:
             with suppress(StoreUnavailable):
@@ -100,6 +99,10 @@ class Small:
                 # As its agent does for attempts that do not run there: none does.
                 for pod, attempt in self.store.alive.leased(node):
                     self.store.end_lease(node, pod, attempt)
+
+    def read_reports(self) -> None:
+        nodes = self.store.report_queues.notified(0) | self.store.report_queues.nodes() | {"n1"}
+        self._desk.apply(sorted(nodes), self.epoch)
 
     def reason_of(self, node: str) -> str:
         """Return why a node is not ready; "" if it is."""
@@ -323,6 +326,29 @@ def test_a_node_whose_keys_cannot_be_read_is_not_ready_and_says_why(
     assert small.reason_of("n1") == reason
     until(lambda: bool(small.turn() or not small.reason_of("n1")), within_s=10)
     goes_on(small)
+
+
+def test_a_node_with_two_damaged_keys_names_both(small: Small, raw: redis.Redis) -> None:
+    raw.hset(keys.report_queue("n1"), "node", b"\xff")
+    raw.hset(keys.alive("n1"), "beat", "NaN")
+    # The report is removed before the other key is read.
+    small.store.report_queues.look(["n1"])
+    until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
+    assert small.reason_of("n1") == (
+        f"{SPOILED}: a report in {{bq}}:inbox:n1 is unreadable;"
+        " {bq}:alive:n1: its field beat is neither a heartbeat nor a lease"
+    )
+
+
+def test_why_a_node_is_closed_is_said_after_the_server_could_not_take_it(
+    small: Small, raw: redis.Redis
+) -> None:
+    raw.hset(keys.report_queue("n1"), "node", b"\xff")
+    raw.set(keys.REVISION, "NaN")
+    with pytest.raises(StoreUnavailable):
+        small.read_reports()
+    until(lambda: bool(small.turn() or small.reason_of("n1")), within_s=10)
+    assert small.reason_of("n1") == f"{SPOILED}: a report in {{bq}}:inbox:n1 is unreadable"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

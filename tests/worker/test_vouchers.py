@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -17,6 +17,8 @@ from tests.daemon.waiting import until
 from tests.worker.stage import Stage, members
 
 LEASE_MS = 30_000
+#: The user of the agents whose connections are counted.
+AGENTS = "agents"
 
 
 def a_voucher(*, asked_at: int = 1_000) -> Voucher:
@@ -108,54 +110,46 @@ def test_a_server_that_was_replaced_unnoticed_is_looked_up_over_the_new_connecti
     assert not watch.is_away()
 
 
-def clients(raw: redis.Redis) -> int:
-    return len(raw.client_list())
+@pytest.fixture
+def agents_url(stage: Stage, raw: redis.Redis) -> Iterator[str]:
+    """The server's URL with a user whose only connections are those of agents and work-horses."""
+    raw.acl_setuser(
+        AGENTS, enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all"]
+    )
+    yield stage.store.url.replace("unix://", f"unix://{AGENTS}:any@")
+    raw.acl_deluser(AGENTS)
 
 
-def clients_beside_a_quiet_pod(stage: Stage, raw: redis.Redis) -> int:
-    """Start a pod, which opens the test's own connections; return how many stay open."""
-    stage.started(stage.bind("sleep", "600")[0])
-    counts = [clients(raw)]
-
-    def is_settled() -> bool:
-        # The work-horse closes the connection over which it has reported the start.
-        threading.Event().wait(0.05)
-        counts.append(clients(raw))
-        return len(counts) > 60 and len(set(counts[-60:])) == 1
-
-    until(is_settled)
-    return counts[-1]
+def connections(raw: redis.Redis) -> int:
+    """Return how many connections agents and their work-horses have."""
+    return sum(one["user"] == AGENTS for one in raw.client_list())
 
 
 @pytest.mark.e2e
 def test_an_agent_has_three_connections_whatever_the_number_of_its_quiet_pods(
-    stage: Stage, raw: redis.Redis
+    stage: Stage, raw: redis.Redis, agents_url: str
 ) -> None:
-    stage.start_agent("n1")
-    before = clients_beside_a_quiet_pod(stage, raw)
-    stage.start_agent("n2")
-    until(lambda: clients(raw) - before == 3)
-    for pod in stage.bind("sleep", "600", replicas=16, node="n2"):
+    stage.start_agent(url=agents_url)
+    until(lambda: connections(raw) == 3)
+    for pod in stage.bind("sleep", "600", replicas=16):
         stage.started(pod)
-    # A work-horse reports the start of its pod over a connection that it then closes. One of the
-    # test's own connections may have been opened or closed meanwhile.
-    until(lambda: 2 <= clients(raw) - before <= 4)
-    assert len(stage.store.alive.leased("n2")) == 16
+    # A work-horse reports the start of its pod over a connection that it then closes.
+    until(lambda: connections(raw) == 3)
+    assert len(stage.store.alive.leased("n1")) == 16
 
 
 @pytest.mark.e2e
 def test_a_pod_that_has_written_something_lets_its_connection_go(
-    stage: Stage, raw: redis.Redis
+    stage: Stage, raw: redis.Redis, agents_url: str
 ) -> None:
-    stage.start_agent()
-    before = clients_beside_a_quiet_pod(stage, raw)
+    stage.start_agent(url=agents_url)
     flag = stage.home / "flag"
     writes = f"while ! test -e {flag}; do echo up; sleep 0.1; done; sleep 600"
     (pod,) = stage.bind("sh", "-c", writes)
     stage.started(pod, saying="up")
-    until(lambda: clients(raw) - before == 1)
+    until(lambda: connections(raw) == 4)
     flag.touch()
-    until(lambda: clients(raw) == before)
+    until(lambda: connections(raw) == 3)
 
 
 @pytest.mark.e2e

@@ -235,11 +235,21 @@ def request_options(command: F) -> F:
     return command
 
 
-def mark_groups(command: F) -> F:
-    """Decorate a command with labels and annotations for the groups of a file."""
-    for option in reversed(_MARK_OPTIONS):
-        command = option(command)
-    return command
+#: Options without a use for a command whose end its user awaits at the terminal.
+_NOT_AWAITED = frozenset(
+    {
+        *("command", "filename", "function", "args", "kwargs", "min_member", "array", "gates"),
+        *("suspend", "external"),
+    }
+)
+
+
+def awaited_command_options(command: F) -> F:
+    """Decorate a command with the options of a request that runs one command and is awaited."""
+    decorated = request_options(command)
+    params: list[click.Parameter] = vars(decorated)["__click_params__"]
+    params[:] = [param for param in params if param.name not in _NOT_AWAITED]
+    return decorated
 
 
 def check_request(
@@ -303,14 +313,14 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
 
     Raises InvalidInput, UsageError.
     """
-    if options["filename"] is not None:
+    if options.get("filename") is not None:
         content = read_content(options["filename"], in_folder=True)
         marks = options["labels"], options["annotations"]
         objects: list[Object] = [
             marked(one, *marks) if isinstance(one, PodGroup) else one for one in content.objects
         ]
         return content._replace(objects=objects)
-    request = {name: options[name] for name in OF_REQUEST}
-    request |= {"args": options["args"] or [], "kwargs": options["kwargs"] or {}}
+    request = {name: options[name] for name in OF_REQUEST if name in options}
+    request |= {"args": options.get("args") or [], "kwargs": options.get("kwargs") or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}
     return Content([client.group_of(Request(**request))], frozenset())

@@ -1,4 +1,7 @@
-"""`batchq run FILE`: start the stack if necessary, submit a file and show it to its end."""
+"""`batchq run`: a file or a command, shown to its end.
+
+For a file, the stack is started if necessary. A command is run by `batchq.cli.foreground`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from click.core import ParameterSource
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
+from batchq.cli.foreground import pods_of, run_command
 from batchq.cli.objects import (
     GroupLimitCheck,
     located_in,
@@ -38,7 +43,7 @@ from batchq.cli.output.terminal import (
     raw_option,
 )
 from batchq.cli.output.values import ending_text, seconds_of
-from batchq.cli.request_options import mark_groups
+from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
 from batchq.client.request import marked, with_working_dir
 from batchq.config.documents import Document, read_bounded, read_documents
@@ -203,17 +208,6 @@ def looks(
             if left_s <= 0 or all(has_ended(view) for view in views):
                 return
             client.wait_for_change(most_s=min(_MOST_S, left_s), least_s=_LEAST_S)
-
-
-def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:
-    """Return the pods of all groups, from the last admission of each."""
-    found: list[Pod] = []
-    for key in keys:
-        group = client.get("PodGroup", key)
-        assert isinstance(group, PodGroup)
-        latest = {pod.metadata.name: pod for pod in client.pods(group)}
-        found += latest.values()
-    return found
 
 
 def output_folder(home: Home, name: str) -> Path:
@@ -415,16 +409,32 @@ def _span(start: int | None, end: int | None) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else describe_age(max(0, end - start))
 
 
+_IS_COMMAND = f"{__name__}.is_command"
+#: Options that apply to commands and to files alike.
+_OF_BOTH = frozenset({"words", "labels", "annotations", "timeout", "keep"})
+_OF_FILES = frozenset({"exit_code", "down"})
+
+
+class RunCommand(click.Command):
+    """`run`, which notes whether there are two dashes: a command follows them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_IS_COMMAND] = "--" in args
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=RunCommand,
     epilog=examples(
+        "batchq run -- hostname",
+        "batchq run -N 4 --cpus 2 -- ./simulate --steps 100",
         "batchq run conf/examples/mandelbrot.yaml",
         "batchq run job.yaml --timeout 10m --down",
         "batchq run one-pod.yaml --exit-code",
-    )
+    ),
 )
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")
-@mark_groups
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="FILE | -- COMMAND…")
+@awaited_command_options
 @click.option("--exit-code", is_flag=True, help="End with the exit code of the file's single pod.")
 @click.option(
     "--timeout",
@@ -437,36 +447,66 @@ def _span(start: int | None, end: int | None) -> str:
     show_default=True,
     help="Keep the ended groups for `batchq describe` and `batchq logs`.",
 )
+@click.option(
+    "--prefix/--no-prefix",
+    default=None,
+    help="Begin each line of a command's output with the index of its pod.  [default: with"
+    " several pods]",
+)
 @raw_option
 @click.option("--down", is_flag=True, help="Stop server, scheduler and agents at the end.")
 @pass_globals
-def run(
-    shared: Globals,
-    file: Path,
-    rest: tuple[str, ...],
-    labels: dict[str, str],
-    annotations: dict[str, str],
-    exit_code: bool,
-    timeout: str | None,
-    keep: bool,
-    down: bool,
-) -> int:
-    """Start the server, the scheduler and two node agents on this machine if they do not run,
-    submit every PodGroup of FILE and show it to its end.
+def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
+    """Run a command on the nodes and show its output here, or run the groups of a file.
 
-    Other objects of the file are applied first. A group gets a number after its name if the name is
-    taken. The default workingDir of pods is the folder of FILE.
+    COMMAND is submitted as a group of one pod, or of several (-N), and its output is shown as it
+    comes. The exit code is that of the pod, the highest of several. The first Ctrl-C says how far
+    the group is, and a second one within a second cancels it. A group that has not started waits in
+    its queue.
 
-    Exit codes: 0 all groups completed, 10 one failed, 11 one was cancelled, 124 --timeout,
+    For FILE, the server, the scheduler and two node agents are started on this machine if they do
+    not run. Other objects of the file are applied first. A group gets a number after its name if
+    the name is taken. The default workingDir of pods is the folder of FILE.
+
+    Exit codes for FILE: 0 all groups completed, 10 one failed, 11 one was cancelled, 124 --timeout,
     130 Ctrl-C: the groups keep running.
     """
+    if click.get_current_context().meta[_IS_COMMAND]:
+        _refuse_options(_OF_FILES, "a file, not to a command")
+        return run_command(shared, words, options)
+    file, rest = _file_of(words)
+    refuse_command(file, rest)
+    _refuse_options(
+        {name for name in options if name not in _OF_BOTH | _OF_FILES}, "a command, not to a file"
+    )
+    return _run_file(shared, file, options)
+
+
+def _refuse_options(names: Collection[str], what: str) -> None:
+    """Raise UsageError if one of these options was typed."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        is_typed = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if param.name in names and is_typed:
+            raise UsageError(f"{param.opts[-1]} applies to {what}", hint="leave it out")
+
+
+def _file_of(words: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    if not words:
+        raise UsageError(
+            "expected a file, or a command after `--`",
+            hint="as in `batchq run job.yaml` and `batchq run -- hostname`",
+        )
+    return Path(words[0]), words[1:]
+
+
+def _run_file(shared: Globals, file: Path, options: Mapping[str, Any]) -> int:
     from batchq.cli.stack import end_stack
     from batchq.daemon import stack
     from batchq.paths import find_home
 
-    refuse_command(file, rest)
-    plan = read_plan(file, shared).marked(labels, annotations)
-    if exit_code:
+    plan = read_plan(file, shared).marked(options["labels"], options["annotations"])
+    if options["exit_code"]:
         refuse_unless_single(plan)
     home = find_home()
     with on_interrupt("interrupted while the stack started; what was started is stopped again"):
@@ -477,13 +517,13 @@ def run(
             shared,
             plan,
             home,
-            exit_code=exit_code,
-            timeout_s=seconds_of(timeout),
-            keep=keep,
+            exit_code=options["exit_code"],
+            timeout_s=seconds_of(options["timeout"]),
+            keep=options["keep"],
         )
     finally:
         # In every case, the user learns what still runs.
-        if down:
+        if options["down"]:
             end_stack(home, url=shared.redis_url)
             _note("Stopped: what ran here of the server, the scheduler and the agents")
         else:
@@ -492,12 +532,13 @@ def run(
 
 
 def refuse_command(file: Path, rest: Sequence[str]) -> None:
-    """Raise UsageError if `file` is a command, saying how to submit a command."""
+    """Raise UsageError if `file` is a command, saying how to run a command."""
     if not rest and (file.exists() or which(str(file)) is None):
         return
+    command = shlex.join((str(file), *rest))
     raise UsageError(
-        f"run takes a file of manifests, not a command: {shlex.join((str(file), *rest))}",
-        hint=f"to run it: batchq submit --wait -- {shlex.join((str(file), *rest))}",
+        f"run takes a file of manifests, or a command after `--`; found {command}",
+        hint=f"to run it: batchq run -- {command}",
     )
 
 

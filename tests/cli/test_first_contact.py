@@ -16,20 +16,19 @@ from tests.client.stage import Stage
 TRUE = ["--", "true"]
 
 
-def test_run_with_a_command_says_how_to_run_one() -> None:
-    done = run("run", "--", "sleep", "1 h")
+def test_run_with_a_command_without_dashes_says_how_to_run_one() -> None:
+    done = run("run", "sleep", "1 h")
     assert done.code == 2
     assert done.err.splitlines() == [
-        "error: run takes a file of manifests, not a command: sleep '1 h'",
-        "hint: to run it: batchq submit --wait -- sleep '1 h'",
+        "error: run takes a file of manifests, or a command after `--`; found sleep '1 h'",
+        "hint: to run it: batchq run -- sleep '1 h'",
     ]
-    assert "batchq submit --wait -- true" in run("run", "--", "true").err
 
 
 def test_run_with_a_missing_file_is_about_the_file(tmp_path: Path) -> None:
     done = run("run", str(tmp_path / "absent.yaml"))
     assert done.code != 0
-    assert "not a command" not in done.err
+    assert "a command after" not in done.err
 
 
 @pytest.mark.parametrize(

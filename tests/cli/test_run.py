@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.reasons import Explanation, Verdict, Waiting
-from batchq.api.views import GroupView, PodCounts
+from batchq.api.views import GroupView, PodCounts, Result
+from batchq.cli.foreground import exit_code_of_pods
 from batchq.cli.output.progress import bar_of, display, state_in_words
 from batchq.cli.run import (
     PodOutput,
@@ -25,6 +27,7 @@ from batchq.cli.run import (
     with_fresh_names,
 )
 from batchq.errors import InvalidInput, UsageError
+from tests.cli.conftest import Batchq
 
 FILE = """
 apiVersion: batchq/v1
@@ -83,12 +86,12 @@ def view(phase: str, *, created: int = 1000, message: str = "", **changes: objec
 _COUNTS = frozenset(PodCounts.__struct_fields__)
 
 
-def pod(index: int, phase: PodPhase, **status: int) -> Pod:
+def pod(index: int, phase: PodPhase, **status: Any) -> Pod:
     """Return a pod of that group."""
     return Pod(
         metadata=Metadata(name=f"train-main-{index}", namespace="default", uid=f"u-1-{index}"),
         spec=PodSpec(pod_group="train", task="main", index=index),
-        status=PodStatus(phase=phase, **status),  # type: ignore[arg-type] # all numbers
+        status=PodStatus(phase=phase, **status),
     )
 
 
@@ -297,3 +300,42 @@ def test_a_path_is_announced_by_a_last_line_only() -> None:
         PodOutput(pod="c", count=1, last=("wrote",)),
     ]
     assert announced(outputs) == ["/tmp/late file"]
+
+
+# --- a command ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "pods", "code"),
+    [
+        ("Completed", [{"exit_code": 0}, {"exit_code": 0}], 0),
+        ("Failed", [{"exit_code": 0}, {"exit_code": 3}, {"exit_code": 2}], 3),
+        ("Failed", [{"exit_code": 3}, {"signal": 9}], 137),
+        ("Failed", [{"exit_code": 3}, {"signal": 15, "reason": "GroupFailed"}], 3),
+        ("Failed", [{"signal": 15, "reason": "WalltimeExceeded"}], 143),
+        ("Failed", [{}], 10),
+        ("Cancelled", [{"signal": 15}], 11),
+    ],
+)
+def test_the_exit_code_of_a_command_is_the_highest_of_its_pods(
+    phase: str, pods: list[dict[str, Any]], code: int
+) -> None:
+    result = Result(key="default/train", phase=PodGroupPhase(phase), reached=phase == "Completed")
+    ended = [pod(index, PodPhase.FAILED, **status) for index, status in enumerate(pods)]
+    assert exit_code_of_pods(result, ended) == code
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--cpus", "1", "job.yaml"], "--cpus applies to a command, not to a file"),
+        (["--exit-code", "--", "true"], "--exit-code applies to a file, not to a command"),
+        (["--"], "expected a command after `--`"),
+        ([], "expected a file, or a command after `--`"),
+    ],
+)
+def test_options_of_files_and_of_commands_are_kept_apart(
+    batchq: Batchq, words: list[str], sentence: str
+) -> None:
+    ran = batchq("run", *words)
+    assert (ran.code, ran.err.splitlines()[0]) == (2, f"error: {sentence}")

@@ -122,3 +122,76 @@ def test_a_wrong_file_is_reported_before_anything_is_started(machine: Machine) -
     done = machine.batchq("run", str(file), exits=1)
     assert "did you mean 'PodGroup'?" in done.stderr
     assert not machine.home.root.exists()
+
+
+# --- a command ------------------------------------------------------------------------------
+
+
+def test_a_command_shows_both_streams_of_its_pod_and_ends_with_its_exit_code(
+    stack: Machine,
+) -> None:
+    script = "echo to stdout; echo to stderr >&2; exit 7"
+    done = stack.batchq("run", "--name", "both", "--", "sh", "-c", script, exits=7)
+    assert done.stdout == "to stdout\n"
+    assert "to stderr\n" in done.stderr
+    assert "podgroup default/both Failed" in done.stderr
+
+
+def test_lines_of_several_pods_begin_with_their_index_and_the_highest_exit_code_counts(
+    stack: Machine,
+) -> None:
+    script = "echo pod $BATCHQ_INDEX; test $BATCHQ_INDEX = 0 || sleep 2; exit $((4 - BATCHQ_INDEX))"
+    words = ("--name", "three", "-N", "3", "--cpus", "100m")
+    done = stack.batchq("run", *words, "--", "sh", "-c", script, exits=4)
+    assert set(done.stdout.splitlines()) == {"0: pod 0", "1: pod 1", "2: pod 2"}
+
+
+def test_a_signal_that_ends_the_pod_counts_as_in_a_shell(stack: Machine) -> None:
+    stack.batchq("run", "--no-keep", "--", "sh", "-c", "kill -TERM $$", exits=143)
+
+
+def test_one_ctrl_c_asks_and_two_within_a_second_cancel_the_group(stack: Machine) -> None:
+    script = "echo begun; exec sleep 60"
+    process = stack.start("run", "--name", "asked", "--", "sh", "-c", script)
+    with stack.client() as client:
+        until(lambda: "Submitted asked" in stack.output_of(process), what="it is submitted")
+        until(lambda: phase(client, "asked") == "Running", what="it runs")
+        process.send_signal(signal.SIGINT)
+        until(lambda: "Ctrl-C again" in stack.output_of(process), what="it asks")
+        asked = "PodGroup default/asked is Running; Ctrl-C again within a second cancels it"
+        assert asked in stack.output_of(process)
+        assert phase(client, "asked") == "Running"
+        # The first of these may come too late to confirm the one before.
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        until(lambda: phase(client, "asked") == "Cancelled", what="it is cancelled")
+    assert process.wait(timeout=30) == 130
+    assert "PodGroup default/asked cancelled" in stack.output_of(process)
+
+
+def test_a_command_whose_terminal_goes_away_is_cancelled(stack: Machine) -> None:
+    process = stack.start("run", "--name", "hung-up", "--", "sleep", "60")
+    with stack.client() as client:
+        until(lambda: "Submitted hung-up" in stack.output_of(process), what="it is submitted")
+        until(lambda: phase(client, "hung-up") == "Running", what="it runs")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=30) == 129
+        assert phase(client, "hung-up") == "Cancelled"
+
+
+def test_a_command_whose_reader_goes_away_is_cancelled(stack: Machine) -> None:
+    script = "while :; do echo more; sleep 0.1; done"
+    process = stack.piped("run", "--name", "unread", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "more\n"
+    process.stdout.close()
+    assert process.wait(timeout=30) == 1
+    with stack.client() as client:
+        assert phase(client, "unread") == "Cancelled"
+
+
+def test_a_timeout_leaves_the_command_to_itself(stack: Machine) -> None:
+    words = ("--name", "slow", "--timeout", "2s", "--", "sleep", "60")
+    done = stack.batchq("run", *words, exits=124)
+    assert "not ended after 2s; PodGroup default/slow keeps running" in done.stderr
+    stack.batchq("cancel", "slow")

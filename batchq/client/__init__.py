@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,14 +56,14 @@ from batchq.errors import BatchqError, Conflict
 if TYPE_CHECKING:
     from batchq.api import views
     from batchq.api.objects import Unreadable
-    from batchq.api.transaction import Event, Ledger, Transaction
+    from batchq.api.transaction import Event, Ledger
     from batchq.client.checks import Checks
     from batchq.client.external import External
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
-    from batchq.client.requests import RecentQueues, RequestPlan
+    from batchq.client.requests import RequestWriter
     from batchq.client.submission import Existing, Submission
     from batchq.ports import IdSource
     from batchq.store.redis import Listing, RedisStore
@@ -160,21 +160,21 @@ class Client:
         """The scheduling gates, opened by people and by controllers of yours."""
         from batchq.client.gates import Gates
 
-        return Gates(self._store, self._change, lambda: self.user)
+        return Gates(self._store, self._writer.change, lambda: self.user)
 
     @cached_property
     def external(self) -> External:
         """The external groups, claimed and run by programs of yours."""
         from batchq.client.external import External
 
-        return External(self._store, self._change)
+        return External(self._store, self._writer.change)
 
     @cached_property
     def checks(self) -> Checks:
         """The admission checks, answered by controllers of yours."""
         from batchq.client.checks import Checks
 
-        return Checks(self._store, self._change, self._tell)
+        return Checks(self._store, self._writer.change, self._tell)
 
     # --- submitting and changing ------------------------------------------------------------
 
@@ -325,10 +325,7 @@ class Client:
 
         `permit` is called as by `apply`. Raises NotFound, Conflict, Rejected.
         """
-        from batchq.client.requests import plan_deletion
-
-        plan = partial(plan_deletion, self._store, places, permit=permit)
-        return self._commit(plan, dry_run).applied
+        return self._writer.delete(places, dry_run, permit)
 
     def cancel(
         self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
@@ -767,34 +764,14 @@ class Client:
         permit: Permit | None,
     ) -> Sequence[Applied]:
         """Submit or apply objects; see `submit_all` and `apply`."""
-        from batchq.client.requests import plan_writes
-
-        given = self._store, self._ids.new_uid, verb, objects, lambda: self.user, keep_stop, permit
-        plan = plan_writes(*given, queues=None if dry_run else self._queues)
-        return self._commit(plan, dry_run).applied
+        return self._writer.write(verb, objects, dry_run, keep_stop, permit)
 
     def _act(self, verb: Act, place: str, **given: Any) -> bool:
         """Commit a change of the object at `place`; return whether there was anything to do."""
-        import batchq.client.changes as changes
-
-        build = getattr(changes, verb)
-        return self._change(lambda now: build(self._store, place, now_ms=now, **given))
-
-    def _change(self, build: Callable[[int], Transaction | None]) -> bool:
-        from batchq.client.requests import RequestPlan
-
-        now = self._store.now_ms
-        done = self._commit(lambda: RequestPlan(applied=(), transaction=build(now())), False)
-        return done.transaction is not None
-
-    def _commit(self, build: Callable[[], RequestPlan], dry_run: bool) -> RequestPlan:
-        from batchq.client.requests import commit_planned
-
-        given = self._store, build, self._ids.new_uid, self._queues
-        return build() if dry_run else commit_planned(*given)
+        return self._writer.act(verb, place, **given)
 
     @cached_property
-    def _queues(self) -> RecentQueues:
-        from batchq.client.requests import RecentQueues
+    def _writer(self) -> RequestWriter:
+        from batchq.client.requests import RequestWriter
 
-        return RecentQueues()
+        return RequestWriter(self._store, self._ids.new_uid, lambda: self.user)

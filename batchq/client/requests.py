@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
+import batchq.client.changes as changes
 from batchq.api.objects import (
     NAMESPACED,
     Object,
@@ -36,7 +38,7 @@ from batchq.client.changes import (
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
-from batchq.client.request import Objects, Permit, class_of, decoded
+from batchq.client.request import Act, Objects, Permit, class_of, decoded
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
@@ -282,31 +284,68 @@ def plan_deletion(
     return plan_steps(store, found, permitted(remove, permit), last_first=True)
 
 
-def commit_planned(
-    store: RedisStore,
-    build: Callable[[], RequestPlan],
-    new_id: Callable[[], str],
-    queues: RecentQueues,
-) -> RequestPlan:
-    """Plan and commit; plan again if another client has changed what the plan depends on.
+class RequestWriter:
+    """Plans and commits the requests of one client, in whose `user`'s name they are recorded."""
 
-    If an answer is lost, the store repeats the call under the same request id, so a refusal is
-    never caused by this client's own earlier success.
-    """
-    for tried in range(1, TRIES + 1):
-        planned = build()
-        if planned.transaction is None:
-            return planned
-        commit = store.commit([planned.transaction], request_id=new_id())
-        if any(one.kind == "Queue" for one in planned.transaction.writes):
-            queues.forget()
-        if not commit.refused:
-            return planned
-        refusal = commit.refused[0]
-        if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
-            raise explain_refusal(refusal)
-        wait_for_recount(commit.refused)
-    raise AssertionError("the last try returns or raises")
+    def __init__(
+        self, store: RedisStore, new_uid: Callable[[], str], user: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self._new_uid = new_uid
+        self._user = user
+        self._queues = RecentQueues()
+
+    def write(
+        self,
+        verb: Literal["submit", "apply"],
+        objects: Objects,
+        dry_run: bool,
+        keep_stop: Collection[str],
+        permit: Permit | None,
+    ) -> Sequence[Applied]:
+        """Submit or apply objects; see `Client.submit_all` and `Client.apply`."""
+        given = self._store, self._new_uid, verb, objects, self._user, keep_stop, permit
+        plan = plan_writes(*given, queues=None if dry_run else self._queues)
+        return (plan() if dry_run else self._commit(plan)).applied
+
+    def delete(
+        self, places: Sequence[tuple[str, str]], dry_run: bool, permit: Permit | None
+    ) -> Sequence[Applied]:
+        """Delete objects; see `Client.delete_all`."""
+        plan = partial(plan_deletion, self._store, places, permit=permit)
+        return (plan() if dry_run else self._commit(plan)).applied
+
+    def act(self, verb: Act, place: str, **given: Any) -> bool:
+        """Commit a change of the object at `place`; return whether there was anything to do."""
+        build = getattr(changes, verb)
+        return self.change(lambda now_ms: build(self._store, place, now_ms=now_ms, **given))
+
+    def change(self, build: Callable[[int], Transaction | None]) -> bool:
+        """Commit what `build` returns for the present time; return whether it returned anything."""
+        now = self._store.now_ms
+        done = self._commit(lambda: RequestPlan(applied=(), transaction=build(now())))
+        return done.transaction is not None
+
+    def _commit(self, build: Callable[[], RequestPlan]) -> RequestPlan:
+        """Plan and commit; plan again if another client has changed what the plan depends on.
+
+        If an answer is lost, the store repeats the call under the same request id, so a refusal is
+        never caused by this client's own earlier success.
+        """
+        for tried in range(1, TRIES + 1):
+            planned = build()
+            if planned.transaction is None:
+                return planned
+            commit = self._store.commit([planned.transaction], request_id=self._new_uid())
+            if any(one.kind == "Queue" for one in planned.transaction.writes):
+                self._queues.forget()
+            if not commit.refused:
+                return planned
+            refusal = commit.refused[0]
+            if refusal.answer.word not in (Word.CONFLICT, Word.FENCED) or tried == TRIES:
+                raise explain_refusal(refusal)
+            wait_for_recount(commit.refused)
+        raise AssertionError("the last try returns or raises")
 
 
 def wait_for_recount(refused: Iterable[Refusal]) -> None:

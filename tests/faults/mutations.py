@@ -113,7 +113,7 @@ MUTATIONS = (
     _agent(
         "an end is never forgotten",
         "_on_ends_concluded",
-        "self._move(attempt, Cause.SEEN, event.now_ms)",
+        "self._pods.move(attempt, Cause.SEEN, event.now_ms)",
         "pass",
         found_by=0,
     ),

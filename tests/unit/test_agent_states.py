@@ -12,8 +12,16 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome
 from batchq.api.objects import Pod
 from batchq.errors import StoreUnavailable
 from batchq.worker.agent import messages
-from batchq.worker.agent.pod_states import LOST, MOVES, Cause, Paces, PodState, attempt_of
-from batchq.worker.agent.state_machine import AgentState, InvalidMove
+from batchq.worker.agent.pod_states import (
+    LOST,
+    MOVES,
+    Cause,
+    InvalidMove,
+    Paces,
+    PodState,
+    attempt_of,
+)
+from batchq.worker.agent.state_machine import AgentState
 from tests.agents import (
     AUTHOR,
     LEASE_MS,

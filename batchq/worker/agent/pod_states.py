@@ -12,7 +12,8 @@ delivered ─────▶ claimed ─────▶ running
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import PodAttempt, PodOutcome
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.api.reasons import Leaving
+from batchq.errors import InvariantBroken
 
 
 class PodState(StrEnum):
@@ -233,6 +235,113 @@ def patience_ms(lease_ms: int) -> int:
 def group_of(pod: Pod) -> str:
     """Return the key of a pod's group."""
     return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
+class InvalidMove(InvariantBroken):
+    """An event that is impossible in the pod's state; the message tells the last events."""
+
+
+#: The states of attempts that are about to start, and of those whose end the server does not show.
+STARTING = (_S.MEETING, _S.CLAIMED, _S.DELIVERED)
+ENDED = (_S.UNREPORTED, _S.REPORTED)
+#: How many of the last events an error tells.
+_STORY_LENGTH = 200
+
+
+class PodTable:
+    """The attempts on a node, each in one state, and the last events; owned by an `AgentState`."""
+
+    def __init__(self) -> None:
+        self._by_attempt: dict[PodAttempt, PodOnNode] = {}
+        self._by_state: dict[PodState, dict[PodAttempt, PodOnNode]] = {one: {} for one in PodState}
+        self._story: deque[tuple[int, object]] = deque(maxlen=_STORY_LENGTH)
+
+    def __contains__(self, attempt: object) -> bool:
+        return attempt in self._by_attempt
+
+    def __iter__(self) -> Iterator[PodAttempt]:
+        return iter(self._by_attempt)
+
+    def __getitem__(self, attempt: PodAttempt) -> PodOnNode:
+        return self._by_attempt[attempt]
+
+    def get(self, attempt: PodAttempt) -> PodOnNode | None:
+        """Return an attempt; None if it is unknown here."""
+        return self._by_attempt.get(attempt)
+
+    def of(self, *states: PodState) -> list[PodOnNode]:
+        """Return the attempts in these states, state by state."""
+        return [one for state in states for one in self._by_state[state].values()]
+
+    def attempts(self, *states: PodState) -> list[PodAttempt]:
+        """Return the names of the attempts in these states."""
+        return [attempt for state in states for attempt in self._by_state[state]]
+
+    def count(self, *states: PodState) -> int:
+        """Return how many attempts are in these states."""
+        return sum(len(self._by_state[state]) for state in states)
+
+    def ended(self) -> list[PodOnNode]:
+        """Return all attempts whose end the server does not show, by id."""
+        return sorted(self.of(*ENDED), key=lambda one: one.attempt.id)
+
+    def ended_of(self, attempts: Iterable[PodAttempt]) -> list[PodOnNode]:
+        """Return those of the attempts whose end the server does not show."""
+        found = map(self._by_attempt.get, attempts)
+        return [one for one in found if one is not None and one.state in ENDED]
+
+    def move(self, attempt: PodAttempt, cause: Cause, now_ms: int) -> PodOnNode:
+        """Move an attempt to its next state, and return it. Raise InvalidMove if it has none."""
+        one = self._by_attempt.get(attempt)
+        before = None if one is None else one.state
+        if (before, cause) not in MOVES:
+            where = "unknown here" if before is None else before
+            raise self.broken(attempt, f"is {where}, and cannot move because {cause}")
+        after = MOVES[before, cause]
+        self.note(now_ms, (attempt, before, cause, after))
+        if one is None:
+            one = self._by_attempt[attempt] = PodOnNode(attempt, since=now_ms)
+        if before is not None:
+            del self._by_state[before][attempt]
+        one.state = after
+        if after is None:
+            del self._by_attempt[attempt]
+        else:
+            self._by_state[after][attempt] = one
+        return one
+
+    def note(self, now_ms: int, entry: object) -> None:
+        """Add an event to the story."""
+        self._story.append((now_ms, entry))
+
+    def story(self, attempt: PodAttempt | None = None) -> list[str]:
+        """Return the last events, oldest first; those of one attempt if it is given."""
+        return [
+            f"{now_ms} {told(entry)}"
+            for now_ms, entry in self._story
+            if attempt is None or not isinstance(entry, tuple) or entry[0] == attempt
+        ]
+
+    def broken(self, attempt: PodAttempt | None, what: str) -> InvalidMove:
+        """Return the error that `what` is wrong with an attempt, or with the agent."""
+        subject = "the agent" if attempt is None else f"attempt {attempt.id}"
+        story = "\n  ".join(self.story(attempt))
+        return InvalidMove(f"{subject} {what}; the last events:\n  {story}")
+
+    def check(self) -> None:
+        """Raise InvalidMove if the states contradict each other."""
+        for state, pods in self._by_state.items():
+            for attempt, one in pods.items():
+                if one.state != state or self._by_attempt.get(attempt) is not one:
+                    raise self.broken(attempt, f"is kept as {state}, and is {one.state}")
+        if self.count(*PodState) != len(self._by_attempt):
+            raise self.broken(None, "an attempt is kept in no state or in two")
+        for one in self.of(_S.CLAIMED, _S.MEETING):
+            if one.group is None:
+                raise self.broken(one.attempt, "is claimed without its group")
+        for one in self.of(_S.REPORTED):
+            if one.outcome is None:
+                raise self.broken(one.attempt, "is reported without an outcome")
 
 
 def told(entry: object) -> str:

@@ -20,7 +20,7 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartCla
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
-from batchq.errors import InvariantBroken, StoreUnavailable
+from batchq.errors import StoreUnavailable
 from batchq.worker.agent.messages import (
     LOCAL,
     TIMERS,
@@ -78,36 +78,26 @@ from batchq.worker.agent.messages import (
     VouchFor,
 )
 from batchq.worker.agent.pod_states import (
+    ENDED,
     LATE,
-    MOVES,
+    STARTING,
     UNSTARTED,
     Cause,
+    InvalidMove,
     Paces,
     PodOnNode,
     PodState,
+    PodTable,
     attempt_of,
     group_of,
     is_attempt,
     is_over,
     lost_outcome,
     may_start,
-    told,
 )
 from batchq.worker.rendezvous import Peer, has_met, peers_of
 
-#: How many of the last events an error tells.
-_STORY_LENGTH = 200
-
 _S = PodState
-_STARTING = (_S.MEETING, _S.CLAIMED, _S.DELIVERED)
-_ENDED = frozenset({_S.UNREPORTED, _S.REPORTED})
-
-
-class InvalidMove(InvariantBroken):
-    """An event that is impossible in the pod's state; the message tells the last events."""
-
-
-# --- the machine --------------------------------------------------------------------------------
 
 
 class AgentState:
@@ -131,8 +121,7 @@ class AgentState:
         self._address = address
         self._drain_timeout_ms = drain_timeout_ms
         self._paces = paces or Paces()
-        self._pods: dict[PodAttempt, PodOnNode] = {}
-        self._by_state: dict[PodState, dict[PodAttempt, PodOnNode]] = {one: {} for one in PodState}
+        self._pods = PodTable()
         self._check_at = 0
         self._pause_ms = self._paces.check_first_ms
         #: When the last renewal of all leases was asked for; long ago before the first.
@@ -169,7 +158,6 @@ class AgentState:
             SignalsReceived: self._on_signals,
             UnstartedPodsRead: self._on_unstarted_pods,
         }
-        self._story: deque[tuple[int, object]] = deque(maxlen=_STORY_LENGTH)
 
     # --- what the shell may ask -----------------------------------------------------------------
 
@@ -183,18 +171,15 @@ class AgentState:
 
     def free(self) -> int:
         """Return how many more pods may run beside those that run or wait for their start."""
-        return max(0, self._slots - len(self._by_state[_S.RUNNING]) - self._starting())
-
-    def _starting(self) -> int:
-        return sum(len(self._by_state[state]) for state in _STARTING)
+        return max(0, self._slots - self._pods.count(_S.RUNNING, *STARTING))
 
     def running(self) -> frozenset[PodAttempt]:
         """Return the attempts that work-horses have."""
-        return frozenset(self._by_state[_S.RUNNING])
+        return frozenset(self._pods.attempts(_S.RUNNING))
 
     def ended(self) -> frozenset[PodAttempt]:
         """Return the attempts whose end the server does not show yet."""
-        return frozenset(self._by_state[_S.UNREPORTED]) | frozenset(self._by_state[_S.REPORTED])
+        return frozenset(self._pods.attempts(*ENDED))
 
     def known_pods(self) -> frozenset[str]:
         """Return the uids of all pods with a known attempt."""
@@ -202,7 +187,7 @@ class AgentState:
 
     def next_check_at(self) -> int | None:
         """Return when the claims are due for a check; None while no claim waits."""
-        return self._check_at if self._starting() else None
+        return self._check_at if self._pods.count(*STARTING) else None
 
     @property
     def is_draining(self) -> bool:
@@ -212,15 +197,11 @@ class AgentState:
     @property
     def is_drained(self) -> bool:
         """Whether the agent was told to stop, and no pod runs or is about to start."""
-        return self.is_draining and not self._by_state[_S.RUNNING] and not self._starting()
+        return self.is_draining and not self._pods.count(_S.RUNNING, *STARTING)
 
     def story(self, attempt: PodAttempt | None = None) -> list[str]:
         """Return the last events, oldest first; those of one attempt if it is given."""
-        return [
-            f"{now_ms} {told(entry)}"
-            for now_ms, entry in self._story
-            if attempt is None or not isinstance(entry, tuple) or entry[0] == attempt
-        ]
+        return self._pods.story(attempt)
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -228,7 +209,7 @@ class AgentState:
         """Return the instructions that follow from an event. Raise InvalidMove."""
         now_ms = event.now_ms
         if not isinstance(event, TIMERS):
-            self._story.append((now_ms, type(event).__name__))
+            self._pods.note(now_ms, type(event).__name__)
         handler = self._handlers.get(type(event))
         if handler is None:
             raise InvalidMove(f"the agent knows no event {event!r}")
@@ -261,54 +242,7 @@ class AgentState:
 
     def check(self) -> None:
         """Raise InvariantBroken if the states contradict each other."""
-        for state, pods in self._by_state.items():
-            for attempt, one in pods.items():
-                if one.state != state or self._pods.get(attempt) is not one:
-                    raise self._broken(attempt, f"is kept as {state}, and is {one.state}")
-        if sum(map(len, self._by_state.values())) != len(self._pods):
-            raise self._broken(None, "an attempt is kept in no state or in two")
-        for state in (_S.CLAIMED, _S.MEETING):
-            for attempt, one in self._by_state[state].items():
-                if one.group is None:
-                    raise self._broken(attempt, "is claimed without its group")
-        for attempt, one in self._by_state[_S.REPORTED].items():
-            if one.outcome is None:
-                raise self._broken(attempt, "is reported without an outcome")
-
-    # --- moves ----------------------------------------------------------------------------------
-
-    def _move(self, attempt: PodAttempt, cause: Cause, now_ms: int) -> PodOnNode:
-        one = self._pods.get(attempt)
-        before = None if one is None else one.state
-        if (before, cause) not in MOVES:
-            where = "unknown here" if before is None else before
-            raise self._broken(attempt, f"is {where}, and cannot move because {cause}")
-        after = MOVES[before, cause]
-        self._story.append((now_ms, (attempt, before, cause, after)))
-        if one is None:
-            one = self._pods[attempt] = PodOnNode(attempt, since=now_ms)
-        if before is not None:
-            del self._by_state[before][attempt]
-        one.state = after
-        if after is None:
-            del self._pods[attempt]
-        else:
-            self._by_state[after][attempt] = one
-        return one
-
-    def _broken(self, attempt: PodAttempt | None, what: str) -> InvalidMove:
-        subject = "the agent" if attempt is None else f"attempt {attempt.id}"
-        story = "\n  ".join(self.story(attempt))
-        return InvalidMove(f"{subject} {what}; the last events:\n  {story}")
-
-    def _all_ended(self) -> list[PodOnNode]:
-        found = [*self._by_state[_S.UNREPORTED].values(), *self._by_state[_S.REPORTED].values()]
-        return sorted(found, key=lambda one: one.attempt.id)
-
-    def _ended_now(self, attempts: Iterable[PodAttempt]) -> list[PodOnNode]:
-        """Return those of the attempts whose end the server does not show."""
-        found = [self._pods[attempt] for attempt in attempts if attempt in self._pods]
-        return [one for one in found if one.state in _ENDED]
+        self._pods.check()
 
     # --- from a delivery to a work-horse --------------------------------------------------------
 
@@ -321,23 +255,20 @@ class AgentState:
             if attempt in self._pods:
                 instructions.append(IgnoreDelivery(attempt))
                 continue
-            self._move(attempt, Cause.DELIVERED, event.now_ms).pod = delivery.pod
+            self._pods.move(attempt, Cause.DELIVERED, event.now_ms).pod = delivery.pod
             self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
         return instructions
-
-    def _waiting(self) -> list[PodOnNode]:
-        return [one for state in _STARTING for one in self._by_state[state].values()]
 
     def _on_claims_applied(self, _event: ClaimsApplied) -> Instructions:
         self._check_at, self._pause_ms = 0, self._paces.check_first_ms
         return []
 
     def _check_claims(self, event: ClaimsDue) -> Instructions:
-        waiting, now_ms = self._waiting(), event.now_ms
+        waiting, now_ms = self._pods.of(*STARTING), event.now_ms
         if not waiting or now_ms < self._check_at:
             return []
         self._check_at = now_ms + self._pause_ms
-        only_gangs = len(waiting) == len(self._by_state[_S.MEETING])
+        only_gangs = len(waiting) == self._pods.count(_S.MEETING)
         self._pause_ms = min(2 * self._pause_ms, self._paces.longest_check_ms(only_gangs))
         # A pod that was just delivered is not read again.
         known = {one.attempt.pod for one in waiting if one.pod is not None}
@@ -347,7 +278,7 @@ class AgentState:
         return self._on_claimed_pods(ClaimedPodsRead(now_ms=now_ms, pods={}))
 
     def _on_claimed_pods(self, event: ClaimedPodsRead) -> Instructions:
-        waiting = self._waiting()
+        waiting = self._pods.of(*STARTING)
         pods = {one.attempt.pod: one.pod for one in waiting if one.pod is not None}
         # Starts come first: they need no answer of the server.
         instructions: Instructions = []
@@ -400,12 +331,12 @@ class AgentState:
             return self._decline(one, "gone or superseded", now_ms)
         status = pod.status
         is_ours = self._is_ours(pod)
-        if any(running.pod == one.attempt.pod for running in self._by_state[_S.RUNNING]):
+        if any(running.pod == one.attempt.pod for running in self._pods.attempts(_S.RUNNING)):
             # A server that was restored from an older copy may bind a former attempt again.
             return self._decline(one, "another attempt of it runs here", now_ms)
         if is_ours and not one.is_claim_sent:
             # A restored server shows an attempt that has ended here since.
-            self._move(one.attempt, Cause.RAN_BEFORE, now_ms).due_at = now_ms
+            self._pods.move(one.attempt, Cause.RAN_BEFORE, now_ms).due_at = now_ms
             return [DeclinePod(one.attempt, "it has run here before")]
         if status.node != self._node or not (is_ours or status.phase == PodPhase.BOUND):
             where = status.node if status.phase in ON_NODE and status.node else "no node"
@@ -413,7 +344,7 @@ class AgentState:
         if is_ours and one.state == _S.CLAIMED:
             if not pod.spec.ports:
                 return self._start(one, pod, ends, now_ms)
-            self._move(one.attempt, Cause.GANG_AWAITED, now_ms)
+            self._pods.move(one.attempt, Cause.GANG_AWAITED, now_ms)
         if one.state == _S.MEETING and now_ms >= one.lost_at(self._lease_ms):
             return self._give_back(one, LATE.stopped, LATE.message, ends, now_ms)
         if status.terminating:
@@ -427,14 +358,14 @@ class AgentState:
         return None
 
     def _decline(self, one: PodOnNode, why: str, now_ms: int) -> Instructions:
-        self._move(one.attempt, Cause.DECLINED, now_ms)
+        self._pods.move(one.attempt, Cause.DECLINED, now_ms)
         return [DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
 
     def _give_back(
         self, one: PodOnNode, reason: str, why: str, ends: list[EndReport], now_ms: int
     ) -> Instructions:
         """Report an end in place of the claim, so that the pod is not left waiting."""
-        self._move(one.attempt, Cause.GIVEN_BACK, now_ms)
+        self._pods.move(one.attempt, Cause.GIVEN_BACK, now_ms)
         one.outcome = PodOutcome(stopped=reason, message=why)
         one.due_at, one.is_seen_dead, one.is_output_sent = now_ms, True, True
         ends.append(EndReport(report=self._end(one.attempt, one.outcome)))
@@ -449,7 +380,7 @@ class AgentState:
         assert one.group is not None
         if now_ms >= one.lost_at(self._lease_ms):
             return self._give_back(one, LATE.stopped, LATE.message, ends, now_ms)
-        self._move(one.attempt, Cause.GANG_MET if peers else Cause.GRANTED, now_ms)
+        self._pods.move(one.attempt, Cause.GANG_MET if peers else Cause.GRANTED, now_ms)
         start = StartPod(
             attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers
         )
@@ -460,12 +391,17 @@ class AgentState:
         """Start the pods whose gangs are complete, unless a pod of theirs has been lost since."""
         instructions: Instructions = []
         ends: list[EndReport] = []
-        for one in list(self._by_state[_S.MEETING].values()):
+        peers_by_group: dict[str, tuple[Peer, ...] | None] = {}
+        for one in self._pods.of(_S.MEETING):
             pod = event.pods.get(one.attempt.pod)
             if pod is None or not is_attempt(pod, one.attempt):
                 continue
             group = event.groups.get(group_of(pod))
-            peers = peers_of(group, event.pods) if group and has_met(group, pod) else None
+            if group is None or not has_met(group, pod):
+                continue
+            if group.metadata.uid not in peers_by_group:
+                peers_by_group[group.metadata.uid] = peers_of(group, event.pods)
+            peers = peers_by_group[group.metadata.uid]
             if peers and self._is_ours(pod) and not pod.status.terminating:
                 one.group = group
                 instructions += self._start(one, pod, ends, event.now_ms, *peers)
@@ -479,7 +415,7 @@ class AgentState:
         for answer in event.answers:
             one = self._pods.get(answer.attempt)
             if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
-                raise self._broken(answer.attempt, "was claimed, and was not to be claimed")
+                raise self._pods.broken(answer.attempt, "was claimed, and was not to be claimed")
             pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
             one.posted_at, one.ports = event.asked_at, answer.ports
             one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
@@ -492,7 +428,7 @@ class AgentState:
                 reason, why = Leaving.NODE_LOST, f"fewer than {pod.spec.ports} ports are free"
                 instructions += self._give_back(one, reason, why, ends, event.now_ms)
             else:
-                self._move(one.attempt, Cause.CLAIM_POSTED, event.now_ms)
+                self._pods.move(one.attempt, Cause.CLAIM_POSTED, event.now_ms)
                 one.group = group
                 if pod.status.phase == PodPhase.RUNNING and not pod.spec.ports:
                     # Applied while the server did not answer.
@@ -515,9 +451,9 @@ class AgentState:
 
     def _on_stops_announced(self, _event: StopsAnnounced) -> Instructions:
         """Read which pods must stop now, instead of with the next renewal."""
-        if self._by_state[_S.MEETING]:
+        if self._pods.count(_S.MEETING):
             self._check_at = 0
-        running = self._by_state[_S.RUNNING].values()
+        running = self._pods.of(_S.RUNNING)
         return [ReadStops(_fenced(running))] if running else []
 
     def _vouched(self, silent: frozenset[PodAttempt]) -> FencedAttempts:
@@ -525,13 +461,12 @@ class AgentState:
 
         A work-horse without a sign of life may be unable to end its pod, or has ended it.
         """
-        running = self._by_state[_S.RUNNING].values()
+        running = self._pods.of(_S.RUNNING)
         return _fenced(
             [
-                *self._by_state[_S.CLAIMED].values(),
-                *self._by_state[_S.MEETING].values(),
+                *self._pods.of(_S.CLAIMED, _S.MEETING),
                 *(one for one in running if one.attempt not in silent),
-                *(one for one in self._all_ended() if one.has_processes),
+                *(one for one in self._pods.ended() if one.has_processes),
             ]
         )
 
@@ -564,7 +499,7 @@ class AgentState:
     # --- from the end of a work-horse to the end that the server shows --------------------------
 
     def _on_start_failed(self, event: StartFailed) -> Instructions:
-        self._died(self._move(event.attempt, Cause.NOT_STARTED, event.now_ms), event.now_ms)
+        self._died(self._pods.move(event.attempt, Cause.NOT_STARTED, event.now_ms), event.now_ms)
         return []
 
     def _on_former_pods(self, event: FormerPodsFound) -> Instructions:
@@ -577,7 +512,7 @@ class AgentState:
 
     def _missing(self, attempt: PodAttempt, now_ms: int) -> None:
         if attempt not in self._pods:
-            self._move(attempt, Cause.MISSING, now_ms).due_at = now_ms
+            self._pods.move(attempt, Cause.MISSING, now_ms).due_at = now_ms
 
     def _on_horses_ended(self, event: HorsesEnded) -> Instructions:
         ends: list[EndReport] = []
@@ -585,30 +520,30 @@ class AgentState:
             attempt, record, now_ms = end.attempt, end.record, event.now_ms
             outcome = None if record is None else record.outcome
             if end.exit_code or (record is not None and outcome is None):
-                one = self._move(attempt, Cause.HORSE_DIED, now_ms)
+                one = self._pods.move(attempt, Cause.HORSE_DIED, now_ms)
                 self._died(one, now_ms)
                 one.outcome = outcome
             elif record is None or outcome is None:
-                self._move(attempt, Cause.SUPERSEDED, now_ms)
+                self._pods.move(attempt, Cause.SUPERSEDED, now_ms)
             elif record.hands_over:
-                one = self._move(attempt, Cause.HANDED_OVER, now_ms)
+                one = self._pods.move(attempt, Cause.HANDED_OVER, now_ms)
                 self._died(one, now_ms)
                 one.outcome = outcome
                 ends.append(EndReport(report=self._end(attempt, outcome), result=record.result))
             else:
-                one = self._move(attempt, Cause.HORSE_REPORTED, now_ms)
+                one = self._pods.move(attempt, Cause.HORSE_REPORTED, now_ms)
                 one.outcome, one.due_at = outcome, now_ms + self._paces.repeat_ms
                 one.is_seen_dead = True
         return [ReportEnds(tuple(ends))] if ends else []
 
     def _on_ends_due(self, _event: EndsDue) -> Instructions:
-        pods = sorted({one.attempt.pod for one in self._all_ended()})
+        pods = sorted({one.attempt.pod for one in self._pods.ended()})
         return [ReadEndedPods(tuple(pods))] if pods else []
 
     def _on_ended_pods(self, event: EndedPodsRead) -> Instructions:
         over: list[PodOnNode] = []
         due: list[PodAttempt] = []
-        for one in self._all_ended():
+        for one in self._pods.ended():
             uid = one.attempt.pod
             if uid not in event.pods:
                 # It ended after the pods were asked for.
@@ -634,7 +569,7 @@ class AgentState:
         return [ConcludeEnds(tuple(one.attempt for one in over), unsent)]
 
     def _on_processes_ended(self, event: ProcessesEnded) -> Instructions:
-        ended = self._ended_now(event.attempts)
+        ended = self._pods.ended_of(event.attempts)
         for one in ended:
             # The resources of these pods are still in use, and ends of other pods may be as
             # uncertain. An expired lease would end the pods.
@@ -655,14 +590,14 @@ class AgentState:
         over: list[PodOnNode] = []
         restartable: list[PodAttempt] = []
         ends: list[EndReport] = []
-        for one in self._ended_now(event.attempts):
+        for one in self._pods.ended_of(event.attempts):
             attempt = one.attempt
             one.pod, record = event.pods.get(attempt.pod), event.records.get(attempt)
             outcome = one.outcome or (None if record is None else record.outcome)
             if one.pod is None or is_over(one.pod, attempt):
                 over.append(one)
             elif outcome is None and may_start(one.pod, attempt, event.posted):
-                self._move(attempt, Cause.RESTARTABLE, event.now_ms)
+                self._pods.move(attempt, Cause.RESTARTABLE, event.now_ms)
                 restartable.append(attempt)
             elif outcome is None and record is None and self._may_run_elsewhere(one, event):
                 one.due_at = event.now_ms + event.leases_ms[attempt]
@@ -693,15 +628,15 @@ class AgentState:
         return is_running and not one.is_seen_dead and event.leases_ms.get(one.attempt, 0) > 0
 
     def _on_ends_reported(self, event: EndsReported) -> Instructions:
-        for one in self._ended_now(event.attempts):
-            self._move(one.attempt, Cause.REPORTED, event.now_ms)
+        for one in self._pods.ended_of(event.attempts):
+            self._pods.move(one.attempt, Cause.REPORTED, event.now_ms)
             one.due_at, one.is_output_sent = event.now_ms + self._paces.repeat_ms, True
         return []
 
     def _on_ends_concluded(self, event: EndsConcluded) -> Instructions:
-        ended = [one.attempt for one in self._ended_now(event.attempts)]
+        ended = [one.attempt for one in self._pods.ended_of(event.attempts)]
         for attempt in ended:
-            self._move(attempt, Cause.SEEN, event.now_ms)
+            self._pods.move(attempt, Cause.SEEN, event.now_ms)
         return [ForgetPods(tuple(ended))] if ended else []
 
     # --- what the server has on the node --------------------------------------------------------
@@ -727,7 +662,7 @@ class AgentState:
     def _on_server_answered(self, event: ServerAnswered) -> Instructions:
         if event.run == self.known_to:
             return []
-        running = tuple(sorted(self._by_state[_S.RUNNING], key=lambda one: one.id))
+        running = tuple(sorted(self._pods.attempts(_S.RUNNING), key=lambda one: one.id))
         if running:
             return [ReadRunningPods(event.run, running)]
         return self._on_running_pods(

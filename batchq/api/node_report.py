@@ -25,6 +25,9 @@ from batchq.api.objects import Integer, Taint
 #: pods of groups with `spec.launch`; no such pod is bound to an older one.
 PROTOCOL, FIRST_WITH_LAUNCH = 3, 3
 
+#: The interval of an agent's heartbeats, unless `batchq worker --beat` sets another.
+BEAT_MS = 5_000
+
 #: Annotations of a Node: the agent that serves it, and that agent's protocol.
 AGENT_ANNOTATION = "batchq/agent"
 PROTOCOL_ANNOTATION = "batchq/protocol"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.api.node_report import BEAT_MS
 from batchq.api.times import describe_age, format_duration
 from batchq.cli.output.forms import Columns, Output, output_of, show_data, tabled
 from batchq.cli.output.options import (
@@ -69,8 +70,6 @@ _FILE = click.Path(path_type=Path)
 #: Action -> the included plugin that first consents to its victims.
 _AGREES = {"preempt": "priority", "reclaim": "proportion"}
 _DIFFERENT = 1
-#: The default of `batchq worker --beat`.
-_USUAL_BEAT_MS = 5000
 
 
 @click.group(
@@ -277,10 +276,10 @@ def _unusual(config: SchedulerConfig) -> Iterator[str]:
             "warning: groups that enqueue admits wait for the next session: allocate comes before"
             " it in actions; put enqueue first"
         )
-    if times.node_timeout_ms < 2 * _USUAL_BEAT_MS:
+    if times.node_timeout_ms < 2 * BEAT_MS:
         yield (
             f"warning: nodeTimeout {format_duration(times.node_timeout_ms)} is less than twice the"
-            f" usual heartbeat interval of {format_duration(_USUAL_BEAT_MS)}: nodes are not ready"
+            f" usual heartbeat interval of {format_duration(BEAT_MS)}: nodes are not ready"
             " between two heartbeats, unless their agents have a shorter --beat"
         )
     for name, length_ms in (

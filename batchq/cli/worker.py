@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import click
 
+from batchq.api.node_report import BEAT_MS
+from batchq.api.times import format_duration
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.values import as_pairs, seconds_of
 from batchq.errors import UsageError
@@ -74,7 +76,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 @click.option(
     "--beat",
     type=DURATION,
-    default="5s",
+    default=format_duration(BEAT_MS),
     show_default=True,
     help="The heartbeat interval; a fraction of the scheduler's nodeTimeout.",
 )

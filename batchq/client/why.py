@@ -158,6 +158,7 @@ class _WaitReport:
         self._before = before
         self._led = led
         self.plan: GroupPlan = group_plan(session, group.key)
+        self._verdicts = self._current_verdicts()
         #: Why it cannot run with the current nodes and limits; '' if it can.
         self.ever: str = self._never()
 
@@ -165,22 +166,20 @@ class _WaitReport:
     def _unfinished(self) -> bool:
         return self._before.phase not in TERMINAL
 
-    def _verdicts(self) -> tuple[Verdict, ...]:
+    def _current_verdicts(self) -> tuple[Verdict, ...]:
         """Return the current reasons against it; for a running group, against its other pods."""
         waits = self._unfinished and self.plan.outcome is not Outcome.NOW
         if waits:
             return verdicts_of(self._session, self._group)
-        if self._before.phase in ADMITTED and self._lacks_pods:
+        if self._before.phase in ADMITTED and self._lacks_pods():
             found = verdicts_of(self._session, self._group)
             return tuple(_beside_its_own(self._group, verdict) for verdict in found)
         return ()
 
-    @property
     def _lacks_pods(self) -> bool:
-        """Whether some of its pods have no node yet, and have not ended."""
+        """Return whether some of its pods have no node yet, and have not ended."""
         group = self._group
-        pods = list(group.current())
-        settled = sum(pod.status.phase in ON_NODE or group.is_final(pod) for pod in pods)
+        settled = sum(pod.status.phase in ON_NODE or group.is_final(pod) for pod in group.current())
         return not group.is_external and settled < group.replicas
 
     def reasons(self) -> tuple[Explanation, ...]:
@@ -191,7 +190,7 @@ class _WaitReport:
         is_pending = self._before.phase == PodGroupPhase.PENDING
         unseen = is_pending and not self._before.record.status.reasons
         found: list[Explanation] = []
-        for verdict in (*self._verdicts(), *gated, *((UNSEEN,) if unseen else ())):
+        for verdict in (*self._verdicts, *gated, *((UNSEEN,) if unseen else ())):
             reason = self._explained(verdict)
             # If it can never run, several reasons have the same remedy: show it once.
             repeated = self.ever and any(reason.remedy == other.remedy for other in found)
@@ -205,11 +204,10 @@ class _WaitReport:
             PodGroupPhase.IN_QUEUE,
         ):
             return ()
-        now = self._verdicts()
         return tuple(
             structs.replace(self._explained(verdict), remedy="")
             for verdict in self._before.record.status.reasons
-            if not any(verdict.same_cause(other) for other in now)
+            if not any(verdict.same_cause(other) for other in self._verdicts)
         )
 
     def _explained(self, verdict: Verdict) -> Explanation:
@@ -240,20 +238,20 @@ class _WaitReport:
     def _never(self) -> str:
         if not self._unfinished:
             return ""
-        for verdict in self._verdicts():
+        for verdict in self._verdicts:
             if verdict.reason in UNSATISFIABLE:
                 return verdict.message()
         return no_node_ever(self._session, self._group)
 
     def missing_nodes(self) -> str:
         """Return the nodes without which it cannot start, in words; '' if it can, or never will."""
-        lacks_capacity = any(verdict.reason in _LACKS_NODES for verdict in self._verdicts())
+        lacks_capacity = any(verdict.reason in _LACKS_NODES for verdict in self._verdicts)
         return missing_nodes(self._session, self._group) if lacks_capacity else ""
 
     @property
     def _is_refused(self) -> bool:
         """Whether it is Pending, and not admitted by the next session."""
-        return self._before.phase == PodGroupPhase.PENDING and bool(self._verdicts())
+        return self._before.phase == PodGroupPhase.PENDING and bool(self._verdicts)
 
     def start(self) -> ExpectedStart | None:
         """Return when capacity will be free, if no group ahead takes it."""
@@ -277,7 +275,7 @@ class _WaitReport:
 
     def spared(self) -> tuple[Spared, ...]:
         """Return why no action evicts victims for a group that lacks capacity."""
-        lacks_capacity = any(verdict.reason in _LACKS_CAPACITY for verdict in self._verdicts())
+        lacks_capacity = any(verdict.reason in _LACKS_CAPACITY for verdict in self._verdicts)
         if not lacks_capacity or self.ever or self._group.status.pledge.stands:
             return ()
         found: list[Spared] = []

@@ -106,7 +106,7 @@ class LedgerTimeline:
         """Return whether a gang has former pods beside which it does not start, because no pod runs
         twice at once.
         """
-        if self._nodes is None or group.is_external or not group.pods:
+        if self._nodes is None or group.is_external:
             return False
         return waits_for_its_own(group, self.gang(group))
 

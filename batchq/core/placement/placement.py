@@ -200,6 +200,8 @@ def waits_for_its_own(group: GroupState, gang: Gang) -> bool:
     """Return whether pods of a former admission that have not ended leave a group with too few pods
     to start. No pod may run twice at once, so its new places would be idle until then.
     """
+    if not group.pods:
+        return False
     former = Counter(
         pod.spec.task for pod in group.live_pods.values() if pod.status.phase in ON_NODE
     )

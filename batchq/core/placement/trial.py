@@ -101,7 +101,7 @@ def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     if not gang:
         # Its pods have ended for good or are held by gates: there is nothing to place.
         return KeptPlaces(())
-    if group.pods and waits_for_its_own(group, gang):
+    if waits_for_its_own(group, gang):
         return _ITS_OWN
     refusals, lacking = session.get(NODE_REFUSALS), None
     if refusals:
@@ -304,7 +304,7 @@ def hold(session: Session, group: GroupState) -> None:
     among equals).
     """
     gang = gang_of(session, group)
-    if group.pods and waits_for_its_own(group, gang):
+    if waits_for_its_own(group, gang):
         # It lacks more than nodes, which others may use until its former pods have ended.
         return
     # Earlier refusals do not matter here: nodes may have more capacity now.
@@ -481,7 +481,7 @@ def note_first_waiting(session: Session) -> None:
         if group is None or group.status.nodes_lacked_at is not None:
             continue
         verdicts = session.refusals.get(group.uid, ())
-        if group.pods and waits_for_its_own(group, gang_of(session, group)):
+        if waits_for_its_own(group, gang_of(session, group)):
             continue
         if verdicts and all(verdict.plugin == PLUGIN and verdict.in_line for verdict in verdicts):
             with Statement(session) as statement:

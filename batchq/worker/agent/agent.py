@@ -24,7 +24,13 @@ from time import time
 
 from msgspec import Struct
 
-from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, SPOILED, PodAttempt
+from batchq.api.node_report import (
+    ADDRESS_ANNOTATION,
+    BEAT_MS,
+    PORTS_ANNOTATION,
+    SPOILED,
+    PodAttempt,
+)
 from batchq.api.objects import Taint
 from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.api.times import HOUR, SECOND
@@ -721,7 +727,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
     slots: int | None = None
-    beat_s: float = 5.0
+    beat_s: float = BEAT_MS / 1000
     lease_ms: int = 30_000
     drain_timeout_s: float = 30.0
     enforce: Enforce = Enforce.AUTO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from batchq import errors
 from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
 from batchq.http.route_table import ROUTES, right_of
 from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
-from tests.tidy.source import ROOT, files, place
+from tests.tidy.source import ROOT, files, parsed, place
 
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *files(("docs", "conf", "actions", "batchq"), ".md")]
@@ -71,6 +72,19 @@ def test_the_files_that_a_document_names_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     named = re.findall(r"`((?:batchq|actions|tests|conf|docs|benchmarks)/[\w./-]+\.\w+)[`:]", text)
     assert sorted({name for name in named if not (ROOT / name).exists()}) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=place)
+def test_the_tests_that_a_document_names_exist(document: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", document.read_text(encoding="utf-8"))
+    missing = [f"{path}::{name}" for path, name in named if name not in functions_of(ROOT / path)]
+    assert sorted(missing) == [], f"{place(document)} leans on tests that are gone."
+
+
+@cache
+def functions_of(path: Path) -> frozenset[str]:
+    """Return the names of a test module's functions."""
+    return frozenset(node.name for node in parsed(path).body if isinstance(node, ast.FunctionDef))
 
 
 def test_the_modules_of_the_two_ways_through_the_code_exist() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 
@@ -71,13 +70,6 @@ def set_apart() -> list[tuple[str, str]]:
         for cell, why in re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", APART, re.MULTILINE)
         if numbers_in(cell)
     ]
-
-
-@pytest.mark.parametrize(("path", "name"), NAMED)
-def test_every_named_test_exists(path: str, name: str) -> None:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert name in found, f"docs/faults.md leans on {path}::{name}, which is gone"
 
 
 def test_numbers_are_read_from_a_cell() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-
-import pytest
 
 from batchq.store.roles import ROLES
 from tests.tidy.source import ROOT
@@ -20,13 +17,6 @@ def claims() -> list[str]:
     for table in re.findall(r"^\| \| shown by \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
         rows += table.splitlines()
     return rows
-
-
-@pytest.mark.parametrize(("path", "name"), NAMED)
-def test_every_named_test_exists(path: str, name: str) -> None:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert name in found, f"docs/security.md leans on {path}::{name}, which is gone"
 
 
 def test_every_claim_has_a_test() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from batchq.daemon.observability.metrics import MEASURES
 from tests.tidy.command_lines import accept
-from tests.tidy.source import ROOT, parsed
+from tests.tidy.source import ROOT
 from tests.unit.test_config_plugins import TABLE
 
 TEXT = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
@@ -48,14 +47,6 @@ def cases() -> frozenset[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return frozenset(done.stdout.splitlines())
-
-
-@pytest.mark.parametrize(("path", "name"), sorted({(path, name) for path, name, _ in NAMED}))
-def test_every_named_test_exists(path: str, name: str) -> None:
-    functions = (node for node in parsed(ROOT / path).body if isinstance(node, ast.FunctionDef))
-    assert name in {function.name for function in functions}, (
-        f"docs/sources.md leans on {path}::{name}, which is gone"
-    )
 
 
 def test_every_named_case_exists() -> None:

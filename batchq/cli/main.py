@@ -46,7 +46,7 @@ class CommandEntry(NamedTuple):
 #: Every command, in the sections and the order of the help.
 COMMANDS: dict[str, dict[str, CommandEntry]] = {
     "Run work": {
-        "run": CommandEntry("run", "run", "Start the stack if needed, submit a file, follow it."),
+        "run": CommandEntry("run", "run", "Run a command or a file, and show the output here."),
         "submit": CommandEntry(
             "submit", "submit", "Submit a command, a function or a file's groups."
         ),
@@ -98,16 +98,18 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "api": CommandEntry("api", "api", "Serve the HTTP API."),
         "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
         "token": CommandEntry("access_rights", "token", "Create and revoke tokens of the API."),
-        "login": CommandEntry("login", "login", "Keep a token of an API, after checking it."),
-        "logout": CommandEntry("login", "logout", "Revoke and forget the kept token."),
+        "login": CommandEntry("login", "login", "Check a token for an API, and store it."),
+        "logout": CommandEntry("login", "logout", "Revoke the stored token, and remove it."),
         "whoami": CommandEntry("login", "whoami", "Show your user and roles at the API."),
-        "connect": CommandEntry("login", "connect", "Connect ssh to the API's socket."),
+        "connect": CommandEntry(
+            "login", "connect", "For ssh: pass a connection on to the API's socket."
+        ),
     },
     "Try and measure": {
         "simulate": CommandEntry(
             "simulate",
             "simulate",
-            "Simulate a world, or a machine's log.",
+            "Simulate a described cluster, or a log of jobs.",
         ),
         "replay": CommandEntry("replay", "replay", "Replay a machine's log on the live stack."),
     },
@@ -262,8 +264,8 @@ def _line(name: str) -> str:
     metavar="URL",
     envvar="BATCHQ_REDIS_URL",
     help="The server to talk to (redis://, rediss://, unix:// or redis+sentinel://), or the "
-    "variable BATCHQ_REDIS_URL, or a file with it named by BATCHQ_REDIS_URL_FILE; without all, the "
-    "one that `batchq up` has started here.",
+    "variable BATCHQ_REDIS_URL, or a file with it named by BATCHQ_REDIS_URL_FILE; without any of "
+    "these, the server that `batchq up` has started here.",
 )
 @click.option(
     "--as",

@@ -524,7 +524,7 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
     beyond_limits = list(limit_warnings(groups, *_limits_of(client, groups)))
     beyond_nodes = list(capacity_warnings(groups, nodes))
     _show_some(beyond_limits, "can never start")
-    _show_some(beyond_nodes, "cannot start on the nodes there are")
+    _show_some(beyond_nodes, "cannot start on the existing nodes")
     _show_some(list(unknown_node_warnings(groups, nodes)), "name nodes that do not exist")
     if beyond_nodes:
         echo(

@@ -61,8 +61,8 @@ def logs(
     """Print the output of the group NAME's pods, at most the newest MiB of each.
 
     stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
-    The output of every attempt is kept for seven days. Attempts are counted in the present
-    admission of the group, and since the last start of the server.
+    The output of every attempt is kept for seven days. Attempts are counted from 1, and from 1
+    again when the group is admitted again or the server is restarted.
     """
     if follow and attempt is not None:
         raise UsageError("--attempt and -f exclude each other: only the latest attempt goes on")

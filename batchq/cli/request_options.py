@@ -93,12 +93,19 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "--name", default="", help="The group's name.  [default: generated from the command]"
     ),
     click.option(
-        "--generate-name", default="", metavar="PREFIX", help="Generate the name from this."
+        "--generate-name",
+        default="",
+        metavar="PREFIX",
+        help="Generate a name that begins with this.",
     ),
     *_MARK_OPTIONS,
     click.option("-n", "--namespace", default="default", show_default=True, help="The namespace."),
     click.option("-q", "--queue", default="default", show_default=True, help="The queue."),
-    click.option("--cpus", callback=as_quantity("cpu"), help="cpu of each pod.  [default: 1]"),
+    click.option(
+        "--cpus",
+        callback=as_quantity("cpu"),
+        help="CPUs of each pod, as in 2 or 500m.  [default: 1]",
+    ),
     click.option("--mem", callback=as_quantity("memory"), help="Memory of each pod, as in 8Gi."),
     click.option("--gpus", callback=as_quantity("gpu"), help="GPUs of each pod."),
     click.option(
@@ -205,7 +212,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "gates",
         multiple=True,
         metavar="NAME",
-        help="Hold the group back by a gate; repeatable.",
+        help="Hold the group back until `batchq gates open` opens this gate; repeatable.",
     ),
     click.option("--suspend", is_flag=True, help="Hold the group back until `batchq resume`."),
     click.option(
@@ -223,7 +230,8 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
         "--api-token",
         is_flag=True,
-        help="Give its pods a token, for the HTTP API in your name, in this namespace.",
+        help="Give its pods a token, with which they act in your name at the HTTP API, in this"
+        " namespace only.",
     ),
 )
 

@@ -461,8 +461,8 @@ def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
 
     COMMAND is submitted as a group of one pod, or of several (-N), and its output is shown as it
     comes. The exit code is that of the pod, the highest of several. The first Ctrl-C says how far
-    the group is, and a second one within a second cancels it. A group that has not started waits in
-    its queue.
+    the group is, and a second one within a second cancels it. While there is no capacity for the
+    group, the command waits with it.
 
     For FILE, the server, the scheduler and two node agents are started on this machine if they do
     not run. Other objects of the file are applied first. A group gets a number after its name if

@@ -120,9 +120,10 @@ def wait(
 def cancel(
     shared: Globals, names: tuple[str, ...], namespace: str, reason: str, output: Output
 ) -> int:
-    """End groups: Cancelled at once; their processes get SIGTERM, then SIGKILL after their grace.
+    """End groups: they are Cancelled at once, and their processes get SIGTERM, then SIGKILL.
 
-    `batchq wait NAME` returns when the processes have ended. A group that cannot be cancelled is
+    SIGKILL follows after the grace period of the pods (`batchq submit --grace`). `batchq wait NAME`
+    returns when the processes have ended. A group that cannot be cancelled is
     reported, and the others are cancelled; the exit code is that of the first error.
     """
 

@@ -585,7 +585,7 @@ def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iter
     """
     for group in groups:
         if why := exceeds_nodes(group, nodes):
-            yield f"PodGroup {full_name(group)} cannot start on the nodes there are: {why}"
+            yield f"PodGroup {full_name(group)} cannot start on the existing nodes: {why}"
 
 
 def unknown_node_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:

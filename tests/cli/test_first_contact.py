@@ -86,7 +86,7 @@ def test_a_request_that_no_node_can_hold_is_accepted_with_the_numbers(
     done = batchq("submit", "--name", "big", *options, "--", "true")
     assert (done.code, done.out) == (0, "podgroup default/big submitted\n")
     assert done.err.splitlines() == [
-        f"warning: PodGroup default/big cannot start on the nodes there are: {why}",
+        f"warning: PodGroup default/big cannot start on the existing nodes: {why}",
         "hint: `batchq plan` says what would fit; a node that takes it may still join",
     ]
 

@@ -189,12 +189,13 @@ def simulate(
     plot: Path | None,
     **_other_options: object,
 ) -> None:
-    """Simulate a world, or the log of a real machine, in virtual time.
+    """Simulate a described cluster, or the log of a real machine, in virtual time.
 
     The scheduler's own sessions run over queues, nodes and pod groups, without a server and without
     starting any process.
 
-    WORLD is a file of manifests, or - for standard input. A pod whose template has the annotation
+    WORLD is a file of manifests that describe the cluster and its groups, or - for standard input.
+    A pod whose template has the annotation
     batchq/runtime succeeds that long after its start; a document of kind Timeline describes events
     from outside and their times.
 

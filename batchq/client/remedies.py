@@ -5,33 +5,24 @@ A remedy names a command to type or a number to ask for, or says that the wait e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-
-from msgspec import structs
+from collections.abc import Callable, Sequence
 
 from batchq.api.lifecycle import ADMITTED
-from batchq.api.notation import counted
-from batchq.api.objects import Node, Object, Pledge, PodGroup, gates_of, is_gated, without_gates
+from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
-from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
+from batchq.api.resources import PODS, describe_quantity
 from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
-from batchq.api.views import NO_LEADER, Advice, GroupPlan, Outcome
+from batchq.api.views import NO_LEADER
 from batchq.client.outcomes import (
-    TrialScheduler,
     agents_to_upgrade,
-    group_plan,
     missing_nodes,
-    victims,
-    with_objects,
 )
 from batchq.client.overview import backfilling_of, gates_of_task
 from batchq.client.request import is_named, no_node_matches
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,
-    names_in,
     open_checks,
     refused_with,
     retry_at,
@@ -47,7 +38,6 @@ from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
-from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.plugins.checks import CHECKS
@@ -55,7 +45,8 @@ from batchq.plugins.gates import GATES
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 
-
+#: How many nodes one command uncordons.
+MOST_UNCORDONED = 8
 #: Waits that end with time, for a group that can run some day.
 _ENDS_WITH_TIME = frozenset(
     {
@@ -67,8 +58,6 @@ _ENDS_WITH_TIME = frozenset(
         Waiting.UNSCHEDULABLE,
     }
 )
-
-
 _LACKS_NODES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
 
 
@@ -335,13 +324,13 @@ def _returning_nodes(session: Session, group: GroupState) -> str:
     if not missing_nodes(session, group):
         return ""
     away = nodes_away(session, gang_of(session, group))
-    cordoned = _uncordon(away.cordoned)
+    cordoned = uncordon_command(away.cordoned)
     returns = f"bring back {named_nodes(away.not_ready)} (`batchq nodes`)" if away.not_ready else ""
     ways = " and ".join(filter(None, (cordoned, returns)))
     return f"{ways}: {away.text()}, and the other nodes do not suffice even when empty"
 
 
-def _uncordon(names: Sequence[str]) -> str:
+def uncordon_command(names: Sequence[str]) -> str:
     """Return the command; '' for no nodes. A long list is left to the reader."""
     if not names:
         return ""
@@ -354,7 +343,7 @@ def _uncordoning(session: Session, group: GroupState) -> str:
     """Return the command that lets cordoned nodes take pods of the group; '' if none would."""
     if group.is_external:
         return ""
-    return _uncordon(nodes_away(session, gang_of(session, group)).cordoned)
+    return uncordon_command(nodes_away(session, gang_of(session, group)).cordoned)
 
 
 def _free(verdict: Verdict) -> int:
@@ -439,354 +428,3 @@ _REMEDIES: dict[Waiting, _Remedy] = {
     Waiting.UNSCHEDULABLE: _no_node,
     Waiting.PENDING_EVALUATION: _no_remedy,
 }
-
-
-#: How many nodes one command uncordons.
-MOST_UNCORDONED = 8
-#: How many groups of one request get advice.
-MOST_ADVISED = 3
-#: Sessions for finding the largest size that starts now; then queues, and priority classes.
-MOST_SIZES = 7
-MOST_QUEUES = 5
-MOST_CLASSES = 4
-
-#: Sizes that people would write: amounts in hundreds are tried as whole units, and so on.
-_STEPS = {MEMORY: (2**30, 64 * 2**20)}
-_USUAL_STEPS = (1000, 100)
-
-
-def advice_for(
-    deciding: TrialScheduler, snapshot: Snapshot, session: Session, plan: GroupPlan
-) -> Iterator[Advice]:
-    """Yield what would help a group of this snapshot that waits in this session."""
-    record = session.by_key[plan.key].record
-    trial = _AdviceTrial(deciding, snapshot, plan)
-    if _is_held(record):
-        # Its owner holds it back and can release it; other advice would be premature.
-        yield from _advise_release(trial, record)
-        return
-    yield from _advise_uncordoning(trial, record, session, plan)
-    yield from _advise_smaller(trial, record, session, plan)
-    yield from _advise_fewer(trial, record, plan)
-    if plan.never:
-        # The nodes are the same for every queue and priority class.
-        return
-    if not _is_closed(plan):
-        yield from _other_queue(trial, record, session)
-    yield from _higher_priority(trial, record, session)
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """The result of a trial, and the number of pods it would have evicted."""
-
-    plan: GroupPlan
-    evicted: int
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.plan.outcome
-
-    @property
-    def starts(self) -> bool:
-        return self.outcome in (Outcome.NOW, Outcome.EVICTS)
-
-    def words(self) -> str:
-        """Return e.g. `would start now`."""
-        match self.outcome:
-            case Outcome.NOW:
-                return "would start now"
-            case Outcome.EVICTS:
-                return f"would start, and {counted(self.evicted, 'pod')} of others would be evicted"
-            case Outcome.WAITS:
-                return "would wait in line, and could start later"
-            case _:
-                return "could never start"
-
-
-class _AdviceTrial:
-    """Decides what would happen to a changed form of one group."""
-
-    def __init__(self, deciding: TrialScheduler, snapshot: Snapshot, plan: GroupPlan) -> None:
-        self._deciding = deciding
-        self._snapshot = snapshot
-        self._key = plan.key
-
-    def of(self, other: PodGroup, nodes: Sequence[Node] = ()) -> _Result:
-        """Try the group in another form, with these nodes changed."""
-        changed: dict[tuple[str, str], Object | None] = {("PodGroup", self._key): other}
-        changed |= {("Node", node.metadata.name): node for node in nodes}
-        session = self._deciding.decide_variant(with_objects(self._snapshot, changed))
-        taken = victims(session, session, {self._key})
-        evicted = sum(len(victim.pods) for victim in taken)
-        return _Result(group_plan(session, self._key), evicted)
-
-
-# --- held back by its author ------------------------------------------------------------------
-
-
-def _is_held(group: PodGroup) -> bool:
-    spec = group.spec
-    return bool(is_gated(group) or spec.suspend or spec.depends_on)
-
-
-def _advise_release(trial: _AdviceTrial, group: PodGroup) -> Iterator[Advice]:
-    spec = group.spec
-    holds = []
-    gates = gates_of(spec)
-    if is_gated(group):
-        holds.append(f"gate {', '.join(dict.fromkeys(gate.name for gate in gates))} is open")
-    if spec.suspend:
-        holds.append("it is resumed")
-    if spec.depends_on:
-        names = ", ".join(one.name for one in spec.depends_on)
-        holds.append(
-            f"{names} {'has' if len(spec.depends_on) == 1 else 'have'} ended as it waits for"
-        )
-    free = structs.replace(without_gates(spec, gates), suspend=False, depends_on=())
-    result = trial.of(structs.replace(group, spec=free))
-    why = "" if result.starts else _first_reason(result)
-    yield Advice(
-        change="released",
-        value="",
-        outcome=result.outcome,
-        sentence=f"once {' and '.join(holds)}, it {_outcome_words(result)}{why}",
-    )
-
-
-def _outcome_words(result: _Result) -> str:
-    words = {Outcome.NOW: "would start, if nothing else changes", Outcome.WAITS: "would still wait"}
-    return words.get(result.outcome) or result.words()
-
-
-def _first_reason(result: _Result) -> str:
-    if result.plan.never:
-        return f": {result.plan.never}"
-    return "".join(f": {one.reason}, {one.message}" for one in result.plan.blockers[:1])
-
-
-# --- more nodes -------------------------------------------------------------------------------
-
-
-def _advise_uncordoning(
-    trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
-) -> Iterator[Advice]:
-    """Advise to uncordon the nodes that would take its pods."""
-    if plan.external or plan.never:
-        return
-    gang = gang_of(session, session.by_key[plan.key])
-    names = nodes_away(session, gang).cordoned
-    if not 0 < len(names) <= MOST_UNCORDONED:
-        return
-    nodes = [session.nodes.by_name[name].record for name in names]
-    result = trial.of(group, [_uncordoned(node) for node in nodes])
-    needs_them = bool(missing_nodes(session, session.by_key[plan.key]))
-    if result.outcome is Outcome.NOW or (result.outcome is Outcome.WAITS and needs_them):
-        yield Advice(
-            change="uncordon",
-            value=" ".join(names),
-            outcome=result.outcome,
-            sentence=f"after {_uncordon(names)}, it {result.words()}",
-        )
-
-
-def _uncordoned(node: Node) -> Node:
-    return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False))
-
-
-# --- smaller ----------------------------------------------------------------------------------
-
-
-def _advise_smaller(
-    trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
-) -> Iterator[Advice]:
-    """Advise to ask for less of one resource."""
-    asked = _asked(group)
-    if asked is None:
-        return
-    amounts, each, resize = asked
-    largest = {name: 2**53 if plan.external else largest_node(session, name) for name in amounts}
-    for resource in _lacking(plan, amounts, largest):
-        units = amounts[resource]
-        step = _step_below(resource, units)
-        headroom = min(_limit_left(plan, resource) // each, largest[resource])
-        most = min((units - 1) // step, headroom // step)
-
-        def with_steps(steps: int, resource: str = resource, step: int = step) -> PodGroup:
-            return resize(resource, steps * step)
-
-        found = _largest(trial, with_steps, 1, most, or_waiting=plan.outcome is Outcome.NEVER)
-        if found is None:
-            continue
-        steps, result = found
-        new = describe_quantity(resource, steps * step)
-        per_pod = "" if each == 1 else " per pod"
-        yield Advice(
-            change="requests",
-            value=f"{resource}={new}",
-            outcome=result.outcome,
-            sentence=f"asking for {resource} {new} instead of {describe_quantity(resource, units)}"
-            f"{per_pod}, it {result.words()}",
-        )
-        return
-
-
-def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup]] | None:
-    """Return what each pod asks for, the number of pods, and a function that resizes the group;
-    None if its pods differ, so that there is no single number to change.
-    """
-    spec = group.spec
-    if spec.controller == "external":
-
-        def resized(resource: str, units: int) -> PodGroup:
-            resources = {**spec.min_resources, resource: units}
-            return structs.replace(group, spec=structs.replace(spec, min_resources=resources))
-
-        return dict(spec.min_resources), 1, resized
-    if len(spec.tasks) != 1 or spec.min_resources:
-        return None
-    task = spec.tasks[0]
-
-    def with_requests(resource: str, units: int) -> PodGroup:
-        requests = {**task.template.requests, resource: units}
-        template = structs.replace(task.template, requests=requests)
-        tasks = (structs.replace(task, template=template),)
-        return structs.replace(group, spec=structs.replace(spec, tasks=tasks))
-
-    least = task.replicas if spec.min_member is None else spec.min_member
-    return dict(task.template.requests), max(1, least), with_requests
-
-
-def _lacking(plan: GroupPlan, amounts: Amounts, largest: Amounts) -> list[str]:
-    """Return the resources to ask less of: those that exceed every node, else those in the reasons,
-    else all, if only nodes refuse the group.
-    """
-    if oversize := [name for name, units in amounts.items() if units > largest[name]]:
-        return oversize
-    named_resources = [reason.resource for reason in plan.blockers if reason.resource in amounts]
-    named = [name for name, units in sorted(amounts.items()) if units and name != PODS]
-    return list(dict.fromkeys(named_resources)) or named
-
-
-def _limit_left(plan: GroupPlan, resource: str) -> int:
-    """Return the most that the limits allow now, or ever if the group could never run."""
-    headrooms = [
-        reason.limit if plan.never else max(0, reason.limit - (reason.seen or 0))
-        for reason in plan.blockers
-        if reason.resource == resource and reason.limit is not None
-    ]
-    return min(headrooms, default=2**53)
-
-
-def _step_below(resource: str, units: int) -> int:
-    large, small = _STEPS.get(resource, _USUAL_STEPS)
-    coarse = units >= 2 * large and units % large == 0
-    return large if coarse or resource not in ("cpu", MEMORY) else small
-
-
-def _advise_fewer(trial: _AdviceTrial, group: PodGroup, plan: GroupPlan) -> Iterator[Advice]:
-    """Advise to start with fewer pods; the others follow as capacity becomes free."""
-    spec = group.spec
-    least = max(1, sum(task.min_available for task in spec.tasks))
-    if not spec.tasks or plan.least <= least:
-        return
-
-    def with_members(count: int) -> PodGroup:
-        return structs.replace(group, spec=structs.replace(spec, min_member=count))
-
-    found = _largest(trial, with_members, least, plan.least - 1)
-    if found is not None:
-        count, result = found
-        yield Advice(
-            change="minMember",
-            value=str(count),
-            outcome=result.outcome,
-            sentence=f"with minMember {count} instead of {plan.least}, it {result.words()}"
-            f" with {counted(count, 'pod')} or more",
-        )
-
-
-def _largest(
-    trial: _AdviceTrial,
-    form: Callable[[int], PodGroup],
-    least: int,
-    most: int,
-    *,
-    or_waiting: bool = False,
-) -> tuple[int, _Result] | None:
-    """Return the largest size with which it would start now without victims; with `or_waiting`,
-    else the largest tried size with which it would stand in line.
-    """
-    found: tuple[int, _Result] | None = None
-    waiting: tuple[int, _Result] | None = None
-    size = most
-    for _ in range(MOST_SIZES):
-        if least > most:
-            break
-        result = trial.of(form(size))
-        if result.outcome is Outcome.NOW:
-            found, least = (size, result), size + 1
-        else:
-            if result.outcome is Outcome.WAITS and waiting is None:
-                waiting = size, result
-            most = size - 1
-        size = (least + most + 1) // 2
-    return found or (waiting if or_waiting else None)
-
-
-# --- another queue, a higher priority class ---------------------------------------------------
-
-
-def _is_closed(plan: GroupPlan) -> bool:
-    """Return whether its queue, or one above it, refuses the group by its owner's decision: it is
-    stopped, or its quota is used up. Another queue would circumvent that decision.
-    """
-    return any(
-        one.reason == Waiting.QUEUE_STOPPED
-        or (
-            one.reason in (Waiting.WAITING_FOR_QUOTA, Waiting.EXCEEDS_MAX_QUOTA)
-            and one.subject.startswith("queue ")
-        )
-        for one in plan.blockers
-    )
-
-
-def _other_queue(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
-    """Advise another queue that requires at least the same checks, the lowest share first.
-
-    A queue that lacks one of this queue's checks would circumvent the check.
-    """
-    asked = set(names_in(session, session.tree.chain(group.spec.queue)))
-    others = [
-        queue
-        for name, queue in session.queues.items()
-        if name != group.spec.queue
-        and session.tree.is_leaf(name)
-        and asked.issubset(names_in(session, session.tree.chain(name)))
-    ]
-    others.sort(key=session.queue_key)
-    for queue in others[:MOST_QUEUES]:
-        spec = structs.replace(group.spec, queue=queue.name)
-        result = trial.of(structs.replace(group, spec=spec))
-        if result.starts:
-            sentence = f"in queue {queue.name}, it {result.words()}"
-            yield Advice(
-                change="queue", value=queue.name, outcome=result.outcome, sentence=sentence
-            )
-
-
-def _higher_priority(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
-    """Advise the lowest priority class that helps."""
-    mine = session.by_key[f"{group.metadata.namespace}/{group.metadata.name}"].priority
-    classes = [item for item in session.snapshot.priority_classes if item.spec.value > mine]
-    classes.sort(key=lambda item: (item.spec.value, item.metadata.name))
-    for item in classes[:MOST_CLASSES]:
-        name = item.metadata.name
-        spec = structs.replace(group.spec, priority_class_name=name)
-        result = trial.of(structs.replace(group, spec=spec))
-        if result.starts:
-            sentence = f"with priority class {name}, it {result.words()}"
-            yield Advice(
-                change="priorityClass", value=name, outcome=result.outcome, sentence=sentence
-            )
-            return

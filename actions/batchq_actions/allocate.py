@@ -96,13 +96,13 @@ def _place_gangs(
             continue
         group = lines[name].popleft()
         # A group that came back after some of its pods had succeeded is ready, and has kept places.
-        is_ready = session.group_ready(group)
-        if is_ready and group.uid not in session.nodes.kept:
+        has_places = group.uid in session.nodes.kept
+        if not has_places and session.group_ready(group):
             continue
         pods = least_first(session, group)
-        if bind_kept(session, group, pods):
+        if has_places and bind_kept(session, group, pods):
             continue
-        if is_ready:
+        if has_places and session.group_ready(group):
             drop(session, group)
         elif pods:
             _place_extras_above(session, waiting[name], group.priority, extras)

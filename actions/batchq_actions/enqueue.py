@@ -301,9 +301,8 @@ def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdi
     """
     if group.is_external or group.status.pledge.stands or not nodes_decide(session):
         return None
-    if group.uid in session.nodes.kept or (
-        group.reserved and session.nodes.binding_refused is not None
-    ):
+    nodes = session.nodes
+    if group.uid in nodes.kept or (nodes.binding_refused is not None and group.reserved):
         return None
     found = seek(session, group)
     return (found,) if isinstance(found, Verdict) else found

@@ -179,9 +179,8 @@ def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | N
     """Return the pods for each part of kept places; None if a task has fewer pods than places."""
     if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
-        pods = list(waiting[: len(nodes)])
-        same = all(pod.spec.task == shape.task.name for pod in pods)
-        if same and len(pods) == len(nodes):
+        pods, task = list(waiting[: len(nodes)]), shape.task.name
+        if len(pods) == len(nodes) and not [pod for pod in pods if pod.spec.task != task]:
             return [pods]
     by_task: dict[str, list[Pod]] = {}
     for pod in reversed(waiting):

@@ -161,7 +161,7 @@ class RowRanking:
         judge, requests = self._judge, self._shape.requests
         for _ in range(count):
             row = int(values.argmax())
-            if values[row] == _REFUSED:
+            if values.item(row) == _REFUSED:
                 break
             node = nodes[row]
             self._nodes.take(node, requests)

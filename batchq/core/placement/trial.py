@@ -174,7 +174,9 @@ def verdicts_of(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 def _try(session: Session, gang: Gang) -> KeptPlaces | TaskShape:
     """Return places, whose capacity is taken, or the shape of the first pod that finds no node."""
-    for shape, count in gang if len(gang) > 1 or gang[0][1] >= _MANY_PODS else ():
+    if len(gang) == 1 and gang[0][1] < _MANY_PODS:
+        return _in_order(session, gang)
+    for shape, count in gang:
         if slots_for(session, shape, count) < count:
             # These pods would not all find a node even if the rest of the gang were ignored.
             return shape

@@ -194,7 +194,7 @@ class LedgerView:
         """
         self._recharge(group)
         self.changed_groups.append(group)
-        if preemptors := self.preemptors.get(group.uid):
+        if self.preemptors and (preemptors := self.preemptors.get(group.uid)):
             for preemptor in list(preemptors.values()):
                 self._recharge(preemptor)
                 self.changed_groups.append(preemptor)
@@ -246,11 +246,12 @@ class LedgerView:
             more = {
                 name: units for name in names if (units := after.get(name, 0) - before.get(name, 0))
             }
+        parts = list(more.items())
         for scope in group.scopes:
             sums = self.sums.get(scope)
             if sums is None:
                 sums = self.sums[scope] = {}
-            for name, units in more.items():
+            for name, units in parts:
                 if now := sums.get(name, 0) + units:
                     sums[name] = now
                 else:

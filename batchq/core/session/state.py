@@ -485,27 +485,33 @@ class GroupState:
         return ElasticPods(firsts, self.record.spec.retry.limit)
 
     def _count_all(self, counted: Iterable[tuple[Pod, int]]) -> None:
-        on_nodes: Amounts = {}
         placed: dict[str, int] = {}
         stated: dict[str, int] | None = None
         requests: Amounts = {}
+        number = 0
         for pod, sign in counted:
             if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
                 self._count(pod, sign)
                 continue
             # Pods of one task share their requests.
             if pod.spec.requests is not stated:
-                stated, requests = pod.spec.requests, self.requests_of(pod)
-            for name, units in requests.items():
-                on_nodes[name] = on_nodes.get(name, 0) + sign * units
+                self._put_on_nodes(requests, number)
+                stated, requests, number = pod.spec.requests, self.requests_of(pod), 0
+            number += sign
             if not pod.status.terminating:
                 task = pod.spec.task
                 placed[task] = placed.get(task, 0) + sign
-        if any(on_nodes.values()):
-            sums = plus(self._on_nodes, on_nodes) if self._on_nodes else on_nodes
-            self._on_nodes = {name: units for name, units in sums.items() if units}
+        self._put_on_nodes(requests, number)
         if any(placed.values()):
             self.placed = plus(self.placed, placed)
+
+    def _put_on_nodes(self, requests: Amounts, number: int) -> None:
+        """Add the requests of this number of equal pods, which may be negative."""
+        if number == 1 and not self._on_nodes and 0 not in requests.values():
+            self._on_nodes = requests
+        elif number:
+            sums = plus(self._on_nodes, times(requests, number))
+            self._on_nodes = {name: units for name, units in sums.items() if units}
 
     def requests_of(self, pod: Pod) -> Amounts:
         """Return the requests of a pod, usually those of its task."""
@@ -520,13 +526,7 @@ class GroupState:
             held = self._gated_pods.get(pod.spec.task, 0) + sign
             self._gated_pods = {**self._gated_pods, pod.spec.task: held}
         if phase in ON_NODE:
-            requests = of_pod(pod.spec.requests)
-            self._on_nodes = {
-                name: units
-                for name, units in plus(self._on_nodes, times(requests, sign)).items()
-                if units
-            }
-        if phase in ON_NODE:
+            self._put_on_nodes(of_pod(pod.spec.requests), sign)
             is_placed = not pod.status.terminating
         else:
             # A former pod of a full gang may succeed before it is stopped.

@@ -175,5 +175,6 @@ class Statement:
         session.effects.touched[group.uid] = group
         session.ledger.recharge(group)
         # The charge of a victim affects what its preemptors count for.
-        if preemptors := session.ledger.preemptors.get(group.uid):
+        all_preemptors = session.ledger.preemptors
+        if all_preemptors and (preemptors := all_preemptors.get(group.uid)):
             session.effects.touched.update(preemptors)

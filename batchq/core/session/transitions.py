@@ -134,8 +134,8 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
     """Pending -> InQueue: store the reservation (which may be empty) and count the admission."""
     now_ms = statement.session.now_ms
     conditions = _on_admission(statement.session, group, reservation)
-    statement.set_status(
-        group,
+    admitted = _set(
+        group.status,
         phase=PodGroupPhase.IN_QUEUE,
         admission=group.status.admission + 1,
         reserved_at=_reserved_at(group, now_ms) if reservation else None,
@@ -154,6 +154,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reported=final_reports(group.status) if group.is_elastic else {},
         conditions=conditions,
     )
+    statement.put_status(group, admitted)
     statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
 
 

@@ -23,6 +23,7 @@ from batchq.api.objects import (
     NAMESPACED,
     CheckState,
     Metadata,
+    Node,
     Object,
     Pod,
     PodGroup,
@@ -32,7 +33,7 @@ from batchq.api.objects import (
     SchedulingGate,
     kind_of,
 )
-from batchq.api.resources import named
+from batchq.api.resources import named, with_untyped
 from batchq.errors import InvalidInput
 
 #: The line of a field in its file, if known.
@@ -111,9 +112,31 @@ def _decode(data: object) -> Object:
         if manifest.get(part) is not None or (kind, part) == ("Pod", "spec"):
             parts[part] = _part(kind, part, manifest.get(part), metadata)
     build: Callable[..., Object] = KINDS[kind]
-    obj = build(**parts)
+    obj = _with_untyped(build(**parts))
     _check_names(obj)
     return obj
+
+
+def _with_untyped(obj: Object) -> Object:
+    """Return a group or node in which every type of a resource counts as the resource, too."""
+    if isinstance(obj, Node):
+        resources = with_untyped(obj.spec.resources)
+        if resources is obj.spec.resources:
+            return obj
+        return structs.replace(obj, spec=structs.replace(obj.spec, resources=resources))
+    if not isinstance(obj, PodGroup) or not any(
+        ":" in name for _, amounts in _amounts_in(obj) for name in amounts
+    ):
+        return obj
+    tasks = tuple(
+        structs.replace(
+            task,
+            template=structs.replace(task.template, requests=with_untyped(task.template.requests)),
+        )
+        for task in obj.spec.tasks
+    )
+    least = with_untyped(obj.spec.min_resources)
+    return structs.replace(obj, spec=structs.replace(obj.spec, tasks=tasks, min_resources=least))
 
 
 def _kind(manifest: Mapping[str, object]) -> str:
@@ -268,14 +291,14 @@ def _names_in(obj: Object) -> Iterator[_Named]:
                 ("deserved", obj.spec.deserved),
             ):
                 for resource in sorted(amounts):
-                    yield ("spec", field, resource), resource, names.qualified_problem
+                    yield ("spec", field, resource), resource, names.resource_problem
         case Pod():
             yield ("spec", "podGroup"), obj.spec.pod_group, names.label_problem
             yield ("spec", "task"), obj.spec.task, names.label_problem
             yield from _gates(obj.spec.scheduling_gates, ("spec",))
     for path, amounts in _amounts_in(obj):
         for resource in named(amounts):
-            yield (*path, resource), resource, names.qualified_problem
+            yield (*path, resource), resource, names.resource_problem
 
 
 def _names_in_group(group: PodGroup) -> Iterator[_Named]:

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from batchq.api.reasons import Verdict
-from batchq.api.resources import LARGEST, format_quantity, parse_quantity
+from batchq.api.resources import LARGEST, UNTYPED_ONLY, format_quantity, parse_quantity
 from batchq.api.times import format_duration, format_instant, parse_duration, parse_instant
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -293,7 +293,7 @@ _FORMS = {
 
 
 def _amount(resource: str, data: object, path: Path) -> int:
-    problem = qualified_problem(resource)
+    problem = resource_problem(resource)
     if problem:
         raise Malformed(path, problem)
     try:
@@ -577,6 +577,20 @@ def subdomain_problem(name: str) -> str:
         f"expected at most {SUBDOMAIN_MOST} lower-case letters, digits, '-' and '.',"
         f" with a letter or digit at both ends, found {shown(name)}"
     )
+
+
+def resource_problem(name: str) -> str:
+    """Check a name of a resource, `gpu` or `example.com/gpu`, and after a colon the type of a
+    resource that has types, `gpu:h100`; return the problem, or "".
+    """
+    base, colon, kind = name.partition(":")
+    if not colon:
+        return qualified_problem(name)
+    if base in UNTYPED_ONLY:
+        return f"{base} has no types; expected {base}, found {shown(name)}"
+    if len(kind) <= LABEL_MOST and _WORD.fullmatch(kind) and not qualified_problem(base):
+        return ""
+    return f"expected a name such as gpu or gpu:h100, found {shown(name)}"
 
 
 def qualified_problem(name: str) -> str:

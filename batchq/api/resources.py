@@ -7,7 +7,7 @@ request a zero is the same as an absent dimension; in a limit it is a limit of z
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 
 Amounts = dict[str, int]
@@ -84,6 +84,31 @@ def of_pod(requests: Mapping[str, int]) -> Amounts:
     return {**named(requests), PODS: ONE_POD}
 
 
+def with_untyped(amounts: Amounts) -> Amounts:
+    """Return amounts in which each type of a resource counts as that resource, too: `gpu:h100` 2 as
+    `gpu` 2. A resource that is stated is left as it is.
+    """
+    if not any(":" in name for name in amounts):
+        return amounts
+    return {**_untyped(amounts), **amounts}
+
+
+def untyped_lacking(amounts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the resources of which less is stated than of their types together, and that sum."""
+    for base, units in _untyped(amounts).items():
+        if units > amounts.get(base, 0):
+            yield base, units
+
+
+def _untyped(amounts: Mapping[str, int]) -> Amounts:
+    sums: Amounts = {}
+    for name, units in amounts.items():
+        base, colon, _ = name.partition(":")
+        if colon and units:
+            sums[base] = sums.get(base, 0) + units
+    return sums
+
+
 def describe(amounts: Mapping[str, int]) -> str:
     """Return `cpu 4, memory 8Gi` for people, without the implied `pods`."""
     parts = [
@@ -98,6 +123,8 @@ CPU = "cpu"
 MEMORY = "memory"
 GPU = "gpu"
 PODS = "pods"
+#: These have no types: `cpu:fast` is no resource.
+UNTYPED_ONLY = frozenset({CPU, MEMORY, PODS})
 
 #: Lua stores numbers as doubles; larger sums would lose their last digits there.
 LARGEST = 2**53

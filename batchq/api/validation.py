@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from batchq.api.devices import MIG, WHOLE
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names, function_problem
 from batchq.api.notation import counted, qualified_problem, shown
 from batchq.api.objects import (
@@ -30,7 +31,15 @@ from batchq.api.objects import (
     kind_of,
     pod_gates_problem,
 )
-from batchq.api.resources import LARGEST, ONE_POD, PODS, describe_quantity, times
+from batchq.api.resources import (
+    LARGEST,
+    ONE_POD,
+    PODS,
+    describe_quantity,
+    format_quantity,
+    times,
+    untyped_lacking,
+)
 from batchq.api.times import SECOND, format_duration
 from batchq.api.transaction import POD_GROUPS
 from batchq.errors import InvalidInput
@@ -366,6 +375,17 @@ def _request_problems(requests: Mapping[str, int], replicas: int, path: str) -> 
         yield f"{path}.podgroups: groups are counted by batchq; leave it out"
     if requests.get(PODS, ONE_POD) != ONE_POD:
         yield f"{path}.pods: every pod counts as one; leave it out"
+    for base, units in untyped_lacking(requests):
+        yield (
+            f"{path}.{base}: expected at least {format_quantity(base, units)}, as much as of its"
+            f" types together, found {format_quantity(base, requests.get(base, 0))}"
+        )
+    for resource, units in requests.items():
+        if resource.startswith(MIG) and units % WHOLE:
+            yield (
+                f"{path}.{resource}: expected a whole number of MIG instances,"
+                f" found {format_quantity(resource, units)}"
+            )
     for resource, units in times(requests, replicas).items():
         if units > LARGEST:
             yield f"{path}.{resource}: the {replicas} replicas together ask for over 2^53 units"

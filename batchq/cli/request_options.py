@@ -15,6 +15,7 @@ from batchq.cli.objects import Content, read_content
 from batchq.cli.output.options import DURATION
 from batchq.cli.output.values import (
     as_env,
+    as_gpus,
     as_json,
     as_pairs,
     as_quantity,
@@ -107,7 +108,9 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="CPUs of each pod, as in 2 or 500m.  [default: 1]",
     ),
     click.option("--mem", callback=as_quantity("memory"), help="Memory of each pod, as in 8Gi."),
-    click.option("--gpus", callback=as_quantity("gpu"), help="GPUs of each pod."),
+    click.option(
+        "--gpus", callback=as_gpus, metavar="[MODEL:]N", help="GPUs of each pod, as in 2 or h100:2."
+    ),
     click.option(
         "--res",
         "resources",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
 
 import click
 
@@ -128,6 +128,20 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     show_default=True,
     help="The ports for pods of groups with launch; agents of one machine may share them.",
 )
+@click.option(
+    "--devices",
+    metavar="DEVICE,…",
+    help="The GPUs that pods may use, by UUID, PCI bus or index, as in 0,1; or none.  [default: all"
+    " that no other agent of this machine uses]",
+)
+@click.option(
+    "--gpu-env",
+    type=click.Choice(("index", "uuid")),
+    default="index",
+    show_default=True,
+    help="How CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES name GPUs. Many programs expect "
+    "numbers.",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -144,6 +158,8 @@ def worker(
     api_server: str | None,
     address: str | None,
     ports: str,
+    devices: str | None,
+    gpu_env: Literal["index", "uuid"],
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -175,6 +191,8 @@ def worker(
         api_server=_api_server(api_server or ""),
         address=_checked_address(address),
         ports=parse_ports(ports),
+        devices=_devices(devices),
+        gpu_env=gpu_env,
     )
     home.prepare()
     return Agent(settings).run()
@@ -224,6 +242,20 @@ def parse_ports(text: str) -> PortRange:
             hint="as in --ports 61440-65535",
         )
     return found
+
+
+def _devices(written: str | None) -> tuple[str, ...] | None:
+    if written is None:
+        return None
+    if written == "none":
+        return ()
+    names = tuple(one.strip() for one in written.split(","))
+    if not all(names):
+        raise UsageError(
+            f"--devices: expected UUIDs, PCI buses or indices, found {written[:80]!r}",
+            hint="as in --devices 0,1; --devices none leaves all GPUs to others",
+        )
+    return names
 
 
 def _checked_address(address: str | None) -> str:

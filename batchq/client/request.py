@@ -18,11 +18,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest
+from batchq.api.devices import gpu_request
 from batchq.api.notation import (
     LABEL_MOST,
     NotJson,
     as_json,
     label_problem,
+    resource_problem,
     shown,
     subdomain_problem,
     suggestion,
@@ -46,7 +48,7 @@ from batchq.api.objects import (
     Task,
     full_name,
 )
-from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity, times
+from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity, times, with_untyped
 from batchq.api.times import parse_duration
 from batchq.errors import InvalidInput, UsageError
 
@@ -420,12 +422,15 @@ def _requests(request: Request) -> dict[str, int]:
     if request.mem is not None:
         wanted[MEMORY] = request.mem
     if request.gpus is not None:
-        wanted["gpu"] = request.gpus
+        name, quantity = gpu_request(request.gpus)
+        if problem := resource_problem(name):
+            raise UsageError(f"gpus: {problem}", hint="as in 2, or h100:2")
+        wanted[name] = quantity
     for name, quantity in request.resources.items():
         if name in wanted and not (name == CPU and request.cpus is None):
             raise UsageError(f"{name} is given twice, once by its own option")
         wanted[name] = quantity
-    return amounts_of(wanted)
+    return with_untyped(amounts_of(wanted))
 
 
 def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest, validation
+from batchq.api.devices import gpu_request
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
-from batchq.api.notation import label_problem, shown, suggestion
+from batchq.api.notation import label_problem, resource_problem, shown, suggestion
 from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
-from batchq.api.resources import parse_quantity
+from batchq.api.resources import GPU, parse_quantity
 from batchq.api.times import parse_duration
 from batchq.client.changes.object_writes import name_hint
 from batchq.client.request import (
@@ -164,6 +165,16 @@ def _quantity(resource: str) -> Reading:
     return read
 
 
+def _gpus(value: object) -> object:
+    if isinstance(value, str):
+        name, quantity = gpu_request(value)
+        if problem := resource_problem(name):
+            raise ValueError(problem)
+        _quantity(name)(quantity)
+        return value
+    return _quantity(GPU)(value)
+
+
 def _quantities(value: object) -> dict[str, object]:
     found = {}
     for name, one in _map(value).items():
@@ -222,7 +233,7 @@ _READ: dict[str, Reading] = {
     "queue": _text,
     "cpus": _quantity("cpu"),
     "mem": _quantity("memory"),
-    "gpus": _quantity("gpu"),
+    "gpus": _gpus,
     "resources": _quantities,
     "node_selector": _texts(_text),
     "nodes": _names,

@@ -28,7 +28,8 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from batchq.api.resources import CPU, GPU, MEMORY, format_quantity
+from batchq.api.devices import is_device_resource
+from batchq.api.resources import CPU, MEMORY, format_quantity
 from batchq.daemon.observability.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
@@ -306,8 +307,8 @@ def divide(
 ) -> dict[str, dict[str, int]]:
     """Return what each of `names` gets of the machine, less what other agents have `taken`.
 
-    CPU and memory are split evenly; the first agent of the machine gets all GPUs, because GPUs are
-    identified by index. Amounts are in units of `batchq.api.resources`.
+    CPU and memory are split evenly; the first agent of the machine gets all GPUs, so that a pod can
+    have all of them. Amounts are in units of `batchq.api.resources`.
 
     Raises Conflict when nothing is left to divide.
     """
@@ -328,8 +329,11 @@ def divide(
             f" `batchq up --agents {count} --resources cpu=1,memory=1Gi`",
         )
     shares = {name: {CPU: cpu, MEMORY: memory // _MIB * _MIB} for name in names}
-    if free.get(GPU, 0) > 0 and free[GPU] == machine.get(GPU):
-        shares[names[0]][GPU] = free[GPU]
+    shares[names[0]] |= {
+        name: units
+        for name, units in free.items()
+        if is_device_resource(name) and 0 < units == machine.get(name)
+    }
     return shares
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from batchq.api.devices import amounts_of
 from batchq.api.notation import counted
 from batchq.api.objects import Node
 from batchq.config.load import load_config
@@ -36,6 +37,7 @@ from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.urls import shown
+from batchq.worker.host.gpu_tools import find_devices
 from batchq.worker.host.node_resources import detect_resources, parse_resources
 from batchq.worker.workhorse.run_file import RunFiles
 
@@ -550,8 +552,14 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
     # The agents of a replay declare what they offer, and use nothing of this machine.
     taken = {name: parse_resources(offer) for name, offer in {**there, **again}.items() if offer}
     new = [name for name in missing if name not in again]
-    divided = detached.divide(detect_resources(), taken, new) if new else {}
+    divided = detached.divide(_machine(), taken, new) if new else {}
     return again | {name: detached.written(share) for name, share in divided.items()}
+
+
+def _machine() -> dict[str, int]:
+    """Return what this machine has, without devices that have failed."""
+    devices = [one for one in find_devices().devices if not one.trouble]
+    return {**detect_resources(), **amounts_of(devices)}
 
 
 def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:

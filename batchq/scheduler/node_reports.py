@@ -31,7 +31,7 @@ from batchq.api.node_report import (
     StartClaim,
     is_address,
 )
-from batchq.api.notation import counted, qualified_problem
+from batchq.api.notation import counted, resource_problem
 from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
@@ -466,7 +466,7 @@ def _is_valid(node: Node) -> bool:
     except InvalidInput:
         return False
     return all(
-        not qualified_problem(name) and 0 <= units <= LARGEST
+        not resource_problem(name) and 0 <= units <= LARGEST
         for name, units in node.spec.resources.items()
     )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
+import msgspec
 import pytest
 
+from batchq.api.devices import Device, decode_devices
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import PodAttempt
+from batchq.api.objects import Node
 from batchq.store.rq_link import RqLink
 from batchq.worker.rq_delivery import enqueue, node_queue
 from tests.worker.stage import Stage
@@ -155,6 +159,25 @@ def test_pods_get_gpus_by_index(stage: Stage) -> None:
     for pod in pods:
         stage.started(pod, saying="gpus")
     assert sorted(stage.output(pod) for pod in pods) == ["gpus: 0\n", "gpus: 1\n"]
+
+
+def test_pods_get_the_gpus_that_the_tools_of_the_machine_list(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = stage.home / "gpus.json"
+    ids = [f"GPU-{os.getpid()}-{name}" for name in "ab"]
+    devices = [Device(index=at, id=one, model="h100") for at, one in enumerate(ids)]
+    file.write_bytes(msgspec.json.encode(devices))
+    monkeypatch.setenv("BATCHQ_FAKE_GPUS", str(file))
+    stage.start_agent(resources=None)
+    node = stage.store.get("Node", "n1")
+    assert isinstance(node, Node)
+    assert (node.spec.resources["gpu"], node.spec.resources["gpu:h100"]) == (2000, 2000)
+    assert [one.id for one in decode_devices(node.metadata.annotations)] == ids
+    tell = "echo $CUDA_VISIBLE_DEVICES $BATCHQ_GPU_UUIDS"
+    (pod,) = stage.bind("sh", "-c", tell, requests={"gpu": 2})
+    stage.ended(pod)
+    assert stage.output(pod) == f"0,1 {ids[0]},{ids[1]}\n"
 
 
 def test_a_pod_delivered_twice_runs_once(stage: Stage) -> None:

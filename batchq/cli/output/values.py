@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batchq.api.devices import gpu_request
 from batchq.api.lifecycle import TERMINAL
-from batchq.api.notation import nearest, qualified_problem, shown
+from batchq.api.notation import nearest, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity
 from batchq.api.times import parse_duration
@@ -167,6 +168,16 @@ def as_quantity(resource: str) -> Callback:
     return check
 
 
+def as_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Check a number of GPUs, after the model and a colon if one is named."""
+    if value is not None:
+        name, quantity = gpu_request(value)
+        if problem := resource_problem(name):
+            raise click.BadParameter(problem)
+        _check_quantity(name, str(quantity))
+    return value
+
+
 def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Warn of a walltime without a unit that is too small for seconds."""
     if value is not None and value.isdigit() and int(value) < _LEAST_SECONDS:
@@ -227,7 +238,7 @@ def as_resources(
     pairs: dict[str, str] = {}
     for one in value:
         name, equals, text = one.partition("=")
-        if not equals or qualified_problem(name):
+        if not equals or resource_problem(name):
             raise click.BadParameter(f"expected RESOURCE=QUANTITY, found {shown(one)}")
         if name in pairs:
             raise click.BadParameter(f"{name} is given twice")

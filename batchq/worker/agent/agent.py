@@ -21,9 +21,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
+from typing import Literal
 
 from msgspec import Struct
 
+from batchq.api.devices import DEVICES_ANNOTATION, encode_devices
 from batchq.api.node_report import (
     ADDRESS_ANNOTATION,
     BEAT_MS,
@@ -81,12 +83,12 @@ from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
 from batchq.worker.host.containment import Containment
+from batchq.worker.host.device_pool import own_devices
+from batchq.worker.host.gpu_tools import DeviceCheck
 from batchq.worker.host.node_resources import (
     Enforce,
-    GpuShares,
     choose_enforcement,
     detect_resources,
-    gpu_indices,
 )
 from batchq.worker.host.ports import PortPool, PortRange
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
@@ -113,6 +115,7 @@ _SETTLE_MS = 1 * SECOND
 #: Between two checks whether a restarted server knows what runs here.
 _RESYNC_MS = 100
 _ORPHANS_MS = 5 * SECOND
+_DEVICES_MS = 20 * SECOND
 _AWAY_MS = 1 * SECOND
 #: How long a stopping agent waits for a leader to apply its withdrawal, and how often it checks.
 _LEAVE_MS, _LEAVE_LOOK_MS = 3 * SECOND, 20
@@ -152,6 +155,8 @@ class Agent:
         self._backoff = Backoff(longest_ms=_AWAY_MAX_MS)
         self._ports = PortPool(settings.ports)
         self._paused = Paused(patience_ms=patience_ms(settings.lease_ms))
+        self._devices = own_devices(settings.resources, settings.devices)
+        self._device_check = DeviceCheck()
         self._resources = detect_resources() if settings.resources is None else settings.resources
         self._most_pods = settings.slots or default_slots(self._resources)
         #: Whether processes of a former agent's pods still run; no pod is started beside them.
@@ -200,6 +205,8 @@ class Agent:
             self._signals.close()
             self._files.release()
             self._ports.keep()
+            self._devices.close()
+            self._device_check.close()
             self._link.close()
             self._listener.close()
             self._store.close()
@@ -227,14 +234,13 @@ class Agent:
             drain_timeout_ms=round(settings.drain_timeout_s * SECOND),
             paces=_PACES,
         )
-        self._gpus = GpuShares(gpu_indices(settings.resources))
         self._enforcement = choose_enforcement(settings.enforce, run_dir=self._run_dir)
         self._boundary = containment.choose(
             settings.containment, enforcement=self._enforcement, run_dir=self._run_dir
         )
         offer = NodeOffer(
             name=settings.node,
-            resources=_within_slots(self._resources, self._most_pods),
+            resources=self._offered(),
             labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
             taints=settings.taints,
             annotations={
@@ -242,6 +248,7 @@ class Agent:
                 LEASE_ANNOTATION: str(settings.lease_ms),
                 ADDRESS_ANNOTATION: address,
                 PORTS_ANNOTATION: str(settings.ports),
+                DEVICES_ANNOTATION: encode_devices(self._devices.devices()),
             },
         )
         beat_ms = round(settings.beat_s * SECOND)
@@ -258,7 +265,7 @@ class Agent:
         self._member.refuse_if_served()
         self._files.occupy()
         self._boot = own_boot()
-        self._post = GuardPost(processes.mark_of(self._run_dir))
+        self._post = GuardPost(processes.mark_of(self._run_dir), locks=self._devices.locks())
         # The guard is among the children that are left alone: it is collected when this process
         # ends.
         self._foreign_children = child_pids()
@@ -298,6 +305,7 @@ class Agent:
                 self._let_idle_go: SECOND,
                 self._leave_spoiled: SECOND,
                 self._end_paused: min(SECOND, settings.lease_ms // 6),
+                self._check_devices: _DEVICES_MS,
             },
             now_ms=monotonic_ms(),
             outage=self._outage,
@@ -424,8 +432,8 @@ class Agent:
             run_dir=self._run_dir,
             log_dir=self._log_dir,
             lease_ms=self._settings.lease_ms,
-            gpus=self._gpus.take(attempt.id, start.pod.spec.requests),
             start=start,
+            visible=self._visible(attempt, start.pod.spec.requests),
             enforcement=self._enforcement,
             boundary=self._boundary,
             post=self._post,
@@ -435,10 +443,15 @@ class Agent:
         try:
             descriptors = self._slots.launch(job, harness)
         except StoreUnavailable:
-            self._gpus.give_back(attempt.id)
+            self._devices.give_back(attempt)
             raise
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
+
+    def _visible(self, attempt: PodAttempt, requests: Mapping[str, int]) -> dict[str, str]:
+        """Return the variables that name the devices of an attempt."""
+        taken = self._devices.take(attempt, requests) or ()
+        return self._devices.variables(taken, by_uuid=self._settings.gpu_env == "uuid")
 
     def _handle_events(self, wait_ms: int) -> None:
         ends: list[HorseEnd] = []
@@ -448,6 +461,9 @@ class Agent:
                 continue
             if self._listener.is_at(descriptor):
                 self._hear(self._listener.answer())
+                continue
+            if self._device_check.is_at(descriptor):
+                self._read_devices(descriptor)
                 continue
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
@@ -478,7 +494,7 @@ class Agent:
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
         """Return the end of a work-horse's attempt, with what it has left."""
-        self._gpus.give_back(attempt.id)
+        self._devices.give_back(attempt)
         record = self._reports.record_of(attempt)
         if exit_code or (record is not None and record.outcome is None):
             log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
@@ -577,9 +593,7 @@ class Agent:
 
     def _end_processes(self, attempts: Sequence[PodAttempt]) -> None:
         """End processes of these attempts and of a former agent; note the pids that remain."""
-        left = kill_children(
-            keep=self._slots.horses() | self._foreign_children, within_s=_END_ROUND_S
-        )
+        left = kill_children(keep=self._left_alone(), within_s=_END_ROUND_S)
         for attempt in attempts:
             cgroup = self._enforcement.of_pod(attempt.id)
             left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
@@ -591,6 +605,10 @@ class Agent:
             left += swept
         self._kill_rounds += 1
         self._unkilled = left
+
+    def _left_alone(self) -> frozenset[int]:
+        """Return the descendants of this process that belong to no pod."""
+        return self._slots.horses() | self._foreign_children | self._device_check.pids()
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left. Call it only while this agent has started no pod."""
@@ -669,9 +687,40 @@ class Agent:
             os.kill(horse, signal.SIGKILL)
 
     def _collect_orphans(self) -> None:
-        reap_orphans(keep=self._slots.horses() | self._foreign_children)
+        reap_orphans(keep=self._left_alone())
         for abandoned in self._boundary.abandoned(self._slots.horses()):
             abandoned.end(0.0)
+
+    def _check_devices(self) -> None:
+        """Ask the tools of the GPUs for their condition, if this machine has any."""
+        if self._devices.may_change:
+            descriptor = self._device_check.start(now_ms=monotonic_ms())
+            if descriptor is not None:
+                self._devices.begin_check()
+                self._poll.register(descriptor, select.POLLIN)
+
+    def _read_devices(self, descriptor: int) -> None:
+        found = self._device_check.read()
+        if found is None:
+            return
+        self._poll.unregister(descriptor)
+        before = self._devices.devices()
+        self._devices.update(found)
+        self._devices.log_changes(before)
+        self._offer_devices()
+
+    def _offer_devices(self) -> None:
+        """Offer what the devices are worth now, with the next beat."""
+        is_changed = self._member.change(
+            resources=self._offered(),
+            annotations={DEVICES_ANNOTATION: encode_devices(self._devices.devices())},
+        )
+        if is_changed:
+            self._tasks.hurry(self._beat, now_ms=monotonic_ms())
+
+    def _offered(self) -> dict[str, int]:
+        offered = self._devices.offer(self._resources)
+        return _within_slots(offered, self._most_pods)
 
     def _let_idle_go(self) -> None:
         self._slots.end_idle(now_ms=monotonic_ms())
@@ -738,3 +787,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     #: server.
     address: str = ""
     ports: PortRange = PortRange()
+    #: Ids, bus ids or indices of the only devices that the agent uses; None means all.
+    devices: tuple[str, ...] | None = None
+    #: How pods are told their GPUs.
+    gpu_env: Literal["index", "uuid"] = "index"

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
 from batchq.api.objects import Node, Taint
@@ -67,6 +67,8 @@ class Membership:
         self._former = ""
         #: Whether the node was ready and ours at the last beat.
         self._in_service = False
+        #: Whether the offer has changed, and the Node is not known to show that yet.
+        self._is_changed = False
 
     def refuse_if_served(self) -> None:
         """Raise Conflict while another agent serves the node."""
@@ -89,6 +91,24 @@ class Membership:
         )
         log.info("node offered", node=self._offer.name, resources=self._offer.resources)
 
+    def change(self, *, resources: Mapping[str, int], annotations: Mapping[str, str]) -> bool:
+        """Offer other resources from the next beat on; return whether they differ."""
+        changed = structs.replace(
+            self._offer,
+            resources=resources,
+            annotations={**self._offer.annotations, **annotations},
+        )
+        if changed == self._offer:
+            return False
+        self._offer, self._is_changed = changed, True
+        return True
+
+    def _shows_offer(self, node: Node | None) -> bool:
+        return node is not None and (
+            dict(node.spec.resources) == dict(self._offer.resources)
+            and self._offer.annotations.items() <= node.metadata.annotations.items()
+        )
+
     def beat(self, *, ready: bool, run: str = "") -> None:
         """Send one beat, and offer the node again if it was taken for dead, changed or deleted.
 
@@ -105,8 +125,9 @@ class Membership:
             )
         before = self._in_service
         self._in_service = agent == self._identity and node is not None and node.status.ready
-        if ready and not self._in_service:
-            if before:
+        self._is_changed = self._is_changed and not self._shows_offer(node)
+        if ready and (self._is_changed or not self._in_service):
+            if before and not self._in_service:
                 log.warning("node was taken for dead", node=self._offer.name)
             self.register()
 

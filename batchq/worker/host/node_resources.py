@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 import psutil
 from msgspec import Struct
 
-from batchq.api.resources import CPU, GPU, MEMORY, describe_quantity, parse_quantity
+from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import UsageError
 from batchq.system import structlog
 from batchq.worker.host import cgroup
@@ -35,18 +33,13 @@ from batchq.worker.host.cgroup import PodCgroup, Unusable
 log = structlog.get_logger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_NVIDIA_SMI_TIMEOUT_S = 5.0
 #: cgroup v1 writes "no limit" as a number close to 2^63.
 _NO_LIMIT = 1 << 60
 
 
 def detect_resources() -> dict[str, int]:
-    """Return cpu in milli-cores, memory in bytes, and gpu in thousandths (absent without GPUs)."""
-    found = {CPU: _cpu_milli(), MEMORY: _memory_bytes()}
-    gpus = gpu_indices()
-    if gpus:
-        found[GPU] = 1000 * len(gpus)
-    return found
+    """Return cpu in milli-cores and memory in bytes. Devices are found by `gpu_tools`."""
+    return {CPU: _cpu_milli(), MEMORY: _memory_bytes()}
 
 
 def parse_resources(text: str) -> dict[str, int]:
@@ -70,28 +63,6 @@ def parse_resources(text: str) -> dict[str, int]:
         except ValueError as wrong:
             raise UsageError(f"--resources: {name}: {wrong}") from None
     return amounts
-
-
-def gpu_indices(declared: Mapping[str, int] | None = None) -> tuple[int, ...]:
-    """Return the GPUs' indices: as many as declared, or else what nvidia-smi lists."""
-    if declared is not None:
-        return tuple(range(declared.get(GPU, 0) // 1000))
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    try:
-        answer = subprocess.run(
-            [tool, "--query-gpu=index", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as trouble:
-        log.warning("gpus not detected", tool=tool, trouble=str(trouble))
-        return ()
-    return tuple(int(line) for line in answer.stdout.split() if line.isdigit())
 
 
 def _cpu_milli() -> int:
@@ -152,48 +123,6 @@ def _text(path: Path) -> str:
 def _number(text: str) -> int | None:
     text = text.strip()
     return int(text) if text.isdigit() else None
-
-
-_WHOLE = 1000
-
-
-class GpuShares:
-    """The free part of each GPU, in thousandths; owned by the agent's loop."""
-
-    def __init__(self, indices: Sequence[int]) -> None:
-        self._free = dict.fromkeys(indices, _WHOLE)
-        self._held: dict[str, dict[int, int]] = {}
-
-    def take(self, holder: str, requests: Mapping[str, int]) -> str | None:
-        """Return the value for CUDA_VISIBLE_DEVICES, or None on a node without GPUs.
-
-        Whole GPUs are taken from those that are unused, and a fraction from the fullest GPU that
-        fits. A holder that asks again gives back what it had. If less is free than requested, the
-        holder gets what is free: the scheduler's count is the limit, this is only the choice.
-        """
-        if not self._free:
-            return None
-        self.give_back(holder)
-        whole, rest = divmod(requests.get(GPU, 0), _WHOLE)
-        untouched = [index for index, free in self._free.items() if free == _WHOLE]
-        taken = dict.fromkeys(untouched[:whole], _WHOLE)
-        if rest:
-            fitting = [
-                (free, index)
-                for index, free in self._free.items()
-                if free >= rest and index not in taken
-            ]
-            if fitting:
-                taken[min(fitting)[1]] = rest
-        for index, units in taken.items():
-            self._free[index] -= units
-        self._held[holder] = taken
-        return ",".join(str(index) for index in sorted(taken))
-
-    def give_back(self, holder: str) -> None:
-        """Free what `holder` has, if anything."""
-        for index, units in self._held.pop(holder, {}).items():
-            self._free[index] += units
 
 
 class Enforce(StrEnum):

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
@@ -78,10 +79,11 @@ class GuardPost:
     The agent starts it; the work-horses inherit the socket to it.
     """
 
-    def __init__(self, mark: int | None = None) -> None:
+    def __init__(self, mark: int | None = None, *, locks: Sequence[socket.socket] = ()) -> None:
         """Fork the process. Raise OSError. The calling process must have a single thread.
 
-        `mark`: how the next agent recognizes a guard that has been left, if given.
+        `mark`: how the next agent recognizes a guard that has been left, if given. `locks`: what
+        stays locked until the last pod has ended, although agent and work-horses are killed.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
@@ -89,7 +91,7 @@ class GuardPost:
             try:
                 if mark is not None:
                     set_mark(mark)
-                _detach(theirs.fileno())
+                _detach([theirs.fileno(), *(lock.fileno() for lock in locks)])
                 _Watch(theirs).keep()
             finally:
                 os._exit(0)
@@ -138,16 +140,18 @@ def _fork(read_end: int, write_end: int, cgroup: PodCgroup | None) -> int:
     return pid
 
 
-def _detach(kept: int) -> None:
-    """Detach the guarding process from the agent's descriptors, session and signals."""
+def _detach(kept: Collection[int]) -> None:
+    """Detach the guarding process from the agent's other descriptors, session and signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.setsid()
     empty = os.open(os.devnull, os.O_RDWR)
     for descriptor in _DEVNULL_FOR:
         os.dup2(empty, descriptor)
-    most = os.sysconf("SC_OPEN_MAX")
-    os.closerange(len(_DEVNULL_FOR), kept)
-    os.closerange(kept + 1, most)
+    start = len(_DEVNULL_FOR)
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 class _Pod:

@@ -381,7 +381,6 @@ _SECRET_WORDS = (
 )
 #: As in `postgres://me:secret@db/x`, whatever the name of the variable.
 _URL_WITH_A_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> dict[str, str]:
@@ -410,17 +409,17 @@ def pod_environment(
     group: PodGroup,
     task: Task,
     *,
-    gpus: str | None,
+    visible: Mapping[str, str],
     stop_file: Path,
     launch: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the command's environment; a template cannot set `BATCHQ_*`.
 
     `launch`: what a pod of a gang with `spec.launch` is told; a template may override it.
+    `visible`: the variables that name its devices.
     """
     environment = {**base, **launch, **task.template.env}
-    if gpus is not None:
-        environment[_VISIBLE_GPUS] = gpus
+    environment |= visible
     environment |= {name: launch[name] for name in launch if name.startswith("BATCHQ_")}
     environment |= {
         "BATCHQ_GROUP": group.metadata.name,

@@ -95,8 +95,9 @@ class Harness(Struct, frozen=True, kw_only=True):
     run_dir: Path
     log_dir: Path
     lease_ms: int
-    gpus: str | None
     start: StartPod
+    #: The variables that name the pod's devices.
+    visible: Mapping[str, str] = {}
     enforcement: Enforcement = NOTHING_ENFORCED
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
@@ -128,12 +129,12 @@ class RunOrder(Struct, frozen=True, kw_only=True):
     """The parts of a harness that differ from one pod to the next of the same agent."""
 
     start: StartPod
-    gpus: str | None
+    visible: Mapping[str, str]
 
 
 def order_of(harness: Harness) -> bytes:
     """Return the encoded order for an idle work-horse."""
-    return msgspec.json.encode(RunOrder(start=harness.start, gpus=harness.gpus))
+    return msgspec.json.encode(RunOrder(start=harness.start, visible=harness.visible))
 
 
 def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
@@ -162,7 +163,7 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
             order = _next_order(signals, control)
             if order is None:
                 return
-            harness = structs.replace(harness, start=order.start, gpus=order.gpus)
+            harness = structs.replace(harness, start=order.start, visible=order.visible)
     finally:
         functions.close()
         enclosure.close()
@@ -472,7 +473,7 @@ class WorkHorse:
             pod,
             group,
             task,
-            gpus=self._harness.gpus,
+            visible=self._harness.visible,
             stop_file=self._files.stop_file(self._uid, self._attempt),
             launch=launch,
         )

@@ -1,0 +1,417 @@
+"""The devices of one agent: which of them pods may use, and which pod holds which.
+
+Several agents may share a machine. Each locks its devices when it starts, so that no device belongs
+to two of them; the lock is an abstract Unix socket named after the device (`ports.py` has the
+reasons). Work-horses inherit the locks: if an agent is killed, its devices stay locked until the
+last of its work-horses, and so its last pod, has ended. GPUs that are only declared are not locked,
+because nothing says that two agents mean the same ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import combinations
+from math import comb
+
+from msgspec import structs
+
+from batchq.api.devices import MIG, TYPED, WHOLE, Device, amounts_of, is_device_resource
+from batchq.api.node_report import PodAttempt
+from batchq.api.resources import GPU
+from batchq.errors import UsageError
+from batchq.system import structlog
+from batchq.worker.host.gpu_tools import FoundDevices, find_devices, inherited_devices
+
+log = structlog.get_logger(__name__)
+
+#: Beyond this many choices, devices are chosen one by one instead of by comparing all sets.
+_MOST_CHOICES = 5_000
+
+LOCKED = "another agent of this machine has it"
+
+
+def own_devices(declared: Mapping[str, int] | None, selected: Sequence[str] | None) -> DevicePool:
+    """Find the devices of this machine, and lock those that are to be this agent's.
+
+    Raise UsageError.
+    """
+    found = find_devices()
+    if selected is None and (selected := inherited_devices(found.devices)) is not None:
+        log.info("devices limited by the environment", devices=selected)
+    pool = DevicePool(found, declared=declared, selected=selected)
+    if found.trouble:
+        log.warning("gpus not detected", trouble=found.trouble)
+    pool.log_changes(())
+    return pool
+
+
+class DevicePool:
+    """The devices of one agent; owned by its loop."""
+
+    def __init__(
+        self,
+        found: FoundDevices,
+        *,
+        declared: Mapping[str, int] | None = None,
+        selected: Sequence[str] | None = None,
+    ) -> None:
+        """`declared`: what the agent was told to offer; None means everything. `selected`: ids, bus
+        ids or indices of the only devices that it may have; None means all. Raise UsageError for a
+        bus or an index that does not exist; an id may be that of a device that has failed.
+        """
+        self._declared = declared
+        self._all: dict[str, Device] = {}
+        self._locks: dict[str, socket.socket] = {}
+        #: In thousandths of each device.
+        self._held: dict[PodAttempt, dict[str, int]] = {}
+        #: Of these, the devices for which the pod named no model.
+        self._any_model: dict[PodAttempt, tuple[str, ...]] = {}
+        #: Devices that were freed since the last check began.
+        self._recent: frozenset[str] = frozenset()
+        #: False while a device has failed: the driver may number the others as if it did not exist.
+        self._is_numbering_known = True
+        self._mine: tuple[str, ...] = ()
+        #: Whether there may be devices that only a later check finds, or changes.
+        self.may_change = bool(found.devices or found.trouble or selected)
+        self.are_found_by_tools = bool(found.devices or selected) or declared is None
+        if not self.are_found_by_tools:
+            self._all = {one.id: one for one in _declared_devices(declared or {})}
+            self._mine = tuple(self._all)
+        self._selected = None if selected is None else _ids_named(selected, found.devices)
+        lacking = (self._selected or frozenset()).difference(one.id for one in found.devices)
+        self._all |= {one: Device(index=len(found.devices), id=one) for one in sorted(lacking)}
+        self.update(found)
+
+    # --- what exists --------------------------------------------------------------------------
+
+    def update(self, found: FoundDevices) -> None:
+        """Take over what the tools say now, and lock what has become free."""
+        if not self.are_found_by_tools:
+            return
+        seen = {one.id: one for one in found.devices}
+        missing: list[Device] = []
+        for one in self._all.values():
+            if one.id not in seen:
+                # A device that has left the bus is listed by its bus alone, if at all.
+                by_bus = seen.pop(f"bus-{one.bus}", None)
+                why = by_bus.trouble if by_bus else found.trouble or "it is no longer found"
+                missing.append(structs.replace(one, links={}, trouble=why))
+        self._is_numbering_known = not missing and not any(one.startswith("bus-") for one in seen)
+        self._all = {one.id: one for one in _renumbered(list(seen.values()), missing)}
+        self._lock()
+        held = self._recent.union(*self._held.values())
+        for name in self._mine:
+            users = frozenset() if name in held else found.processes.get(name, frozenset())
+            self._all[name] = _with_strangers(self._all[name], users)
+
+    def begin_check(self) -> None:
+        """Note that the tools are asked now: what they say of processes is no news about a device
+        that a pod holds at some time until they have answered.
+        """
+        self._recent = frozenset()
+
+    def _lock(self) -> None:
+        """Lock as many of the devices as this agent is to have."""
+        wanted = _Wanted(self._declared)
+        mine: list[str] = []
+        # What it has comes first, so that it is kept.
+        for device in sorted(self._all.values(), key=lambda one: one.id not in self._locks):
+            if not self._may_have(device) or not wanted.includes(device):
+                continue
+            if device.id not in self._locks and (device.trouble or not self._take_lock(device.id)):
+                continue
+            mine.append(device.id)
+            if not device.trouble:
+                wanted.subtract(device)
+        self._mine = tuple(one for one in self._all if one in mine)
+
+    def _may_have(self, device: Device) -> bool:
+        return self._selected is None or device.id in self._selected
+
+    def _take_lock(self, device: str) -> bool:
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lock.bind(f"\0batchq-device-{device}")
+        except OSError as trouble:
+            lock.close()
+            if trouble.errno == errno.EADDRINUSE:
+                return False
+            raise
+        self._locks[device] = lock
+        return True
+
+    def locks(self) -> list[socket.socket]:
+        """Return the locks of the agent's devices."""
+        return list(self._locks.values())
+
+    def close(self) -> None:
+        """Release all locks."""
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
+
+    def __len__(self) -> int:
+        """How many devices the machine has, as far as this agent knows."""
+        return len(self._all)
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the agent's devices, and those that it cannot have, with the reason."""
+        wanted = _Wanted(self._declared)
+        for one in self._mine:
+            wanted.subtract(self._all[one])
+        return tuple(
+            device
+            if device.id in self._mine
+            else structs.replace(device, trouble=device.trouble or LOCKED)
+            for device in self._all.values()
+            if device.id in self._mine or (self._may_have(device) and wanted.includes(device))
+        )
+
+    def log_changes(self, before: Iterable[Device]) -> None:
+        """Log which devices have another trouble than `before`."""
+        known = {one.id: one.trouble for one in before}
+        for device in self.devices():
+            if device.trouble != known.get(device.id, ""):
+                log.warning("device changed", device=device.id, trouble=device.trouble or "none")
+
+    def offer(self, resources: Mapping[str, int]) -> dict[str, int]:
+        """Return what the node offers: `resources` with what its devices add or do not have.
+
+        A device that has failed counts for as long as a pod holds it. A model counts without the
+        devices of pods that have asked for any: on a node with several models the scheduler cannot
+        know which these are.
+        """
+        if not self.are_found_by_tools:
+            return {**amounts_of(self._all.values()), **resources}
+        counted = [
+            self._all[one] for one in self._mine if not self._all[one].trouble or self._units(one)
+        ]
+        amounts = Counter(amounts_of(counted))
+        if len({one.model for one in counted if not one.profile}) > 1:
+            for device in (one for some in self._any_model.values() for one in some):
+                amounts.subtract(dict.fromkeys(self._all[device].resources[1:], WHOLE))
+        declared = self._declared or {}
+        for name in amounts:
+            amounts[name] = max(0, min(amounts[name], declared.get(name, amounts[name])))
+        others = {name: units for name, units in resources.items() if not is_device_resource(name)}
+        return {**others, **amounts}
+
+    # --- who has what -------------------------------------------------------------------------
+
+    def _units(self, device: str) -> int:
+        return sum(units.get(device, 0) for units in self._held.values())
+
+    def take(self, holder: PodAttempt, requests: Mapping[str, int]) -> tuple[Device, ...] | None:
+        """Return the devices that a pod gets, by index; None if too few are free.
+
+        A holder that asks again keeps what it has. Whole GPUs are unused ones, those with the best
+        connections to each other; a fraction is a part of the fullest GPU that fits.
+        """
+        if holder not in self._held:
+            free = {
+                one: WHOLE - self._units(one) for one in self._mine if not self._all[one].trouble
+            }
+            typed, rest = _parts(requests)
+            taken: dict[str, int] = {}
+            for name, units in [*typed.items(), (GPU, rest)]:
+                fitting = [
+                    self._all[one]
+                    for one in free
+                    if one not in taken and name in self._all[one].resources
+                ]
+                found = _fit(fitting, free, units)
+                if found is None:
+                    return None
+                taken |= found
+                if name == GPU:
+                    self._any_model[holder] = tuple(found)
+            self._held[holder] = taken
+        return self.of(holder)
+
+    def of(self, holder: PodAttempt) -> tuple[Device, ...]:
+        """Return the devices of a pod, by index."""
+        return tuple(one for one in self._all.values() if one.id in self._held.get(holder, {}))
+
+    def variables(self, devices: Sequence[Device], *, by_uuid: bool) -> dict[str, str]:
+        """Return the variables that tell a pod which of the machine's devices are its own; none on
+        a machine without devices.
+
+        A MIG instance has no index, so it is named by its UUID.
+        """
+        machine = self._all.values()
+        by_uuid = by_uuid or not self._is_numbering_known
+        if not machine:
+            return {}
+        of_amd = [one for one in devices if one.vendor == "amd"]
+        others = [one for one in devices if one.vendor != "amd"]
+        found: dict[str, str] = {}
+        if any(one.vendor == "amd" for one in machine):
+            # Not HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES as well: they count within what this
+            # leaves.
+            found["ROCR_VISIBLE_DEVICES"] = _named(of_amd, by_uuid=by_uuid)
+        if any(one.vendor != "amd" for one in machine):
+            found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            found["CUDA_VISIBLE_DEVICES"] = _named(others, by_uuid=by_uuid)
+        if self.are_found_by_tools:
+            found["BATCHQ_GPU_UUIDS"] = ",".join(one.id for one in devices)
+            found["NVIDIA_VISIBLE_DEVICES"] = ",".join(one.id for one in others) or "void"
+        return found
+
+    def give_back(self, holder: PodAttempt) -> None:
+        """Free what `holder` has, if anything."""
+        self._recent |= self._held.pop(holder, {}).keys()
+        self._any_model.pop(holder, None)
+
+    def keep(self, holders: Container[PodAttempt] = ()) -> None:
+        """Free what all holders but these have."""
+        for holder in [one for one in self._held if one not in holders]:
+            self.give_back(holder)
+
+
+class _Wanted:
+    """How many more devices an agent is to have: of each kind, and of any."""
+
+    def __init__(self, declared: Mapping[str, int] | None) -> None:
+        self._is_all = declared is None
+        typed, rest = _parts(declared or {})
+        self._left = Counter({name: -(-units // WHOLE) for name, units in typed.items()})
+        self._left[GPU] = -(-rest // WHOLE)
+
+    def includes(self, device: Device) -> bool:
+        return self._is_all or any(self._left[name] > 0 for name in device.resources)
+
+    def subtract(self, device: Device) -> None:
+        name = next((one for one in reversed(device.resources) if self._left[one] > 0), GPU)
+        self._left[name] -= 1
+
+
+def _parts(requests: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Return the requests for devices of named kinds, and for how many other GPUs of any model: a
+    GPU of a model counts as a GPU, too.
+    """
+    typed = {
+        name: requests[name]
+        for name in sorted(requests)
+        if requests[name] and name.startswith((TYPED, MIG))
+    }
+    of_models = sum(units for name, units in typed.items() if name.startswith(TYPED))
+    return typed, max(0, requests.get(GPU, 0) - of_models)
+
+
+def _fit(fitting: Sequence[Device], free: Mapping[str, int], units: int) -> dict[str, int] | None:
+    """Return what to take of the devices that fit; None if too little of them is free."""
+    whole, rest = divmod(units, WHOLE)
+    if rest and any(one.profile for one in fitting):
+        # A MIG instance is never shared.
+        whole, rest = whole + 1, 0
+    unused = [one for one in fitting if free[one.id] == WHOLE]
+    if len(unused) < whole:
+        return None
+    taken = dict.fromkeys((one.id for one in closest(unused, whole)), WHOLE)
+    shared = [
+        (free[one.id], one.index, one.id)
+        for one in fitting
+        if free[one.id] >= rest and one.id not in taken
+    ]
+    if rest and not shared:
+        return None
+    return taken | {min(shared)[2]: rest} if rest else taken
+
+
+def closest(unused: Sequence[Device], count: int) -> tuple[Device, ...]:
+    """Return the `count` devices with the best links to each other.
+
+    Of equal ones, those with the weakest links to the devices that are left: a pair stays whole.
+    """
+    if count == 0 or not any(one.links for one in unused):
+        return tuple(unused[:count])
+    if comb(len(unused), count) <= _MOST_CHOICES:
+        return max(
+            combinations(unused, count),
+            key=lambda some: (_links_within(some), _links_within(_without(unused, some))),
+        )
+    chosen: list[Device] = [unused[0]]
+    while len(chosen) < count:
+        left = _without(unused, chosen)
+        chosen.append(max(left, key=lambda one: sum(one.links.get(a.index, 0) for a in chosen)))
+    return tuple(sorted(chosen, key=lambda one: one.index))
+
+
+def _links_within(devices: Sequence[Device]) -> int:
+    return sum(one.links.get(other.index, 0) for one, other in combinations(devices, 2))
+
+
+def _without(devices: Sequence[Device], some: Sequence[Device]) -> list[Device]:
+    taken = {one.id for one in some}
+    return [one for one in devices if one.id not in taken]
+
+
+def _renumbered(found: Sequence[Device], missing: Sequence[Device]) -> list[Device]:
+    """Return all devices by the places of their buses; what has failed keeps its place."""
+    devices = [*found, *missing]
+    if any(not one.bus for one in devices):
+        return sorted(devices, key=lambda one: one.index)
+    place = {bus: at for at, bus in enumerate(sorted({one.bus for one in devices}))}
+    moved = {one.index: place[one.bus] for one in found}
+    renumbered = [
+        structs.replace(
+            one,
+            index=place[one.bus],
+            links={moved[at]: score for at, score in one.links.items() if at in moved},
+        )
+        for one in devices
+    ]
+    return sorted(renumbered, key=lambda one: one.index)
+
+
+def _with_strangers(device: Device, pids: Iterable[int]) -> Device:
+    """Return a device that no pod holds, out of service if processes use it nevertheless."""
+    users = sorted(pids)
+    if device.trouble or not users:
+        return device
+    rest = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    return structs.replace(device, trouble=f"used by process {users[0]}{rest}, which is no pod")
+
+
+def _ids_named(names: Sequence[str], devices: Sequence[Device]) -> frozenset[str]:
+    """Return the ids of the devices that an operator means. Raise UsageError."""
+    found: set[str] = set()
+    for name in names:
+        ids = {one.id for one in devices if _is_named(one, name)}
+        if not ids and not name.startswith(("GPU-", "MIG-")):
+            shown = ", ".join(f"{one.index} ({one.id})" for one in devices[:16]) or "none"
+            raise UsageError(
+                f"--devices: this machine has no device {name[:80]!r}", hint=f"it has {shown}"
+            )
+        found |= ids or {name}
+    return frozenset(found)
+
+
+def _is_named(device: Device, name: str) -> bool:
+    """Return whether an operator means this device: by its id or that of its GPU, its bus, or its
+    index.
+    """
+    own = (device.id.lower(), device.parent.lower(), device.bus, str(device.index))
+    return name.lower() in own
+
+
+def _declared_devices(declared: Mapping[str, int]) -> list[Device]:
+    """Return GPUs for which there is only the operator's word."""
+    models = [
+        name.removeprefix(TYPED)
+        for name in sorted(declared)
+        if name.startswith(TYPED)
+        for _ in range(declared[name] // WHOLE)
+    ]
+    count = max(len(models), declared.get(GPU, 0) // WHOLE)
+    models += [""] * (count - len(models))
+    return [
+        Device(index=index, id=f"gpu-{index}", model=model) for index, model in enumerate(models)
+    ]
+
+
+def _named(devices: Sequence[Device], *, by_uuid: bool) -> str:
+    return ",".join(one.id if one.profile or by_uuid else str(one.index) for one in devices)

@@ -12,7 +12,6 @@ import os
 import shlex
 import socket
 import ssl
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -24,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
-from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home
+from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home, read_private, write_private
 
 T = TypeVar("T")
 
@@ -376,18 +375,9 @@ def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
     Raises InvalidInput if that is not possible.
     """
     home.prepare()
-    path = home.credentials
-    new = path.with_suffix(".new")
-    try:
-        new.unlink(missing_ok=True)
-        # The mode is there from the beginning, whatever the umask.
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            kept = {name: getattr(credentials, name) for name in _KEPT}
-            file.write(json.dumps(kept).encode() + b"\n")
-        new.replace(path)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
-    return path
+    kept = {name: getattr(credentials, name) for name in _KEPT}
+    write_private(home.credentials, json.dumps(kept).encode() + b"\n")
+    return home.credentials
 
 
 def read_credentials(home: Home) -> ApiCredentials:
@@ -397,18 +387,11 @@ def read_credentials(home: Home) -> ApiCredentials:
     malformed.
     """
     path = home.credentials
+    hint = f"chmod 600 {shlex.quote(str(path))}, and log in again with another token"
     try:
-        mode = path.stat().st_mode
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise InvalidInput(
-                f"{path}: other users may read the token in it",
-                hint=f"chmod 600 {shlex.quote(str(path))}, and log in again with another token",
-            )
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_private(path, what="token", hint=hint))
     except FileNotFoundError:
         raise NotFound("not logged in to an API", hint="see `batchq login --help`") from None
-    except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}") from None
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or not _are_credentials(fields):

@@ -11,6 +11,7 @@ import hashlib
 import os
 import pwd
 import re
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ class Home:
     def credentials(self) -> Path:
         """What `batchq login` keeps: the address of an HTTP API, and a token."""
         return self.root / "credentials.json"
+
+    @property
+    def node_credentials(self) -> Path:
+        """What an agent that has joined keeps: its own user of the server."""
+        return self.root / "node.json"
 
     @property
     def password(self) -> Path:
@@ -197,6 +203,42 @@ def _url_in(path: Path) -> str:
         # The message must not show the content, which may be a password.
         raise InvalidInput(f"{URL_FILE_VARIABLE}: {expected}; {path} has {len(words)} words")
     return words[0]
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user may read, whole or not at all.
+
+    Raises InvalidInput if that is not possible.
+    """
+    new = path.with_suffix(".new")
+    try:
+        new.unlink(missing_ok=True)
+        # The mode is there from the beginning, whatever the umask.
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_private(path: Path, *, what: str = "secret", hint: str = "") -> bytes:
+    """Return the content of a file that only its owner may read.
+
+    Raises FileNotFoundError, InvalidInput if other users may read it or this user may not.
+    """
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidInput(
+                f"{path}: other users may read the {what} in it",
+                hint=hint or f"chmod 600 {shlex.quote(str(path))}",
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
 
 
 def is_own_server(url: str) -> bool:

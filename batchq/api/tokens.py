@@ -1,9 +1,10 @@
 """The texts of tokens: what a caller sends, what is kept of it, and how a typing error is found.
 
-A token is `bqt_<id>_<secret>_<checksum>`, an invitation the same with `bqi_`, the token of a pod's
-attempt with `bqp_`, where the id is `<pod>-<attempt>`. Only the SHA-256 of the secret is kept. It
-needs no slow hash because the secret has 256 random bits. The checksum tells a typing error from an
-unknown token, and lets scanners recognise tokens in text.
+A token is `bqt_<id>_<secret>_<checksum>`, an invitation the same with `bqi_`, the token with which
+an agent joins with `bqj_`, the token of a pod's attempt with `bqp_`, where the id is
+`<pod>-<attempt>`. Only the SHA-256 of the secret is kept. It needs no slow hash because the secret
+has 256 random bits. The checksum tells a typing error from an unknown token, and lets scanners
+recognise tokens in text.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from batchq.api.node_report import PodAttempt
 
-TokenKind: TypeAlias = Literal["token", "invitation", "pod"]
+TokenKind: TypeAlias = Literal["token", "invitation", "join", "pod"]
 
-_PREFIXES: dict[str, TokenKind] = {"bqt": "token", "bqi": "invitation", "bqp": "pod"}
+_PREFIXES: dict[str, TokenKind] = {
+    "bqt": "token",
+    "bqi": "invitation",
+    "bqj": "join",
+    "bqp": "pod",
+}
 _TOKEN = re.compile(
-    r"(?:(bqt|bqi)_([a-z0-9]{10})|(bqp)_([a-z0-9-]{1,64}-[0-9]{1,19}))"
+    r"(?:(bqt|bqi|bqj)_([a-z0-9]{10})|(bqp)_([a-z0-9-]{1,64}-[0-9]{1,19}))"
     r"_([A-Za-z0-9_-]{43})_([0-9a-f]{6})"
 )
 

@@ -452,10 +452,10 @@ def _instant(at: int | None) -> str | None:
 
 def _state(record: TokenRecord, now_ms: int) -> str:
     if record.revoked_at is not None:
-        return "used" if record.is_invitation else "revoked"
+        return "revoked" if record.kind == "token" else "used"
     if record.expires_at <= now_ms:
         return "expired"
-    return "invitation" if record.is_invitation else "valid"
+    return "valid" if record.kind == "token" else "invitation"
 
 
 _LONGEST_PASSWORD_BYTES = 4096
@@ -490,10 +490,11 @@ def acl(
 ) -> None:
     """Print a user's line for the server's ACL file.
 
-    ROLE is scheduler, worker, submitter, controller, operator, api or readonly. Redis 7.2 or later
-    and Valkey accept such lines in their `aclfile`. Without a password the user is off. A user's
-    name should begin with its role, so that `batchq doctor` recognises it. conf/acl/README.md
-    describes the steps, docs/security.md the rights of each role. The command needs no server.
+    ROLE is scheduler, worker, submitter, controller, operator, api, readonly or registrar. Redis
+    7.2 or later and Valkey accept such lines in their `aclfile`. Without a password the user is
+    off. A user's name should begin with its role, so that `batchq doctor` recognises it.
+    conf/acl/README.md describes the steps, docs/security.md the rights of each role. The command
+    needs no server.
     """
     from batchq.client.connection import access, hash_of, role_named
 

@@ -1,7 +1,8 @@
-"""`batchq api`: serve the HTTP API."""
+"""`batchq api`: serve the HTTP API; and `registrar`, which makes users of nodes for it."""
 
 from __future__ import annotations
 
+import os
 import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,8 @@ import click
 
 from batchq.api.access import Visibility
 from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.errors import InvalidInput, StoreUnavailable
+from batchq.errors import InvalidInput, StoreUnavailable, UsageError
+from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,6 +70,11 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
     " of its own groups.",
 )
 @click.option(
+    "--registrar",
+    metavar="unix:PATH",
+    help="The socket of `batchq registrar`, so that agents can join.",
+)
+@click.option(
     "--supervised",
     is_flag=True,
     help="Answer in a child process, which is started again whenever it dies.",
@@ -82,6 +89,7 @@ def api(
     names: tuple[str, ...],
     agent_users: tuple[str, ...],
     visibility: str,
+    registrar: str | None,
     supervised: bool,
 ) -> int:
     """Serve the HTTP API; logs to stderr.
@@ -110,6 +118,7 @@ def api(
         names=names,
         agent_uids=frozenset(_uid(name) for name in agent_users),
         visibility=Visibility(visibility),
+        registrar=None if registrar is None else _socket("--registrar", registrar),
     )
     _check_url(shared)
     server = ApiServer(options, lambda: Delegate(shared.redis_url), _why, table_of)
@@ -124,6 +133,77 @@ def api(
     else:
         server.run()
     return 0
+
+
+@click.command(
+    epilog=examples(
+        "batchq registrar --listen unix:/run/batchq-registrar/socket --api-user batchq"
+        " --agents-url rediss://queue.example:6379/0",
+    )
+)
+@click.option("--listen", required=True, metavar="unix:PATH", help="Where the API asks.")
+@click.option(
+    "--api-user",
+    "api_users",
+    multiple=True,
+    metavar="USER",
+    help="An account that may ask; repeatable.  [default: the own one]",
+)
+@click.option(
+    "--agents-url",
+    required=True,
+    metavar="URL",
+    help="The server's URL for agents, without user and password.",
+)
+@pass_globals
+def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_url: str) -> int:
+    """Make the Redis server's users of nodes for `batchq api`; logs to stderr.
+
+    Its own user, of the role registrar, may make users, and so could give itself every right:
+    keep it out of the API's process, and its URL out of the reach of the API's account. It gives
+    nothing but the rights of a worker, for one node. The server needs an ACL file; changes of that
+    file that were not loaded (ACL LOAD) are lost when the next node joins.
+    """
+    import signal
+
+    from batchq.client.node_users import checked_agents_url
+    from batchq.daemon.node_registrar import NodeUserService
+    from batchq.daemon.observability import logs
+    from batchq.daemon.services import Termination, ThreadService
+    from batchq.paths import find_home, resolve_url
+
+    callers = frozenset(_uid(name, "--api-user") for name in api_users) or {os.getuid()}
+    url = resolve_url(shared.redis_url, find_home())
+    users = NodeUserService(
+        url, checked_agents_url(agents_url), _socket("--listen", listen), frozenset(callers)
+    )
+    logs.configure()
+    service = ThreadService("registrar", users.serve)
+    ending = Termination()
+    try:
+        ending.on_signals(signal.SIGTERM, signal.SIGINT)
+        try:
+            users.check()
+        except StoreUnavailable as error:
+            if error.lasts:
+                raise
+        service.start()
+        return ending.wait() or 0
+    finally:
+        service.stop()
+        users.close()
+        ending.close()
+
+
+def _socket(option: str, text: str) -> Path:
+    """Return the path of a unix socket. Raises UsageError."""
+    path = text.removeprefix("unix:")
+    if path == text or not path or len(os.fsencode(path)) > LONGEST_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"{option}: expected unix:PATH, with a path of at most {LONGEST_SOCKET_PATH_BYTES}"
+            f" bytes, found {text[:120]!r}"
+        )
+    return Path(path).absolute()
 
 
 def _why(client: Client, key: str) -> object:
@@ -170,10 +250,10 @@ def _check_url(shared: Globals) -> None:
             raise StoreUnavailable(error.message, hint=hint, lasts=True) from None
 
 
-def _uid(name: str) -> int:
+def _uid(name: str, option: str = "--agent-user") -> int:
     if name.isascii() and name.isdigit() and len(name) < 10:
         return int(name)
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise InvalidInput(f"--agent-user: this machine has no account {name[:80]!r}") from None
+        raise InvalidInput(f"{option}: this machine has no account {name[:80]!r}") from None

@@ -77,7 +77,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "queues": CommandEntry(
             "queues", "queues", "Queues as a tree, with shares; show, stop, resume."
         ),
-        "nodes": CommandEntry("nodes", "nodes", "List, cordon, uncordon and drain nodes."),
+        "nodes": CommandEntry("nodes", "nodes", "List, drain, invite and revoke nodes."),
         "quota": CommandEntry("queues", "quota", "Show and set the quotas of namespaces."),
     },
     "This machine": {
@@ -96,6 +96,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
     },
     "The HTTP API": {
         "api": CommandEntry("api", "api", "Serve the HTTP API."),
+        "registrar": CommandEntry("api", "registrar", "Make users of nodes for the API."),
         "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
         "token": CommandEntry("access_rights", "token", "Create and revoke tokens of the API."),
         "login": CommandEntry("login", "login", "Check a token for an API, and store it."),

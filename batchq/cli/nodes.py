@@ -1,11 +1,14 @@
-"""`batchq nodes`: list, cordon and drain nodes."""
+"""`batchq nodes`: list, cordon and drain nodes, and let their agents join."""
 
 from __future__ import annotations
+
+from urllib.parse import quote
 
 import click
 
 from batchq.api.manifest import encode
 from batchq.api.objects import Node, full_name
+from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output.forms import ListForm, Output, show_list
 from batchq.cli.output.options import (
     DURATION,
@@ -18,7 +21,7 @@ from batchq.cli.output.options import (
 from batchq.cli.output.tables import nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import existing, seconds_of
-from batchq.errors import WaitTimedOut
+from batchq.errors import InvalidInput, WaitTimedOut
 
 _EXAMPLES = examples(
     "batchq nodes", "batchq nodes -o wide", "batchq nodes drain gpu-01 --timeout 10m"
@@ -29,7 +32,7 @@ _EXAMPLES = examples(
 @output_option(*LIST_FORMATS)
 @click.pass_context
 def nodes(ctx: click.Context, output: Output) -> None:
-    """List, cordon, uncordon and drain nodes."""
+    """List, cordon, uncordon and drain nodes, and let their agents join."""
     if ctx.invoked_subcommand is None:
         _list(ctx.ensure_object(Globals), output)
 
@@ -82,6 +85,66 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
             hint="it stays cordoned; drain it again to continue waiting, or cancel the groups",
         )
     echo(f"node {name} drained")
+
+
+@nodes.command(
+    epilog=examples(
+        "batchq nodes invite gpu-01", "batchq nodes invite gpu-01 gpu-02 --for 8h -o json"
+    )
+)
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@click.option(
+    "--for", "lasts", type=DURATION, default="1h", show_default=True, help="How long, at most 7d."
+)
+@output_option("text", "json")
+@pass_globals
+def invite(shared: Globals, names: tuple[str, ...], lasts: str, output: Output) -> None:
+    """Print a token for each node, with which its agent joins, once: `batchq worker --join`.
+
+    The agent gets a user of the Redis server for that node alone. A token of a node that has
+    joined replaces its user, so that a copy of the old password is useless. Needs an API with a
+    registrar.
+    """
+    with ApiSession(_api(shared)) as session:
+        rows = [
+            session.request("POST", f"/v1/nodes/{quote(name, safe='')}/invitations", request)
+            for name, request in ((name, {"lasts": lasts}) for name in names)
+        ]
+
+    def show() -> None:
+        for row in rows:
+            echo(row["join"] if len(rows) == 1 else f"{row['node']} {row['join']}")
+
+    output.page(rows, show)
+    if output.for_people:
+        until = rows[0]["expiresAt"]
+        echo(f"Each agent may join once, until {until}: `batchq worker --join FILE`.", err=True)
+
+
+@nodes.command(epilog=examples("batchq nodes revoke gpu-01"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@pass_globals
+def revoke(shared: Globals, names: tuple[str, ...]) -> None:
+    """Remove the users that nodes have joined with: their agents are cut off at once.
+
+    An agent that is cut off stops its pods when their leases end. Drain the node before, if it is
+    merely retired.
+    """
+    with ApiSession(_api(shared)) as session:
+        for name in names:
+            done = session.request("DELETE", f"/v1/nodes/{quote(name, safe='')}/user")
+            what = "its user is removed" if done["user"] else "its join tokens are revoked"
+            echo(f"node {name} can do nothing more: {what}")
+
+
+def _api(shared: Globals) -> ApiCredentials:
+    api = shared.api()
+    if api is None:
+        raise InvalidInput(
+            "users of nodes are made through the HTTP API, and this command does not use one",
+            hint="`batchq login`, or BATCHQ_SERVER; without an API, see `batchq acl worker`",
+        )
+    return api
 
 
 def _list(shared: Globals, output: Output) -> None:

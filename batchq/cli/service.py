@@ -1,4 +1,4 @@
-"""`batchq service`: systemd units for the server, the scheduler, the HTTP API and an agent."""
+"""`batchq service`: systemd units for the server and the processes of batchq."""
 
 from __future__ import annotations
 
@@ -82,6 +82,15 @@ PARTS: Mapping[str, ServicePart] = {
         # Callers on the socket are named by the kernel, so PrivateUsers= must stay off.
         ("RuntimeDirectory=batchq", "RuntimeDirectoryMode=0755", *_CONFINED),
     ),
+    "registrar": ServicePart(
+        "registrar of batchq's nodes",
+        (
+            *("registrar", "--listen", "unix:/run/batchq-registrar/socket"),
+            *("--api-user", "batchq"),
+        ),
+        "batchq-registrar",
+        ("RuntimeDirectory=batchq-registrar", "RuntimeDirectoryMode=0755", *_CONFINED),
+    ),
     "worker": ServicePart(
         "batchq agent",
         ("worker", "--enforce", "auto"),
@@ -98,10 +107,8 @@ def unit_of(
     """Return the unit of a part; `program` runs batchq, and `words` are further arguments."""
     part = PARTS[name]
     command = " ".join(map(_quoted, (*program, *part.command, *words)))
-    settings = (
-        f"Environment=BATCHQ_REDIS_URL_FILE={_quoted(str(url_file))}",
-        f"Environment=BATCHQ_HOME=%S/batchq-{name}",
-    )
+    url = () if _joins(words) else (f"Environment=BATCHQ_REDIS_URL_FILE={_quoted(str(url_file))}",)
+    settings = (*url, f"Environment=BATCHQ_HOME=%S/batchq-{name}")
     is_in_a_home = any(Path(program[0]).is_relative_to(home) for home in _HOMES)
     home = () if name == "worker" else (f"ProtectHome={'read-only' if is_in_a_home else 'yes'}",)
     return "\n".join(
@@ -133,6 +140,11 @@ def unit_of(
             "",
         )
     )
+
+
+def _joins(words: Sequence[str]) -> bool:
+    """Whether an agent gets its user of the server by a token, and not from a file of a URL."""
+    return any(word.partition("=")[0] == "--join" for word in words)
 
 
 def _quoted(word: str) -> str:
@@ -198,7 +210,7 @@ _FOLDER = click.option(
 )
 @_PART
 @click.argument("words", nargs=-1, metavar="[-- OPTION…]")
-@click.option("--user", default="", help="The account.  [default: batchq, or batchq-worker]")
+@click.option("--user", default="", help="The account.  [default: batchq, or batchq-PART]")
 @click.option(
     "--url-file",
     type=click.Path(path_type=Path),
@@ -216,7 +228,7 @@ def install(
 ) -> None:
     """Write the unit batchq-PART.service, and print how to start it.
 
-    OPTIONs are passed on to `batchq scheduler`, `batchq api` or `batchq worker`; those of `server`
+    OPTIONs are passed on to `batchq scheduler`, `api`, `registrar` or `worker`; those of `server`
     to the Redis or Valkey server that is installed, or bundled, and may begin with its
     configuration file. Without one it listens on /run/batchq-server/redis.sock for its account and
     group. Running it again replaces the unit, as after an upgrade of batchq to another folder. All
@@ -243,7 +255,7 @@ def install(
             f"cannot write {path}: {error.strerror}", hint="run it as root, or name a --folder"
         ) from None
     echo(f"{path} written")
-    if part != SERVER and not url_file.exists():
+    if part != SERVER and not _joins(words) and not url_file.exists():
         echo(f"next: write the server's URL to {url_file}, readable for {account} only", err=True)
     echo(f"next: systemctl daemon-reload && systemctl enable --now batchq-{part}", err=True)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
 
 import click
@@ -14,11 +16,13 @@ import click
 from batchq.api.node_report import BEAT_MS
 from batchq.api.times import format_duration
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
+from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_pairs, seconds_of
-from batchq.errors import UsageError
+from batchq.errors import StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
+    from batchq.paths import Home
     from batchq.worker.host.ports import PortRange
 
 #: A shorter lease could expire on a busy machine before it is renewed, so that its pods would be
@@ -36,6 +40,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
         "batchq worker --name gpu-01 --resources cpu=16,memory=64Gi,gpu=4 --label zone=a",
         "batchq worker --address 10.0.0.7 --ports 61440-62000",
         "batchq worker --taint dedicated=ml:NoSchedule",
+        "batchq worker --join gpu-01.join --api-server https://queue.example:8443",
     )
 )
 @click.option("--name", help="The node's name.  [default: the host's]")
@@ -142,6 +147,20 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     help="How CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES name GPUs. Many programs expect "
     "numbers.",
 )
+@click.option(
+    "--join",
+    "join_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file with the token of `batchq nodes invite`: get a user of the server by it, from the "
+    "API of --api-server, and keep that. Once it has joined, the file is not needed any more.",
+)
+@click.option(
+    "--ca-file",
+    type=click.Path(path_type=Path),
+    help="With --join: certificates of the authorities to trust, in PEM, for the API and the "
+    "server.  [default: the system's]",
+)
 @pass_globals
 def worker(
     shared: Globals,
@@ -160,6 +179,8 @@ def worker(
     ports: str,
     devices: str | None,
     gpu_env: Literal["index", "uuid"],
+    join_file: Path | None,
+    ca_file: Path | None,
 ) -> int:
     """Make this machine a node and run the pods that are bound to it; logs to stderr.
 
@@ -175,9 +196,14 @@ def worker(
 
     logs.configure()
     home = find_home()
+    node = _node_name(name)
+    if join_file is None:
+        url = resolve_url(shared.redis_url, home)
+    else:
+        url = _joined_url(home, node, join_file, api_server, ca_file)
     settings = AgentSettings(
-        node=_node_name(name),
-        url=resolve_url(shared.redis_url, home),
+        node=node,
+        url=url,
         home=home.root,
         resources=parse_resources(resources) if resources is not None else None,
         labels=_checked_labels(labels),
@@ -196,6 +222,42 @@ def worker(
     )
     home.prepare()
     return Agent(settings).run()
+
+
+#: Between two attempts to reach the API of an agent that joins.
+_JOIN_PAUSE_S = 2.0
+
+
+def _joined_url(
+    home: Home, node: str, join_file: Path, api_server: str | None, ca_file: Path | None
+) -> str:
+    """Return the URL of this agent's own user; join first, when the API answers."""
+    from batchq.client.node_users import JoinRequest, joined_url
+
+    if not api_server:
+        raise UsageError(
+            "--join needs the API that the token is for",
+            hint="as in --api-server https://queue.example:8443",
+        )
+    if ca_file is not None and not ca_file.is_file():
+        raise UsageError(f"--ca-file: there is no file {ca_file}")
+    wanted = JoinRequest(
+        node=node,
+        server=_api_server(api_server),
+        token_file=join_file,
+        authority="" if ca_file is None else str(ca_file.absolute()),
+    )
+    told = ""
+    while True:
+        try:
+            return joined_url(home, wanted)
+        except StoreUnavailable as error:
+            if error.lasts:
+                raise
+            if error.message != told:
+                echo(f"{error.message}; trying again", err=True)
+            told = error.message
+            sleep(_JOIN_PAUSE_S)
 
 
 def parse_taint(text: str) -> Taint:

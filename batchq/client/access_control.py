@@ -12,16 +12,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct, structs, to_builtins
+from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
-from batchq.api.notation import counted
+from batchq.api.notation import counted, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
-from batchq.api.times import DAY, describe_age, format_instant
-from batchq.api.tokens import digest_of_secret, token_text
+from batchq.api.times import DAY, HOUR, describe_age, format_instant
+from batchq.api.tokens import TokenKind, digest_of_secret, token_text
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -64,6 +64,10 @@ __all__ = [
 USUAL_DAYS, MOST_DAYS = 90, 365
 #: How long an invitation may be used.
 USUAL_INVITATION_MS, LONGEST_INVITATION_MS = DAY, 7 * DAY
+#: How long an agent may join.
+USUAL_JOIN_MS = HOUR
+#: The names under which nodes own join tokens; no user has such a name.
+OF_NODE = "node:"
 #: Tokens of one user that are neither expired nor revoked, and tokens of all.
 MOST_OF_ONE_USER, MOST_OF_ALL = 100, 10_000
 #: How long an expired or revoked token is kept, so that its user learns why it is refused.
@@ -115,6 +119,7 @@ def binding_row(record: BindingRecord) -> dict[str, object]:
 
 def token_row(record: TokenRecord) -> dict[str, object]:
     """Return a token for programs, without its digest."""
+    node = {} if record.node is UNSET else {"node": record.node}
     return {
         "id": record.id,
         "owner": record.owner,
@@ -124,7 +129,8 @@ def token_row(record: TokenRecord) -> dict[str, object]:
         "revokedAt": None if record.revoked_at is None else format_instant(record.revoked_at),
         **to_builtins(record.scope),
         "note": record.note,
-        "invitation": record.is_invitation,
+        "invitation": record.kind == "invitation",
+        **node,
     }
 
 
@@ -197,7 +203,7 @@ class AccessControl:
                 f"an invitation lasts at most {describe_age(LONGEST_INVITATION_MS)}, found"
                 f" {describe_age(lasts_ms)}"
             )
-        return self._create(owner, actor, lasts_ms, note=note, because=because, invitation=True)
+        return self._create(owner, actor, lasts_ms, note=note, because=because, kind="invitation")
 
     def redeem(self, invitation: TokenRecord, actor: Actor) -> NewToken:
         """Exchange an invitation for a token of its owner, which lasts 90 days.
@@ -225,10 +231,11 @@ class AccessControl:
         scope: Scope = WHOLE,
         note: str = "",
         because: str = "",
-        invitation: bool = False,
+        kind: TokenKind = "token",
+        node: str | UnsetType = UNSET,
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
-        if not USER.fullmatch(owner):
+        if node is UNSET and not USER.fullmatch(owner):
             raise InvalidInput(
                 f"user {owner[:80]!r}: expected letters, digits, '.', '_', '@', '+' and '-'"
             )
@@ -248,16 +255,16 @@ class AccessControl:
             expires_at=now_ms + lasts_ms,
             scope=scope,
             note=note,
-            invitation=True if invitation else UNSET,
+            invitation=True if kind == "invitation" else UNSET,
+            node=node,
         )
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
-        name = f"{'invitation ' if invitation else ''}{token} of user {owner}"
+        name = f"{_WORDS[kind]}{token} {_of(owner)}"
         audit = _audit(actor, now_ms, "create", "tokens", name, because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         records.forget_last_uses(self._link, [one.id for one in stale])
-        text = token_text("invitation" if invitation else "token", token, secret)
-        return NewToken(text, record)
+        return NewToken(token_text(kind, token, secret), record)
 
     def _refuse_too_many(self, owner: str, state: AccessState, stale: int, now_ms: int) -> None:
         own = sum(
@@ -284,11 +291,85 @@ class AccessControl:
             raise Conflict(f"token {token} is revoked already")
         now_ms = self._store.now_ms()
         revoked = structs.replace(record, revoked_at=now_ms)
-        name = f"{token} of user {record.owner}"
+        name = f"{_WORDS[record.kind]}{token} {_of(record.owner)}"
         audit = _audit(actor, now_ms, "delete", "tokens", name, because)
         change = FieldChange(field=token, before=record, after=revoked)
         records.write_access(self._link, audit, [change], of_bindings=False)
         return revoked
+
+    # --- users of the server for nodes --------------------------------------------------------
+
+    def invite_node(
+        self,
+        node: str,
+        actor: Actor,
+        *,
+        lasts_ms: int = USUAL_JOIN_MS,
+        because: str = "",
+    ) -> NewToken:
+        """Create a token with which the agent of a node joins, once.
+
+        Raises InvalidInput, Rejected if there are too many tokens, StoreUnavailable.
+        """
+        if problem := subdomain_problem(node):
+            raise InvalidInput(f"node {node[:80]!r}: {problem}")
+        if not 0 < lasts_ms <= LONGEST_INVITATION_MS:
+            raise InvalidInput(
+                f"a join token lasts at most {describe_age(LONGEST_INVITATION_MS)}, found"
+                f" {describe_age(lasts_ms)}"
+            )
+        return self._create(
+            f"{OF_NODE}{node}", actor, lasts_ms, because=because, kind="join", node=node
+        )
+
+    def join(self, record: TokenRecord, digest: str, actor: Actor) -> None:
+        """Use a join token up for the password with this digest. Again with the same one it does
+        nothing: the agent may have lost the answer.
+
+        Raises Conflict if it was used with another password, or revoked; StoreUnavailable.
+        """
+        if record.joined_with == digest:
+            return
+        used = Conflict(
+            f"join token {record.id} has been used already, or was revoked",
+            hint=f"make another one: `batchq nodes invite {record.node}`",
+        )
+        if record.revoked_at is not None:
+            raise used
+        now_ms = self._store.now_ms()
+        audit = _audit(
+            actor, now_ms, "create", "nodes", f"user of node {record.node}",
+            f"join token {record.id} of {record.made_by}",
+        )  # fmt: skip
+        after = structs.replace(record, revoked_at=now_ms, joined_with=digest)
+        change = FieldChange(field=record.id, before=record, after=after)
+        try:
+            records.write_access(self._link, audit, [change], of_bindings=False)
+        except Conflict:
+            raise used from None
+
+    def has_joined(self, token: str, digest: str) -> bool:
+        """Return whether a join token is still good for a password. Raises StoreUnavailable."""
+        record = self.state().tokens.get(token)
+        return record is not None and record.joined_with == digest
+
+    def revoke_node(self, node: str, actor: Actor, *, because: str = "") -> int:
+        """Make all join tokens of a node useless, and return how many there were. The caller then
+        removes the node's user of the server. Raises Conflict, StoreUnavailable.
+        """
+        now_ms = self._store.now_ms()
+        changes = [
+            FieldChange(
+                field=one.id,
+                before=one,
+                after=structs.replace(one, revoked_at=one.revoked_at or now_ms, joined_with=UNSET),
+            )
+            for one in self.state().tokens.values()
+            if one.node == node and (one.revoked_at is None or one.joined_with is not UNSET)
+        ]
+        audit = _audit(actor, now_ms, "delete", "nodes", f"user of node {node}", because)
+        records.write_access(self._link, audit, changes, of_bindings=False)
+        return len(changes)
 
     # --- bindings -----------------------------------------------------------------------------
 
@@ -336,6 +417,20 @@ class AccessControl:
     def audit(self, most: int) -> Sequence[AuditEntry]:
         """Return the latest records of the audit trail, oldest first. Raises StoreUnavailable."""
         return records.read_audit(self._link, most)
+
+
+#: What the audit trail calls tokens of each kind, in front of their ids.
+_WORDS: dict[TokenKind, str] = {
+    "token": "",
+    "invitation": "invitation ",
+    "join": "join token ",
+    "pod": "",
+}
+
+
+def _of(owner: str) -> str:
+    node = owner.removeprefix(OF_NODE)
+    return f"of user {owner}" if node == owner else f"of node {node}"
 
 
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:

@@ -69,26 +69,26 @@ class AccessBook:
             self._bindings = tuple(sorted(one.binding for one in state.bindings.values()))
         self._read_at = began_at
 
-    def identity_of(self, written: Sequence[str], *, invited: bool = False) -> Identity:
-        """Return the identity of an Authorization header; only an `invited` request has an
-        invitation in it. Raises ApiProblem.
+    def identity_of(self, written: Sequence[str], kind: TokenKind = "token") -> Identity:
+        """Return the identity of an Authorization header with a token of a kind. Raises
+        ApiProblem.
         """
         parts = parts_of(written)
         if parts is None:
             raise unauthenticated(
                 "expected one token, whole: Authorization: Bearer bqt_…", reason="malformed"
             )
-        if parts.kind != ("invitation" if invited else "token"):
-            raise unauthenticated(
-                "expected an invitation, bqi_…"
-                if invited
-                else "an invitation is not a token: it is exchanged for one, once",
-                hint="see `batchq login --help`",
-                reason="malformed",
-            )
+        if parts.kind != kind:
+            if (parts.kind, kind) == ("invitation", "token"):
+                raise unauthenticated(
+                    "an invitation is not a token: it is exchanged for one, once",
+                    hint="see `batchq login --help`",
+                    reason="malformed",
+                )
+            raise unauthenticated(f"expected {_EXPECTED[kind]}", reason="malformed")
         self._refuse_if_stale()
         record = self._state.tokens.get(parts.id)
-        if record is None or not parts.matches(_kind_of(record), record.digest):
+        if record is None or not parts.matches(record.kind, record.digest):
             raise unauthenticated("this token is unknown", reason="unknown")
         problem = _problem_of(record)
         if problem is not None:
@@ -155,20 +155,26 @@ def pod_has_ended() -> ApiProblem:
     )
 
 
-def _kind_of(record: TokenRecord) -> TokenKind:
-    return "invitation" if record.is_invitation else "token"
+#: What a request shows, by what its path expects.
+_EXPECTED: dict[TokenKind, str] = {
+    "token": "a token, bqt_…",
+    "invitation": "an invitation, bqi_…",
+    "join": "a join token, bqj_…",
+    "pod": "the token of a pod, bqp_…",
+}
 
 
 def _problem_of(record: TokenRecord) -> ApiProblem | None:
-    if record.revoked_at is not None and record.is_invitation:
+    if record.revoked_at is not None and record.kind == "invitation":
         return unauthenticated(
             f"invitation {record.id} has been used already, or was revoked",
             hint="ask for another one",
             reason="revoked",
         )
-    if record.revoked_at is not None:
+    # An agent that has lost the answer shows its join token again.
+    if record.revoked_at is not None and record.kind != "join":
         return unauthenticated(f"token {record.id} was revoked", reason="revoked")
     if record.expires_at <= time() * 1000:
-        what = "invitation" if record.is_invitation else "token"
+        what = "join token" if record.kind == "join" else record.kind
         return unauthenticated(f"{what} {record.id} has expired", reason="expired")
     return None

@@ -242,6 +242,7 @@ def _record(call: ApiCall, because: str, outcome: Literal["done", "refused"]) ->
     has_tiers = route.verb is Verb.READ and route.kind is TargetKind.GROUPS
     kind = f"the {route.tier} of groups" if has_tiers else str(route.kind)
     name = "/".join(call.path.values()) or route.name
+    verb = route.name if route.verb is None else str(route.verb)
     call.delegate.access.record(
-        call.actor, str(route.verb), kind, name[:200], because=because, outcome=outcome
+        call.actor, verb, kind, name[:200], because=because, outcome=outcome
     )

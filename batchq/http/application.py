@@ -28,6 +28,7 @@ from batchq.api.tokens import TokenParts, attempt_of
 from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
 from batchq.client.access_control import USER, Delegate
+from batchq.client.node_users import NodeRegistrar
 from batchq.errors import BatchqError
 from batchq.http.access_book import LOOK_S, AccessBook, parts_of, pod_has_ended
 from batchq.http.access_endpoints import record_refusal, record_use
@@ -102,6 +103,7 @@ class ApiSettings(Struct, frozen=True, kw_only=True):
     visibility: Visibility = Visibility.OPEN
     #: Whether a proxy in front adds the caller's address to X-Forwarded-For.
     behind_proxy: bool = False
+    registrar: NodeRegistrar | None = None
 
 
 class ApiApplication:
@@ -241,11 +243,11 @@ class ApiApplication:
         peer = request.scope.get(PEER)
         written = request.headers.getlist("authorization")
         parts = parts_of(written) if written else None
-        if parts is not None and parts.kind == "pod" and not route.is_for_invited:
+        if parts is not None and parts.kind == "pod" and route.credential == "token":
             return await self._identity_of_pod(parts, request)
         if written:
             try:
-                return self._book.identity_of(written, invited=route.is_for_invited)
+                return self._book.identity_of(written, route.credential)
             except ApiProblem:
                 # Valid tokens are accepted even while others guess from the same address.
                 wait_s = self._failures.wait_s(self._address(request))
@@ -256,9 +258,11 @@ class ApiApplication:
             # A token that another process has made a moment ago is not in the book yet.
             with suppress(BatchqError):
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
-            return self._book.identity_of(written, invited=route.is_for_invited)
-        if route.is_for_invited:
+            return self._book.identity_of(written, route.credential)
+        if route.credential == "invitation":
             raise unauthenticated("expected an invitation", hint="Authorization: Bearer bqi_…")
+        if route.credential == "join":
+            raise unauthenticated("expected a join token", hint="Authorization: Bearer bqj_…")
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
         return self._account(peer)
@@ -278,7 +282,7 @@ class ApiApplication:
     async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
         """Return a call as one of another user. Raises ApiProblem if the caller may not do so."""
         reason = unquote(request.headers.get(REASON, "")).strip()
-        if call.route.is_open or call.route.is_for_invited:
+        if call.route.is_open or call.route.credential != "token":
             raise bad_request(f"{IMPERSONATED}: this path has no user")
         if not USER.fullmatch(name):
             raise bad_request(f"{IMPERSONATED}: expected the name of a user, found {name[:80]!r}")
@@ -335,6 +339,7 @@ class ApiApplication:
             is_ending=lambda: self._is_ending,
             why=self._why,
             table=self._table,
+            registrar=self._settings.registrar,
             openapi=lambda: self._openapi,
         )
 

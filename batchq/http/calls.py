@@ -28,6 +28,7 @@ from batchq.api.access import (
     without_names,
 )
 from batchq.api.objects import PodGroup, key_of
+from batchq.api.tokens import TokenKind
 from batchq.api.views import GroupView
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
@@ -36,6 +37,7 @@ from batchq.http.limits import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 if TYPE_CHECKING:
+    from batchq.client.node_users import NodeRegistrar
     from batchq.http.access_book import AccessBook
     from batchq.http.change_feed import ChangeFeed
 
@@ -97,8 +99,8 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     body: str = ""
     answer: str = ""
     is_open: bool = False
-    #: Whether the caller shows an invitation instead of a token.
-    is_for_invited: bool = False
+    #: What the caller shows.
+    credential: TokenKind = "token"
     is_explanation: bool = False
     most_body_bytes: int = MOST_BODY_BYTES
     #: The media type of the body.
@@ -124,6 +126,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
     openapi: Callable[[], object]
+    #: Makes and removes the users of nodes; None if this API has no registrar.
+    registrar: NodeRegistrar | None
     #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces,
     #: and the form.
     table: GroupTable

@@ -44,6 +44,13 @@ from batchq.http.group_endpoints import (
     submit_groups,
     why_group,
 )
+from batchq.http.node_endpoints import (
+    NodeInvitation,
+    NodePassword,
+    invite_node,
+    join_node,
+    revoke_node,
+)
 from batchq.http.object_endpoints import (
     MOST_REQUEST_BYTES,
     ChangeRequest,
@@ -441,13 +448,29 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/invitations", name="redeemInvitation",
-        endpoint=redeem_invitation, is_for_invited=True,
+        endpoint=redeem_invitation, credential="invitation",
         about="Exchange the invitation in Authorization, once, for a token of its user.",
     ),
     ApiRoute(
         method="POST", path="/v1/users/{name}/invitations", name="inviteUser",
         endpoint=invite_user, verb=Verb.CREATE, kind=TargetKind.USERS, body="InvitationRequest",
         about="Invite a user. The text of the invitation is in this answer only.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/nodes/{name}/invitations", name="inviteNode",
+        endpoint=invite_node, verb=Verb.UPDATE, kind=TargetKind.NODES, body="NodeInvitation",
+        about="Make a token with which the agent of a node joins. Its text is in this answer only.",
+    ),
+    ApiRoute(
+        method="PUT", path="/v1/nodes/{name}/user", name="joinNode", endpoint=join_node,
+        credential="join", body="NodePassword",
+        about="Make the node's user of the Redis server, once, with the join token in"
+        " Authorization.",
+    ),
+    ApiRoute(
+        method="DELETE", path="/v1/nodes/{name}/user", name="revokeNode", endpoint=revoke_node,
+        verb=Verb.DELETE, kind=TargetKind.NODES,
+        about="Remove the node's user of the Redis server, and make its join tokens useless.",
     ),
     ApiRoute(
         method="DELETE", path="/v1/tokens/{id}", name="revokeToken", endpoint=revoke_token,
@@ -556,6 +579,8 @@ def openapi_document() -> dict[str, Any]:
             ProblemDocument,
             TokenRequest,
             InvitationRequest,
+            NodeInvitation,
+            NodePassword,
             BindingRequest,
             ChangeRequest,
             PlanRequest,

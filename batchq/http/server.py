@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from batchq.api.access import Visibility
 from batchq.client import Client
 from batchq.client.access_control import Delegate
+from batchq.client.node_users import NodeRegistrar
 from batchq.errors import Conflict, InvalidInput
 from batchq.http.application import ApiApplication, ApiSettings
 from batchq.http.calls import GroupTable
@@ -94,6 +95,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     #: Accounts under which agents of this machine run pods.
     agent_uids: frozenset[int] = frozenset()
     visibility: Visibility = Visibility.OPEN
+    #: The socket of `batchq registrar`.
+    registrar: Path | None = None
 
 
 def check_options(options: ServeOptions) -> None:
@@ -141,6 +144,7 @@ class ApiServer:
             names=(*options.names, *hosts),
             visibility=options.visibility,
             behind_proxy=options.behind_proxy,
+            registrar=None if options.registrar is None else NodeRegistrar(options.registrar),
         )
         self._options = options
         secured = _tls_context(options) is not None

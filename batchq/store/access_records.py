@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from batchq.api.access import Binding, Scope, Via
 from batchq.api.objects import Unreadable
+from batchq.api.tokens import TokenKind
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
 from batchq.store.codec import DAMAGE, read_units, whole
@@ -38,7 +39,9 @@ _DIGEST = re.compile("[0-9a-f]*")
 class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """A token as stored. `digest` is the SHA-256 of its secret, in hex. Instants in milliseconds.
 
-    An invitation is good for one thing: to be exchanged, once, for a token of its owner.
+    An invitation is good for one thing: to be exchanged, once, for a token of its owner. A join
+    token is for the agent of `node`, and is good for making the node's user of the server, once;
+    `joined_with` is the SHA-256 of that user's password.
     A revoked token is kept for a while, so that its user learns why it is refused.
     """
 
@@ -53,11 +56,15 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     note: str = ""
     #: Absent in tokens, as in those of earlier versions: a change compares the stored bytes.
     invitation: bool | UnsetType = UNSET
+    node: str | UnsetType = UNSET
+    joined_with: str | UnsetType = UNSET
 
     @property
-    def is_invitation(self) -> bool:
-        """Whether it is an invitation."""
-        return self.invitation is True
+    def kind(self) -> TokenKind:
+        """What it may be used for."""
+        if self.node is not UNSET:
+            return "join"
+        return "invitation" if self.invitation is True else "token"
 
 
 class BindingRecord(Struct, frozen=True, kw_only=True, rename="camel"):

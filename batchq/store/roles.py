@@ -35,6 +35,8 @@ _LEADS = (
     *("script|exists", "script|load"),
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
+#: What makes and removes users; whoever may do so can give itself every right.
+_REGISTERS = ("acl|deluser", "acl|save", "acl|setuser", "exec", "multi")
 #: The commands of RQ's worker.
 _RQ_WORKS = (
     *("del", "exists", "hincrby", "hincrbyfloat", "lmove", "lrange", "lrem", "persist", "rpush"),
@@ -135,6 +137,11 @@ ROLES: tuple[Role, ...] = (
         commands=(*_CONNECTS, *_LOOKS, *_COMMITS, *_LEADS),
         writes=(keys.EVERYTHING, _RQ),
         kinds=tuple(KINDS),
+    ),
+    Role(
+        name="registrar",
+        purpose="makes and removes the users of nodes, and could give itself every right",
+        commands=(*_CONNECTS, *_REGISTERS),
     ),
 )
 

@@ -19,6 +19,7 @@ READY = {
     "controller": ["controller"],
     "operator": ["operator"],
     "api": ["api"],
+    "registrar": ["registrar"],
     "readonly": ["readonly"],
 }
 
@@ -38,7 +39,8 @@ def test_a_ready_file_is_what_the_command_prints(role: str) -> None:
 
 def test_the_help_names_every_role() -> None:
     message = " ".join(run("acl", "--help").out.split())
-    assert "ROLE is scheduler, worker, submitter, controller, operator, api or readonly." in message
+    roles = "scheduler, worker, submitter, controller, operator, api, readonly or registrar"
+    assert f"ROLE is {roles}." in message
     assert all(role.name in message for role in ROLES)
 
 

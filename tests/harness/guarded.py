@@ -23,6 +23,7 @@ USERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "controller": ("controller", ()),
     "operator": ("operator", ()),
     "api": ("api", ()),
+    "registrar": ("registrar", ()),
     "readonly": ("readonly", ()),
 }
 

@@ -243,7 +243,7 @@ def test_an_invitation_is_redeemed_once_and_both_are_in_the_audit_trail(
     assert parts is not None
     assert parts.matches("invitation", invited.record.digest)
     made = control.redeem(invited.record, Actor(user="bob", via="token"))
-    assert (made.record.owner, made.record.is_invitation) == ("bob", False)
+    assert (made.record.owner, made.record.kind) == ("bob", "token")
     with pytest.raises(Conflict, match="has been used already"):
         control.redeem(invited.record, Actor(user="bob", via="token"))
     found = [(one.record.user, one.record.name, one.record.because) for one in control.audit(10)]
@@ -268,7 +268,7 @@ def test_two_who_redeem_an_invitation_at_once_get_one_token(server: Server) -> N
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(redeem, range(16))) == 1
         tokens = delegate.access.state().tokens.values()
-        assert sum(not one.is_invitation for one in tokens) == 1
+        assert sum(one.kind == "token" for one in tokens) == 1
 
 
 def test_a_token_of_an_earlier_version_can_be_revoked(

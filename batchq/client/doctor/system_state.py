@@ -276,7 +276,7 @@ def read_state(url: str | None, config: Path | None) -> State:
 
 #: The roles of conf/acl, as their users' names begin.
 _ROLES = (
-    *("scheduler", "worker", "submitter", "controller", "operator", "api"),
+    *("scheduler", "worker", "submitter", "controller", "operator", "api", "registrar"),
     *("readonly", "read-only", "reader"),
 )
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, cast
 
 from rq import Queue
 from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
-from rq.utils import now
+from rq.utils import now, utcformat
 
 from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Delivery
@@ -192,7 +193,7 @@ def enqueue_all(
         return
     first = next(iter(wanted))
     pipeline = first.connection.pipeline(transaction=bool(taken_out))
-    fields = _common_fields(first)
+    fields = _common_fields()
     for queue, attempts in wanted.items():
         of_queue = (*fields, "origin", queue.name)
         for attempt in attempts:
@@ -227,24 +228,28 @@ def _key(queue: Queue, name: str) -> str:
     return queue.connection.key(name)
 
 
-def _common_fields(queue: Queue) -> tuple[Any, ...]:
-    """Return the fields and values that RQ would write for any attempt's job.
+def _common_fields() -> tuple[Any, ...]:
+    """Return the fields and values that RQ would write for any attempt's job now."""
+    instant = utcformat(now())
+    return (*_lasting_fields(), "created_at", instant, "enqueued_at", instant)
 
-    They are computed once per call of `enqueue_all` and not per attempt.
-    """
+
+@cache
+def _lasting_fields() -> tuple[Any, ...]:
+    """Return those that never change: listing them takes RQ longer than the rest of a delivery."""
     job = Job.create(
         ENTRY,
         id="any",
         args=[],
-        connection=queue.connection,
+        # RQ insists on one, and lists the fields without it.
+        connection=cast("Any", object()),
         serializer=JSONSerializer,
         status=JobStatus.QUEUED,
         timeout=-1,
         result_ttl=_RECORD_TTL_S,
         failure_ttl=_RECORD_TTL_S,
     )
-    job.enqueued_at = job.created_at
-    own = {"data", "description", "origin"}
+    own = {"data", "description", "origin", "created_at", "enqueued_at"}
     return tuple(
         part
         for field, value in job.to_dict().items()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from batchq.worker.host.cgroup import PodCgroup
 from batchq.worker.host.processes import await_death
 from batchq.worker.workhorse.guard import Guard, GuardPost
 from tests.daemon.waiting import until
@@ -34,6 +35,27 @@ def group() -> Iterator[subprocess.Popen[bytes]]:
 
 def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+class _Recorder(GuardPost):
+    """A guard post that only keeps the pipe of the pod, so that its messages can be read."""
+
+    def __init__(self) -> None:
+        self.read_end = -1
+
+    def enrol(self, read_end: int, cgroup: PodCgroup | None) -> bool:
+        self.read_end = os.dup(read_end)
+        return True
+
+
+def test_the_guard_hears_only_of_later_instants() -> None:
+    recorder = _Recorder()
+    guard = Guard(post=recorder)
+    for at_ms in (5_000, 5_000, 4_000, 6_000):
+        guard.allow_until(at_ms)
+    assert os.read(recorder.read_end, 100) == b"until 5000\nuntil 6000\n"
+    guard.dismiss()
+    os.close(recorder.read_end)
 
 
 def has_ended(command: subprocess.Popen[bytes]) -> bool:

@@ -36,7 +36,7 @@ def test_an_empty_queue_is_read_again_after_a_second_or_a_wake_up(
     notify(redis_store.link, ["n1"], WakeReason.PODS)
     assert poll.poll(10_000)
     assert listener.answer() == {WakeReason.PODS}
-    assert (listener.look_at, listener.limit(8)) == (0, 8)
+    assert (listener.look_at, listener.limit(8), listener.limit(1)) == (0, 2, 1)
     listener.note_look(now_ms=5_000, has_more=True)
     assert (listener.look_at, listener.limit(8)) == (5_000, 8)
     listener.close()

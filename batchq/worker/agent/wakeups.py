@@ -16,6 +16,8 @@ from batchq.system import structlog
 #: The pause between two looks at an empty queue without a wake-up: an older leader may send none,
 #: and a server may lose its last second.
 LOOK_MS = 1 * SECOND
+#: How many jobs the first look after a wake-up asks for, and a later one that finds more.
+_ANNOUNCED, _MANY = 2, 1_000
 
 
 class WakeUpListener:
@@ -28,9 +30,9 @@ class WakeUpListener:
         self._channel = WakeUpChannel(url, node)
         self._poll = poll
         self._polled: int | None = None
-        #: When to look at the queue next, and whether many pods may have come.
+        #: When to look at the queue next, and for how many jobs.
         self.look_at = 0
-        self._may_be_many = False
+        self._most = 1
 
     def listen(self) -> None:
         """Subscribe to the channel and register its descriptor. Raise StoreUnavailable."""
@@ -49,17 +51,19 @@ class WakeUpListener:
         # Each reconnection has a new descriptor.
         self._poll_on(self._channel.fileno())
         if WakeReason.PODS in reasons:
-            self.look_at, self._may_be_many = 0, True
+            self.look_at, self._most = 0, max(self._most, _ANNOUNCED)
         return reasons
 
     def limit(self, free: int) -> int:
-        """Return how many jobs to ask for: `free`, or one if no wake-up announced any."""
-        return free if self._may_be_many else min(1, free)
+        """Return how many jobs to ask for, of the `free` ones: one if no wake-up announced any,
+        and few at first, because most wake-ups announce one pod.
+        """
+        return min(self._most, free)
 
     def note_look(self, *, now_ms: int, has_more: bool) -> None:
         """Note that the queue was read, and whether it has more."""
         self.look_at = now_ms if has_more else now_ms + LOOK_MS
-        self._may_be_many = has_more
+        self._most = _MANY if has_more else 1
 
     def close(self) -> None:
         """Stop listening."""

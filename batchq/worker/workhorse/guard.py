@@ -42,6 +42,8 @@ class Guard:
         os.set_blocking(self._write_end, False)
         self._pid = 0
         self._is_on_duty = True
+        #: The latest instant that the guard was told.
+        self._until_ms = 0
         try:
             if post is None or not post.enrol(read_end, cgroup):
                 self._pid = _fork(read_end, self._write_end, cgroup)
@@ -53,8 +55,13 @@ class Guard:
         self._tell(f"group {group}")
 
     def allow_until(self, at_ms: int) -> None:
-        """Kill the group at this instant of the monotonic clock, unless a later one follows."""
-        self._tell(f"until {at_ms}")
+        """Kill the group at this instant of the monotonic clock, unless a later one follows.
+
+        The supervision calls it in every turn, and each message wakes the guard, so an instant that
+        changes nothing is not sent.
+        """
+        if at_ms > self._until_ms and self._tell(f"until {at_ms}"):
+            self._until_ms = at_ms
 
     def dismiss(self) -> None:
         """Release the guard; may be called twice."""
@@ -66,11 +73,12 @@ class Guard:
             _end(self._pid)
         os.close(self._write_end)
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str) -> bool:
+        """Send a message, and return whether it was sent."""
         # If the guard was killed, the agent is left to end the group.
         with suppress(BrokenPipeError, BlockingIOError):
-            if self._is_on_duty:
-                os.write(self._write_end, f"{what}\n".encode())
+            return self._is_on_duty and os.write(self._write_end, f"{what}\n".encode()) > 0
+        return False
 
 
 class GuardPost:

@@ -14,12 +14,11 @@ import mmap
 import threading
 from collections.abc import Callable
 
-import psutil
 from msgspec import Struct
 
 from batchq.errors import StoreUnavailable
 from batchq.worker.agent.pod_states import lease_margin_ms
-from batchq.worker.workhorse.run_file import started_ms
+from batchq.worker.workhorse.run_file import started_ms, state_and_start
 
 
 class Lease:
@@ -56,7 +55,8 @@ class Lease:
         return now_ms >= self.ends_at - self.margin_ms
 
 
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+#: Stopped by a signal, and by a debugger.
+_STOPPED = ("T", "t")
 
 
 class OwnServer(Struct, frozen=True):
@@ -67,12 +67,8 @@ class OwnServer(Struct, frozen=True):
 
     def is_away(self) -> bool:
         """Return whether the process has ended or is stopped, so that it answers no requests."""
-        if started_ms(self.pid) != self.started_ms:
-            return True
-        try:
-            return psutil.Process(self.pid).status() in _STOPPED
-        except psutil.NoSuchProcess:
-            return True
+        state, started = state_and_start(self.pid)
+        return started is None or started != self.started_ms or state in _STOPPED
 
 
 class ServerWatch:

@@ -129,7 +129,7 @@ class Supervisor:
         #: Whether the guard's instant had passed before an answer extended the lease.
         self._guard_has_acted = False
         self._messenger_due_at = monotonic_ms() + FLUSH_MS
-        self._collect_due_at = monotonic_ms() + _TURN_MS
+        self._collect_due_at = self._server_due_at = monotonic_ms() + _TURN_MS
         walltime_ms = limits.walltime_ms
         self._walltime_at = None if walltime_ms is None else monotonic_ms() + walltime_ms
         self._warn_at = limits.warn_at
@@ -170,7 +170,7 @@ class Supervisor:
 
     def _wait_ms(self) -> int:
         now_ms = monotonic_ms()
-        due = [now_ms + _TURN_MS]
+        due = [self._server_due_at]
         if not self._messenger.has_started and self._messenger.is_needed():
             due.append(self._messenger_due_at)
         clocks = (self._kill_at, self._walltime_at, self._warn_at)
@@ -217,13 +217,20 @@ class Supervisor:
                 self._stop(answer.reason, now_ms)
         if reason := self._agent.hear(self._lease):
             self._stop(reason, now_ms)
-        if self._agent.is_server_away(now_ms):
-            # Only the server ends leases; when it is back it counts them from the start.
-            self._lease.extend(asked_at=now_ms)
+        self._check_server(now_ms)
         self._command.allow_until(self._lease.guarded_until)
         if self._lease.is_lost(now_ms) and not self._killed:
             self._message = "its lease could not be renewed"
             self._kill(Leaving.NODE_LOST)
+
+    def _check_server(self, now_ms: int) -> None:
+        """Extend the lease while the server is away: only the server ends leases, and when it is
+        back it counts them from the start.
+        """
+        if now_ms >= self._server_due_at:
+            self._server_due_at = now_ms + _TURN_MS
+            if self._agent.is_server_away(now_ms):
+                self._lease.extend(asked_at=now_ms)
 
     def _check_times(self, now_ms: int) -> None:
         if self._warn_at is not None and now_ms >= self._warn_at:

@@ -12,6 +12,7 @@ import click
 from batchq.api.access import Visibility
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.errors import InvalidInput, StoreUnavailable, UsageError
+from batchq.identity_provider import OidcSettings, checked_issuer
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 
 if TYPE_CHECKING:
@@ -75,6 +76,40 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
     help="The socket of `batchq registrar`, so that agents can join.",
 )
 @click.option(
+    "--oidc-issuer",
+    metavar="URL",
+    help="An OpenID Connect provider whose users may log in: `batchq login --oidc`. Needs the "
+    "packages of batchq[oidc].",
+)
+@click.option("--oidc-client", default="", metavar="ID", help="The id of this API there.")
+@click.option(
+    "--oidc-user-claim",
+    default="email",
+    show_default=True,
+    metavar="CLAIM",
+    help="The claim that names the user. An e-mail address must be verified; other names get "
+    "@ and the provider's host behind them.",
+)
+@click.option(
+    "--oidc-groups-claim",
+    default="groups",
+    show_default=True,
+    metavar="CLAIM",
+    help="The claim with the user's groups: `ml` becomes the group oidc:ml.",
+)
+@click.option(
+    "--oidc-scope",
+    default="openid email profile",
+    show_default=True,
+    metavar="SCOPES",
+    help="What the provider is asked for.",
+)
+@click.option(
+    "--oidc-ca-file",
+    type=_FILE,
+    help="Certificates to trust for the provider besides the system's, in PEM.",
+)
+@click.option(
     "--supervised",
     is_flag=True,
     help="Answer in a child process, which is started again whenever it dies.",
@@ -90,6 +125,12 @@ def api(
     agent_users: tuple[str, ...],
     visibility: str,
     registrar: str | None,
+    oidc_issuer: str | None,
+    oidc_client: str,
+    oidc_user_claim: str,
+    oidc_groups_claim: str,
+    oidc_scope: str,
+    oidc_ca_file: Path | None,
     supervised: bool,
 ) -> int:
     """Serve the HTTP API; logs to stderr.
@@ -110,6 +151,20 @@ def api(
             f"the HTTP API needs the package {error.name}, which is not installed",
             hint="pip install 'batchq[http]'",
         ) from None
+    oidc = None
+    if oidc_issuer is not None:
+        oidc = _oidc(
+            OidcSettings(
+                issuer=checked_issuer(oidc_issuer, "--oidc-issuer"),
+                client=oidc_client,
+                user_claim=oidc_user_claim,
+                groups_claim=oidc_groups_claim,
+                scope=oidc_scope,
+                authority="" if oidc_ca_file is None else str(oidc_ca_file.absolute()),
+            )
+        )
+    elif oidc_client:
+        raise UsageError("--oidc-client belongs to a provider, and --oidc-issuer names none")
     options = ServeOptions(
         listen=tuple(parse_listen(text) for text in addresses),
         certificate=tls_cert,
@@ -119,6 +174,7 @@ def api(
         agent_uids=frozenset(_uid(name) for name in agent_users),
         visibility=Visibility(visibility),
         registrar=None if registrar is None else _socket("--registrar", registrar),
+        oidc=oidc,
     )
     _check_url(shared)
     server = ApiServer(options, lambda: Delegate(shared.redis_url), _why, table_of)
@@ -193,6 +249,20 @@ def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_u
         service.stop()
         users.close()
         ending.close()
+
+
+def _oidc(settings: OidcSettings) -> OidcSettings:
+    """Return the settings. Raises UsageError if they could not work."""
+    if not settings.client:
+        raise UsageError(
+            "--oidc-issuer needs the id of this API at the provider",
+            hint="register it there as a public client with the device flow, and say --oidc-client",
+        )
+    if "openid" not in settings.scope.split():
+        raise UsageError("--oidc-scope: without `openid` the provider gives no ID token")
+    if settings.authority and not Path(settings.authority).is_file():
+        raise UsageError(f"--oidc-ca-file: there is no file {settings.authority}")
+    return settings
 
 
 def _socket(option: str, text: str) -> Path:

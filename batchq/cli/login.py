@@ -15,7 +15,7 @@ from batchq.cli.output.forms import Output
 from batchq.cli.output.options import examples, output_option
 from batchq.cli.output.render import show_fields
 from batchq.cli.output.terminal import echo
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UsageError
 
 _LONGEST_TOKEN = 256
 
@@ -24,6 +24,7 @@ _LONGEST_TOKEN = 256
     epilog=examples(
         "batchq login https://hpc.example:8443",
         "batchq login https://hpc.example:8443 --token-file token --ca-file ca.pem",
+        "batchq login https://hpc.example:8443 --oidc",
         "batchq login ssh://hpc.example",
         "batchq login unix:/run/batchq/api.sock",
     )
@@ -39,10 +40,17 @@ _LONGEST_TOKEN = 256
     type=click.Path(path_type=Path),
     help="Certificates of the authorities to trust, in PEM.  [default: the system's]",
 )
-def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
+@click.option(
+    "--oidc",
+    is_flag=True,
+    help="Log in at the identity provider of the API: open a page and enter a code there.",
+)
+def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool) -> None:
     """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
 
-    An invitation (bqi_…) is exchanged for a token first, which works once.
+    An invitation (bqi_…) is exchanged for a token first, which works once. With --oidc, your
+    browser may be on another machine; the token lasts 12 hours, with the groups that you have at
+    the provider now.
 
     On a unix socket no token is needed: the kernel names you. Nor with ssh://HOST, which runs
     `batchq connect` there by your own `ssh`: you are your account on that machine. The everyday
@@ -59,10 +67,18 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
 
     address = checked_server(server)
     is_named = address.startswith(("unix:", "ssh:"))
-    token = "" if is_named and token_file is None else _token_of(token_file)
+    if oidc and (is_named or token_file is not None):
+        raise UsageError(
+            "--oidc asks the identity provider who you are, and needs no --token-file",
+            hint="as in batchq login https://hpc.example:8443 --oidc",
+        )
+    is_without = oidc or (is_named and token_file is None)
+    token = "" if is_without else _token_of(token_file)
     if ca_file is not None and not ca_file.is_file():
         raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
+    if oidc:
+        token = _oidc_token(address, authority)
     if token.startswith("bqi_"):
         invited = ApiCredentials(server=address, token=token, authority=authority)
         with ApiSession(invited) as session:
@@ -79,6 +95,27 @@ def login(server: str, token_file: Path | None, ca_file: Path | None) -> None:
     kept = ApiCredentials(server=address, user=me["user"], token=token, authority=authority)
     path = write_credentials(find_home(), kept)
     echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
+
+
+def _oidc_token(server: str, authority: str) -> str:
+    """Return a token of the user who logs in at the API's identity provider."""
+    from batchq.api_session import ApiCredentials, ApiSession
+    from batchq.identity_provider import DeviceLogin, IdentityProvider, checked_issuer
+
+    def show(wanted: DeviceLogin) -> None:
+        echo(f"open {wanted.url} in a browser, and enter the code {wanted.code}", err=True)
+
+    with ApiSession(ApiCredentials(server=server, authority=authority)) as session:
+        known = session.request("GET", "/v1/login")["oidc"]
+        if known is None:
+            raise InvalidInput(
+                f"the API at {server} trusts no identity provider",
+                hint="log in with a token or an invitation, without --oidc",
+            )
+        issuer = checked_issuer(str(known["issuer"]), f"the provider of {server}")
+        provider = IdentityProvider(issuer, authority)
+        text = provider.log_in(str(known["client"]), str(known["scope"]), show)
+        return str(session.request("POST", "/v1/login", {"token": text})["token"])
 
 
 @click.command(epilog=examples("batchq logout"))

@@ -64,6 +64,8 @@ __all__ = [
 USUAL_DAYS, MOST_DAYS = 90, 365
 #: How long an invitation may be used.
 USUAL_INVITATION_MS, LONGEST_INVITATION_MS = DAY, 7 * DAY
+#: How long a token of an identity provider's user lasts: its groups are those of the login.
+SESSION_MS = 12 * HOUR
 #: How long an agent may join.
 USUAL_JOIN_MS = HOUR
 #: The names under which nodes own join tokens; no user has such a name.
@@ -205,6 +207,21 @@ class AccessControl:
             )
         return self._create(owner, actor, lasts_ms, note=note, because=because, kind="invitation")
 
+    def log_in(self, user: str, groups: Sequence[str], proof: str, actor: Actor) -> NewToken:
+        """Create a token for a user whom an identity provider has named, for 12 hours. `proof` is a
+        digest of what the provider has said, and is good once.
+
+        Raises Conflict if it was used before, InvalidInput, Rejected if there are too many tokens,
+        StoreUnavailable.
+        """
+        try:
+            return self._create(
+                user, actor, SESSION_MS, groups=tuple(groups), token=_id_of(proof),
+                note="login", because="the identity provider",
+            )  # fmt: skip
+        except Conflict:
+            raise Conflict("this ID token has been used already", hint="log in again") from None
+
     def redeem(self, invitation: TokenRecord, actor: Actor) -> NewToken:
         """Exchange an invitation for a token of its owner, which lasts 90 days.
 
@@ -233,6 +250,8 @@ class AccessControl:
         because: str = "",
         kind: TokenKind = "token",
         node: str | UnsetType = UNSET,
+        groups: tuple[str, ...] | UnsetType = UNSET,
+        token: str = "",
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
         if node is UNSET and not USER.fullmatch(owner):
@@ -244,7 +263,7 @@ class AccessControl:
         now_ms, state = self._store.now_ms(), self.state()
         stale = [one for one in state.tokens.values() if _is_stale(one, now_ms)]
         self._refuse_too_many(owner, state, len(stale), now_ms)
-        token = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
+        token = token or _new_id()
         secret = secrets.token_urlsafe(32)
         record = TokenRecord(
             id=token,
@@ -257,6 +276,7 @@ class AccessControl:
             note=note,
             invitation=True if kind == "invitation" else UNSET,
             node=node,
+            groups=groups,
         )
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
@@ -431,6 +451,21 @@ _WORDS: dict[TokenKind, str] = {
 def _of(owner: str) -> str:
     node = owner.removeprefix(OF_NODE)
     return f"of user {owner}" if node == owner else f"of node {node}"
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
+
+
+def _id_of(proof: str) -> str:
+    """Return the id of the token that is given for a proof: the same one each time, so that no
+    second token can be made.
+    """
+    number, letters = int(proof, 16), []
+    for _ in range(_ID_LENGTH):
+        number, place = divmod(number, len(_ALPHABET))
+        letters.append(_ALPHABET[place])
+    return "".join(letters)
 
 
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic, time
 
+from msgspec import UNSET
+
 from batchq.api.access import Binding, Identity
 from batchq.api.node_report import PodAttempt
 from batchq.api.tokens import TokenKind, TokenParts, attempt_of, parse_token
@@ -93,7 +95,10 @@ class AccessBook:
         problem = _problem_of(record)
         if problem is not None:
             raise problem
-        return Identity(user=record.owner, via="token", scope=record.scope, token=record.id)
+        groups = () if record.groups is UNSET else record.groups
+        return Identity(
+            user=record.owner, via="token", groups=groups, scope=record.scope, token=record.id
+        )
 
     def recheck(self, identity: Identity) -> ApiProblem | None:
         """Return why an identity may do nothing any more; None if it may go on."""

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.access import (
     EVERYWHERE,
@@ -116,6 +116,35 @@ def redeem_invitation(call: ApiCall) -> ApiAnswer:
     record = book.state.tokens[call.identity.token]
     created = call.delegate.access.redeem(record, call.actor)
     book.renew(call.delegate.access)
+    document = {"token": created.text, **token_row(created.record)}
+    return ApiAnswer(document=document, status=HTTPStatus.CREATED)
+
+
+class LoginRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a login: the ID token of the identity provider."""
+
+    token: str
+
+
+def show_login(call: ApiCall) -> ApiAnswer:
+    """Return the identity provider that this API trusts, and its own id there; or null."""
+    trusted = call.context.id_tokens
+    if trusted is None:
+        return ApiAnswer(document={"oidc": None})
+    settings = trusted.settings
+    oidc = {"issuer": settings.issuer, "client": settings.client, "scope": settings.scope}
+    return ApiAnswer(document={"oidc": oidc})
+
+
+def log_in(call: ApiCall) -> ApiAnswer:
+    """Exchange an ID token, once, for a token whose text is in this answer only."""
+    trusted = call.context.id_tokens
+    if trusted is None:
+        raise NotFound("this API trusts no identity provider", hint="see `batchq api --help`")
+    login = trusted.login_of(call.body_as(LoginRequest).token)
+    actor = structs.replace(call.actor, user=login.user)
+    created = call.delegate.access.log_in(login.user, login.groups, login.proof, actor)
+    call.context.book.renew(call.delegate.access)
     document = {"token": created.text, **token_row(created.record)}
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from time import monotonic
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
@@ -92,6 +93,9 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+if TYPE_CHECKING:
+    from batchq.http.id_tokens import IdTokens
+
 Connect = Callable[[], Delegate]
 
 
@@ -104,6 +108,7 @@ class ApiSettings(Struct, frozen=True, kw_only=True):
     #: Whether a proxy in front adds the caller's address to X-Forwarded-For.
     behind_proxy: bool = False
     registrar: NodeRegistrar | None = None
+    id_tokens: IdTokens | None = None
 
 
 class ApiApplication:
@@ -140,6 +145,9 @@ class ApiApplication:
             MOST_EXPLANATIONS,
             MOST_EXPLANATIONS_WAITING,
             "too many groups are being explained at this moment",
+        )
+        self._logins = Turns(
+            MOST_EXPLANATIONS, MOST_EXPLANATIONS_WAITING, "too many users log in at this moment"
         )
         self._openapi = openapi_document()
         self._is_ending = False
@@ -223,8 +231,7 @@ class ApiApplication:
         try:
             answer = await self._in_turn(route, call)
         except ApiProblem as problem:
-            if problem.status is HTTPStatus.FORBIDDEN:
-                await self._record_refusal(call, problem)
+            await self._note_problem(problem, call, request)
             raise
         if isinstance(answer, StreamAnswer):
             if request.method == "HEAD":
@@ -252,9 +259,7 @@ class ApiApplication:
                 # Valid tokens are accepted even while others guess from the same address.
                 wait_s = self._failures.wait_s(self._address(request))
                 if wait_s > 0:
-                    raise too_many(
-                        "too many wrong tokens came from this address", retry_s=wait_s
-                    ) from None
+                    raise _too_many_failures(wait_s) from None
             # A token that another process has made a moment ago is not in the book yet.
             with suppress(BatchqError):
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
@@ -311,7 +316,7 @@ class ApiApplication:
         if hold is None or not parts.matches("pod", hold.digest):
             wait_s = self._failures.wait_s(self._address(request))
             if wait_s > 0:
-                raise too_many("too many wrong tokens came from this address", retry_s=wait_s)
+                raise _too_many_failures(wait_s)
             raise pod_has_ended()
         self._book.note_pod(parts.id)
         return self._settings.accounts.identity_of_pod(parts.id, hold.group, hold.owner)
@@ -339,6 +344,7 @@ class ApiApplication:
             is_ending=lambda: self._is_ending,
             why=self._why,
             table=self._table,
+            id_tokens=self._settings.id_tokens,
             registrar=self._settings.registrar,
             openapi=lambda: self._openapi,
         )
@@ -346,6 +352,10 @@ class ApiApplication:
     # --- in threads ---------------------------------------------------------------------------
 
     async def _in_turn(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+        if route.is_login:
+            # The provider may be slow, and all threads would wait for it.
+            async with self._logins:
+                return await self._run(route, call)
         if route.is_open:
             return await self._run(route, call)
         async with self._calls.of(call.identity.user):
@@ -353,6 +363,15 @@ class ApiApplication:
                 return await self._run(route, call)
             async with self._explanations:
                 return await self._run(route, call)
+
+    async def _note_problem(self, problem: ApiProblem, call: ApiCall, request: Request) -> None:
+        """Record a refusal, and count a login that failed. Raises ApiProblem for too many."""
+        if call.route.is_login and problem.status is HTTPStatus.UNAUTHORIZED:
+            wait_s = self._failures.wait_s(self._address(request))
+            if wait_s > 0:
+                raise _too_many_failures(wait_s) from None
+        if problem.status is HTTPStatus.FORBIDDEN:
+            await self._record_refusal(call, problem)
 
     async def _record_refusal(self, call: ApiCall, problem: ApiProblem) -> None:
         """Record a refusal in the audit trail, up to a number a minute for each user."""
@@ -461,6 +480,10 @@ def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
         part if name.startswith("{") else name == part
         for name, part in zip(pattern, parts, strict=True)
     )
+
+
+def _too_many_failures(wait_s: float) -> ApiProblem:
+    return too_many("too many wrong tokens came from this address", retry_s=wait_s)
 
 
 def _note_use(call: ApiCall) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from batchq.client.node_users import NodeRegistrar
     from batchq.http.access_book import AccessBook
     from batchq.http.change_feed import ChangeFeed
+    from batchq.http.id_tokens import IdTokens
 
 T = TypeVar("T")
 
@@ -99,6 +100,8 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     body: str = ""
     answer: str = ""
     is_open: bool = False
+    #: Whether the caller proves who it is with the body.
+    is_login: bool = False
     #: What the caller shows.
     credential: TokenKind = "token"
     is_explanation: bool = False
@@ -126,6 +129,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
     openapi: Callable[[], object]
+    #: Validates the ID tokens of the provider that this API trusts, if there is one.
+    id_tokens: IdTokens | None
     #: Makes and removes the users of nodes; None if this API has no registrar.
     registrar: NodeRegistrar | None
     #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces,

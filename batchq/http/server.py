@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from uvicorn.config import Config
@@ -30,8 +31,12 @@ from batchq.http.connections import (
     most_connections,
 )
 from batchq.http.identities import SocketAccounts, account_name
+from batchq.identity_provider import OidcSettings
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 from batchq.system import structlog
+
+if TYPE_CHECKING:
+    from batchq.http.id_tokens import IdTokens
 
 _log = structlog.get_logger()
 
@@ -97,6 +102,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     visibility: Visibility = Visibility.OPEN
     #: The socket of `batchq registrar`.
     registrar: Path | None = None
+    #: The identity provider to trust.
+    oidc: OidcSettings | None = None
 
 
 def check_options(options: ServeOptions) -> None:
@@ -145,6 +152,7 @@ class ApiServer:
             visibility=options.visibility,
             behind_proxy=options.behind_proxy,
             registrar=None if options.registrar is None else NodeRegistrar(options.registrar),
+            id_tokens=None if options.oidc is None else _id_tokens(options.oidc),
         )
         self._options = options
         secured = _tls_context(options) is not None
@@ -221,6 +229,19 @@ class ApiServer:
         finally:
             await self._application.close()
             _log.info("api.ended")
+
+
+def _id_tokens(settings: OidcSettings) -> IdTokens:
+    try:
+        from batchq.http.id_tokens import IdTokens
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("jwt", "cryptography"):
+            raise
+        raise InvalidInput(
+            f"--oidc-issuer needs the package {error.name}, which is not installed",
+            hint="pip install 'batchq[http,oidc]'",
+        ) from None
+    return IdTokens(settings)
 
 
 def _host_name(address: ListenAddress) -> str:

@@ -58,6 +58,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     invitation: bool | UnsetType = UNSET
     node: str | UnsetType = UNSET
     joined_with: str | UnsetType = UNSET
+    #: Of the owner, as the provider named them at the login.
+    groups: tuple[str, ...] | UnsetType = UNSET
 
     @property
     def kind(self) -> TokenKind:

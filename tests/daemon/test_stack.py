@@ -42,7 +42,7 @@ def own_server(monkeypatch: pytest.MonkeyPatch, home: Home) -> Iterator[None]:
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'actions'}")
     yield
-    stack.down(home, drained_within_s=10)
+    stack.down(home, now=True)
 
 
 def states(report: StackReport) -> list[str]:

@@ -39,6 +39,14 @@ class GuardedStack:
         self.machine.__exit__(*error)
         self.server.discard()
 
+    def end_processes(self) -> None:
+        """End the agents, then the schedulers: a leader has to apply the agents' last reports."""
+        for processes in (self.agents.values(), self.schedulers):
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(30)
+
     def start_scheduler(self) -> None:
         """Start another scheduler, with its credentials on the command line; one of them leads
         then.

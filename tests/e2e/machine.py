@@ -39,6 +39,9 @@ recoveryTimeout: 20s
 _AGENT_OF_PIDS = ("--containment", "subreaper")
 QUICK_AGENT = (*_AGENT_OF_PIDS, "--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
 COMMAND_WITHIN_S = 90.0
+#: After this time, processes are asked to end a second time. An agent kills its pods then, which
+#: may have a long grace.
+_POLITE_S = 0.5
 
 
 class Machine:
@@ -62,6 +65,7 @@ class Machine:
         self.quick = self.file("quick.yaml", QUICK)
         self._commands, self._programs = commands, programs
         self._started: list[subprocess.Popen[str]] = []
+        self._agents: list[subprocess.Popen[str]] = []
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
         } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1"}
@@ -76,15 +80,17 @@ class Machine:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self._print_logs()
-        for process in self._started:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._started:
-            _end(process)
-        for path in sorted(self.home.run.glob("*.json")):
-            record = detached.read_record(path)
-            if record is not None and path != embedded_server.record_path(self.home):
-                detached.end(record, patience_s=10)
+        # Agents first: a leader has to apply their last reports.
+        _end_all(self._agents)
+        _end_all(self._started)
+        paths = set(self.home.run.glob("*.json")) - {embedded_server.record_path(self.home)}
+        records = [one for path in sorted(paths) if (one := detached.read_record(path)) is not None]
+        agents = [record for record in records if record.name.startswith("agent")]
+        for record in agents:
+            detached.send(record, signal.SIGTERM)
+        detached.await_end(agents, patience_s=_POLITE_S)
+        detached.end_all(agents, patience_s=10)
+        detached.end_all(records, patience_s=10)
         embedded_server.stop_server(self.home)
         shutil.rmtree(self.root)
 
@@ -132,6 +138,8 @@ class Machine:
                 start_new_session=True,
             )
         self._started.append(process)
+        if "worker" in arguments:
+            self._agents.append(process)
         return process
 
     def piped(self, *arguments: str) -> subprocess.Popen[str]:
@@ -258,9 +266,18 @@ def _ready(node: Node) -> bool:
     return node.status.ready
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(timeout=20)
+def _end_all(processes: Sequence[subprocess.Popen[str]]) -> None:
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    for process in running:
+        try:
+            process.wait(timeout=_POLITE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+    for process in running:
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=20)

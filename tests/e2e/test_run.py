@@ -140,7 +140,11 @@ def test_a_command_shows_both_streams_of_its_pod_and_ends_with_its_exit_code(
 def test_lines_of_several_pods_begin_with_their_index_and_the_highest_exit_code_counts(
     stack: Machine,
 ) -> None:
-    script = "echo pod $BATCHQ_INDEX; test $BATCHQ_INDEX = 0 || sleep 2; exit $((4 - BATCHQ_INDEX))"
+    # The first pod fails, which stops the others, only after these have printed their line.
+    script = (
+        "echo pod $BATCHQ_INDEX; touch printed-$BATCHQ_INDEX; test $BATCHQ_INDEX = 0 || sleep 60;"
+        " until test -e printed-1 -a -e printed-2; do sleep 0.05; done; exit 4"
+    )
     words = ("--name", "three", "-N", "3", "--cpus", "100m")
     done = stack.batchq("run", *words, "--", "sh", "-c", script, exits=4)
     assert set(done.stdout.splitlines()) == {"0: pod 0", "1: pod 1", "2: pod 2"}
@@ -161,10 +165,13 @@ def test_one_ctrl_c_asks_and_two_within_a_second_cancel_the_group(stack: Machine
         asked = "PodGroup default/asked is Running; Ctrl-C again within a second cancels it"
         assert asked in stack.output_of(process)
         assert phase(client, "asked") == "Running"
-        # The first of these may come too late to confirm the one before.
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        until(lambda: phase(client, "asked") == "Cancelled", what="it is cancelled")
+
+        def is_cancelled() -> bool:
+            # Two that come before the process has looked are one.
+            process.send_signal(signal.SIGINT)
+            return phase(client, "asked") == "Cancelled"
+
+        until(is_cancelled, what="it is cancelled")
     assert process.wait(timeout=30) == 130
     assert "PodGroup default/asked cancelled" in stack.output_of(process)
 

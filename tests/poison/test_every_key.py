@@ -37,9 +37,7 @@ def stopped() -> Iterator[GuardedStack]:
     """A server that a stack has used, without processes: nothing repairs it."""
     with GuardedStack() as made:
         made.batchq("submitter", "submit", "--quiet", "--name", "ended", "--wait", "--", "true")
-        for process in (*made.schedulers, *made.agents.values()):
-            process.terminate()
-            process.wait(30)
+        made.end_processes()
         yield made
 
 

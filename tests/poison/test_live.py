@@ -77,10 +77,7 @@ def state_of(stack: GuardedStack, node: str) -> str:
 def restart(stack: GuardedStack, *poisons: tuple[str, Poison]) -> None:
     """End all schedulers and agents, let users write these poisons, and start them again."""
     nodes = list(stack.agents)
-    for process in (*stack.schedulers, *stack.agents.values()):
-        process.terminate()
-    for process in (*stack.schedulers, *stack.agents.values()):
-        process.wait(30)
+    stack.end_processes()
     for user, poison in poisons:
         written_by(stack, user, poison)
     if poisons:

@@ -103,6 +103,35 @@ class Home:
             _make_private(self.socket.parent, but=0)
             _refuse_strangers(self.socket.parent)
 
+    def hand_over(self, uid: int, gid: int) -> None:
+        """Give the root to another account, for which this process, as root, prepares to exchange
+        its own. A root that is in use already stays as it is. Raises InvalidInput.
+        """
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+            if not any(self.root.iterdir()):
+                os.chown(self.root, uid, gid)
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot keep state in {self.root}: {error.strerror}", hint=_ELSEWHERE
+            ) from error
+
+    def open_to_pods(self) -> None:
+        """Prepare it, and let other accounts open files below `run` whose names they know.
+
+        Raises InvalidInput if they cannot reach it.
+        """
+        self.prepare()
+        for folder in (self.root, self.run):
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o011)
+        for folder in self.run.parents:
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                raise InvalidInput(
+                    f"pods of other accounts cannot reach {self.run}: {folder} is closed to them",
+                    hint=f"{_ELSEWHERE}, and all others may enter, such as /var/lib/batchq-worker",
+                )
+
     def is_made(self) -> bool:
         """Return whether the home is prepared. Raises InvalidInput if it is closed to this user."""
         return _stat(self.run) is not None
@@ -241,6 +270,31 @@ def read_private(path: Path, *, what: str = "secret", hint: str = "") -> bytes:
         raise InvalidInput(f"{path}: {error.strerror}") from None
 
 
+def read_signing_key(path: Path) -> bytes:
+    """Return the key in a file, which no other user may have been able to read or write.
+
+    Raises InvalidInput.
+    """
+    hint = f"make it with `head -c {_KEY_BYTES} /dev/urandom >FILE` and `chmod 600 FILE`"
+    try:
+        found = path.stat()
+        key = path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= 4096 else b""
+    except OSError as error:
+        raise InvalidInput(f"--signing-key {path}: {error.strerror}", hint=hint) from None
+    if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o037:
+        raise InvalidInput(
+            f"--signing-key {path}: expected a file of root or of this user that no one else may"
+            f" read, found one of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}",
+            hint="its group may read it at most: `chmod 640`",
+        )
+    if len(key) < _KEY_BYTES:
+        raise InvalidInput(
+            f"--signing-key {path}: expected {_KEY_BYTES} to 4096 bytes, found {found.st_size}",
+            hint=hint,
+        )
+    return key
+
+
 def is_own_server(url: str) -> bool:
     """Return whether the URL is that of this user's embedded server, which `batchq up` starts."""
     try:
@@ -313,4 +367,5 @@ def _refuse_strangers(folder: Path) -> None:
         )
 
 
+_KEY_BYTES = 32
 _ELSEWHERE = f"set {HOME_VARIABLE} to a folder that this user may write to"

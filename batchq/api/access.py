@@ -430,10 +430,12 @@ _GROUP_KEY = re.compile(
 def seen(group: PodGroup, tier: Tier) -> PodGroup:
     """Return what a reader of this tier sees of a group.
 
-    The digest of a consumer's token is in no tier: it is of use to its holder only.
+    The digest of a consumer's token is in no tier: it is of use to its holder only. The group's
+    signature is for agents.
     """
     claim = structs.replace(group.status.claim, token="")
-    group = structs.replace(group, status=structs.replace(group.status, claim=claim))
+    status = structs.replace(group.status, claim=claim, signature="")
+    group = structs.replace(group, status=status)
     if tier is Tier.OUTPUT:
         return group
     if tier is Tier.SPEC:

@@ -34,6 +34,8 @@ PROTOCOL_ANNOTATION = "batchq/protocol"
 #: Annotations of a Node, for people: where the pods of gangs with `spec.launch` find its pods.
 ADDRESS_ANNOTATION = "batchq/address"
 PORTS_ANNOTATION = "batchq/ports"
+#: Under which accounts the pods of a node run: `owner`, `root`, or `uid 1000`, the agent's own.
+RUN_AS_ANNOTATION = "batchq/run-as"
 
 #: The longest message about an attempt's end, in characters.
 LONGEST_MESSAGE = 2_000

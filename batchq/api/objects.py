@@ -456,6 +456,8 @@ class PodGroupStatus(Value, frozen=True):
     failed_rounds: Integer = 0
     #: Who submitted the group, and so set its gates; and the opened ones among these.
     submitted_by: str = ""
+    #: The HTTP API's proof that this user has submitted what the group runs; "" without it.
+    signature: str = ""
     opened_gates: tuple[OpenedGate, ...] = ()
 
 

@@ -1,10 +1,15 @@
-"""The texts of tokens: what a caller sends, what is kept of it, and how a typing error is found.
+"""The texts of tokens: what a caller sends, what is kept of it, and how a typing error is found;
+and the signatures of groups.
 
 A token is `bqt_<id>_<secret>_<checksum>`, an invitation the same with `bqi_`, the token with which
 an agent joins with `bqj_`, the token of a pod's attempt with `bqp_`, where the id is
 `<pod>-<attempt>`. Only the SHA-256 of the secret is kept. It needs no slow hash because the secret
 has 256 random bits. The checksum tells a typing error from an unknown token, and lets scanners
 recognise tokens in text.
+
+A group's *signature* proves to an agent that the HTTP API has seen the group's owner submit what
+the group runs. Everything else in the server could have been written by any submitter's
+credentials. The key is known to the API and to the agents only, and never to the server.
 """
 
 from __future__ import annotations
@@ -14,7 +19,10 @@ import hmac
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from batchq.api.node_report import PodAttempt
+from batchq.api.objects import PodGroup, PodTemplate
 
 TokenKind: TypeAlias = Literal["token", "invitation", "join", "pod"]
 
@@ -72,3 +80,43 @@ def digest_of_secret(secret: str) -> str:
 
 def _checksum(id_: str, secret: str) -> str:
     return hashlib.sha256(f"{id_}_{secret}".encode()).hexdigest()[:6]
+
+
+#: The parts of a template that say where, when and for how long its pods run, and which may change
+#: after the submission. Everything else, fields to come included, says what they run.
+_UNSIGNED = frozenset(
+    {
+        *("labels", "annotations", "requests", "node_selector", "nodes", "exclude_nodes"),
+        *("tolerations", "priority", "scheduling_gates", "termination_grace"),
+    }
+)
+_SIGNED = tuple(name for name in PodTemplate.__struct_fields__ if name not in _UNSIGNED)
+_USUAL = PodTemplate()
+
+
+def signature_of(key: bytes, group: PodGroup) -> str:
+    """Return the signature of what a group runs, under which identity, and in whose name.
+
+    A field with its default is left out, so that a version that does not know the field computes
+    the same.
+    """
+    meta = group.metadata
+    runs = [
+        (
+            task.name,
+            {
+                name: value
+                for name in _SIGNED
+                if (value := getattr(task.template, name)) != getattr(_USUAL, name)
+            },
+        )
+        for task in group.spec.tasks
+    ]
+    told = ("PodGroup", meta.uid, meta.namespace, meta.name, group.status.submitted_by, runs)
+    text = msgspec.json.encode(told, order="deterministic")
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+def is_signed(key: bytes, group: PodGroup) -> bool:
+    """Whether the group's signature is that of its present content."""
+    return hmac.compare_digest(signature_of(key, group).encode(), group.status.signature.encode())

@@ -63,6 +63,14 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
     " pods, need a token on the socket, too.",
 )
 @click.option(
+    "--signing-key",
+    type=_FILE,
+    envvar="BATCHQ_SIGNING_KEY",
+    show_envvar=True,
+    help="A file with a secret, of 32 bytes or more. Groups are signed with it, so that an agent"
+    " with --run-as owner knows who has submitted them.",
+)
+@click.option(
     "--visibility",
     type=click.Choice([str(one) for one in Visibility]),
     default=str(Visibility.OPEN),
@@ -123,6 +131,7 @@ def api(
     behind_proxy: bool,
     names: tuple[str, ...],
     agent_users: tuple[str, ...],
+    signing_key: Path | None,
     visibility: str,
     registrar: str | None,
     oidc_issuer: str | None,
@@ -141,6 +150,7 @@ def api(
     """
     from batchq.client.access_control import Delegate
     from batchq.daemon.observability import logs
+    from batchq.paths import read_signing_key
 
     try:
         from batchq.http.server import ApiServer, ServeOptions, parse_listen
@@ -176,8 +186,13 @@ def api(
         registrar=None if registrar is None else _socket("--registrar", registrar),
         oidc=oidc,
     )
+    key = b"" if signing_key is None else read_signing_key(signing_key)
     _check_url(shared)
-    server = ApiServer(options, lambda: Delegate(shared.redis_url), _why, table_of)
+
+    def connect() -> Delegate:
+        return Delegate(shared.redis_url, signing_key=key)
+
+    server = ApiServer(options, connect, _why, table_of)
     logs.configure()
     if supervised:
         from batchq.daemon.supervisor import Supervisor

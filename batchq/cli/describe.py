@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
-from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION
+from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
 from batchq.api.notation import counted, data_of
 from batchq.api.objects import (
     NAMESPACED,
@@ -290,6 +290,7 @@ def show_node(client: Client, node: Node) -> None:
             ("Memory limit", tables.memory_limit(node)),
             ("Address", node.metadata.annotations.get(ADDRESS_ANNOTATION, "")),
             ("Ports", node.metadata.annotations.get(PORTS_ANNOTATION, "")),
+            ("Pods run as", node.metadata.annotations.get(RUN_AS_ANNOTATION, "")),
             ("Containment", node.metadata.labels.get(CONTAINMENT_LABEL, "")),
         ]
     )

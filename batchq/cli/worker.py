@@ -23,8 +23,10 @@ from batchq.errors import StoreUnavailable, UsageError
 if TYPE_CHECKING:
     from batchq.api.objects import Taint
     from batchq.paths import Home
+    from batchq.worker.host.accounts import PodAccounts
     from batchq.worker.host.ports import PortRange
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
 #: A shorter lease could expire on a busy machine before it is renewed, so that its pods would be
 #: lost and bound again and again. A longer one would delay recovery after the loss of a machine.
 _SHORTEST_LEASE_S = 1.0
@@ -41,6 +43,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
         "batchq worker --address 10.0.0.7 --ports 61440-62000",
         "batchq worker --taint dedicated=ml:NoSchedule",
         "batchq worker --join gpu-01.join --api-server https://queue.example:8443",
+        "batchq worker --run-as owner --signing-key /etc/batchq/signing.key",
     )
 )
 @click.option("--name", help="The node's name.  [default: the host's]")
@@ -127,6 +130,54 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     "the connection to the server; 127.0.0.1 for a socket]",
 )
 @click.option(
+    "--run-as",
+    type=click.Choice(("agent", "owner")),
+    default="agent",
+    show_default=True,
+    envvar="BATCHQ_RUN_AS",
+    show_envvar=True,
+    help="Whose unix account runs a pod: the agent's, or that of the group's owner, which needs an"
+    " agent that is started as root, and --signing-key.",
+)
+@click.option(
+    "--agent-user",
+    metavar="ACCOUNT",
+    default="batchq-worker",
+    show_default=True,
+    envvar="BATCHQ_AGENT_USER",
+    show_envvar=True,
+    help="With --run-as owner: the account that the agent itself takes. No pod runs as it.",
+)
+@click.option(
+    "--signing-key",
+    type=_FILE,
+    envvar="BATCHQ_SIGNING_KEY",
+    show_envvar=True,
+    help="With --run-as owner: the file with the secret that `batchq api` signs groups with.",
+)
+@click.option(
+    "--user-map",
+    type=_FILE,
+    envvar="BATCHQ_USER_MAP",
+    show_envvar=True,
+    help="With --run-as owner: a file with lines OWNER ACCOUNT, for owners whose account has"
+    " another name, or is one of the system.",
+)
+@click.option(
+    "--unsigned-as",
+    metavar="ACCOUNT",
+    default="",
+    envvar="BATCHQ_UNSIGNED_AS",
+    show_envvar=True,
+    help="With --run-as owner: the account for pods of groups that the HTTP API has not signed."
+    "  [default: such pods fail]",
+)
+@click.option(
+    "--allow-root",
+    is_flag=True,
+    help="With --run-as owner: run pods as root as well, if that is the account of their owner.",
+)
+@click.option(
     "--ports",
     metavar="FIRST-LAST",
     default="61440-65535",
@@ -176,6 +227,12 @@ def worker(
     containment: str,
     api_server: str | None,
     address: str | None,
+    run_as: str,
+    agent_user: str,
+    signing_key: Path | None,
+    user_map: Path | None,
+    unsigned_as: str,
+    allow_root: bool,
     ports: str,
     devices: str | None,
     gpu_env: Literal["index", "uuid"],
@@ -188,22 +245,22 @@ def worker(
     and are stopped after it. A second signal stops them at once. The command waits for a server
     that does not answer yet.
     """
+    from msgspec import structs
+
     from batchq.daemon.observability import logs
     from batchq.paths import find_home, resolve_url
     from batchq.worker.agent.agent import Agent, AgentSettings
+    from batchq.worker.host.accounts import settle
     from batchq.worker.host.containment import Containment
     from batchq.worker.host.node_resources import Enforce, parse_resources
 
     logs.configure()
     home = find_home()
     node = _node_name(name)
-    if join_file is None:
-        url = resolve_url(shared.redis_url, home)
-    else:
-        url = _joined_url(home, node, join_file, api_server, ca_file)
     settings = AgentSettings(
         node=node,
-        url=url,
+        # Only root may be able to read the file with the URL.
+        url="" if join_file is not None else resolve_url(shared.redis_url, home),
         home=home.root,
         resources=parse_resources(resources) if resources is not None else None,
         labels=_checked_labels(labels),
@@ -219,8 +276,21 @@ def worker(
         ports=parse_ports(ports),
         devices=_devices(devices),
         gpu_env=gpu_env,
+        accounts=(
+            _accounts(agent_user, signing_key, user_map, unsigned_as, allow_root=allow_root)
+            if run_as == "owner"
+            else None
+        ),
     )
-    home.prepare()
+    if settings.accounts is not None:
+        settle(settings.accounts, home)
+    if join_file is not None:
+        url = _joined_url(home, node, join_file, api_server, ca_file)
+        settings = structs.replace(settings, url=url)
+    if settings.accounts is None:
+        home.prepare()
+    else:
+        home.open_to_pods()
     return Agent(settings).run()
 
 
@@ -258,6 +328,35 @@ def _joined_url(
                 echo(f"{error.message}; trying again", err=True)
             told = error.message
             sleep(_JOIN_PAUSE_S)
+
+
+def _accounts(
+    agent_user: str,
+    signing_key: Path | None,
+    user_map: Path | None,
+    unsigned_as: str,
+    *,
+    allow_root: bool,
+) -> PodAccounts:
+    from batchq.paths import read_signing_key
+    from batchq.worker.host.accounts import PodAccounts, agents_account, read_user_map
+    from batchq.worker.host.privileges import find_account
+
+    agent = agents_account(agent_user)
+    if signing_key is None:
+        raise UsageError(
+            "--run-as owner: expected --signing-key, which proves the owner of a group",
+            hint="give `batchq api` and the agents the same file: docs/accounts.md",
+        )
+    if unsigned_as and find_account(unsigned_as) is None:
+        raise UsageError(f"--unsigned-as {unsigned_as[:80]}: this machine has no such account")
+    return PodAccounts(
+        agent=agent,
+        key=read_signing_key(signing_key),
+        mapped={} if user_map is None else read_user_map(user_map),
+        unsigned=unsigned_as,
+        allows_root=allow_root,
+    )
 
 
 def parse_taint(text: str) -> Taint:

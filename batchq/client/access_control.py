@@ -21,7 +21,7 @@ from batchq.api.notation import counted, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, HOUR, describe_age, format_instant
-from batchq.api.tokens import TokenKind, digest_of_secret, token_text
+from batchq.api.tokens import TokenKind, digest_of_secret, signature_of, token_text
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -507,14 +507,40 @@ def _described(transaction: Transaction) -> tuple[str, str, str]:
     return verb, ", ".join(kinds), f"{', '.join(names[:_MOST_AUDITED])}{more}"
 
 
+def signed(transaction: Transaction, user: str, key: bytes) -> Transaction:
+    """Return the transaction with signatures in the groups that the user creates in it.
+
+    A group that exists may have been changed by others, and this user has not seen it: so an edit
+    is never signed.
+    """
+    writes = tuple(
+        structs.replace(write, value=_with_signature(write.value, key))
+        if write.expect == 0
+        and isinstance(write.value, PodGroup)
+        and write.value.status.submitted_by == user
+        else write
+        for write in transaction.writes
+    )
+    return structs.replace(transaction, writes=writes)
+
+
+def _with_signature(group: PodGroup, key: bytes) -> PodGroup:
+    status = structs.replace(group.status, signature=signature_of(key, group))
+    return structs.replace(group, status=status)
+
+
 class Delegate:
     """A connection on which a program acts for other users, as the HTTP API does.
 
     A context manager. One delegate must not be shared by threads."""
 
-    def __init__(self, url: str | None = None) -> None:
-        """Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers."""
+    def __init__(self, url: str | None = None, *, signing_key: bytes = b"") -> None:
+        """`signing_key`: signs the groups that users submit, if given.
+
+        Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers.
+        """
         self._store = connect(url)
+        self._signing_key = signing_key
 
     def close(self) -> None:
         """Close the connection."""
@@ -542,7 +568,11 @@ class Delegate:
             now_ms = self._store.now_ms()
             return msgspec.json.encode(_audit(actor, now_ms, verb, kind, name, because()))
 
+        def sign(transaction: Transaction) -> Transaction:
+            return signed(transaction, user, self._signing_key)
+
         self._store.auditor = None if actor is None else audit
+        self._store.signer = sign if self._signing_key else None
         client = Client(store=self._store)
         client.user = user  # in place of the cached property
         return client

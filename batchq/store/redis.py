@@ -244,6 +244,8 @@ class RedisStore:
         self._changes_kept = changes_kept
         #: Returns the audit record of a transaction, which is written with it.
         self.auditor: Callable[[Transaction], bytes] | None = None
+        #: Returns the transaction to write instead.
+        self.signer: Callable[[Transaction], Transaction] | None = None
         self._seen = 0
         # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
@@ -501,6 +503,8 @@ class RedisStore:
         call, the earlier ones are applied and the later ones are not; a repeat with the same
         `request_id` continues there.
         """
+        if self.signer is not None:
+            transactions = [self.signer(one) for one in transactions]
         answers: list[Answer] = []
         revision = 0
         asked = calls_of(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, PROTOCOL_ANNOTATION, SPOILED
+from batchq.api.node_report import (
+    AGENT_ANNOTATION,
+    PROTOCOL,
+    PROTOCOL_ANNOTATION,
+    RUN_AS_ANNOTATION,
+    SPOILED,
+)
 from batchq.api.objects import Node
 from batchq.api.times import SECOND, describe_age
 from batchq.api.views import SchedulerSeen
@@ -52,7 +59,14 @@ def nodes(state: State) -> tuple[Finding, ...]:
                 remedy="see whether their agents run (`batchq worker`) and reach the server",
             ),
         )
-    return or_ok(findings, f"{len(ready)} ready")
+    return or_ok(findings, f"{len(ready)} ready{_accounts(ready)}")
+
+
+def _accounts(ready: Sequence[Node]) -> str:
+    """Return under which accounts pods run, if nodes say so."""
+    said = Counter(node.metadata.annotations.get(RUN_AS_ANNOTATION, "")[:20] for node in ready)
+    parts = [f"{name} on {count}" for name, count in sorted(said.items()) if name]
+    return f"; pods run as {', '.join(parts)}" if parts else ""
 
 
 def protocols(state: State) -> tuple[Finding, ...]:

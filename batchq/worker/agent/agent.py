@@ -30,6 +30,7 @@ from batchq.api.node_report import (
     ADDRESS_ANNOTATION,
     BEAT_MS,
     PORTS_ANNOTATION,
+    RUN_AS_ANNOTATION,
     SPOILED,
     PodAttempt,
 )
@@ -82,6 +83,7 @@ from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, processes
+from batchq.worker.host.accounts import PodAccounts, announced
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.device_pool import own_devices
 from batchq.worker.host.gpu_tools import DeviceCheck
@@ -181,12 +183,7 @@ class Agent:
         and UsageError if the system is not Linux.
         """
         processes.require()
-        if os.geteuid() == 0:
-            log.warning(
-                "agent runs as root",
-                why="its pods run as root, too, and may change anything on this machine",
-                do="give it a user of its own",
-            )
+        self._run_as = announced(self._settings.accounts)
         self._signals.install()
         store = open_when_up(self._settings.url, pause=self._pause)
         if store is None:
@@ -249,6 +246,7 @@ class Agent:
                 ADDRESS_ANNOTATION: address,
                 PORTS_ANNOTATION: str(settings.ports),
                 DEVICES_ANNOTATION: encode_devices(self._devices.devices()),
+                RUN_AS_ANNOTATION: self._run_as,
             },
         )
         beat_ms = round(settings.beat_s * SECOND)
@@ -263,7 +261,7 @@ class Agent:
             ports=self._ports,
         )
         self._member.refuse_if_served()
-        self._files.occupy()
+        self._files.occupy(is_shared=settings.accounts is not None)
         self._boot = own_boot()
         self._post = GuardPost(processes.mark_of(self._run_dir), locks=self._devices.locks())
         # The guard is among the children that are left alone: it is collected when this process
@@ -439,6 +437,7 @@ class Agent:
             post=self._post,
             boot=self._boot,
             api_server=self._settings.api_server,
+            accounts=self._settings.accounts,
         )
         try:
             descriptors = self._slots.launch(job, harness)
@@ -791,3 +790,5 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = None
     #: How pods are told their GPUs.
     gpu_env: Literal["index", "uuid"] = "index"
+    #: How to find the account that runs a pod; None: the agent's own runs all.
+    accounts: PodAccounts | None = None

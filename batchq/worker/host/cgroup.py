@@ -33,6 +33,8 @@ OWN = Path("/proc/self/cgroup")
 MOUNTS = Path("/proc/self/mounts")
 
 _AGENT = "agent"
+#: What the kernel documents as to be owned by whom a cgroup is delegated to.
+_DELEGATED = ("cgroup.procs", "cgroup.threads", "cgroup.subtree_control")
 _ROUND_S = 0.1
 _TRIAL_S = 5.0
 #: Its name in the folder above it, and its own.
@@ -209,6 +211,19 @@ def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
     if not all(os.access(path, os.W_OK) for path in (base, base / "cgroup.procs")):
         return Unusable(f"{base} is not writable: it is not delegated to this user")
     return base
+
+
+def hand_over(uid: int, gid: int, *, mounts: Path = MOUNTS, own: Path = OWN) -> None:
+    """Let another account make cgroups in this process's, as a service manager does for the account
+    of a service. Root's cgroup of the whole machine stays root's. Raise OSError.
+    """
+    base = own_cgroup(mounts=mounts, own=own)
+    if isinstance(base, Unusable):
+        return
+    for folder in (base, base.parent) if base.name == _AGENT else (base,):
+        if (folder / "cgroup.type").is_file():
+            for path in (folder, *(folder / name for name in _DELEGATED)):
+                os.chown(path, uid, gid)
 
 
 def try_out(trial: PodCgroup) -> Unusable | None:

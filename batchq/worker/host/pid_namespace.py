@@ -6,8 +6,8 @@ call, so no fork escapes it. Pods have their own /proc and see no process outsid
 signal the agent, a work-horse or the guard. When the work-horse dies, its end of a socket closes,
 the first process exits, and the kernel kills everything else in the namespace.
 
-Root creates the namespace directly; another user creates it within a user namespace whose only user
-is the agent's.
+Root, and an agent that runs pods under other accounts, create the namespace directly; another user
+creates it within a user namespace whose only user is the agent's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from batchq.worker.host import processes
+from batchq.worker.host import privileges, processes
 from batchq.worker.host.node_resources import limit_data
+from batchq.worker.host.privileges import Account, Capability
 from batchq.worker.host.processes import Signals, await_death, child_pids, reap_orphans
 
 _NEW_MOUNTS, _NEW_USERS, _NEW_PIDS = 0x0002_0000, 0x1000_0000, 0x2000_0000
@@ -56,6 +57,8 @@ class StartOrder(Struct, frozen=True, kw_only=True):
     folder: str
     #: The memory limit of each process; None if a cgroup limits it or nothing does.
     memory_bytes: int | None = None
+    #: Whose rights it has; None: those of the work-horse.
+    account: Account | None = None
     #: Whether it serves the work-horse and outlives a pod. At most one such process exists.
     stays: bool = False
 
@@ -66,6 +69,8 @@ class _Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     errno: int = 0
     trouble: str = ""
     number: int = 0
+    #: The path that the error is about, if it is not the program's.
+    path: str = ""
 
 
 class PidNamespace:
@@ -109,7 +114,7 @@ class PidNamespace:
             os.close(written)
         answer, pidfd = self._receive()
         if answer.errno:
-            raise OSError(answer.errno, answer.trouble)
+            raise OSError(answer.errno, answer.trouble, answer.path or None)
         if answer.trouble or pidfd is None:
             raise ValueError(answer.trouble)
         return pid_of_pidfd(pidfd)
@@ -257,14 +262,18 @@ def _fork_inside(run: Callable[[], NoReturn]) -> int:
 
 def _make_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
-    if user == 0:
+    if privileges.holds(Capability.SYS_ADMIN):
         try:
-            _check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
+            with privileges.raised(Capability.SYS_ADMIN):
+                _check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
         except PermissionError:
             # The root user of a container may lack the right.
             pass
         else:
             return
+    if user and privileges.holds(Capability.SETUID):
+        # A user namespace of one user has no other accounts for pods.
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
     _check(_libc.unshare(_NEW_USERS | _NEW_PIDS | _NEW_MOUNTS))
     for name, text in (
         ("setgroups", "deny"),
@@ -276,9 +285,10 @@ def _make_namespaces() -> None:
 
 def _mount_proc() -> None:
     """Mount a /proc of the namespace, visible only inside."""
-    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
     flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
-    _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
+    with privileges.raised(Capability.SYS_ADMIN):
+        _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
+        _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
 
 def _check(result: int) -> None:
@@ -359,7 +369,8 @@ class _FirstProcess:
             order = msgspec.json.decode(_content(descriptors[0]), type=StartOrder)
             started = _popen(order, descriptors[1:])
         except OSError as trouble:
-            self._reply(_Reply(errno=trouble.errno or errno.EIO, trouble=str(trouble.strerror)))
+            number, path = trouble.errno or errno.EIO, str(trouble.filename or "")
+            self._reply(_Reply(errno=number, trouble=str(trouble.strerror), path=path))
         except (ValueError, subprocess.SubprocessError) as trouble:
             self._reply(_Reply(trouble=str(trouble)))
         else:
@@ -423,16 +434,13 @@ def _popen(order: StartOrder, descriptors: Sequence[int]) -> subprocess.Popen[by
         elif memory_bytes is not None:
             limit_data(memory_bytes)
 
-    return subprocess.Popen(
-        list(order.argv),
-        env=dict(order.environment),
-        cwd=order.folder or None,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        # This process has a single thread, so no lock is held in the child.
-        preexec_fn=prepare if entrance or memory_bytes is not None else None,
+    return privileges.popen(
+        order.argv,
+        order.environment,
+        order.folder,
+        (stdin, stdout, stderr),
+        account=order.account,
+        prepare=prepare if entrance or memory_bytes is not None else None,
     )
 
 

@@ -27,6 +27,7 @@ from types import FrameType
 import psutil
 
 from batchq.errors import UsageError
+from batchq.worker.host.privileges import Capability, raised
 
 #: How long a round waits for killed processes to end.
 _ROUND_S = 0.1
@@ -263,7 +264,8 @@ def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
 def _has_stop_file(pid: int, run_dir: Path) -> bool:
     """Return whether its environment names a stop file in the folder; False if unreadable."""
     try:
-        environment = _read(f"/proc/{pid}/environ")
+        with raised(Capability.DAC_READ_SEARCH):
+            environment = _read(f"/proc/{pid}/environ")
     except PermissionError:
         return False
     prefix = _STOP_FILE + os.fsencode(run_dir) + b"/"

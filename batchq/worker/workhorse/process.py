@@ -24,10 +24,11 @@ from msgspec import Struct, structs
 from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
 from batchq.api.transaction import count_of
 from batchq.system import structlog
-from batchq.worker.host import processes
+from batchq.worker.host import privileges, processes
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds, limit_data
 from batchq.worker.host.pid_namespace import PidNamespace, StartOrder
+from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import reap_orphans
 from batchq.worker.workhorse import callee
 from batchq.worker.workhorse.guard import Guard, GuardPost
@@ -186,8 +187,10 @@ def start(
     post: GuardPost | None = None,
     starter: Starter | None = None,
     enclosure: Enclosure | None = None,
+    account: Account | None = None,
 ) -> Command:
-    """Start `argv` in its own process group, within `bounds`, with `stdin`.
+    """Start `argv` in its own process group, within `bounds`, with `stdin`, and under `account` if
+    one is given.
 
     The guard (of the agent's `post`, if there is one) kills the group at `until_ms` unless it is
     allowed more time, because this process may be stopped at any line. `starter` is tried first if
@@ -198,7 +201,8 @@ def start(
     """
     if not argv:
         raise NotStarted(PodOutcome(exit_code=NOT_FOUND, message="the template names no command"))
-    if working_dir and (problem := _problem_of(working_dir)):
+    # What another account may enter is known only once that account tries.
+    if working_dir and account is None and (problem := _problem_of(working_dir)):
         raise NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=problem))
     enclosure = enclosure or Enclosure()
     guard: Guard | None = None
@@ -210,12 +214,20 @@ def start(
         enclosure.make_ready()
         entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
         started = _started(
-            argv, environment, working_dir, stdin, bounds, entrance, starter, enclosure.namespace
+            argv,
+            environment,
+            working_dir,
+            stdin,
+            bounds,
+            entrance,
+            starter,
+            enclosure.namespace,
+            account,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as trouble:
         if guard is not None:
             guard.dismiss()
-        raise NotStarted(_not_started(argv[0], trouble)) from None
+        raise NotStarted(_not_started(argv[0], trouble, working_dir, account)) from None
     finally:
         if entrance is not None:
             os.close(entrance)
@@ -232,9 +244,13 @@ def _started(
     entrance: int | None,
     starter: Starter | None,
     namespace: PidNamespace | None,
+    account: Account | None,
 ) -> Started:
     (stdout, out), (stderr, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     try:
+        # A program may open /dev/stderr, which the kernel treats like a file.
+        for own in (out, err):
+            privileges.give(own, account)
         inside = () if entrance is None else (entrance,)
         fork = starter and starter(environment, working_dir, bounds, (stdin, out, err, *inside))
         if fork:
@@ -252,19 +268,20 @@ def _started(
                 environment=environment,
                 folder=working_dir,
                 memory_bytes=bounds.memory_bytes,
+                account=account,
             )
             pid = _start_inside(namespace, order, stdin, (out, err, *inside))
             return Started(pid=pid, stdout=stdout, stderr=stderr, reap=namespace.collect)
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(environment),
-            cwd=working_dir or None,
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            # The work-horse has a single thread, so no lock is held in the child.
-            preexec_fn=_preparation(bounds, entrance),
+        horse = os.getpid()
+        process = privileges.popen(
+            argv,
+            environment,
+            working_dir,
+            (stdin, out, err),
+            account=account,
+            prepare=_preparation(bounds, entrance),
+            # The change of the account has taken back what the preparation asked for.
+            ready=lambda: processes.die_with_parent(signal.SIGKILL, horse),
         )
     except BaseException:  # anything: the pipes must not stay open
         os.close(stdout)
@@ -349,14 +366,22 @@ def _problem_of(working_dir: str) -> str:
     return ""
 
 
-def _not_started(program: str, trouble: Exception) -> PodOutcome:
+def _not_started(
+    program: str, trouble: Exception, folder: str, account: Account | None
+) -> PodOutcome:
     match trouble:
+        case OSError() if account is not None and trouble.filename == folder != "":
+            message = (
+                f"workingDir {folder} cannot be used on this node by account {account.name}:"
+                f" {trouble.strerror}"
+            )
         case FileNotFoundError():
             return PodOutcome(exit_code=NOT_FOUND, message=f"command not found: {program}")
         case OSError() if trouble.errno == errno.ENOEXEC:
             message = f"cannot run {program}: neither a program nor a script with a #! line"
         case OSError():
-            message = f"cannot run {program}: {trouble.strerror}"
+            by = "" if account is None else f" as account {account.name}"
+            message = f"cannot run {program}{by}: {trouble.strerror}"
         case _:
             message = f"cannot run {program!r}: {trouble}"
     return PodOutcome(exit_code=NOT_EXECUTABLE, message=message)
@@ -373,6 +398,13 @@ _LAUNCHER_NAMES = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
         *("GROUP_WORLD_SIZE", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),
+    }
+)
+_PERSONAL_PREFIXES = ("XDG_", "SUDO_", "DBUS_", "SSH_")
+_PERSONAL_NAMES = frozenset(
+    {
+        *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "TMPDIR", "_"),
+        *("INVOCATION_ID", "JOURNAL_STREAM", "STATE_DIRECTORY"),
     }
 )
 _SECRET_WORDS = (
@@ -400,6 +432,15 @@ def base_environment(agents: Mapping[str, str], *, secrets: tuple[str, ...]) -> 
         and not name.upper().endswith("_PWD")
         and not _URL_WITH_A_PASSWORD.search(value)
         and not any(secret in value for secret in secrets if secret)
+    }
+
+
+def without_person(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what a login has set for the agent's own person."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_PERSONAL_PREFIXES) and name not in _PERSONAL_NAMES
     }
 
 

@@ -15,6 +15,8 @@ from msgspec import Struct
 from batchq.api.node_report import PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
+from batchq.worker.host import privileges
+from batchq.worker.host.privileges import Account
 from batchq.worker.rendezvous import Peer, RendezvousFiles, hostfile_of, peers_file_of
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
@@ -87,15 +89,20 @@ class RunFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock: IO[bytes] | None = None
+        #: The owner of the files that pods read; None: this process's account.
+        self.reader: Account | None = None
 
-    def occupy(self) -> None:
-        """Lock the folder until this process ends; its children do not hold the lock.
+    def occupy(self, *, is_shared: bool = False) -> None:
+        """Lock the folder until this process ends; its children do not hold the lock. If it
+        `is_shared`, other accounts may open files in it whose names they know.
 
         Raise Conflict if another process holds it, and InvalidInput if the folder cannot be
         written.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
+            if is_shared:
+                self._directory.chmod(0o711)
             self._lock = (self._directory / "agent.lock").open("ab")
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,6 +135,7 @@ class RunFiles:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{text}\n")
+            privileges.give(file.fileno(), self.reader)
         return path
 
     def unsent_file(self, pod: str, attempt: int) -> Path:
@@ -140,6 +148,8 @@ class RunFiles:
         files = RendezvousFiles(hosts=stem + _HOSTS, peers=stem + _PEERS)
         Path(files.hosts).write_text(hostfile_of(peers))
         Path(files.peers).write_bytes(peers_file_of(peers))
+        for path in (files.hosts, files.peers):
+            privileges.give(path, self.reader)
         return files
 
     def write(self, run: RunFile) -> None:
@@ -164,7 +174,10 @@ class RunFiles:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(_STOP_DRAFT)
+            # It may be left from an earlier try, and belong to the pod's account.
+            draft.unlink(missing_ok=True)
             draft.write_text(reason + "\n")
+            privileges.give(draft, self.reader)
             draft.replace(path)
         except OSError as trouble:
             log.warning("stop file not written", path=str(path), trouble=str(trouble))

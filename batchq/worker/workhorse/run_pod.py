@@ -35,15 +35,23 @@ from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import agent_pid, withdraw
 from batchq.worker.host import processes
+from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
+from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import Signals
 from batchq.worker.rendezvous import launch_environment, unreachable
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
 from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
-from batchq.worker.workhorse.process import CALLEE, Program, base_environment, pod_environment
+from batchq.worker.workhorse.process import (
+    CALLEE,
+    Program,
+    base_environment,
+    pod_environment,
+    without_person,
+)
 from batchq.worker.workhorse.reporter import (
     LogFile,
     LogStream,
@@ -104,6 +112,8 @@ class Harness(Struct, frozen=True, kw_only=True):
     boot: str = ""
     #: The address of the HTTP API, for pods with a token; "" if the agent knows none.
     api_server: str = ""
+    #: How to find the account that runs a pod; None: the agent's own runs all.
+    accounts: PodAccounts | None = None
     #: Where the agent vouches for this work-horse; None if it does not.
     voucher: Voucher | None = None
     #: Set by the work-horse itself: the enclosure of its pods, the starter of functions, the part
@@ -227,6 +237,8 @@ class WorkHorse:
             connections=lambda: self._store.link.connections,
         )
         self._bounds = UNBOUNDED
+        #: The account that runs the pod; None: this process's own.
+        self._account: Account | None = None
         self._outage = Outage()
         #: Processes that the command has left and that could not be killed.
         self._left: list[int] = []
@@ -283,6 +295,11 @@ class WorkHorse:
             return PodOutcome(
                 exit_code=NOT_FOUND, message=f"its group has no task {pod.spec.task!r}"
             )
+        if self._harness.accounts is not None:
+            try:
+                self._account = self._files.reader = self._harness.accounts.of(group)
+            except NoAccount as why:
+                return PodOutcome(exit_code=NOT_EXECUTABLE, message=str(why))
         lease = Lease(now_ms=self._harness.start.lease_from, lease_ms=self._harness.lease_ms)
         if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
             return PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
@@ -300,7 +317,9 @@ class WorkHorse:
             program.close()
 
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
-        pod, group, functions = self._pod, self._group, self._harness.functions
+        pod, group = self._pod, self._group
+        # A process that forks the functions of one account must not fork those of another.
+        functions = self._harness.functions if self._account is None else None
         try:
             launch = self._launch_environment(pod, group)
             environment = self._environment(pod, group, task, launch)
@@ -314,6 +333,7 @@ class WorkHorse:
                 post=self._harness.post,
                 starter=functions.fork if functions and program.is_function else None,
                 enclosure=self._harness.enclosure,
+                account=self._account,
             )
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)
@@ -468,8 +488,11 @@ class WorkHorse:
     def _environment(
         self, pod: Pod, group: PodGroup, task: Task, launch: Mapping[str, str]
     ) -> dict[str, str]:
+        base = self._harness.environment or _environment_of(self._harness)
+        if self._account is not None:
+            base = without_person(base) | self._account.environment()
         return pod_environment(
-            self._harness.environment or _environment_of(self._harness),
+            base,
             pod,
             group,
             task,

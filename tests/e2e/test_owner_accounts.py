@@ -1,0 +1,432 @@
+"""Tests of an agent that runs pods as the accounts of their owners.
+
+No account is made: a file maps two owners to accounts that every Linux has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from msgspec import structs
+
+import batchq
+from batchq.api.access import parse_binding
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Pod
+from batchq.client import Client
+from batchq.client.access_control import Actor, Delegate
+from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
+from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
+from tests.harness.server import Server
+from tests.http.api_process import ApiProcess
+from tests.http.manifests import groups_of, manifest
+from tests.worker import escape_artist
+from tests.worker.stage import is_alive
+
+#: The agent's account, and those of the owners alice and bob.
+AGENT, ALICE, BOB = "daemon", "nobody", "games"
+PASSWORD = "a-password-that-pods-must-not-see"
+ESCAPES = ("forks", "double-fork", "holds-output", "sibling", "reaper", "namespace")
+INTRUDER = Path(__file__).with_name("intruder.py")
+#: For an interpreter that is not that of the tests.
+_PACKAGES = (Path(batchq.__file__).parents[1], Path(structs.__file__).parents[1])
+#: redis-py imports it, and does not use it here, under interpreters before 3.11.3.
+_SHIM, _SHIM_TEXT = "async_timeout.py", "from asyncio import timeout\n"
+
+
+def account(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        pytest.skip(f"this machine has no account {name}")
+
+
+def shared_python(environment: dict[str, str]) -> str:
+    """Return an interpreter with batchq that the account of the agent may use."""
+    agent = account(AGENT)
+    for path in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        try:
+            subprocess.run(
+                [path, "-P", "-c", "import batchq.cli, batchq.worker.agent.agent"],
+                env=environment,
+                cwd="/",
+                user=agent.pw_uid,
+                group=agent.pw_gid,
+                extra_groups=[],
+                capture_output=True,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return path
+    pytest.skip(f"no interpreter with batchq on this machine can be used by account {AGENT}")
+
+
+class Site:
+    """A server, a scheduler, the HTTP API, and agents that run pods as their owners."""
+
+    def __init__(self, root: Path, server: Server) -> None:
+        self.root = root
+        self.url = f"unix://:{PASSWORD}@{server.socket}"
+        self.file(_SHIM, _SHIM_TEXT, 0o644)
+        self.environment = {
+            "PATH": os.defpath,
+            "PYTHONPATH": os.pathsep.join(map(str, (*_PACKAGES, root))),
+        }
+        self.python = shared_python(self.environment)
+        self.home = root / "agent"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.key = self.file("signing.key", "k" * 40, 0o600)
+        self.map = self.file("users", f"alice {ALICE}\nbob {BOB} # for tests\nroot root\n", 0o644)
+        self.url_file = self.file("url", self.url, 0o600)
+        self.run("scheduler", "--config", str(self.file("quick.yaml", QUICK, 0o644)))
+        self.api = ApiProcess(self.url, "--signing-key", str(self.key))
+        with Delegate(self.url) as delegate:
+            for user in ("alice", "bob", "carol", "root", ALICE):
+                binding = parse_binding(f"user:{user}", "submitter", "*")
+                delegate.access.grant(binding, Actor(user="root@host", via="redis"))
+
+    def file(self, name: str, text: str, mode: int) -> Path:
+        path = self.root / name
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def run(self, *words: str, within: PodCgroup | None = None) -> subprocess.Popen[bytes]:
+        """Start a command as root."""
+        name = f"{words[0]}-{len(self._processes)}.log"
+        with (self.root / name).open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    self.python if words[0] == "worker" else sys.executable,
+                    *("-P", "-m", "batchq.cli", *words),
+                ],
+                env=self.environment
+                | {"BATCHQ_REDIS_URL_FILE": str(self.url_file), "BATCHQ_HOME": str(self.home)},
+                cwd="/root" if os.access("/root", os.X_OK) else "/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=None if within is None else within.enter,
+            )
+        self._processes.append(process)
+        return process
+
+    def start_agent(
+        self, *options: str, within: PodCgroup | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent, and return it once its node is ready; in a cgroup if one is given."""
+        process = self.run(
+            *("worker", "--name", "n1", "--resources", "cpu=8,memory=1Gi", *QUICK_AGENT),
+            *("--run-as", "owner", "--agent-user", AGENT, "--signing-key", str(self.key)),
+            *("--user-map", str(self.map), *options),
+            within=within,
+        )
+        until(lambda: self._is_ready(process), what="the agent serves its node", within_s=20)
+        return process
+
+    def _is_ready(self, agent: subprocess.Popen[bytes]) -> bool:
+        assert agent.poll() is None, self.logs()
+        with Client(self.url) as client:
+            return any(
+                node.status.ready
+                and f":{agent.pid}:" in node.metadata.annotations.get("batchq/agent", "")
+                for node in client.nodes()
+            )
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("*.log")))
+
+    def submit(
+        self,
+        owner: str,
+        name: str,
+        *command: str,
+        suspend: bool = False,
+        token: str = "",
+        **template: Any,
+    ) -> None:
+        """Submit a group of one pod through the API in the name of an owner."""
+        wanted = manifest(name, suspend=suspend, token=token)
+        wanted["spec"]["tasks"] = [
+            {"name": "w", "template": ({"command": list(command)} if command else {}) | template}
+        ]
+        said = {"Batchq_As": owner, "Batchq_Reason": "test"}
+        answer = self.api.caller()("POST", groups_of("default"), wanted, **said)
+        assert answer.status == 201, answer.body
+
+    def output(self, client: Client, name: str) -> str:
+        return "\n".join(line.text for line in client.logs(name))
+
+    def ended(self, client: Client, name: str) -> Pod:
+        ends = ("Completed", "Failed", "Cancelled")
+        until(lambda: phase(client, name) in ends, what=f"{name} has ended")
+        until(lambda: pods_of(client, name)[0].status.phase not in ON_NODE)
+        (pod,) = pods_of(client, name)
+        return pod
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start an agent with --run-as owner: run these tests as root")
+    for name in (AGENT, ALICE, BOB):
+        account(name)
+    with (
+        tempfile.TemporaryDirectory(prefix="bq") as folder,
+        Server("--requirepass", PASSWORD, "--unixsocketperm", "777") as server,
+    ):
+        Path(folder).chmod(0o755)
+        server.folder.chmod(0o755)
+        made = Site(Path(folder), server)
+        try:
+            with made.api:
+                yield made
+        finally:
+            made.close()
+            # pytest shows it after a failure.
+            print(made.logs())  # noqa: T201
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[Client]:
+    with Client(site.url) as made:
+        yield made
+
+
+def shell(*lines: str) -> Sequence[str]:
+    return ("sh", "-c", "\n".join(lines))
+
+
+def test_a_pod_has_identity_environment_and_files_of_its_owner(site: Site, client: Client) -> None:
+    site.start_agent()
+    shared = site.root / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    script = shell(
+        'echo "$(id -un) $(id -ru) $(id -G) $HOME $USER $LOGNAME $SHELL $(umask) $(pwd)"',
+        f"echo mine >{shared}/file; echo to stderr >/dev/stderr",
+        "grep -h CapEff /proc/self/status; env",
+        'test -z "$BATCHQ_STOP_FILE" || echo has a stop file',
+    )
+    site.submit("alice", "who", *script)
+    assert site.ended(client, "who").status.exit_code == 0
+    alice = account(ALICE)
+    lines = site.output(client, "who").splitlines()
+    folder = alice.pw_dir if Path(alice.pw_dir).is_dir() else "/"
+    assert lines[0] == (
+        f"{ALICE} {alice.pw_uid} {alice.pw_gid} {alice.pw_dir} {ALICE} {ALICE} {alice.pw_shell}"
+        f" 0022 {folder}"
+    )
+    assert "CapEff:\t0000000000000000" in lines
+    assert "to stderr" in lines
+    assert PASSWORD not in "\n".join(lines)
+    written = (shared / "file").stat()
+    assert (written.st_uid, written.st_gid) == (alice.pw_uid, alice.pw_gid)
+    agent = account(AGENT).pw_uid
+    assert {path.stat().st_uid for path in (site.home / "logs").iterdir()} == {agent}
+
+
+@pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
+def test_no_owner_reaches_pods_of_another_or_the_agent(
+    site: Site, client: Client, containment: str
+) -> None:
+    agent = site.start_agent("--containment", containment)
+    secret = site.file("secret", "of alice", 0o600)
+    os.chown(secret, account(ALICE).pw_uid, account(ALICE).pw_gid)
+    victim = shell(
+        'trap "cat $BATCHQ_STOP_FILE; exit 3" TERM',
+        f"cat {secret}; echo",
+        "while :; do sleep 0.1; done",
+    )
+    site.submit("alice", "victim", *victim, env={"MINE": "x"})
+    until(lambda: site.output(client, "victim") == "of alice")
+    theirs = [agent.pid, *(one.pid for one in psutil.Process(agent.pid).children(recursive=True))]
+    assert {psutil.Process(pid).uids().real for pid in theirs} == {
+        account(AGENT).pw_uid,
+        account(ALICE).pw_uid,
+    }
+    private = [
+        *(str(path) for path in site.home.rglob("*")),
+        *map(str, (secret, site.key, site.url_file)),
+    ]
+    doors = {"paths": private, "sockets": [], "ports": [], "pids": theirs}
+    given = site.file("doors.json", json.dumps(doors), 0o644)
+    tool = site.file("intruder.py", INTRUDER.read_text(), 0o644)
+    site.submit("bob", "intruder", *shell(f"{site.python} -I {tool} <{given}"))
+    assert site.ended(client, "intruder").status.exit_code == 0
+    assert json.loads(site.output(client, "intruder")) == [f"I am {account(BOB).pw_uid}"]
+    # The same program finds what the owner may do.
+    site.submit("alice", "owner", *shell(f"{site.python} -I {tool} <{given}"))
+    assert site.ended(client, "owner").status.exit_code == 0
+    assert f"read {secret}" in json.loads(site.output(client, "owner"))
+    assert phase(client, "victim") == "Running"
+    client.cancel("victim")
+    assert site.ended(client, "victim").status.exit_code == 3
+    assert "Cancelled" in site.output(client, "victim").splitlines()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[PodCgroup | None]:
+    """A cgroup for an agent, as a service manager makes one; None where that is not possible."""
+    base = own_cgroup()
+    if isinstance(base, Unusable):
+        yield None
+        return
+    made = PodCgroup(base / f"batchq-test-{os.getpid()}")
+    made.make(None)
+    yield made
+    assert made.end(10) == []
+
+
+@pytest.mark.parametrize("containment", ["cgroup", "pid-namespace", "subreaper"])
+def test_no_process_of_another_account_outlives_its_pod(
+    cgroup: PodCgroup | None, site: Site, client: Client, containment: str
+) -> None:
+    if containment == "cgroup" and cgroup is None:
+        pytest.skip("this machine lets no cgroup be made")
+    site.start_agent("--containment", containment, within=cgroup)
+    tool = site.file("escape_artist.py", Path(escape_artist.__file__).read_text(), 0o644)
+    shared = site.root / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for kind in ESCAPES:
+        artist = f"exec env -i {site.python} -I -S {tool} {kind} {shared / kind}"
+        site.submit("alice", kind, *shell(artist))
+    for kind in ESCAPES:
+        status = site.ended(client, kind).status
+        assert (status.exit_code, status.finished_at is None) == (0, False)
+        lived_until = int((shared / kind).read_text().split()[-1])
+        assert lived_until <= (status.finished_at or 0)
+    alice = account(ALICE).pw_uid
+    assert not [one.pid for one in psutil.process_iter() if one.uids().real == alice]
+
+
+@pytest.mark.parametrize("containment", ["pid-namespace", "subreaper"])
+def test_pods_of_other_accounts_end_with_a_killed_agent(
+    site: Site, client: Client, containment: str
+) -> None:
+    agent = site.start_agent("--containment", containment)
+    site.submit("alice", "left", *shell("env -i setsid sleep 4321 & setsid sleep 4322 & wait"))
+    until(lambda: len(sleepers()) == 2, what="the pod has started its processes")
+    before = set(sleepers())
+    ours = [agent.pid, *(one.pid for one in psutil.Process(agent.pid).children(recursive=True))]
+    agents = account(AGENT).pw_uid
+    # Agent, work-horse and guard at once, so that only the next agent is left to end the pod.
+    for pid in [pid for pid in ours if psutil.Process(pid).uids().real == agents]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    agent.wait(20)
+    site.start_agent("--containment", containment)
+    assert [pid for pid in before if is_alive(pid)] == []
+    # The pod was lost with its agent, and starts again.
+    until(lambda: len(sleepers()) == 2, what="the next attempt runs")
+    (pod,) = pods_of(client, "left")
+    assert (pod.status.losses, pod.status.last_reason) == (1, "NodeLost")
+
+
+def sleepers() -> list[int]:
+    """Return the processes that the pod of the test before has started."""
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if one.info["cmdline"] in (["sleep", "4321"], ["sleep", "4322"])
+    ]
+
+
+def test_a_function_runs_as_its_owner_and_may_read_its_token(site: Site, client: Client) -> None:
+    site.start_agent()
+    site.submit("alice", "function", function="os:getuid")
+    assert site.ended(client, "function").status.message == ""
+    assert client.result("function") == account(ALICE).pw_uid
+    site.submit("alice", "token", *shell("stat -c '%U %a' $BATCHQ_TOKEN_FILE"), token="self")
+    assert site.ended(client, "token").status.exit_code == 0
+    assert site.output(client, "token") == f"{ALICE} 600"
+
+
+def test_a_folder_that_the_owner_may_not_enter_is_named(site: Site, client: Client) -> None:
+    site.start_agent()
+    closed = site.root / "closed"
+    closed.mkdir(mode=0o700)
+    site.submit("alice", "closed", "true", workingDir=str(closed))
+    status = site.ended(client, "closed").status
+    assert (status.exit_code, status.message) == (
+        126,
+        f"workingDir {closed} cannot be used on this node by account {ALICE}: Permission denied",
+    )
+    site.submit("alice", "missing", "no-such-program")
+    assert site.ended(client, "missing").status.message == "command not found: no-such-program"
+
+
+def test_a_pod_without_an_account_fails_with_one_sentence(site: Site, client: Client) -> None:
+    site.start_agent()
+    site.submit("carol", "nobody-here", "true")
+    site.submit("root", "as-root", "true")
+    site.submit(ALICE, "of-the-system", "true")
+    with Client(site.url) as raw:
+        raw.user = "alice"
+        raw.submit(["true"], name="forged")
+    expected = {
+        "nobody-here": "owner carol has no account on this node: there is no unix account carol;"
+        " create it, or name another one in the agent's --user-map",
+        "as-root": "owner root has the account root, which is root, and the agent runs no pods as"
+        " root without --allow-root",
+        "of-the-system": f"its owner {ALICE} has the name of a system account (uid"
+        f" {account(ALICE).pw_uid}) on this node; if that is meant, name it in the agent's"
+        " --user-map",
+        "forged": "its group has no signature of the HTTP API, which proves its owner, and this"
+        " node runs pods as their owners; submit it through the API",
+    }
+    for name, message in expected.items():
+        pod = site.ended(client, name)
+        assert (pod.status.exit_code, pod.status.message) == (126, message)
+        assert str(group(client, name).status.phase) == "Failed"
+
+
+def test_a_signed_group_whose_command_was_changed_does_not_run(site: Site, client: Client) -> None:
+    site.start_agent()
+    site.submit("alice", "changed", "true", suspend=True)
+    before = group(client, "changed")
+    template = structs.replace(before.spec.tasks[0].template, command=("id",))
+    task = structs.replace(before.spec.tasks[0], template=template)
+    client.apply([structs.replace(before, spec=structs.replace(before.spec, tasks=(task,)))])
+    client.resume("changed")
+    pod = site.ended(client, "changed")
+    assert pod.status.exit_code == 126
+    assert pod.status.message == (
+        "the signature of its group is not valid: what it runs, or its owner, was changed after the"
+        " submission, or the HTTP API has another --signing-key than this node"
+    )
+
+
+def test_unsigned_groups_run_as_an_account_that_the_operator_names(
+    site: Site, client: Client
+) -> None:
+    site.start_agent("--unsigned-as", BOB)
+    with Client(site.url) as raw:
+        raw.user = "alice"
+        raw.submit(["id", "-un"], name="forged")
+    assert site.ended(client, "forged").status.exit_code == 0
+    assert site.output(client, "forged") == BOB

@@ -79,6 +79,11 @@ def is_device_resource(name: str) -> bool:
     return name == GPU or name.startswith((TYPED, MIG))
 
 
+def devices_in(requests: Mapping[str, int]) -> Amounts:
+    """Return the part of a pod's requests that is devices."""
+    return {name: units for name, units in requests.items() if units and is_device_resource(name)}
+
+
 def gpu_request(written: str | int | float) -> tuple[str, str | int | float]:
     """Return the resource and the quantity of `2`, or, as Slurm writes them, of `h100:2`."""
     if not isinstance(written, str) or ":" not in written:

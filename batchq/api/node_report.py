@@ -80,7 +80,8 @@ class StartClaim(
 ):
     """The agent `author` asks to start this attempt of a pod that is Bound to its node.
 
-    If the pod's group has `spec.launch`, it states where the other pods will reach this one.
+    If the pod's group has `spec.launch`, it states where the other pods will reach this one; if the
+    pod requests devices, which ones it gets.
     """
 
     pod: str
@@ -88,6 +89,7 @@ class StartClaim(
     author: str
     address: str = ""
     ports: tuple[Integer, ...] = ()
+    devices: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -107,7 +109,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="fact"):
         return subject_of_pod(self.pod, self.attempt)
 
 
-class Runs(Struct, frozen=True, kw_only=True, tag="runs", tag_field="fact"):
+class Runs(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="runs", tag_field="fact"):
     """An attempt runs here. Posted after a restart of the server, which may have lost
     the attempt.
     """
@@ -116,6 +118,7 @@ class Runs(Struct, frozen=True, kw_only=True, tag="runs", tag_field="fact"):
     attempt: Integer
     author: str
     started_at: Integer
+    devices: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:

@@ -515,6 +515,8 @@ class PodStatus(Value, frozen=True):
     #: the attempt.
     address: str = ""
     ports: tuple[Integer, ...] = ()
+    #: The ids of the devices that its agent has given it, such as the UUIDs of GPUs.
+    devices: tuple[str, ...] = ()
     #: Attempts of this admission whose node fell silent, or stopped them after losing the server.
     losses: Integer = 0
 

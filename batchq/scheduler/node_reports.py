@@ -17,6 +17,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
+from batchq.api.devices import MOST_DEVICES, devices_in, is_device_id
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
@@ -383,6 +384,10 @@ def _running(pod: Pod, report: StartClaim | Ended | Runs, *, now_ms: int) -> Tra
     status = _set(pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=report.author)
     if pod.spec.ports and isinstance(report, StartClaim):
         status = _set(status, address=report.address, ports=report.ports)
+    if not isinstance(report, Ended) and report.devices and devices_in(pod.spec.requests):
+        # A node may send anything.
+        ids = dict.fromkeys(one for one in report.devices if is_device_id(one))
+        status = _set(status, devices=tuple(ids)[:MOST_DEVICES])
     return Transaction(subject=_group_of(pod), writes=(_write(pod, _set(pod, status=status)),))
 
 
@@ -450,12 +455,14 @@ def serves(
         # No agent of ours offers that; the store would raise it as a bug of the scheduler.
         return Superseded()
     amounts = capacity_of(node)
+    # Only a description of its devices may have changed.
+    is_news = before is None or not before.status.ready or before.spec != node.spec
     return Transaction(
         subject=name,
         writes=(_write_node(before, node),),
         charges=(Charge(holder=f"node:{name}", scopes=(CAPACITY,), amounts=amounts),),
         limits=(Limit(scope=node_scope(name), amounts=amounts),),
-        events=(Event(kind="Node", key=name, reason="Ready", at=now_ms),),
+        events=(Event(kind="Node", key=name, reason="Ready", at=now_ms),) if is_news else (),
     )
 
 

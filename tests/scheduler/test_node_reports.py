@@ -9,7 +9,7 @@ import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, Serves, StartClaim
-from batchq.api.objects import Launch, Node, Pod, PodGroupStatus, Taint
+from batchq.api.objects import Launch, Node, Pod, PodGroup, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
 from batchq.scheduler.node_reports import (
     NodeReportProcessor,
@@ -370,3 +370,51 @@ def test_a_pod_without_a_place_of_its_own_is_not_started(place: dict[str, Any]) 
     assert status.message == (
         "its agent states no address with 2 ports, which the other pods of its gang need"
     )
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+
+def asking(requests: dict[str, int], phase: PodPhase) -> tuple[PodGroup, Pod]:
+    group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+    pod = a_pod(group, phase=phase, node="n1")
+    spec = msgspec.structs.replace(pod.spec, requests=requests)
+    return group, msgspec.structs.replace(pod, spec=spec)
+
+
+def recorded(transaction: object) -> tuple[str, ...]:
+    """Return the devices of the pod that a transaction writes."""
+    assert isinstance(transaction, Transaction)
+    written = transaction.writes[0].value
+    assert isinstance(written, Pod)
+    return written.status.devices
+
+
+@pytest.mark.parametrize(
+    ("requests", "devices"),
+    [
+        ({"gpu": 2000}, ("GPU-a", "GPU-b")),
+        ({"mig-1g.10gb": 1000}, ("GPU-a", "GPU-b")),
+        ({"cpu": 1000}, ()),
+    ],
+)
+def test_a_pod_records_its_devices_if_it_asked_for_any(
+    requests: dict[str, int], devices: tuple[str, ...]
+) -> None:
+    _, pod = asking(requests, PodPhase.BOUND)
+    stated = msgspec.structs.replace(CLAIM, devices=("GPU-a", "GPU-b"))
+    assert recorded(claim(pod, "n1", stated, now_ms=0)) == devices
+
+
+def test_impossible_devices_are_not_recorded() -> None:
+    _, pod = asking({"gpu": 2000}, PodPhase.BOUND)
+    stated = ("GPU-a", "", "a\nb", "x" * 81, "GPU-a", *(f"GPU-{one}" for one in range(300)))
+    devices = recorded(claim(pod, "n1", msgspec.structs.replace(CLAIM, devices=stated), now_ms=0))
+    assert devices[:2] == ("GPU-a", "GPU-0")
+    assert len(devices) == 256
+
+
+def test_an_attempt_that_the_server_had_forgotten_records_its_devices_again() -> None:
+    group, pod = asking({"gpu": 1000}, PodPhase.BOUND)
+    found = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5, devices=("GPU-a",))
+    assert recorded(runs(pod, group, "n1", found)) == ("GPU-a",)

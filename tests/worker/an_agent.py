@@ -1,7 +1,9 @@
 """Runs one agent: `python -m tests.worker.an_agent`, with its settings as JSON in A_TEST_AGENT.
 
 If A_TEST_AGENT_IS_RUNG is set, the agent checks its queue and claims only when it is notified. If
-A_TEST_AGENT_IS_HASTY is set, its work-horses soon leave to it the processes they cannot kill.
+A_TEST_AGENT_IS_HASTY is set, its work-horses soon leave to it the processes they cannot kill. If
+A_TEST_AGENT_IS_CURIOUS is set, the agent often checks the devices; if A_TEST_AGENT_IS_IMPATIENT is
+set, its pods wait for devices for a second only.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ def main() -> int:
         agent._PACES = Paces(check_first_ms=_NEVER_MS, check_max_ms=_NEVER_MS)
     if "A_TEST_AGENT_IS_HASTY" in os.environ:
         supervision._END_MS = 500
+    if "A_TEST_AGENT_IS_CURIOUS" in os.environ:
+        agent._DEVICES_MS = 100
+    if "A_TEST_AGENT_IS_IMPATIENT" in os.environ:
+        agent._PACES = Paces(devices_patience_ms=1_000)
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

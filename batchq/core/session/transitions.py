@@ -502,6 +502,7 @@ def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:
         exit_code=None,
         signal=None,
         address="",
+        devices=(),
         ports=(),
     )
 

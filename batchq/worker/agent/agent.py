@@ -259,6 +259,7 @@ class Agent:
             lease_ms=settings.lease_ms,
             address=address,
             ports=self._ports,
+            devices=self._devices,
         )
         self._member.refuse_if_served()
         self._files.occupy(is_shared=settings.accounts is not None)
@@ -431,7 +432,10 @@ class Agent:
             log_dir=self._log_dir,
             lease_ms=self._settings.lease_ms,
             start=start,
-            visible=self._visible(attempt, start.pod.spec.requests),
+            visible=self._devices.variables(
+                self._devices.of(attempt), by_uuid=self._settings.gpu_env == "uuid"
+            ),
+            locks=self._devices.locks_of(attempt),
             enforcement=self._enforcement,
             boundary=self._boundary,
             post=self._post,
@@ -439,18 +443,8 @@ class Agent:
             api_server=self._settings.api_server,
             accounts=self._settings.accounts,
         )
-        try:
-            descriptors = self._slots.launch(job, harness)
-        except StoreUnavailable:
-            self._devices.give_back(attempt)
-            raise
-        for descriptor in descriptors:
+        for descriptor in self._slots.launch(job, harness):
             self._poll.register(descriptor, select.POLLIN)
-
-    def _visible(self, attempt: PodAttempt, requests: Mapping[str, int]) -> dict[str, str]:
-        """Return the variables that name the devices of an attempt."""
-        taken = self._devices.take(attempt, requests) or ()
-        return self._devices.variables(taken, by_uuid=self._settings.gpu_env == "uuid")
 
     def _handle_events(self, wait_ms: int) -> None:
         ends: list[HorseEnd] = []
@@ -493,10 +487,11 @@ class Agent:
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
         """Return the end of a work-horse's attempt, with what it has left."""
-        self._devices.give_back(attempt)
         record = self._reports.record_of(attempt)
         if exit_code or (record is not None and record.outcome is None):
             log.warning("work-horse left a pod", pod=attempt.pod, exit_code=exit_code)
+        else:
+            self._devices.give_back(attempt)
         return HorseEnd(attempt=attempt, exit_code=exit_code, record=record)
 
     # --- the machine --------------------------------------------------------------------------
@@ -583,7 +578,10 @@ class Agent:
     def _settle_all(self) -> None:
         """Report ends that work-horses could not, once the last process of each pod is gone."""
         rounds = self._kill_rounds
+        if self._devices.may_change:
+            self._offer_devices()
         self._ports.keep(self._state)
+        self._devices.keep(self._state)
         self._handle(EndsDue(now_ms=monotonic_ms()))
         if rounds == self._kill_rounds and (self._has_leftovers or self._is_out_of_service):
             self._end_processes(())
@@ -703,9 +701,12 @@ class Agent:
         if found is None:
             return
         self._poll.unregister(descriptor)
-        before = self._devices.devices()
+        before, locked = self._devices.devices(), len(self._devices.locks())
         self._devices.update(found)
         self._devices.log_changes(before)
+        if len(self._devices.locks()) > locked:
+            # They have not inherited the new locks.
+            self._slots.end_idle(now_ms=monotonic_ms(), after_ms=0)
         self._offer_devices()
 
     def _offer_devices(self) -> None:

@@ -52,8 +52,8 @@ class ClaimedPodsRead(Event, frozen=True):
 
 
 class ClaimAnswer(Struct, frozen=True, kw_only=True):
-    """The server's answer to a claim: `ok`, `stop` (with the reason), or `fenced`; `no ports` if
-    the claim was not posted because too few ports are free.
+    """The server's answer to a claim: `ok`, `stop` (with the reason), or `fenced`; `no ports` or
+    `no devices` if the claim was not posted because too few are free.
     """
 
     attempt: PodAttempt
@@ -65,6 +65,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     group: PodGroup | None = None
     #: The ports that were reserved for it.
     ports: tuple[int, ...] = ()
+    #: The ids of the devices that it got.
+    devices: tuple[str, ...] = ()
 
 
 class ClaimsPosted(Event, frozen=True):
@@ -259,12 +261,14 @@ class ReadClaimedPods(Struct, frozen=True):
 class PostClaims(Struct, frozen=True):
     """Record the attempts, take their leases, post the claims, and read the groups.
 
-    Each claim has the fence of its pod, and the name of its group. First reserve this many `ports`
-    for the attempts that need some, and state them in the claims. Answered by ClaimsPosted.
+    Each claim has the fence of its pod, and the name of its group. First reserve this many `ports`,
+    and these amounts of `devices`, for the attempts that need some, and state them in the claims.
+    Answered by ClaimsPosted.
     """
 
     claims: tuple[tuple[StartClaim, str, str], ...]
     ports: Mapping[PodAttempt, int] = {}
+    devices: Mapping[PodAttempt, Mapping[str, int]] = {}
 
 
 class ReadGangs(Struct, frozen=True):

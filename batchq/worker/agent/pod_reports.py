@@ -56,6 +56,8 @@ from batchq.worker.agent.messages import (
     StopsRead,
 )
 from batchq.worker.agent.pod_states import pods_of
+from batchq.worker.host.device_pool import DevicePool
+from batchq.worker.host.gpu_tools import FoundDevices
 from batchq.worker.host.ports import PortPool, PortRange
 from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import OwnServer, ServerWatch
@@ -101,8 +103,11 @@ class PodReports:
         lease_ms: int,
         address: str = "",
         ports: PortPool | None = None,
+        devices: DevicePool | None = None,
     ) -> None:
-        """`address` and `ports`: where pods of gangs with `spec.launch` are reached here."""
+        """`address` and `ports`: where pods of gangs with `spec.launch` are reached here.
+        `devices`: which devices pods may have.
+        """
         self._store = store
         self._node = node
         self._files = files
@@ -110,6 +115,7 @@ class PodReports:
         self._lease_ms = lease_ms
         self._address = address
         self._ports = ports or PortPool(PortRange())
+        self._devices = DevicePool(FoundDevices()) if devices is None else devices
         self._reports = ReportSender(store, node)
         self._attempts = Attempts(store.link, store.now_ms, node)
         self._boot = own_boot()
@@ -167,6 +173,10 @@ class PodReports:
         answers: list[ClaimAnswer] = []
         for claim, fence, name in instruction.claims:
             attempt = PodAttempt(claim.pod, claim.attempt)
+            devices = self._devices.take(attempt, instruction.devices.get(attempt, {}))
+            if devices is None:
+                answers.append(ClaimAnswer(attempt=attempt, word="no devices"))
+                continue
             count = instruction.ports.get(attempt, 0)
             ports = self._ports.take(attempt, count) if count else ()
             if count and not ports:
@@ -174,6 +184,9 @@ class PodReports:
                 continue
             if ports:
                 claim = structs.replace(claim, address=self._address, ports=ports)
+            if devices:
+                ids = tuple(one.id for one in devices)
+                claim = structs.replace(claim, devices=ids)
             posted.append((claim, fence, name))
         answers += self._post(posted)
         return ClaimsPosted(now_ms=monotonic_ms(), asked_at=asked_at, answers=tuple(answers))
@@ -196,6 +209,7 @@ class PodReports:
                 is_running=renewal.is_running,
                 group=groups.get(name),
                 ports=claim.ports,
+                devices=claim.devices,
             )
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         ]
@@ -251,6 +265,8 @@ class PodReports:
         ends = [AttemptEnd(report=end.report, result=end.result) for end in instruction.ends]
         attempts = tuple(PodAttempt(one.report.pod, one.report.attempt) for one in ends)
         for attempt in attempts:
+            # None of its processes is left, and the next pod may come as soon as its end is known.
+            self._devices.give_back(attempt)
             self._send_unsent(attempt)
         self._attempts.end(ends)
         for end in instruction.ends:
@@ -318,6 +334,7 @@ class PodReports:
     def _forget(self, instruction: ForgetPods) -> None:
         for attempt in instruction.attempts:
             self._ports.give_back(attempt)
+            self._devices.give_back(attempt)
             self._files.forget(attempt.pod, attempt.attempt)
 
     def _end_leases(self, instruction: EndLeases) -> None:

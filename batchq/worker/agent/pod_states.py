@@ -108,6 +108,8 @@ class Paces(Struct, frozen=True, kw_only=True):
     repeat_ms: int = 5_000
     #: How long a claim waits for a leader before the pod is given back.
     patience_ms: int = 60_000
+    #: How long a pod waits for devices that the node should have free.
+    devices_patience_ms: int = 10_000
     #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
     #: enqueued again. A new agent has no such patience when it first looks.
     bound_patience_ms: int = 10_000
@@ -123,6 +125,7 @@ class PodOnNode:
     __slots__ = (
         "attempt",
         "claimed_pod",
+        "devices",
         "due_at",
         "fence",
         "group",
@@ -131,6 +134,7 @@ class PodOnNode:
         "is_output_sent",
         "is_reported_for_horse",
         "is_seen_dead",
+        "lacks_devices",
         "lease_from",
         "outcome",
         "pod",
@@ -152,6 +156,10 @@ class PodOnNode:
         self.posted_at = self.lease_from = since
         #: The ports reserved for it, which its claim states.
         self.ports: tuple[int, ...] = ()
+        #: The ids of its devices, which its claim states, too.
+        self.devices: tuple[str, ...] = ()
+        #: Whether it waits for devices that other pods still have.
+        self.lacks_devices = False
         self.group: PodGroup | None = None
         #: The fence of its pod when it was claimed; empty for an attempt that was not.
         self.fence = ""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from batchq.api.devices import devices_in
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartClaim
 from batchq.api.objects import Pod
@@ -285,6 +286,7 @@ class AgentState:
         repeated: Instructions = []
         fresh: list[tuple[StartClaim, str, str]] = []
         ports: dict[PodAttempt, int] = {}
+        devices: dict[PodAttempt, dict[str, int]] = {}
         gangs: dict[str, None] = {}
         ends: list[EndReport] = []
         for one in waiting:
@@ -301,13 +303,15 @@ class AgentState:
                 fresh.append((self._claim(one), one.fence, group_of(pod)))
                 if pod.spec.ports:
                     ports[one.attempt] = pod.spec.ports
+                if wanted := devices_in(pod.spec.requests):
+                    devices[one.attempt] = wanted
             elif pod is not None and one.state == _S.MEETING and self._is_ours(pod):
                 gangs[group_of(pod)] = None
             elif pod is not None and event.now_ms - one.posted_at >= self._paces.repeat_ms:
                 one.posted_at = event.now_ms
                 repeated.append(PostReport(self._claim(one)))
         if fresh:
-            instructions.append(PostClaims(tuple(fresh), ports))
+            instructions.append(PostClaims(tuple(fresh), ports, devices))
         if gangs:
             instructions.append(ReadGangs(tuple(gangs)))
         instructions += repeated
@@ -317,8 +321,14 @@ class AgentState:
 
     def _claim(self, one: PodOnNode) -> StartClaim:
         pod, number = one.attempt.pod, one.attempt.attempt
-        at = self._address if one.ports else ""
-        return StartClaim(pod=pod, attempt=number, author=self._author, address=at, ports=one.ports)
+        return StartClaim(
+            pod=pod,
+            attempt=number,
+            author=self._author,
+            address=self._address if one.ports else "",
+            ports=one.ports,
+            devices=one.devices,
+        )
 
     def _is_ours(self, pod: Pod) -> bool:
         return pod.status.phase == PodPhase.RUNNING and pod.status.holder == self._author
@@ -351,6 +361,10 @@ class AgentState:
             return self._give_back(one, status.reason, "stopped before it started", ends, now_ms)
         if self.is_draining:
             why = "its node went away before it started"
+            return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
+        if one.lacks_devices and now_ms - one.since >= self._paces.devices_patience_ms:
+            within_s = self._paces.devices_patience_ms // 1000
+            why = f"too few of its node's devices became free within {within_s} s"
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
         if one.state != _S.MEETING and now_ms - one.since >= self._paces.patience_ms:
             why = f"no scheduler let it start within {self._paces.patience_ms // 1000} s"
@@ -417,15 +431,20 @@ class AgentState:
             if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
                 raise self._pods.broken(answer.attempt, "was claimed, and was not to be claimed")
             pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
-            one.posted_at, one.ports = event.asked_at, answer.ports
+            if answer.word == "no devices":
+                # Another pod has just ended, or a device has failed. It is tried again.
+                one.is_claim_sent, one.lacks_devices = False, True
+                continue
+            one.posted_at, one.lacks_devices = event.asked_at, False
+            one.ports, one.devices = answer.ports, answer.devices
             one.extend(event.asked_at, self._lease_ms, is_running=answer.is_running)
             if answer.word == "fenced":
                 instructions += self._decline(one, "gone or superseded", event.now_ms)
-            elif group is None or group.metadata.uid != pod.status.group_uid:
-                reason, why = Leaving.NODE_LOST, "its group is gone"
-                instructions += self._give_back(one, reason, why, ends, event.now_ms)
             elif answer.word == "no ports":
                 reason, why = Leaving.NODE_LOST, f"fewer than {pod.spec.ports} ports are free"
+                instructions += self._give_back(one, reason, why, ends, event.now_ms)
+            elif group is None or group.metadata.uid != pod.status.group_uid:
+                reason, why = Leaving.NODE_LOST, "its group is gone"
                 instructions += self._give_back(one, reason, why, ends, event.now_ms)
             else:
                 self._pods.move(one.attempt, Cause.CLAIM_POSTED, event.now_ms)
@@ -691,6 +710,7 @@ class AgentState:
                     attempt=one.attempt.attempt,
                     author=one.author,
                     started_at=one.started_at,
+                    devices=self._pods[one.attempt].devices if one.attempt in self._pods else (),
                 )
                 reports.append(PostReport(report))
         return reports

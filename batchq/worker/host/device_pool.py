@@ -2,17 +2,19 @@
 
 Several agents may share a machine. Each locks its devices when it starts, so that no device belongs
 to two of them; the lock is an abstract Unix socket named after the device (`ports.py` has the
-reasons). Work-horses inherit the locks: if an agent is killed, its devices stay locked until the
-last of its work-horses, and so its last pod, has ended. GPUs that are only declared are not locked,
-because nothing says that two agents mean the same ones.
+reasons). Work-horses and the guard inherit the locks, and the command of a pod inherits those of
+its own devices: whichever of them are killed, a device stays locked while its pod lives. GPUs that
+are only declared are not locked, because nothing says that two agents mean the same ones.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from math import comb
 
@@ -29,6 +31,10 @@ log = structlog.get_logger(__name__)
 
 #: Beyond this many choices, devices are chosen one by one instead of by comparing all sets.
 _MOST_CHOICES = 5_000
+
+#: A device's work is shown in tens of percent, and as it was at every third look: each change is a
+#: write of the node.
+_UPDATES_A_READING = 3
 
 LOCKED = "another agent of this machine has it"
 
@@ -74,6 +80,7 @@ class DevicePool:
         #: False while a device has failed: the driver may number the others as if it did not exist.
         self._is_numbering_known = True
         self._mine: tuple[str, ...] = ()
+        self._updates = -1
         #: Whether there may be devices that only a later check finds, or changes.
         self.may_change = bool(found.devices or found.trouble or selected)
         self.are_found_by_tools = bool(found.devices or selected) or declared is None
@@ -100,7 +107,13 @@ class DevicePool:
                 why = by_bus.trouble if by_bus else found.trouble or "it is no longer found"
                 missing.append(structs.replace(one, links={}, trouble=why))
         self._is_numbering_known = not missing and not any(one.startswith("bus-") for one in seen)
+        before, self._updates = self._all, self._updates + 1
         self._all = {one.id: one for one in _renumbered(list(seen.values()), missing)}
+        for name, device in self._all.items():
+            busy = device.busy_percent
+            if name in before and self._updates % _UPDATES_A_READING:
+                busy = before[name].busy_percent
+            self._all[name] = structs.replace(device, busy_percent=_in_tens(busy))
         self._lock()
         held = self._recent.union(*self._held.values())
         for name in self._mine:
@@ -134,7 +147,7 @@ class DevicePool:
     def _take_lock(self, device: str) -> bool:
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            lock.bind(f"\0batchq-device-{device}")
+            lock.bind(_lock_name(device))
         except OSError as trouble:
             lock.close()
             if trouble.errno == errno.EADDRINUSE:
@@ -147,15 +160,16 @@ class DevicePool:
         """Return the locks of the agent's devices."""
         return list(self._locks.values())
 
+    def locks_of(self, holder: PodAttempt) -> dict[str, int]:
+        """Return the descriptors of the locks of a pod's devices, by the ids of the devices."""
+        held = self._held.get(holder, {})
+        return {one: lock.fileno() for one, lock in self._locks.items() if one in held}
+
     def close(self) -> None:
         """Release all locks."""
         for lock in self._locks.values():
             lock.close()
         self._locks.clear()
-
-    def __len__(self) -> int:
-        """How many devices the machine has, as far as this agent knows."""
-        return len(self._all)
 
     def devices(self) -> tuple[Device, ...]:
         """Return the agent's devices, and those that it cannot have, with the reason."""
@@ -205,11 +219,13 @@ class DevicePool:
         return sum(units.get(device, 0) for units in self._held.values())
 
     def take(self, holder: PodAttempt, requests: Mapping[str, int]) -> tuple[Device, ...] | None:
-        """Return the devices that a pod gets, by index; None if too few are free.
+        """Return the devices that a pod gets for its requests, by index; None if too few are free.
 
         A holder that asks again keeps what it has. Whole GPUs are unused ones, those with the best
         connections to each other; a fraction is a part of the fullest GPU that fits.
         """
+        if not requests:
+            return ()
         if holder not in self._held:
             free = {
                 one: WHOLE - self._units(one) for one in self._mine if not self._all[one].trouble
@@ -286,6 +302,22 @@ class _Wanted:
     def subtract(self, device: Device) -> None:
         name = next((one for one in reversed(device.resources) if self._left[one] > 0), GPU)
         self._left[name] -= 1
+
+
+def _lock_name(device: str) -> bytes:
+    return b"\0batchq-device-" + device.encode()
+
+
+def inherited_locks(locks: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the descriptors of locks that this process has inherited from its agent, all or some
+    of `locks`: the agent may have locked a device after this process was forked.
+    """
+    found: list[int] = []
+    for device, descriptor in locks.items():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            if copy.getsockname() == _lock_name(device):
+                found.append(descriptor)
+    return tuple(found)
 
 
 def _parts(requests: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -365,6 +397,10 @@ def _renumbered(found: Sequence[Device], missing: Sequence[Device]) -> list[Devi
         for one in devices
     ]
     return sorted(renumbered, key=lambda one: one.index)
+
+
+def _in_tens(percent: int | None) -> int | None:
+    return None if percent is None else 10 * round(percent / 10)
 
 
 def _with_strangers(device: Device, pids: Iterable[int]) -> Device:

@@ -138,6 +138,8 @@ class ProcessBounds(Struct, frozen=True, kw_only=True):
     """The limits within which one command is started."""
 
     cgroup: PodCgroup | None = None
+    #: Descriptors that the command inherits, so that its devices stay locked while it lives.
+    locks: tuple[int, ...] = ()
     #: The limit in bytes; enforced by `cgroup` if there is one, else as an rlimit of each process.
     memory_bytes: int | None = None
 

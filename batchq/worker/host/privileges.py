@@ -210,7 +210,7 @@ def popen(
     argv: Sequence[str],
     environment: Mapping[str, str],
     folder: str,
-    descriptors: tuple[int, int, int],
+    descriptors: Sequence[int],
     *,
     account: Account | None,
     prepare: Callable[[], None] | None = None,
@@ -218,9 +218,9 @@ def popen(
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, under an account if one is given.
 
-    `descriptors`: its stdin, stdout and stderr. `prepare` is called in the child first, and `ready`
-    last, as the account. Without both and without an account, no memory is copied for the child.
-    The caller has a single thread.
+    `descriptors`: its stdin, stdout and stderr, and others, which keep their numbers. `prepare` is
+    called in the child first, and `ready` last, as the account. Without both and without an
+    account, no memory is copied for the child. The caller has a single thread.
 
     Raise OSError (of a folder that the account cannot enter: with its name), ValueError or
     SubprocessError.
@@ -261,10 +261,10 @@ def _plain(
     argv: Sequence[str],
     environment: Mapping[str, str],
     folder: str | None,
-    descriptors: tuple[int, int, int],
+    descriptors: Sequence[int],
     prepare: Callable[[], None] | None,
 ) -> subprocess.Popen[bytes]:
-    stdin, stdout, stderr = descriptors
+    stdin, stdout, stderr, *others = descriptors
     return subprocess.Popen(
         list(argv),
         env=dict(environment),
@@ -275,6 +275,7 @@ def _plain(
         start_new_session=True,
         # The caller has a single thread, so no lock is held in the child.
         preexec_fn=prepare,
+        pass_fds=others,
     )
 
 

@@ -277,7 +277,7 @@ def _started(
             argv,
             environment,
             working_dir,
-            (stdin, out, err),
+            (stdin, out, err, *bounds.locks),
             account=account,
             prepare=_preparation(bounds, entrance),
             # The change of the account has taken back what the preparation asked for.

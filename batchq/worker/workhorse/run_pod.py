@@ -37,6 +37,7 @@ from batchq.worker.agent.node import agent_pid, withdraw
 from batchq.worker.host import processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
+from batchq.worker.host.device_pool import inherited_locks
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
 from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import Signals
@@ -104,8 +105,9 @@ class Harness(Struct, frozen=True, kw_only=True):
     log_dir: Path
     lease_ms: int
     start: StartPod
-    #: The variables that name the pod's devices.
+    #: The variables that name the pod's devices, and the descriptors of their locks, by device.
     visible: Mapping[str, str] = {}
+    locks: Mapping[str, int] = {}
     enforcement: Enforcement = NOTHING_ENFORCED
     boundary: Boundary = OF_CHILDREN
     post: GuardPost | None = None
@@ -140,11 +142,13 @@ class RunOrder(Struct, frozen=True, kw_only=True):
 
     start: StartPod
     visible: Mapping[str, str]
+    locks: Mapping[str, int]
 
 
 def order_of(harness: Harness) -> bytes:
     """Return the encoded order for an idle work-horse."""
-    return msgspec.json.encode(RunOrder(start=harness.start, visible=harness.visible))
+    order = RunOrder(start=harness.start, visible=harness.visible, locks=harness.locks)
+    return msgspec.json.encode(order)
 
 
 def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
@@ -173,7 +177,9 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
             order = _next_order(signals, control)
             if order is None:
                 return
-            harness = structs.replace(harness, start=order.start, visible=order.visible)
+            harness = structs.replace(
+                harness, start=order.start, visible=order.visible, locks=order.locks
+            )
     finally:
         functions.close()
         enclosure.close()
@@ -303,9 +309,9 @@ class WorkHorse:
         lease = Lease(now_ms=self._harness.start.lease_from, lease_ms=self._harness.lease_ms)
         if self._signals.count(KILL_SIGNAL) or lease.is_lost(monotonic_ms()):
             return PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
-        self._bounds = self._harness.enforcement.bounds(
-            f"{self._uid}-{self._attempt}", pod.spec.requests
-        )
+        bounds = self._harness.enforcement.bounds(f"{self._uid}-{self._attempt}", pod.spec.requests)
+        locks = inherited_locks(self._harness.locks)
+        self._bounds = structs.replace(bounds, locks=locks) if locks else bounds
         try:
             program = Program(task.template)
         except process.NotStarted as failure:
@@ -460,6 +466,7 @@ class WorkHorse:
             attempt=self._attempt,
             author=self._author,
             started_at=self._run.started_at,
+            devices=tuple(self._harness.locks),
         )
         if not self._has_posted_runs:
             self._reports.post(report)

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import Struct
 
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import Node, Pod, full_name
 from batchq.api.resources import GPU, Amounts
 
 #: The annotation of a Node with its devices, as JSON.
@@ -27,6 +29,9 @@ DEVICES_ANNOTATION = "batchq/devices"
 TYPED, MIG = f"{GPU}:", "mig-"
 
 WHOLE = 1000
+
+#: The trouble of a device that an agent does not get.
+LOCKED = "another agent of this machine has it"
 
 #: No machine has more; a longer list is not read.
 MOST_DEVICES = 256
@@ -108,6 +113,32 @@ def model_of(name: str) -> str:
         return ""
     kept = words[:2] if words[0] in ("rtx", "gtx", "pro", "rx", "arc", "titan") else words[:1]
     return "-".join(kept).strip(".")[:_LONGEST_MODEL]
+
+
+class DeviceUse(Struct, frozen=True, kw_only=True):
+    """A device of a node, and the pods that have it, as `namespace/name`."""
+
+    node: str
+    device: Device
+    pods: tuple[str, ...] = ()
+
+
+def uses_of(nodes: Iterable[Node], pods: Iterable[Pod]) -> list[DeviceUse]:
+    """Return the devices of these nodes in order, with those of the pods that have them."""
+    holders: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        if pod.status.phase in ON_NODE:
+            for one in pod.status.devices:
+                holders.setdefault((pod.status.node, one), []).append(full_name(pod))
+    return [
+        DeviceUse(
+            node=node.metadata.name,
+            device=device,
+            pods=tuple(sorted(holders.get((node.metadata.name, device.id), ()))),
+        )
+        for node in nodes
+        for device in decode_devices(node.metadata.annotations)
+    ]
 
 
 def encode_devices(devices: Iterable[Device]) -> str:

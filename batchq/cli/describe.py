@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 from msgspec import to_builtins
 
+from batchq.api.devices import uses_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
@@ -303,6 +304,8 @@ def show_node(client: Client, node: Node) -> None:
     show_section("Resources", rows)
     pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
     here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
+    if uses := uses_of([node], here):
+        show_section("Devices", [tables.DEVICE_TITLES, *map(tables.device_cells, uses)])
     _show_pods(here, namespaces=True)
 
 

@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 import click
 
+from batchq.api.devices import DeviceUse, uses_of
 from batchq.api.manifest import encode
-from batchq.api.objects import Node, full_name
+from batchq.api.objects import Node, Pod, full_name
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output.forms import ListForm, Output, show_list
 from batchq.cli.output.options import (
@@ -18,13 +19,16 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.tables import nodes_table
+from batchq.cli.output.tables import device_row, devices_table, nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import existing, seconds_of
 from batchq.errors import InvalidInput, WaitTimedOut
 
 _EXAMPLES = examples(
-    "batchq nodes", "batchq nodes -o wide", "batchq nodes drain gpu-01 --timeout 10m"
+    "batchq nodes",
+    "batchq nodes -o wide",
+    "batchq nodes devices",
+    "batchq nodes drain gpu-01 --timeout 10m",
 )
 
 
@@ -43,6 +47,29 @@ def nodes(ctx: click.Context, output: Output) -> None:
 def list_nodes(shared: Globals, output: Output) -> None:
     """List nodes: their state, capacity, usage, and last heartbeat."""
     _list(shared, output)
+
+
+@nodes.command(
+    "devices",
+    epilog=examples("batchq nodes devices", "batchq nodes devices gpu-01 gpu-02 -o json"),
+)
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@output_option(*LIST_FORMATS)
+@pass_globals
+def list_devices(shared: Globals, names: tuple[str, ...], output: Output) -> None:
+    """List the GPUs of nodes: which pods have each, how busy it is, and what is wrong with it."""
+    with shared.connect() as client:
+        wanted = set(existing(client, "Node", names)) if names else None
+        found = [node for node in client.nodes() if wanted is None or node.metadata.name in wanted]
+        pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
+    listing: ListForm[DeviceUse] = ListForm(
+        devices_table,
+        "these nodes list no GPUs",
+        kind="DeviceList",
+        row=device_row,
+        name=lambda use: use.device.id,
+    )
+    show_list(output, uses_of(found, pods), listing)
 
 
 @nodes.command(epilog=examples("batchq nodes cordon gpu-01"))

@@ -48,7 +48,7 @@ def test_a_healthy_system_has_nothing_but_notes() -> None:
     assert lines_with(done, "!") + lines_with(done, "✗") == []
     # This test has just started it.
     assert [line.split()[1] for line in lines_with(done, "·")] == ["uptime"]
-    assert done.lines[-1] == "30 checks: 0 errors, 0 warnings, 1 note"
+    assert done.lines[-1] == "31 checks: 0 errors, 0 warnings, 1 note"
 
 
 def test_a_server_with_a_full_disk_is_read_and_examined() -> None:

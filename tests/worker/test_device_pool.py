@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from batchq.api.devices import Device
+from batchq.api.devices import LOCKED, Device
 from batchq.api.node_report import PodAttempt
 from batchq.errors import UsageError
-from batchq.worker.host.device_pool import LOCKED, DevicePool
+from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.host.gpu_tools import (
     FoundDevices,
     parse_amd_static,

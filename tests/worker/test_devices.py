@@ -158,18 +158,18 @@ class Machine:
         self._agents[name] = self.stage.start_agent(name, resources=None)
 
     def fill(self) -> None:
-        """Bind a pod to each device that a node offers and no pod has, and await one that runs."""
+        """Have a pod on each device that a node offers, until one of them runs."""
+        until(self._is_used, within_s=WITHIN_S)
+
+    def _is_used(self) -> bool:
+        """Bind a pod to each device that a node offers and no pod has; return whether one runs."""
         self._pods = [pod for pod in self._pods if self.stage.now(pod).status.phase in ON_NODE]
         for name in self._agents:
             here = sum(self.stage.now(pod).status.node == name for pod in self._pods)
             for _ in range(offered(self.stage, name) - here):
                 command = (sys.executable, a_gpu_user.__file__, str(self._folder))
                 self._pods += self.stage.bind(*command, requests={"gpu": 1}, node=name)
-
-        def some_run() -> bool:
-            return any("uses" in self.stage.output(pod) for pod in self._pods)
-
-        until(lambda: not self._pods or some_run(), within_s=WITHIN_S)
+        return not self._pods or any("uses" in self.stage.output(pod) for pod in self._pods)
 
     def kill(self, name: str, *, spares: str) -> None:
         """Kill an agent with what belongs to it, except for what is spared."""

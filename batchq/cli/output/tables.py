@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from batchq.api.devices import DeviceUse
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import (
@@ -313,6 +314,50 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
             )
         )
     return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS", "MEMORY-LIMIT"}))
+
+
+def devices_table(uses: Sequence[DeviceUse]) -> Table:
+    """Return the table of `batchq nodes devices`."""
+    rows = tuple((use.node, *device_cells(use)) for use in uses)
+    return Table(("NODE", *DEVICE_TITLES), rows, wide=frozenset({"BUS", "ID"}))
+
+
+#: The columns of a device.
+DEVICE_TITLES = ("INDEX", "DEVICE", "MEMORY", "BUSY", "STATE", "PODS", "BUS", "ID")
+
+
+def device_cells(use: DeviceUse) -> tuple[str, ...]:
+    """Return the cells of one device, in the order of `DEVICE_TITLES`."""
+    device = use.device
+    return (
+        str(device.index),
+        device.resources[-1],
+        describe_quantity(MEMORY, device.memory_bytes) if device.memory_bytes else "",
+        "" if device.busy_percent is None else f"{device.busy_percent}%",
+        device.trouble or "ok",
+        ",".join(use.pods),
+        device.bus,
+        device.id,
+    )
+
+
+def device_row(use: DeviceUse) -> dict[str, object]:
+    """Return a device for programs."""
+    device = use.device
+    return {
+        "node": use.node,
+        "index": device.index,
+        "id": device.id,
+        "bus": device.bus,
+        "name": device.name,
+        "resources": list(device.resources),
+        "memory": device.memory_bytes,
+        "busyPercent": device.busy_percent,
+        "parent": device.parent,
+        "links": {str(index): score for index, score in sorted(device.links.items())},
+        "trouble": device.trouble,
+        "pods": list(use.pods),
+    }
 
 
 def memory_limit(node: Node) -> str:

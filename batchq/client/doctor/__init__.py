@@ -21,6 +21,7 @@ from msgspec import structs
 from batchq.client.doctor.groups_and_pods import dependencies, groups, inboxes, outbox, pods
 from batchq.client.doctor.nodes import (
     agents,
+    devices,
     guarantees,
     leader,
     nodes,
@@ -84,6 +85,7 @@ CHECKS: tuple[Check, ...] = (
     reported,
     agents,
     protocols,
+    devices,
     guarantees,
     groups,
     dependencies,

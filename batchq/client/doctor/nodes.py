@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from batchq.api.devices import LOCKED, WHOLE, devices_in, uses_of
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
     PROTOCOL,
@@ -12,7 +13,7 @@ from batchq.api.node_report import (
     RUN_AS_ANNOTATION,
     SPOILED,
 )
-from batchq.api.objects import Node
+from batchq.api.objects import Node, Pod
 from batchq.api.times import SECOND, describe_age
 from batchq.api.views import SchedulerSeen
 from batchq.client.changes import Overpromised, overpromised
@@ -90,6 +91,47 @@ def protocols(state: State) -> tuple[Finding, ...]:
                 )
             )
     return or_ok(findings, f"all agents understand protocol {PROTOCOL}")
+
+
+def devices(state: State) -> tuple[Finding, ...]:
+    """Every device of a node is in service, and has one pod."""
+    if state.books is None:
+        return unseen("the devices of the nodes", _READS)
+    whole = [pod for pod in state.pods() if not any(_fractions_in(pod))]
+    ready = [node for node in state.nodes() if node.status.ready]
+    findings: list[Finding] = []
+    uses = uses_of(ready, whole)
+    for use in uses:
+        subject, name = f"Node {use.node}", f"device {use.device.index} ({use.device.id})"
+        if use.device.trouble and use.device.trouble != LOCKED:
+            findings.append(
+                Finding(
+                    level=Level.WARNING,
+                    subject=subject,
+                    found=f"{name}: {use.device.trouble}; it is not offered to pods",
+                    expected="all devices in service",
+                    remedy="see nvidia-smi, or amd-smi, on that machine, and its kernel's log; the"
+                    " agent offers the device again when the tool reports it in order",
+                )
+            )
+        if len(use.pods) > 1:
+            findings.append(
+                Finding(
+                    level=Level.ERROR,
+                    subject=subject,
+                    found=f"{name} is used by {len(use.pods)} pods: {', '.join(use.pods[:4])}",
+                    expected="one pod for each whole device",
+                    remedy="keep the output of `batchq nodes devices -o json` and report it",
+                )
+            )
+    in_service = sum(not use.device.trouble for use in uses)
+    return or_ok(findings, f"{in_service} in service" if uses else "no node lists any")
+
+
+def _fractions_in(pod: Pod) -> Iterator[int]:
+    for units in devices_in(pod.spec.requests).values():
+        if units % WHOLE:
+            yield units
 
 
 def reported(state: State) -> tuple[Finding, ...]:

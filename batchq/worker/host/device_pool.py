@@ -20,7 +20,7 @@ from math import comb
 
 from msgspec import structs
 
-from batchq.api.devices import MIG, TYPED, WHOLE, Device, amounts_of, is_device_resource
+from batchq.api.devices import LOCKED, MIG, TYPED, WHOLE, Device, amounts_of, is_device_resource
 from batchq.api.node_report import PodAttempt
 from batchq.api.resources import GPU
 from batchq.errors import UsageError
@@ -35,8 +35,6 @@ _MOST_CHOICES = 5_000
 #: A device's work is shown in tens of percent, and as it was at every third look: each change is a
 #: write of the node.
 _UPDATES_A_READING = 3
-
-LOCKED = "another agent of this machine has it"
 
 
 def own_devices(declared: Mapping[str, int] | None, selected: Sequence[str] | None) -> DevicePool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from batchq.api.devices import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import SPOILED
+from batchq.api.node_report import AGENT_ANNOTATION, SPOILED
 from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
@@ -35,6 +36,10 @@ NOTE, WARNING, ERROR = Level.NOTE, Level.WARNING, Level.ERROR
 
 def beside_the_healthy(*objects: object, **changes: object) -> State:
     return a_state(a_queue(), node(), *objects, **changes)  # type: ignore[arg-type]
+
+
+def with_devices(*devices: Device) -> dict[str, str]:
+    return {AGENT_ANNOTATION: "n1:1:1", DEVICES_ANNOTATION: encode_devices(devices)}
 
 
 def with_hopeless(reason: Waiting, *, age_ms: int) -> State:
@@ -301,6 +306,20 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
     "two agents serve one name": (
         a_state(contested=(("n1", "h:1:1", "h:2:2"),)),
         *("agents", ERROR, "Node n1", "two agents serve it: h:1:1 and h:2:2"),
+    ),
+    "a device has failed": (
+        a_state(node(annotations=with_devices(Device(index=3, id="GPU-d", trouble="GPU is lost")))),
+        *("devices", WARNING, "Node n1"),
+        "device 3 (GPU-d): GPU is lost; it is not offered to pods",
+    ),
+    "two pods have one device": (
+        a_state(
+            node(annotations=with_devices(Device(index=0, id="GPU-a"))),
+            *running("a", devices=("GPU-a",)),
+            *running("b", devices=("GPU-a",)),
+        ),
+        *("devices", ERROR, "Node n1"),
+        "device 0 (GPU-a) is used by 2 pods: default/a-w-0, default/b-w-0",
     ),
     "a group has been InQueue for too long": (
         beside_the_healthy(

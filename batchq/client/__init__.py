@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
-    from batchq.client.requests import RequestWriter
+    from batchq.client.requests import RecentQueues, RequestWriter
     from batchq.client.submission import Existing, Submission
     from batchq.ports import IdSource
     from batchq.store.redis import Listing, RedisStore
@@ -87,6 +87,7 @@ class Client:
         tell: Callable[[str], None] = lambda sentence: None,
         patience_s: float | None = 0.0,
         component: str = "",
+        queues: RecentQueues | None = None,
     ) -> None:
         """Connect to `url`, else to BATCHQ_REDIS_URL, else to this machine's embedded server.
 
@@ -94,7 +95,7 @@ class Client:
         when the server goes away during a wait, and with one when it comes back. `patience_s` is
         the longest wait for a server that does not answer now (seconds; None: for ever), and
         `waited_s` is how long it took. `component` is the program's own name, which is recorded
-        beside its `user`.
+        beside its `user`. `queues`: what several clients of one program have read last.
 
         Raises InvalidInput for a malformed URL, StoreUnavailable if no server answers, or
         WaitTimedOut if none answers within `patience_s`.
@@ -104,6 +105,7 @@ class Client:
         self._tell = tell
         self._component = checked_component(component)
         self._owned = store is None
+        self._queues = queues
         self.waited_s = 0.0
         if store is not None:
             self._store: RedisStore = store
@@ -774,4 +776,4 @@ class Client:
     def _writer(self) -> RequestWriter:
         from batchq.client.requests import RequestWriter
 
-        return RequestWriter(self._store, self._ids.new_uid, lambda: self.user)
+        return RequestWriter(self._store, self._ids.new_uid, lambda: self.user, self._queues)

@@ -26,6 +26,7 @@ from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
+from batchq.client.requests import RecentQueues
 from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
@@ -541,6 +542,8 @@ class Delegate:
         """
         self._store = connect(url)
         self._signing_key = signing_key
+        #: For the submissions of all users; delegates of several threads may share them.
+        self.queues = RecentQueues()
 
     def close(self) -> None:
         """Close the connection."""
@@ -573,7 +576,7 @@ class Delegate:
 
         self._store.auditor = None if actor is None else audit
         self._store.signer = sign if self._signing_key else None
-        client = Client(store=self._store)
+        client = Client(store=self._store, queues=self.queues)
         client.user = user  # in place of the cached property
         return client
 

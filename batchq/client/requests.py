@@ -108,22 +108,29 @@ class RecentQueues:
     """The queues as a client has read them last, which serve its next submissions for a second.
 
     A group whose queue was changed meanwhile is treated like one that was submitted before the
-    change.
+    change. Clients of several threads may share them: a change by one of them is seen by all.
     """
 
     def __init__(self) -> None:
         self._queues: tuple[Object, ...] = ()
         self._until_s = 0.0
+        #: How often they were forgotten.
+        self._changes = 0
 
     def read(self, reader: Reader) -> Sequence[Object]:
         """Return all queues, ordered by key; from the reader if the last ones are too old."""
-        if monotonic() >= self._until_s:
-            self._queues = tuple(reader.list("Queue"))
-            self._until_s = monotonic() + _QUEUES_S
-        return self._queues
+        if monotonic() < self._until_s:
+            return self._queues
+        before = self._changes
+        found = tuple(reader.list("Queue"))
+        # Otherwise they were read before a change that another thread has made meanwhile.
+        if before == self._changes:
+            self._queues, self._until_s = found, monotonic() + _QUEUES_S
+        return found
 
     def forget(self) -> None:
         """Read the queues again at the next submission."""
+        self._changes += 1
         self._until_s = 0.0
 
 
@@ -288,12 +295,16 @@ class RequestWriter:
     """Plans and commits the requests of one client, in whose `user`'s name they are recorded."""
 
     def __init__(
-        self, store: RedisStore, new_uid: Callable[[], str], user: Callable[[], str]
+        self,
+        store: RedisStore,
+        new_uid: Callable[[], str],
+        user: Callable[[], str],
+        queues: RecentQueues | None = None,
     ) -> None:
         self._store = store
         self._new_uid = new_uid
         self._user = user
-        self._queues = RecentQueues()
+        self._queues = queues or RecentQueues()
 
     def write(
         self,

@@ -30,6 +30,7 @@ from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
 from batchq.client.access_control import USER, Delegate
 from batchq.client.node_users import NodeRegistrar
+from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError
 from batchq.http.access_book import LOOK_S, AccessBook, parts_of, pod_has_ended
 from batchq.http.access_endpoints import record_refusal, record_use
@@ -131,6 +132,7 @@ class ApiApplication:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
         self._own = threading.local()
         self._delegates: list[Delegate] = []
+        self._queues = RecentQueues()
         self._book = AccessBook()
         self._feeds = {kind: ChangeFeed(connect, kind) for kind in WATCHED_KINDS}
         self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
@@ -407,6 +409,7 @@ class ApiApplication:
         delegate: Delegate | None = getattr(self._own, "delegate", None)
         if delegate is None:
             delegate = self._own.delegate = self._connect()
+            delegate.queues = self._queues
             self._delegates.append(delegate)
         return delegate
 

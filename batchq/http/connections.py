@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
@@ -36,6 +36,7 @@ MOST_CONNECTIONS = 2_000
 _KEPT_DESCRIPTORS = 128
 #: The longest request line and headers.
 MOST_HEAD_BYTES = 32 * 1024
+_MOST_JOINED_BYTES = 64 * 1024
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -55,6 +56,50 @@ def most_connections() -> int:
     return max(16, min(MOST_CONNECTIONS, soft - _KEPT_DESCRIPTORS))
 
 
+class JoinedWrites:
+    """A transport that sends what is written in one step of the event loop together: the head and
+    the body of an answer would wake its reader twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the data at the end of this step."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        # The transport says when its reader is behind, so it must know of large amounts.
+        if self._size > _MOST_JOINED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._parts:
+            data, self._parts, self._size = b"".join(self._parts), [], 0
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, and discard what was written."""
+        self._parts, self._size = [], 0
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes are not sent yet."""
+        return self._size + self._transport.get_write_buffer_size()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, which knows its peer and when it last made progress.
 
@@ -66,7 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
     idle_s = _IDLE_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        joined = cast("asyncio.Transport", JoinedWrites(transport))
+        super().connection_made(joined)
         self._progress_at = time.monotonic()
         self._unsent = 0
         #: Bytes that came since the last whole head.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 import redis
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Object, PodGroup
 from batchq.client import Client, Request
+from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
 from batchq.store.redis import RedisStore
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task
@@ -166,6 +167,25 @@ def test_a_second_submission_takes_one_round_trip(stage: Stage, server: Server) 
     )
     assert scans[1] - scans[0] == 0
     assert calls[1] - calls[0] == 1
+
+
+def test_queues_that_were_read_before_another_thread_changed_one_are_not_kept() -> None:
+    recent = RecentQueues()
+
+    class Reader:
+        """Another thread forgets the queues while this one reads them."""
+
+        reads = 0
+
+        def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
+            self.reads += 1
+            if self.reads == 1:
+                recent.forget()
+            return [a_queue(f"read-{self.reads}")]
+
+    reader = cast("Any", Reader())
+    names = [[item.metadata.name for item in recent.read(reader)] for _ in range(3)]
+    assert names == [["read-1"], ["read-2"], ["read-2"]]
 
 
 @pytest.mark.usefixtures("lasting_queues")

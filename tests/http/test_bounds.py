@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
 
 import pytest
 
@@ -287,3 +288,47 @@ def test_a_few_calls_run_a_few_more_wait_and_others_are_refused() -> None:
     assert asyncio.run(play()) == [
         "too many calls", "second done: False", "idle: False", "idle: True",
     ]  # fmt: skip
+
+
+class _Transport:
+    """Records what is sent, and when it is closed."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.ended = ""
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+    def get_write_buffer_size(self) -> int:
+        return 5
+
+
+def test_writes_of_one_step_are_sent_together_and_large_ones_at_once() -> None:
+    async def written() -> tuple[_Transport, _Transport]:
+        transport, ended = _Transport(), _Transport()
+        joined = connections.JoinedWrites(cast("asyncio.Transport", transport))
+        joined.write(b"head ")
+        joined.write(b"body")
+        assert (transport.sent, joined.get_write_buffer_size()) == ([], 14)
+        await asyncio.sleep(0)
+        assert transport.sent == [b"head body"]
+        joined.write(b"x" * 70_000)
+        assert len(transport.sent) == 2
+        joined.write(b"last")
+        joined.close()
+        aborted = connections.JoinedWrites(cast("asyncio.Transport", ended))
+        aborted.write(b"never")
+        aborted.abort()
+        await asyncio.sleep(0)
+        return transport, ended
+
+    transport, ended = asyncio.run(written())
+    assert (transport.sent[2:], transport.ended) == ([b"last"], "closed")
+    assert (ended.sent, ended.ended) == ([], "aborted")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from tests.client.stage import Stage
 from tests.http.api_process import Caller
@@ -69,6 +72,26 @@ def test_a_key_stands_for_a_name_and_makes_a_submission_repeatable(api: Caller) 
     assert other.status == 201
     unnamed["spec"]["tasks"][0]["replicas"] = 2
     assert api("POST", GROUPS, unnamed, Idempotency_Key="monday").status == 409
+
+
+def test_a_changed_queue_counts_for_the_next_submission_in_whichever_thread(
+    api: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.client.requests._QUEUES_S", 3600.0)
+    lab, part = (
+        {"apiVersion": "batchq/v1", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
+        for name, spec in (("lab", {}), ("part", {"parent": "lab"}))
+    )
+
+    def submit(name: str) -> int:
+        return api("POST", groups_of("default"), manifest(name, queue="lab")).status
+
+    assert api("PUT", "/v1/queues/lab", lab).status == 201
+    with ThreadPoolExecutor(6) as callers:
+        before = set(callers.map(submit, (f"before-{number}" for number in range(30))))
+        assert api("PUT", "/v1/queues/part", part).status == 201
+        after = set(callers.map(submit, (f"after-{number}" for number in range(30))))
+    assert (before, after) == ({201}, {422})
 
 
 def test_a_queue_is_replaced_in_the_state_that_was_read_only(api: Caller, stage: Stage) -> None:

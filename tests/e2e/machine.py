@@ -80,9 +80,7 @@ class Machine:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self._print_logs()
-        # Agents first: a leader has to apply their last reports.
-        _end_all(self._agents)
-        _end_all(self._started)
+        self.end_processes()
         paths = set(self.home.run.glob("*.json")) - {embedded_server.record_path(self.home)}
         records = [one for path in sorted(paths) if (one := detached.read_record(path)) is not None]
         agents = [record for record in records if record.name.startswith("agent")]
@@ -93,6 +91,11 @@ class Machine:
         detached.end_all(records, patience_s=10)
         embedded_server.stop_server(self.home)
         shutil.rmtree(self.root)
+
+    def end_processes(self) -> None:
+        """End everything that was started, agents first: a leader applies their last reports."""
+        _end_all(self._agents)
+        _end_all(self._started)
 
     def file(self, name: str, text: str) -> Path:
         """Write a file on this machine."""

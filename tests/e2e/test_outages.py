@@ -54,6 +54,8 @@ class Stack:
     def _start(self, name: str, *command: str) -> None:
         proxy = self._stack.enter_context(ControlledProxy(self.machine.home.socket))
         self.proxies[name] = proxy
+        # Processes that cannot reach the server would wait for it.
+        self._stack.callback(self.machine.end_processes)
         self.processes[name] = self.machine.start(*command, url=proxy.url)
 
     def leader(self) -> Leader | None:

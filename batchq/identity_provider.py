@@ -64,7 +64,7 @@ def checked_issuer(text: str, what: str) -> str:
 
 
 def _is_safe(url: str) -> bool:
-    """Whether nobody can read or alter on the way what is sent there."""
+    """Whether a request to this URL can be neither read nor altered on its way."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
@@ -100,7 +100,7 @@ class IdentityProvider:
     def log_in(self, client: str, scope: str, show: Callable[[DeviceLogin], None]) -> str:
         """Return the ID token of the user who has entered the code that `show` shows.
 
-        Raises StoreUnavailable, WaitTimedOut if nobody enters it in time.
+        Raises StoreUnavailable, WaitTimedOut if it is not entered in time.
         """
         description = self.description()
         asked = {"client_id": client, "scope": scope}
@@ -110,7 +110,11 @@ class IdentityProvider:
         if status != HTTPStatus.OK:
             raise self._wrong(f"it refuses the device flow: {_reason_of(begun)}")
         login = DeviceLogin(str(begun.get("verification_uri", "")), str(begun.get("user_code", "")))
-        if not _is_safe(login.url.partition("?")[0]) or not login.code or not printable(login.code):
+        if (
+            not _is_safe(login.url.partition("?")[0])
+            or not login.code
+            or not login.code.isprintable()
+        ):
             raise self._wrong("its answer names no page, or no code")
         show(login)
         interval_s = _bounded(begun.get("interval"), _USUAL_INTERVAL_S, _LONGEST_INTERVAL_S)

@@ -147,8 +147,8 @@ def encode_devices(devices: Iterable[Device]) -> str:
 
 
 def decode_devices(annotations: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices in a node's annotations; none if the text is malformed, since anybody who
-    may write nodes may have written it.
+    """Return the devices in a node's annotations; none if the text is malformed, because
+    every user that may write nodes can write it.
     """
     text = annotations.get(DEVICES_ANNOTATION, "")
     if not text:

@@ -94,7 +94,7 @@ def with_untyped(amounts: Amounts) -> Amounts:
 
 
 def untyped_lacking(amounts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the resources of which less is stated than of their types together, and that sum."""
+    """Yield the resources that state less than the sum of their types, and that sum."""
     for base, units in _untyped(amounts).items():
         if units > amounts.get(base, 0):
             yield base, units

@@ -209,8 +209,8 @@ class AccessControl:
         return self._create(owner, actor, lasts_ms, note=note, because=because, kind="invitation")
 
     def log_in(self, user: str, groups: Sequence[str], proof: str, actor: Actor) -> NewToken:
-        """Create a token for a user whom an identity provider has named, for 12 hours. `proof` is a
-        digest of what the provider has said, and is good once.
+        """Create a token of 12 hours for a user that an identity provider has named. `proof` is the
+        digest of the provider's ID token, which is accepted once.
 
         Raises Conflict if it was used before, InvalidInput, Rejected if there are too many tokens,
         StoreUnavailable.

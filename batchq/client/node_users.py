@@ -1,8 +1,8 @@
 """The users of the server for nodes: asking the registrar for them, and joining as an agent.
 
-Whoever may add users to a Redis server can give itself every right there, so the API must not. A
-small process, `batchq registrar`, does it: on a unix socket it takes a request of one line, to make
-the user of a node with a password of this SHA-256, or to remove it, and builds the rules itself.
+A user that may add users to a Redis server can give itself every right there, so the API may not. A
+small process, `batchq registrar`, does it: it takes requests of one line on a unix socket, to make
+the user of a node with a password of a given SHA-256 or to remove it, and writes the user's rules.
 
 An agent makes its own password, keeps it in its home, and sends the SHA-256 with its join token. It
 stores the password before it asks, so that an answer that was lost can be asked for again.

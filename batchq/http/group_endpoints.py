@@ -322,7 +322,7 @@ def _with_name(call: ApiCall) -> object:
 def submit_groups(call: ApiCall) -> ApiAnswer:
     """Create the groups of a body with a manifest in each line; answer with a line for each.
 
-    Each is accepted or refused by itself. The same body again changes nothing, so that a lost
+    Each is accepted or refused independently. The same body again changes nothing, so that a lost
     answer can be repeated.
     """
     namespace = call.path["namespace"]

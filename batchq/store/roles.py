@@ -35,7 +35,7 @@ _LEADS = (
     *("script|exists", "script|load"),
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
-#: What makes and removes users; whoever may do so can give itself every right.
+#: What makes and removes users, and so can give its own user every right.
 _REGISTERS = ("acl|deluser", "acl|save", "acl|setuser", "exec", "multi")
 #: The commands of RQ's worker.
 _RQ_WORKS = (

@@ -90,7 +90,7 @@ def test_a_gang_fails_at_once_if_one_of_its_nodes_cannot_be_reached(machine: Mac
 # --- kills ----------------------------------------------------------------------------------------
 
 
-#: Writes a line when it starts and when it ends; in the first round it never ends by itself.
+#: Writes a line when it starts and when it ends; the first round runs until it is stopped.
 WORKER = """
 line() { echo "$BATCHQ_ROUND $BATCHQ_RANK $1 $MASTER_PORT" >> "$0"; }
 trap 'line stopped; exit 75' TERM

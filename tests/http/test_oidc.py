@@ -169,7 +169,7 @@ def test_a_user_is_named_by_a_verified_address_or_with_the_providers_host(
         claims = {**ALICE, "email": name}
         assert "is no name of a user" in why_refused(tokens, provider.sign(**claims))
     by_name = validated(provider, user_claim="preferred_username")
-    # So that nobody who chooses the name `root` there is this machine's root.
+    # The user `root` of the provider is not the root of this machine.
     assert by_name.login_of(provider.sign(preferred_username="root")).user == "root@127.0.0.1"
     assert "no claim 'preferred_username'" in why_refused(by_name, provider.sign())
 

@@ -34,7 +34,7 @@ _machines = count()
 def gpus(
     number: int, *, model: str = "h100", links: Mapping[int, Mapping[int, int]] | None = None
 ) -> list[Device]:
-    """Return GPUs of a machine of which no other test has heard: devices are locked by name."""
+    """Return GPUs of a machine that no other test uses: devices are locked by name."""
     machine = f"{os.getpid()}-{next(_machines)}"
     return [
         Device(

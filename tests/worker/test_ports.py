@@ -21,7 +21,7 @@ A, B, C = (PodAttempt(uid, 1) for uid in "abc")
 
 @pytest.fixture
 def within() -> PortRange:
-    """A range of four ports of which all are free.
+    """A range of four free ports.
 
     Each worker of a parallel run tries others, as it does not hold them between here and the test.
     """

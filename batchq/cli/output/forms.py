@@ -41,7 +41,7 @@ class Row(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Source:
-    """A value, some attributes of which are replaced."""
+    """A value with some of its attributes replaced."""
 
     def __init__(self, value: object, given: Mapping[str, object]) -> None:
         self.__dict__.update(given)

@@ -337,7 +337,7 @@ def _find_capacity(session: Session, group: GroupState, former: Pledge, actions:
     this gang had some of its own.
 
     Former victims come first, so that two gangs whose choices depend on each other's pledges do not
-    choose anew for ever.
+    replace their choices for ever.
     """
     if _fits_without_victims(session, group, former.action):
         return True

@@ -638,7 +638,7 @@ class AgentState:
         return instructions
 
     def _may_run_elsewhere(self, one: PodOnNode, event: DueEndsRead) -> bool:
-        """Return whether another machine may run an attempt of which nothing is known here.
+        """Return whether another machine may run an attempt that is unknown here.
 
         The node's former machine may be unreachable or paused; there the pod runs on until its
         lease is about to expire.

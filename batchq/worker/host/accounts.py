@@ -1,8 +1,8 @@
 """Which unix account runs a pod: the one of its group's owner, or one that the operator names.
 
-Only an agent that was started as root, with `--run-as owner`, changes accounts. It believes the
-owner of a group only if the HTTP API has signed the group (`batchq.api.tokens`): everybody with
-credentials of the Redis server can write any other owner.
+Only an agent that was started as root, with `--run-as owner`, changes accounts. It trusts the
+owner of a group only if the HTTP API has signed the group (`batchq.api.tokens`), because a user of
+the Redis server can write any owner.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ OWN = Path("/proc/self/cgroup")
 MOUNTS = Path("/proc/self/mounts")
 
 _AGENT = "agent"
-#: What the kernel documents as to be owned by whom a cgroup is delegated to.
+#: The files that the owner of a delegated cgroup has to own, according to the kernel.
 _DELEGATED = ("cgroup.procs", "cgroup.threads", "cgroup.subtree_control")
 _ROUND_S = 0.1
 _TRIAL_S = 5.0
